@@ -1,0 +1,82 @@
+"""How each kind of object gives up what it holds, in place.
+
+First everything is understood, then everything is counted, and only then touched: an object
+of an unknown kind is refused while all the others are still whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+from torch_utils._modules import ModuleStep, find_shared
+from torch_utils._runtime import loaded_torch
+from torch_utils._steps import CloseStep, OptimizerStep, Step, TensorStep
+from torch_utils._tombstone import is_released
+from torch_utils.resource import Resource
+
+_SCALARS = (str, bytes, bytearray, int, float, complex)
+
+
+def plan(objects: Sequence[Any]) -> list[Step]:
+    """Say how each object will be released, in order, without touching any.
+
+    Raises:
+        TypeError: An object is of a kind that nobody here knows how to release.
+    """
+    steps: list[Step] = []
+    seen: set[int] = set()
+    for thing in objects:
+        if isinstance(thing, _SCALARS):
+            raise _unknown(thing, type(thing).__name__)
+        steps.extend(_plan(thing, type(thing).__name__, seen))
+    modules = [step for step in steps if isinstance(step, ModuleStep)]
+    if modules:
+        shared = find_shared([step.module for step in modules])
+        for step in modules:
+            step.shared = shared
+    return steps
+
+
+def _plan(thing: Any, name: str, seen: set[int]) -> Iterator[Step]:
+    """Plan one object; what a container holds is planned one by one, each object once."""
+    if thing is None or id(thing) in seen or is_released(thing) or isinstance(thing, _SCALARS):
+        return
+    seen.add(id(thing))
+    step = None if isinstance(thing, Resource) else _torch_step(thing, name)
+    if step is not None:
+        yield step
+    elif callable(getattr(thing, "close", None)) and not isinstance(thing, type):
+        yield CloseStep(thing, name)
+    elif isinstance(thing, Mapping):
+        for key, value in list(thing.items()):
+            yield from _plan(value, f"{name}[{key!r}]", seen)
+    elif isinstance(thing, (Sequence, Set, deque)):
+        for index, value in enumerate(list(thing)):
+            yield from _plan(value, f"{name}[{index}]", seen)
+    else:
+        raise _unknown(thing, name)
+
+
+def _torch_step(thing: Any, name: str) -> Step | None:
+    torch = loaded_torch()
+    if torch is None:
+        return None
+    if isinstance(thing, torch.nn.Module):
+        return ModuleStep(thing, type(thing).__name__)
+    if isinstance(thing, torch.Tensor):
+        return TensorStep(thing, name)
+    optim = sys.modules.get("torch.optim")
+    if optim is not None and isinstance(thing, optim.Optimizer):
+        return OptimizerStep(thing, type(thing).__name__)
+    return None
+
+
+def _unknown(thing: Any, name: str) -> TypeError:
+    kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    return TypeError(
+        f"release() does not know how to give up {name} (a {kind}); it takes modules, tensors, "
+        "optimizers, containers of these, and objects with close(). Nothing was released"
+    )

@@ -1,0 +1,116 @@
+"""The steps of a release: a tensor, an optimizer, something that closes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch_utils._runtime import loaded_torch
+from torch_utils._storages import Inventory
+from torch_utils._tombstone import bury
+
+
+class Step:
+    """One object to release.
+
+    Attributes:
+        name: What reports call it.
+        closes: Whether giving it up calls the program's own code. Only such steps run while the
+            program ends; the memory of everything else goes with the process.
+    """
+
+    closes = False
+
+    def __init__(self, thing: Any, name: str) -> None:
+        self.thing = thing
+        self.name = name
+
+    def count(self, inventory: Inventory) -> None:
+        """Note the storages that it will give up."""
+
+    def give_up(self, place: str) -> None:
+        """Give up what it holds; ``place`` says where the program asked for that."""
+
+
+class CloseStep(Step):
+    """Something with ``close()``, which knows itself what to do."""
+
+    closes = True
+
+    def give_up(self, place: str) -> None:
+        self.thing.close()
+
+
+class TensorStep(Step):
+    """A tensor: the same object afterwards, of no elements."""
+
+    def count(self, inventory: Inventory) -> None:
+        count_tensor(inventory, self.name, self.thing)
+
+    def give_up(self, place: str) -> None:
+        empty_tensor(self.thing)
+
+
+class OptimizerStep(Step):
+    """An optimizer: its state (two copies of the weights for Adam) and its parameters."""
+
+    def count(self, inventory: Inventory) -> None:
+        count_contents(inventory, self.name, vars(self.thing), depth=4)
+
+    def give_up(self, place: str) -> None:
+        # A learning-rate scheduler that is still referred to keeps the optimizer, but empty.
+        bury(self.thing, f"this {self.name}", place)
+
+
+def count_tensor(inventory: Inventory, name: str, tensor: Any) -> None:
+    """Note a tensor and its gradient."""
+    inventory.add(name, tensor)
+    if tensor.is_leaf and tensor.grad is not None:
+        inventory.add(f"{name}.grad", tensor.grad)
+
+
+def count_contents(inventory: Inventory, name: str, contents: Any, depth: int) -> None:
+    """Note the tensors in nested dictionaries, lists and tuples."""
+    torch = loaded_torch()
+    if torch is None:
+        return
+    if isinstance(contents, torch.Tensor):
+        count_tensor(inventory, name, contents)
+    elif depth and isinstance(contents, Mapping):
+        for key, value in contents.items():
+            part = key if isinstance(key, str) else type(key).__name__
+            count_contents(inventory, f"{name}.{part}", value, depth - 1)
+    elif depth and isinstance(contents, Sequence) and not isinstance(contents, (str, bytes)):
+        for index, value in enumerate(contents):
+            count_contents(inventory, f"{name}[{index}]", value, depth - 1)
+
+
+def empty_tensor(tensor: Any) -> None:
+    """Make a tensor let go of its storage.
+
+    It keeps its class, layout and dtype, and has the shape (0,). Views of it, and an autograd
+    graph that saved it, keep the storage for themselves and stay right. Swapping ``data``
+    works for every kind of tensor, inference tensors included; `Tensor.set_` refuses many, and
+    resizing the storage to nothing makes a crash of the next use of a view.
+    """
+    torch = loaded_torch()
+    if torch is None:
+        return
+    if tensor.is_leaf:
+        tensor.grad = None
+    with torch.no_grad():
+        tensor.data = _nothing_like(torch, tensor)
+
+
+def _nothing_like(torch: Any, tensor: Any) -> Any:
+    if tensor.layout == torch.sparse_coo:
+        return torch.sparse_coo_tensor(
+            tensor.new_empty((1, 0), dtype=torch.long, layout=torch.strided),
+            tensor.new_empty((0,), layout=torch.strided),
+            (0,),
+            check_invariants=True,
+        )
+    if tensor.layout == torch.strided and not tensor.is_quantized:
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    # Whatever else there is (compressed sparse, quantised): a copy of a slice of nothing.
+    return tensor.detach()[:0].clone()

@@ -1,0 +1,106 @@
+"""What is left of a released object: its name, and one clear error for every further use."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+from torch_utils.errors import ReleasedError
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+class Tombstone:
+    """The class that a released object has afterwards.
+
+    The object stays the same object, empty; `isinstance` still says what it was, so that code
+    that checks before it calls gets to the error that explains.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return object.__getattribute__(self, "_released_class")
+        if name.startswith("__") and name.endswith("__") and hasattr(Tombstone, name):
+            return object.__getattribute__(self, name)
+        refuse(self, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        refuse(self, name)
+
+    def __delattr__(self, name: str) -> None:
+        refuse(self, name)
+
+    def __repr__(self) -> str:
+        return f"<released {object.__getattribute__(self, '_released_name')}>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse(self, "pickle")
+
+    def __del__(self) -> None:
+        """Keep the destructor of the former class from running on what is empty."""
+
+
+def _refusing(name: str) -> Any:
+    def method(self: Tombstone, *args: object, **kwargs: object) -> NoReturn:
+        refuse(self, name)
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    *("__call__", "__len__", "__iter__", "__next__", "__getitem__", "__setitem__", "__delitem__"),
+    *("__contains__", "__bool__", "__copy__", "__deepcopy__", "__enter__", "__exit__"),
+    *("__add__", "__iadd__", "__mul__", "__imul__", "__matmul__", "__dir__"),
+):
+    setattr(Tombstone, _name, _refusing(_name))
+
+
+def refuse(tombstone: Tombstone, use: str) -> NoReturn:
+    """Raise the error of a released object."""
+    name = object.__getattribute__(tombstone, "_released_name")
+    place = object.__getattribute__(tombstone, "_released_at")
+    # Chained to nothing: what led here is the program's own traceback.
+    raise ReleasedError(
+        f"{name} was released {place} and its weights are gone, so {use!r} cannot be used; "
+        "load it again, or release it after its last use"
+    ) from None
+
+
+def is_released(thing: object) -> bool:
+    """Say whether an object was released, without using it."""
+    return issubclass(type(thing), Tombstone)
+
+
+def bury(thing: Any, name: str, place: str) -> None:
+    """Empty an object and make it a tombstone.
+
+    Everything that its dictionary held is dropped, cycles through it included. What others
+    refer to as well (a weight shared with a live model) is untouched.
+    """
+    former = type(thing)
+    contents = object.__getattribute__(thing, "__dict__")
+    dropped = dict(contents)
+    contents.clear()
+    contents["_released_class"] = former
+    contents["_released_name"] = name
+    contents["_released_at"] = place
+    try:
+        object.__setattr__(thing, "__class__", Tombstone)
+    except TypeError:
+        # A class with __slots__ of its own has another layout: take one that derives from it.
+        heir = type(former.__name__, (Tombstone, former), {"__slots__": ()})
+        object.__setattr__(thing, "__class__", heir)
+    dropped.clear()
+
+
+def caller(_package: str = _PACKAGE) -> str:
+    """Say where the program asked for the release: the nearest frame outside this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if module.partition(".")[0] not in (_package, "contextlib"):
+            return f"at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}()"
+        frame = frame.f_back
+    return "by torch_utils"

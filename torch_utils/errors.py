@@ -1,0 +1,47 @@
+"""Every error that this package raises on purpose."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["CleanupError", "ReleasedError", "ResourceClosedError", "TorchUtilsError"]
+
+
+class TorchUtilsError(Exception):
+    """The base of this package's errors."""
+
+
+class ResourceClosedError(TorchUtilsError, RuntimeError):
+    """A resource was used after it had been closed."""
+
+
+class ReleasedError(TorchUtilsError, RuntimeError):
+    """A module was used after `release` had taken its weights."""
+
+
+if sys.version_info >= (3, 11):
+
+    class CleanupError(TorchUtilsError, ExceptionGroup[Exception]):
+        """Steps of a cleanup failed, and ``strict=True`` asked to hear of it.
+
+        An `ExceptionGroup`: ``except*`` and ``.exceptions`` work as usual.
+        """
+
+        def derive(self, excs: Sequence[Exception], /) -> CleanupError:  # type: ignore[override]
+            """Keep this type when ``except*`` splits the group."""
+            return CleanupError(self.message, excs)
+
+else:  # Python 3.10 has no exception groups: the same two attributes, without ``except*``.
+
+    class CleanupError(TorchUtilsError):
+        """Steps of a cleanup failed, and ``strict=True`` asked to hear of it."""
+
+        def __init__(self, message: str, exceptions: Sequence[Exception]) -> None:
+            super().__init__(message, list(exceptions))
+            self.message = message
+            self.exceptions = tuple(exceptions)
+
+        def __str__(self) -> str:
+            causes = "; ".join(f"{type(error).__name__}: {error}" for error in self.exceptions)
+            return f"{self.message}: {causes}"

@@ -1,0 +1,61 @@
+"""This library's exit registration: close what is open while every module is intact.
+
+Registered when ``torch_utils`` is imported, and atexit runs last-in first-out: a program's own
+callbacks, registered later, still see a live model. Destructors are only the second line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable
+
+from torch_utils._registry import REGISTRY
+from torch_utils._runtime import PHASE
+
+__all__: list[str] = []
+
+
+def _close_everything() -> None:
+    """Close what this process opened; from here on `is_shutting_down` is True."""
+    PHASE.exiting = True
+    REGISTRY.close_all()
+
+
+class _LastChance:
+    """Garbage on purpose: closes what was opened after the exit registration had already run.
+
+    That happens in atexit callbacks that were registered before this package was imported:
+    nothing registered with atexit by then would still be called. Teardown, though, begins with
+    one garbage collection while all modules are whole, and that one finds this cycle.
+    """
+
+    def __init__(self) -> None:
+        self._cycle = self
+
+    def __del__(
+        self,
+        _is_finalizing: Callable[[], bool] = sys.is_finalizing,
+        _close: Callable[[], None] = REGISTRY.close_all,
+    ) -> None:
+        if _is_finalizing():
+            _close()
+        else:  # An ordinary collection came first: the program is still in its callbacks.
+            _LastChance()
+
+
+def _close_at_end_of_worker() -> None:
+    """Reach the end of a multiprocessing child, where Pythons before 3.13 skip atexit.
+
+    Its own finalizers do run. The negative priority puts this one behind the joining of the
+    child's own children.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    util = sys.modules.get("multiprocessing.util")
+    if process is not None and util is not None and process.parent_process() is not None:
+        util.Finalize(None, _close_everything, exitpriority=-100)
+
+
+atexit.register(_close_everything)
+REGISTRY.on_new_process.append(_close_at_end_of_worker)
+REGISTRY.on_late_entry = _LastChance  # type: ignore[assignment]

@@ -1,0 +1,106 @@
+"""CleanupReport: what a release gave back, and what is still held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch_utils.memory import MemorySnapshot
+
+__all__ = ["CleanupReport", "StillHeld", "format_bytes"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def format_bytes(count: float) -> str:
+    """Write a count of bytes for people, in powers of ten: ``90.9 MB``."""
+    size = float(count)
+    for unit in _UNITS:
+        if abs(size) < 999.5 or unit == _UNITS[-1]:
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+@dataclass(frozen=True)
+class StillHeld:
+    """Memory that a release gave up and that something else still refers to.
+
+    Attributes:
+        what: Which tensor, by its name in the released object ("encoder.weight").
+        nbytes: Size of its storage, in bytes.
+        device: Where it is: "host", "cuda:0", ...
+        holders: Who was found to hold it; empty where nobody was found.
+    """
+
+    what: str
+    nbytes: int
+    device: str
+    holders: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        by = " and ".join(self.holders) if self.holders else "something that was not found"
+        return f"{self.what} ({format_bytes(self.nbytes)} on {self.device}), held by {by}"
+
+
+@dataclass(frozen=True)
+class CleanupReport:
+    """What a cleanup did. ``str(report)`` is one readable line.
+
+    Attributes:
+        freed_bytes: Bytes of storages that existed before and do not any more, by "host" and
+            by device ("cuda:0"). Counted from the storages themselves.
+        still_held: The storages that were given up but live on, the largest first.
+        errors: What the steps of the cleanup raised; every step ran all the same.
+        duration_s: Seconds from the first step to the last.
+        before: Memory before the first step, as the operating system and the device
+            allocators count it.
+        after: The same after the last step.
+        skipped: Why less than everything was done ("the program is ending"), or empty.
+    """
+
+    freed_bytes: Mapping[str, int] = field(default_factory=dict)
+    still_held: tuple[StillHeld, ...] = ()
+    errors: tuple[BaseException, ...] = ()
+    duration_s: float = 0.0
+    before: MemorySnapshot = field(default_factory=MemorySnapshot)
+    after: MemorySnapshot = field(default_factory=MemorySnapshot)
+    skipped: str = ""
+
+    @property
+    def still_held_bytes(self) -> int:
+        """Bytes of all storages that live on."""
+        return sum(held.nbytes for held in self.still_held)
+
+    @property
+    def returned_bytes(self) -> Mapping[str, int]:
+        """Bytes that went back to the operating system ("host") and to each device's driver.
+
+        ``before`` minus ``after``: negative where other work took memory meanwhile.
+        """
+        difference = self.before - self.after
+        returned = {"host": difference.host.rss_bytes}
+        returned.update((name, m.reserved_bytes) for name, m in difference.devices.items())
+        return returned
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"nothing released: {self.skipped}"
+        freed = ", ".join(f"{format_bytes(n)} on {d}" for d, n in self.freed_bytes.items() if n)
+        parts = [f"freed {freed or 'nothing'} in {self.duration_s * 1e3:.1f} ms"]
+        before, after = self.before.host, self.after.host
+        if before.rss_bytes:
+            parts.append(
+                f"resident {format_bytes(before.rss_bytes)} -> {format_bytes(after.rss_bytes)}"
+                f" (anonymous {format_bytes(before.anonymous_bytes)} -> "
+                f"{format_bytes(after.anonymous_bytes)})"
+            )
+        if self.still_held:
+            first, others = self.still_held[0], len(self.still_held) - 1
+            more = f" and {others} more" if others else ""
+            parts.append(f"still held: {format_bytes(self.still_held_bytes)}: {first}{more}")
+        if self.errors:
+            first_error = self.errors[0]
+            count = len(self.errors)
+            parts.append(f"{count} error{'s' * (count > 1)}, the first: {first_error!r}")
+        return "; ".join(parts)

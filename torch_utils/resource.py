@@ -1,0 +1,218 @@
+"""Resource: something that is closed exactly once, at exit at the latest."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+from torch_utils._registry import REGISTRY, Entry, Registry
+from torch_utils._runtime import is_shutting_down
+from torch_utils.errors import ResourceClosedError
+
+__all__ = ["Resource"]
+
+Self = TypeVar("Self", bound="Resource")
+
+
+class Resource:
+    """Base of what holds something that must be given up: a model, an index, a pool.
+
+    A subclass overrides `_release`, which runs exactly once per object: at `close`, at the end
+    of a ``with`` block, when the object is garbage-collected, or at exit while every module is
+    still intact; at exit the newest is closed first. It need not call ``super().__init__()``::
+
+        class Index(Resource):
+            def __init__(self, path):
+                self.handle = open_index(path)
+
+            def _release(self):
+                self.handle.free()
+
+    Errors out of `_release` are logged once and never raised; KeyboardInterrupt and SystemExit
+    do go on to the caller, but not at exit.
+
+    Threads: any thread may close; a second one waits until the first is done, and a call from
+    inside `_release` returns at once. Forks: a child's copy of its parent's resource is never
+    released in the child, which may open and close resources of its own. Copying and pickling
+    are refused, for two owners of one thing cannot each close it once.
+
+    Do not override ``__del__``; a subclass that must, calls this one.
+    """
+
+    # No state lives on the instance, so that `_release` may clear ``__dict__``, subclasses may
+    # have __slots__, and other bases (nn.Module, ABC, pydantic's models) combine with this one.
+    __slots__ = ("__weakref__",)
+
+    close_at_exit: ClassVar[bool] = True
+    """False leaves it to the program: for what a daemon thread uses to the very end."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _mark_built(cls.__init__)  # type: ignore[misc]
+
+    def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
+        if cls._release is Resource._release:
+            raise TypeError(f"{cls.__name__} must override _release(), which gives up what it holds")
+        if super().__new__ is object.__new__:
+            self = super().__new__(cls)
+        else:
+            self = super().__new__(cls, *args, **kwargs)
+        entry = Entry(id(self), cls.__name__, weakref.ref(self), cls._release, cls.close_at_exit)
+        entry.built = not hasattr(cls.__init__, "_marks_built")
+        REGISTRY.add(entry)
+        return self
+
+    def _release(self) -> None:
+        """Give up what this object holds. Called once; see the class for when."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed. `_release` itself still sees it open."""
+        entry = _entry_of(self)
+        return entry is None or entry.is_closed()
+
+    def ensure_open(self) -> None:
+        """Raise unless it is open; the first line of a method that needs what it holds.
+
+        Raises:
+            ResourceClosedError: It was closed.
+            SystemExit: It was closed by the end of the program and the caller is a daemon
+                thread, which this ends without a traceback on stderr.
+        """
+        if not self.closed:
+            return
+        name = type(self).__name__
+        if is_shutting_down() and _in_daemon_thread():
+            raise SystemExit(f"{name} is closed: the program is ending")
+        raise ResourceClosedError(
+            f"this {name} is closed; create a new one, or keep it open for as long as it is used"
+        )
+
+    def close(self) -> bool:
+        """Release what it holds, if that has not happened yet. Idempotent.
+
+        Returns:
+            True if this call ran `_release` and it succeeded.
+        """
+        entry = _entry_of(self)
+        return entry is not None and entry.close(self)
+
+    async def aclose(self) -> bool:
+        """Close from a coroutine.
+
+        It never suspends, so it cannot be cancelled halfway.
+        """
+        return self.close()
+
+    def __enter__(self: Self) -> Self:
+        self.ensure_open()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        entry = _entry_of(self)
+        if entry is None:
+            return
+        try:
+            entry.close(self)
+        except BaseException:
+            # KeyboardInterrupt out of the release; the exception of the body, if any, wins.
+            if exc is None:
+                raise
+        if exc is not None and entry.error is not None:
+            add_note(exc, f"releasing {entry.name} also failed: {entry.error!r}")
+
+    async def __aenter__(self: Self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(exc_type, exc, traceback)
+
+    def __del__(
+        self,
+        _registry: Registry = REGISTRY,
+        _down: Callable[[], bool] = is_shutting_down,
+        _warn: Callable[..., None] = warnings.warn,
+    ) -> None:
+        entry = _registry.get(id(self))
+        if entry is None or (_down() and not entry.at_exit):
+            return
+        try:
+            attempted = "attempt" in entry.__dict__
+            mine = not attempted and entry.close(self)
+        except BaseException:
+            # A destructor has no caller: the registry has logged it, nobody else can be told.
+            return
+        if mine and entry.built and not _down():
+            # Last, because ``-W error`` turns it into an exception.
+            _warn(
+                f"unclosed {entry.name} was garbage-collected; close it, or use it in a with block",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    def __copy__(self) -> NoReturn:
+        self._refuse("copied")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        self._refuse("copied")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._refuse("pickled")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} cannot be {what}: two owners cannot each close one resource. "
+            "Create another one where it is needed"
+        )
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Attach a note, which a traceback prints from Python 3.11 on."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10: kept for whoever looks.
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+
+
+def _entry_of(resource: Resource, _registry: Registry = REGISTRY) -> Entry | None:
+    return _registry.get(id(resource))
+
+
+def _in_daemon_thread() -> bool:
+    threading = sys.modules.get("threading")
+    return threading is not None and threading.current_thread().daemon
+
+
+def _mark_built(init: Callable[..., None]) -> Callable[..., None]:
+    """Let an object say that its ``__init__`` has finished.
+
+    One whose ``__init__`` raised is still released, but without the warning: nobody ever had
+    it in hand to close it.
+    """
+
+    @functools.wraps(init)
+    def __init__(self: Resource, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        entry = _entry_of(self)
+        if entry is not None and getattr(type(self).__init__, "__wrapped__", None) is init:
+            entry.built = True
+
+    __init__._marks_built = True  # type: ignore[attr-defined]
+    return __init__
