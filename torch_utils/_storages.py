@@ -47,11 +47,17 @@ class Inventory:
             try:
                 storage = part.untyped_storage()
                 key, nbytes = storage._cdata, storage.nbytes()
+                # The weak reference keeps the address from being used again.
                 if nbytes and key not in self._held and part.device.type != "meta":
                     self._held[key] = Held(what, nbytes, place_of(part), self._weak(storage))
             except (RuntimeError, NotImplementedError, AttributeError) as error:
                 # Opaque layouts (mkldnn), fake and functional tensors: no storage to speak of.
                 log(DEBUG, "%s: its storage cannot be counted: %r", what, error)
+
+    def absorb(self, other: Inventory) -> None:
+        """Count another inventory's storages too."""
+        for key, held in other._held.items():
+            self._held.setdefault(key, held)
 
     def alive(self) -> list[Held]:
         """List what is still there, the largest first."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from torch_utils._dismantle import plan
 from torch_utils._flags import read_flags, restore_flags
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import is_shutting_down
@@ -44,7 +45,7 @@ class Managed:
 
     def run(self, work: Release) -> None:
         """Release it."""
-        work.add(self.thing)
+        work.run(plan([self.thing]))
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Literal
 
 from torch_utils._dismantle import plan
@@ -61,8 +62,9 @@ def release(
     """
     try:
         check_collect(collect)
+        steps = plan(objects)
         work = Release(collect=collect, trim_host=trim_host, thorough=thorough)
-        work.add(*objects)
+        work.run(steps)
         report = work.finish()
     except Exception as error:
         # A destructor may call this when the modules it is made of are gone already.
@@ -91,10 +93,12 @@ class Release:
         self._before: MemorySnapshot = memory_snapshot()
         self._place = caller()
         self.errors: list[BaseException] = []
+        # A close() that this calls may release what the object holds: that belongs to this one.
+        self._outer = _UNDER_WAY.get()
+        _UNDER_WAY.set(self)
 
-    def add(self, *objects: Any) -> None:
-        """Give up objects. All are understood and counted before the first is touched."""
-        steps = plan(objects)
+    def run(self, steps: list[Step]) -> None:
+        """Give up what was planned: all is counted before the first is touched."""
         if not is_shutting_down():
             for step in steps:
                 self._isolated(step.name, lambda s=step: s.count(self._inventory))
@@ -119,18 +123,21 @@ class Release:
         log(ERROR, "releasing %s failed: %r", name, error, exc_info=error)
 
     def finish(self) -> CleanupReport:
-        """Collect, trim and empty what the policy asks for, and report."""
+        """Collect, trim and empty what the policy asks for, and report.
+
+        A release within another leaves that to the outer one, which then counts for both.
+        """
+        _UNDER_WAY.set(self._outer)
         if is_shutting_down():
             return CleanupReport(
                 errors=tuple(self.errors),
                 duration_s=time.perf_counter() - self._started,
                 skipped="the program is ending, and the system takes the memory back",
             )
-        self._collect_garbage()
-        if self._inventory or self._collect == "full" or self._thorough:
-            empty_caches()
-            if self._trim_host:
-                trim_host_heap()
+        if self._outer is not None:
+            self._outer._inventory.absorb(self._inventory)
+        else:
+            self._give_back()
         return CleanupReport(
             freed_bytes=self._inventory.freed_bytes(),
             still_held=tuple(
@@ -141,6 +148,13 @@ class Release:
             before=self._before,
             after=memory_snapshot(),
         )
+
+    def _give_back(self) -> None:
+        self._collect_garbage()
+        if self._inventory or self._collect == "full" or self._thorough:
+            empty_caches()
+            if self._trim_host:
+                trim_host_heap()
 
     def _collect_garbage(self) -> None:
         """Climb only as far as needed: each generation costs more than the one before."""
@@ -157,6 +171,9 @@ class Release:
         for error in self.errors:
             if not isinstance(error, Exception):
                 raise error
+
+
+_UNDER_WAY: ContextVar[Release | None] = ContextVar("release_under_way", default=None)
 
 
 def safe_tensor_cleanup(

@@ -1,0 +1,33 @@
+# `make demo` and `make test` set up all they need in .venv; nothing else is written outside
+# this folder but the package manager's cache.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+# The packaged model is a local folder: nothing has to be looked up on a hub.
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test lint format clean
+
+demo: .venv/.installed
+	$(BIN)/rag-demo demo
+
+test: .venv/.installed
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict torch_utils rag_demo
+
+format: .venv/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[rag,model,test,dev,bench]'
+	touch $@
+
+clean:
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,39 @@
+"""A small real RAG retriever on torch_utils: what the library is for, and its first user."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rag_demo.embedding_model import EmbeddingModel
+    from rag_demo.errors import RagDemoError
+    from rag_demo.faiss_retriever import FaissRetriever
+    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
+    from rag_demo.retriever import Retriever, SearchResult
+
+__all__ = [
+    "EmbeddingModel",
+    "FaissRetriever",
+    "PyTorchGPURetriever",
+    "RagDemoError",
+    "Retriever",
+    "SearchResult",
+]
+
+_MODULE_OF = {
+    "EmbeddingModel": "embedding_model",
+    "FaissRetriever": "faiss_retriever",
+    "PyTorchGPURetriever": "pytorch_gpu_retriever",
+    "RagDemoError": "errors",
+    "Retriever": "retriever",
+    "SearchResult": "retriever",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,0 +1,60 @@
+"""What the commands show: progress on stderr, results as a table or as JSON on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+
+from rag_demo.retriever import SearchResult
+
+__all__ = ["print_json", "print_results", "progress"]
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr, if that is a terminal; yields what advances it."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def print_results(question: str, results: Sequence[SearchResult]) -> None:
+    """Print the answers to a question as a table with scores and sources."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    # A program that reads the table gets lines of a fixed width instead of wrapped ones.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    table = Table(title=f"[bold]{escape(question)}[/bold]", title_justify="left", expand=True)
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("text", ratio=3)
+    table.add_column("source", ratio=2, overflow="fold")
+    for result in results:
+        text = " ".join(result.text.split())
+        table.add_row(
+            str(result.rank),
+            f"{result.score:.3f}",
+            escape(text if len(text) <= 300 else f"{text[:297]}..."),
+            escape(str(result.metadata.get("source", result.id))),
+        )
+    if results:
+        console.print(table)
+    else:
+        console.print(f"{escape(question)}: nothing found")
+
+
+def print_json(question: str, results: Sequence[SearchResult]) -> None:
+    """Print the answers to a question as one JSON object."""
+    print(json.dumps({"question": question, "results": [asdict(result) for result in results]}))

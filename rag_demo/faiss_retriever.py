@@ -1,0 +1,71 @@
+"""FaissRetriever: the same interface on faiss's exact index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rag_demo.retriever import Embedder, Retriever, Rows, Vectors
+
+__all__ = ["FaissRetriever"]
+
+
+class FaissRetriever(Retriever):
+    """Exact cosine top-k with ``faiss.IndexFlatIP``, on the CPU. See `Retriever`.
+
+    Args:
+        embedding_model: What turns texts into vectors; it is not closed with this.
+    """
+
+    def __init__(self, embedding_model: Embedder) -> None:
+        super().__init__(embedding_model)
+        self._index: Any = None
+
+    def _append(self, vectors: Vectors) -> None:
+        import faiss
+
+        if self._index is None:
+            self._index = faiss.IndexFlatIP(vectors.shape[1])
+        self._index.add(np.ascontiguousarray(vectors))
+
+    def _keep(self, rows: Rows) -> None:
+        kept = self._vectors()[rows]
+        self._clear()
+        if len(kept):
+            self._append(kept)
+
+    def _clear(self) -> None:
+        self._index = None
+
+    def _vectors(self) -> Vectors:
+        if self._index is None:
+            return np.empty((0, 0), np.float32)
+        vectors: Vectors = self._index.reconstruct_n(0, self._index.ntotal)
+        return vectors
+
+    def _nearest(
+        self, queries: Vectors, top_k: int, rows: Rows | None
+    ) -> list[tuple[Vectors, Rows]]:
+        import faiss
+
+        available = self._index.ntotal if rows is None else len(rows)
+        options = {}
+        if rows is not None:
+            options["params"] = faiss.SearchParameters(sel=faiss.IDSelectorBatch(rows))
+        found: list[tuple[Vectors, Rows]] = []
+        wanted = min(top_k + 1, available)
+        scores, hits = self._index.search(queries, wanted, **options)
+        for query, (its_scores, its_rows) in enumerate(zip(scores, hits, strict=True)):
+            # faiss cuts ties off where it likes: ask for more until the last one ties no more.
+            asked = wanted
+            while asked < available and its_scores[-1] == its_scores[top_k - 1]:
+                asked = min(asked * 4, available)
+                more = self._index.search(queries[query : query + 1], asked, **options)
+                its_scores, its_rows = more[0][0], more[1][0]
+            best = its_scores >= its_scores[top_k - 1]
+            found.append((its_scores[best], its_rows[best]))
+        return found
+
+    def _release(self) -> None:
+        self._clear()

@@ -1,0 +1,109 @@
+"""PyTorchGPURetriever: the vectors are one tensor on the device; it runs on a CPU too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rag_demo.retriever import Embedder, Retriever, Rows, Vectors
+from torch_utils import get_optimal_device, release
+
+__all__ = ["PyTorchGPURetriever"]
+
+_CHUNK_ROWS = 1 << 16  # scores at once: 128 MB for 512 questions
+
+
+class PyTorchGPURetriever(Retriever):
+    """Exact cosine top-k with PyTorch. See `Retriever` for what it does.
+
+    Args:
+        embedding_model: What turns texts into vectors; it is not closed with this.
+        device: torch's name of the device; by default the best there is.
+        dtype: Of the stored vectors: "float32", "float16" or "bfloat16". Products are taken
+            in float32.
+
+    Attributes:
+        embeddings_tensor: Shape (n, d), on the device; None while empty and once closed.
+    """
+
+    def __init__(
+        self, embedding_model: Embedder, *, device: str | None = None, dtype: str = "float32"
+    ) -> None:
+        if dtype not in ("float32", "float16", "bfloat16"):
+            raise ValueError(f'dtype must be "float32", "float16" or "bfloat16", not {dtype!r}')
+        super().__init__(embedding_model)
+        self.device = device or get_optimal_device()
+        self.dtype = dtype
+        self.embeddings_tensor: Any = None
+
+    def _append(self, vectors: Vectors) -> None:
+        import torch
+
+        new = torch.tensor(vectors, dtype=getattr(torch, self.dtype), device=self.device)
+        old = self.embeddings_tensor
+        self.embeddings_tensor = new if old is None else torch.cat([old, new])
+
+    def _keep(self, rows: Rows) -> None:
+        import torch
+
+        if not len(rows):
+            self._clear()
+            return
+        self.embeddings_tensor = self.embeddings_tensor[torch.from_numpy(rows).to(self.device)]
+
+    def _clear(self) -> None:
+        self.embeddings_tensor = None
+
+    def _vectors(self) -> Vectors:
+        if self.embeddings_tensor is None:
+            return np.empty((0, 0), np.float32)
+        vectors: Vectors = self.embeddings_tensor.float().cpu().numpy()
+        return vectors
+
+    def _nearest(
+        self, queries: Vectors, top_k: int, rows: Rows | None
+    ) -> list[tuple[Vectors, Rows]]:
+        import torch
+
+        scores: list[Any] = []
+        query_of: list[Any] = []
+        row_of: list[Any] = []
+        with torch.inference_mode():
+            questions = torch.tensor(queries, device=self.device)
+            chosen = None if rows is None else torch.tensor(rows, device=self.device)
+            count = len(self) if rows is None else len(rows)
+            for start in range(0, count, _CHUNK_ROWS):
+                stop = min(start + _CHUNK_ROWS, count)
+                part = slice(start, stop) if chosen is None else chosen[start:stop]
+                products = questions @ self.embeddings_tensor[part].float().T
+                # Everything that is at least a chunk's k-th best, and so whatever ties with it.
+                bar = products.topk(min(top_k, stop - start), dim=1).values[:, -1:]
+                query, column = (products >= bar).nonzero(as_tuple=True)
+                scores.append(products[query, column].cpu())
+                query_of.append(query.cpu())
+                row_of.append((column + start if chosen is None else part[column]).cpu())
+            return _best_of_each(
+                len(queries),
+                top_k,
+                torch.cat(scores).numpy(),
+                torch.cat(query_of).numpy(),
+                torch.cat(row_of).numpy(),
+            )
+
+    def _release(self) -> None:
+        tensor, self.embeddings_tensor = self.embeddings_tensor, None
+        release(tensor)
+
+
+def _best_of_each(
+    count: int, top_k: int, scores: Vectors, query_of: Rows, row_of: Rows
+) -> list[tuple[Vectors, Rows]]:
+    """Pick each query's best out of the chunks' candidates, ties with the last included."""
+    found: list[tuple[Vectors, Rows]] = []
+    for query in range(count):
+        mine = query_of == query
+        candidates = scores[mine]
+        bar = np.partition(candidates, -top_k)[-top_k]
+        found.append((candidates[candidates >= bar], row_of[mine][candidates >= bar]))
+    return found
