@@ -14,8 +14,8 @@ __all__ = ["main"]
 
 QUESTIONS = (
     "how do I give cached GPU memory back?",
-    "how do I save the weights of a model to a file?",
-    "how do I make results reproducible?",
+    "how do I save an object to a file?",
+    "how do I stop tracking gradients?",
 )
 
 

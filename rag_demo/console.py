@@ -20,7 +20,13 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda count: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
@@ -57,4 +63,5 @@ def print_results(question: str, results: Sequence[SearchResult]) -> None:
 
 def print_json(question: str, results: Sequence[SearchResult]) -> None:
     """Print the answers to a question as one JSON object."""
-    print(json.dumps({"question": question, "results": [asdict(result) for result in results]}))
+    record = {"question": question, "results": [asdict(result) for result in results]}
+    sys.stdout.write(json.dumps(record) + "\n")

@@ -14,6 +14,7 @@ from rag_demo.docstrings import (
     docstrings_of_file,
     find_package,
     is_public,
+    may_register,
     module_name,
     opening_paragraph,
 )
@@ -44,7 +45,8 @@ class Skipped:
     def __str__(self) -> str:
         names = ", ".join(self.undecodable[:3]) + (", ..." if len(self.undecodable) > 3 else "")
         count = len(self.undecodable)
-        return f"skipped {count} file{'s' * (count != 1)} that are not UTF-8 text: {names}"
+        files = "1 file that is" if count == 1 else f"{count} files that are"
+        return f"skipped {files} not UTF-8 text: {names}"
 
 
 def read_source(source: str, skipped: Skipped) -> Iterator[Document]:
@@ -156,7 +158,7 @@ def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]
     for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
         source = _decode(path, path.relative_to(root.parent).as_posix(), skipped)
         module = module_name(path, root, name)
-        if source is None:
+        if source is None or not (is_public(module) or may_register(source)):
             continue
         for title, line, docstring in docstrings_of_file(source, module):
             text = opening_paragraph(docstring)
@@ -202,9 +204,9 @@ def _pieces(paragraph: str) -> Iterator[tuple[int, str]]:
     while len(paragraph) - start > _CHUNK_CHARS:
         cut = paragraph.rfind(" ", start, start + _CHUNK_CHARS)
         stop = cut if cut > start else start + _CHUNK_CHARS
-        yield start, paragraph[start:stop].strip()
-        start = stop
-    yield start, paragraph[start:].strip()
+        yield start, paragraph[start:stop].rstrip()
+        start = stop + (cut > start)  # The space itself belongs to neither piece.
+    yield start, paragraph[start:].rstrip()
 
 
 class _HtmlText(HTMLParser):

@@ -36,7 +36,7 @@ def find_package(name: str) -> Path:
     roots = list(spec.submodule_search_locations or []) or [spec.origin or ""]
     path = Path(roots[0]).joinpath(*name.split(".")[1:])
     for candidate in (path, path.with_suffix(".py")):
-        if candidate.is_dir() or candidate.suffix == ".py" and candidate.is_file():
+        if candidate.is_dir() or (candidate.suffix == ".py" and candidate.is_file()):
             return candidate
     raise SourceError(f"the package {name!r} has no Python source to read docstrings from")
 
@@ -78,9 +78,7 @@ def _registered(call: ast.Call, module: str) -> Iterator[tuple[str, int, str]]:
     called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if called not in _REGISTRARS:
         return
-    of, text = (
-        call.args[i] if i < len(call.args) else None for i in _REGISTRARS[called]
-    )
+    of, text = (call.args[i] if i < len(call.args) else None for i in _REGISTRARS[called])
     if isinstance(text, ast.Call) and isinstance(text.func, ast.Attribute):
         text = text.func.value  # "...".format(**common_args)
     if isinstance(text, ast.BinOp):
@@ -88,7 +86,7 @@ def _registered(call: ast.Call, module: str) -> Iterator[tuple[str, int, str]]:
     if of is None or not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
         return
     if isinstance(of, ast.Constant):
-        name = f"{module.partition('.')[0]}.{of.value}"
+        name = f"{module.partition('.')[0]}.{of.value!s}"
     else:
         name = ast.unparse(of).replace("torch._C._VariableFunctions", "torch")
     yield name, call.lineno, text.value.strip()
@@ -106,6 +104,11 @@ def opening_paragraph(docstring: str) -> str:
     return ""
 
 
+def may_register(source: str) -> bool:
+    """Whether a private module's source may document public objects of C extensions."""
+    return any(f"{name}(" in source for name in _REGISTRARS)
+
+
 def module_name(path: Path, root: Path, package: str) -> str:
     """Name the module in a file below a package's folder."""
     parts = list(path.relative_to(root).with_suffix("").parts) if path != root else []
@@ -117,5 +120,3 @@ def module_name(path: Path, root: Path, package: str) -> str:
 def is_public(module: str) -> bool:
     """Whether no part of a module's name starts with an underscore."""
     return not any(part.startswith("_") for part in module.split("."))
-
-

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.retriever import Embedder, Retriever, Rows, Vectors
+from rag_demo.retriever import Embedder, Retriever, Rows, Vectors, rounding
 
 __all__ = ["FaissRetriever"]
 
@@ -30,7 +30,7 @@ class FaissRetriever(Retriever):
         self._index.add(np.ascontiguousarray(vectors))
 
     def _keep(self, rows: Rows) -> None:
-        kept = self._vectors()[rows]
+        kept = self._vectors(rows)
         self._clear()
         if len(kept):
             self._append(kept)
@@ -38,33 +38,37 @@ class FaissRetriever(Retriever):
     def _clear(self) -> None:
         self._index = None
 
-    def _vectors(self) -> Vectors:
+    def _vectors(self, rows: Rows | None = None) -> Vectors:
         if self._index is None:
             return np.empty((0, 0), np.float32)
-        vectors: Vectors = self._index.reconstruct_n(0, self._index.ntotal)
+        vectors: Vectors
+        if rows is None:
+            vectors = self._index.reconstruct_n(0, self._index.ntotal)
+        else:
+            vectors = self._index.reconstruct_batch(rows)
         return vectors
 
-    def _nearest(
-        self, queries: Vectors, top_k: int, rows: Rows | None
-    ) -> list[tuple[Vectors, Rows]]:
+    def _candidates(self, queries: Vectors, top_k: int, rows: Rows | None) -> list[Rows]:
         import faiss
 
         available = self._index.ntotal if rows is None else len(rows)
         options = {}
         if rows is not None:
-            options["params"] = faiss.SearchParameters(sel=faiss.IDSelectorBatch(rows))
-        found: list[tuple[Vectors, Rows]] = []
-        wanted = min(top_k + 1, available)
-        scores, hits = self._index.search(queries, wanted, **options)
+            options["params"] = faiss.SearchParameters(  # type: ignore[call-arg]  # SWIG takes attributes as keywords
+                sel=faiss.IDSelectorBatch(rows)
+            )
+        found: list[Rows] = []
+        asked = min(top_k + 8, available)
+        scores, hits = self._index.search(queries, asked, **options)
         for query, (its_scores, its_rows) in enumerate(zip(scores, hits, strict=True)):
-            # faiss cuts ties off where it likes: ask for more until the last one ties no more.
-            asked = wanted
-            while asked < available and its_scores[-1] == its_scores[top_k - 1]:
-                asked = min(asked * 4, available)
-                more = self._index.search(queries[query : query + 1], asked, **options)
+            wanted = asked
+            # faiss cuts ties off where it likes: ask for more until the last one is no tie.
+            bar = its_scores[top_k - 1] - rounding(queries.shape[1])
+            while wanted < available and its_scores[-1] >= bar:
+                wanted = min(wanted * 4, available)
+                more = self._index.search(queries[query : query + 1], wanted, **options)
                 its_scores, its_rows = more[0][0], more[1][0]
-            best = its_scores >= its_scores[top_k - 1]
-            found.append((its_scores[best], its_rows[best]))
+            found.append(its_rows[its_scores >= bar])
         return found
 
     def _release(self) -> None:

@@ -241,8 +241,10 @@ def _sync(path: Path) -> None:
 def _is_ours(name: str) -> bool:
     return name == Path(name).name and (
         name == MANIFEST
-        or name.startswith(("vectors-", "texts-", "manifest-"))
-        and name.endswith((".safetensors", ".jsonl", ".tmp"))
+        or (
+            name.startswith(("vectors-", "texts-", "manifest-"))
+            and name.endswith((".safetensors", ".jsonl", ".tmp"))
+        )
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.retriever import Embedder, Retriever, Rows, Vectors
+from rag_demo.retriever import Embedder, Retriever, Rows, Vectors, rounding
 from torch_utils import get_optimal_device, release
 
 __all__ = ["PyTorchGPURetriever"]
@@ -55,20 +55,23 @@ class PyTorchGPURetriever(Retriever):
     def _clear(self) -> None:
         self.embeddings_tensor = None
 
-    def _vectors(self) -> Vectors:
-        if self.embeddings_tensor is None:
-            return np.empty((0, 0), np.float32)
-        vectors: Vectors = self.embeddings_tensor.float().cpu().numpy()
-        return vectors
-
-    def _nearest(
-        self, queries: Vectors, top_k: int, rows: Rows | None
-    ) -> list[tuple[Vectors, Rows]]:
+    def _vectors(self, rows: Rows | None = None) -> Vectors:
         import torch
 
-        scores: list[Any] = []
-        query_of: list[Any] = []
-        row_of: list[Any] = []
+        if self.embeddings_tensor is None:
+            return np.empty((0, 0), np.float32)
+        tensor = self.embeddings_tensor
+        if rows is not None:
+            tensor = tensor[torch.tensor(rows, device=self.device)]
+        vectors: Vectors = tensor.float().cpu().numpy()
+        return vectors
+
+    def _candidates(self, queries: Vectors, top_k: int, rows: Rows | None) -> list[Rows]:
+        import torch
+
+        margin = rounding(queries.shape[1])
+        best: Any = None  # shape (b, at most k): the best scores of the chunks so far
+        found: list[tuple[Any, Any, Any]] = []
         with torch.inference_mode():
             questions = torch.tensor(queries, device=self.device)
             chosen = None if rows is None else torch.tensor(rows, device=self.device)
@@ -76,34 +79,18 @@ class PyTorchGPURetriever(Retriever):
             for start in range(0, count, _CHUNK_ROWS):
                 stop = min(start + _CHUNK_ROWS, count)
                 part = slice(start, stop) if chosen is None else chosen[start:stop]
-                products = questions @ self.embeddings_tensor[part].float().T
-                # Everything that is at least a chunk's k-th best, and so whatever ties with it.
-                bar = products.topk(min(top_k, stop - start), dim=1).values[:, -1:]
-                query, column = (products >= bar).nonzero(as_tuple=True)
-                scores.append(products[query, column].cpu())
-                query_of.append(query.cpu())
-                row_of.append((column + start if chosen is None else part[column]).cpu())
-            return _best_of_each(
-                len(queries),
-                top_k,
-                torch.cat(scores).numpy(),
-                torch.cat(query_of).numpy(),
-                torch.cat(row_of).numpy(),
-            )
+                scores = questions @ self.embeddings_tensor[part].float().T
+                top = scores.topk(min(top_k, stop - start), dim=1).values
+                best = top if best is None else torch.cat([best, top], dim=1)
+                best = best.topk(min(top_k, best.shape[1]), dim=1).values
+                query, column = (scores >= best[:, -1:] - margin).nonzero(as_tuple=True)
+                row = column + start if chosen is None else chosen[column + start]
+                found.append((query, row, scores[query, column]))
+            query, row, score = (torch.cat(parts) for parts in zip(*found, strict=True))
+            good = score >= best[query, -1] - margin
+            query, row = query[good].cpu().numpy(), row[good].cpu().numpy()
+        return [row[query == which] for which in range(len(queries))]
 
     def _release(self) -> None:
         tensor, self.embeddings_tensor = self.embeddings_tensor, None
         release(tensor)
-
-
-def _best_of_each(
-    count: int, top_k: int, scores: Vectors, query_of: Rows, row_of: Rows
-) -> list[tuple[Vectors, Rows]]:
-    """Pick each query's best out of the chunks' candidates, ties with the last included."""
-    found: list[tuple[Vectors, Rows]] = []
-    for query in range(count):
-        mine = query_of == query
-        candidates = scores[mine]
-        bar = np.partition(candidates, -top_k)[-top_k]
-        found.append((candidates[candidates >= bar], row_of[mine][candidates >= bar]))
-    return found

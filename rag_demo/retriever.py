@@ -194,8 +194,11 @@ class Retriever(Resource, ABC):
             if rows is not None and not len(rows):
                 return [[] for _ in queries]
             available = len(self) if rows is None else len(rows)
-            found = self._nearest(vectors, min(top_k, available), rows)
-            return [self._results(*hits, top_k, min_score) for hits in found]
+            found = self._candidates(vectors, min(top_k, available), rows)
+            return [
+                self._results(vector, candidates, top_k, min_score)
+                for vector, candidates in zip(vectors, found, strict=True)
+            ]
 
     def save(self, path: str | Path) -> None:
         """Save the index into a folder, replacing one that is there only when all is written.
@@ -265,14 +268,21 @@ class Retriever(Resource, ABC):
         return np.asarray(rows, np.int64)
 
     def _results(
-        self, scores: Vectors, rows: Rows, top_k: int, min_score: float | None
+        self, query: Vectors, candidates: Rows, top_k: int, min_score: float | None
     ) -> list[SearchResult]:
-        hits = sorted(zip(scores.tolist(), rows.tolist(), strict=True), key=self._order)[:top_k]
-        if min_score is not None:
-            hits = [hit for hit in hits if hit[0] >= min_score]
+        """Score the candidates again, each by itself and in float64.
+
+        How a matrix product rounds depends on its shape and on the count of threads; this does
+        not, so neither do scores, ties and the order of the answers.
+        """
+        vectors = self._vectors(candidates).astype(np.float64)
+        scores = (vectors * query.astype(np.float64)).sum(axis=1)
+        hits = zip(scores.tolist(), candidates.tolist(), strict=True)
+        best = sorted(hits, key=self._order)[:top_k]
         return [
             SearchResult(rank, score, self._ids[row], self._texts[row], self._metadata[row])
-            for rank, (score, row) in enumerate(hits, start=1)
+            for rank, (score, row) in enumerate(best, start=1)
+            if min_score is None or score >= min_score
         ]
 
     def _order(self, hit: tuple[float, int]) -> tuple[float, str]:
@@ -294,20 +304,29 @@ class Retriever(Resource, ABC):
         """Drop all vectors."""
 
     @abstractmethod
-    def _vectors(self) -> Vectors:
-        """Return all vectors: shape (n, d)."""
+    def _vectors(self, rows: Rows | None = None) -> Vectors:
+        """Return these vectors, by default all: shape (n, d)."""
 
     @abstractmethod
-    def _nearest(
-        self, queries: Vectors, top_k: int, rows: Rows | None
-    ) -> list[tuple[Vectors, Rows]]:
-        """For each query, the scores and rows of the ``top_k`` best, and of all that tie.
+    def _candidates(self, queries: Vectors, top_k: int, rows: Rows | None) -> list[Rows]:
+        """For each query, the rows of the ``top_k`` best, and of all that might tie with them.
+
+        That is every row whose float32 score is at most `rounding` below the k-th best one.
 
         Args:
             queries: Shape (b, d), each of length 1.
             top_k: At most as many as there are.
             rows: Look only at these; None for all.
         """
+
+
+def rounding(dimension: int) -> float:
+    """Bound the difference of two float32 products of vectors of length 1 from exact ones.
+
+    Each errs by at most d * 2**-24 (Higham, Accuracy and Stability of Numerical Algorithms,
+    section 3.1), whatever the order of summation.
+    """
+    return 4 * dimension * 2.0**-24
 
 
 def normalized(vectors: Any) -> Vectors:

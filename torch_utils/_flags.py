@@ -68,8 +68,10 @@ FLAGS = (
     Flag(
         "default_device",
         # None where none was set: setting "cpu" instead would slow every later call down.
-        lambda torch: getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-        and torch.get_default_device(),
+        lambda torch: (
+            getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+            and torch.get_default_device()
+        ),
         lambda torch, value: torch.set_default_device(value),
     ),
     Flag(

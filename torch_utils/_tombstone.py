@@ -18,12 +18,14 @@ class Tombstone:
     that checks before it calls gets to the error that explains.
     """
 
+    _is_tombstone = True
+
     def __getattribute__(self, name: str) -> Any:
         if name == "__class__":
             return object.__getattribute__(self, "_released_class")
         if name.startswith("__") and name.endswith("__") and hasattr(Tombstone, name):
             return object.__getattribute__(self, name)
-        refuse(self, name)
+        return refuse(self, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         refuse(self, name)
@@ -70,7 +72,7 @@ def refuse(tombstone: Tombstone, use: str) -> NoReturn:
 
 def is_released(thing: object) -> bool:
     """Say whether an object was released, without using it."""
-    return issubclass(type(thing), Tombstone)
+    return "_is_tombstone" in type(thing).__dict__
 
 
 def bury(thing: Any, name: str, place: str) -> None:
@@ -89,10 +91,25 @@ def bury(thing: Any, name: str, place: str) -> None:
     try:
         object.__setattr__(thing, "__class__", Tombstone)
     except TypeError:
-        # A class with __slots__ of its own has another layout: take one that derives from it.
-        heir = type(former.__name__, (Tombstone, former), {"__slots__": ()})
-        object.__setattr__(thing, "__class__", heir)
+        object.__setattr__(thing, "__class__", _heir_of(former))
     dropped.clear()
+
+
+_HEIRS: dict[type, type] = {}
+
+
+def _heir_of(former: type) -> type:
+    """Make a tombstone that derives from a class whose instances have a layout of their own.
+
+    Those with __slots__, and those whose first base is an ABC.
+    """
+    if former not in _HEIRS:
+        namespace = {
+            k: v for k, v in vars(Tombstone).items() if k not in ("__dict__", "__weakref__")
+        }
+        namespace["__slots__"] = ()
+        _HEIRS[former] = type(former)(former.__name__, (former,), namespace)
+    return _HEIRS[former]
 
 
 def caller(_package: str = _PACKAGE) -> str:

@@ -154,9 +154,7 @@ class Use:
     def _steps(self, exc: BaseException | None) -> Generator[Awaitable[Any], None, None]:
         """Clean up, last-in first-out; yields whatever has to be awaited."""
         policy = self._policy
-        work = Release(
-            collect=policy.collect, trim_host=policy.trim_host, thorough=policy.thorough
-        )
+        work = Release(collect=policy.collect, trim_host=policy.trim_host, thorough=policy.thorough)
         while self.items:
             item = self.items.pop()
             try:

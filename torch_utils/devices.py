@@ -5,6 +5,7 @@ None of these raises, creates a device context, or imports torch while the progr
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -224,18 +225,15 @@ def initialized_memory() -> dict[str, DeviceMemoryInfo]:
         return found
     for backend in BACKENDS:
         for index in initialized_devices(backend, torch):
-            memory = ask(
-                lambda t, b=backend, i=index: _read_memory(b, b.module(t), i),
-                torch,
-                None,
-                f"memory of {backend.name}:{index}",
-            )
+            read = functools.partial(_read_memory, backend, index)
+            memory = ask(read, torch, None, f"memory of {backend.name}:{index}")
             if memory is not None:
                 found[f"{backend.name}:{index}"] = memory
     return found
 
 
-def _read_memory(backend: Backend, module: Any, index: int) -> DeviceMemoryInfo:
+def _read_memory(backend: Backend, index: int, torch: Any) -> DeviceMemoryInfo:
+    module = backend.module(torch)
     if backend.name == "mps":
         allocated = module.current_allocated_memory()
         reserved = module.driver_allocated_memory()

@@ -22,7 +22,7 @@ class ReleasedError(TorchUtilsError, RuntimeError):
 
 if sys.version_info >= (3, 11):
 
-    class CleanupError(TorchUtilsError, ExceptionGroup[Exception]):
+    class CleanupError(TorchUtilsError, ExceptionGroup[Exception]):  # noqa: F821
         """Steps of a cleanup failed, and ``strict=True`` asked to hear of it.
 
         An `ExceptionGroup`: ``except*`` and ``.exceptions`` work as usual.

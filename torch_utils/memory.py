@@ -12,7 +12,13 @@ from typing import Any
 from torch_utils._runtime import DEBUG, is_shutting_down, loaded_torch, log
 from torch_utils.devices import BACKENDS, Backend, initialized_devices, initialized_memory
 
-__all__ = ["DeviceMemory", "HostMemory", "MemorySnapshot", "memory_snapshot", "safe_cuda_empty_cache"]
+__all__ = [
+    "DeviceMemory",
+    "HostMemory",
+    "MemorySnapshot",
+    "memory_snapshot",
+    "safe_cuda_empty_cache",
+]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -102,7 +108,7 @@ def _host_memory() -> HostMemory:
     try:
         # statm rather than status: the same counters, a tenth of the time. Its third field
         # counts file pages and shared memory; see proc(5).
-        with open("/proc/self/statm", "rb") as file:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  (no import of pathlib)
             _, resident, shared = (int(word) * _PAGE_BYTES for word in file.read().split()[:3])
         return HostMemory(resident, resident - shared, shared)
     except (OSError, ValueError, NameError):  # NameError: late in teardown `open` is gone.

@@ -54,11 +54,14 @@ class Resource:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
-            cls.__init__ = _mark_built(cls.__init__)  # type: ignore[misc]
+            cls.__init__ = _mark_built(cls.__init__)  # type: ignore[method-assign]
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
+        """Register the object, before its ``__init__`` acquires anything."""
         if cls._release is Resource._release:
-            raise TypeError(f"{cls.__name__} must override _release(), which gives up what it holds")
+            raise TypeError(
+                f"{cls.__name__} must override _release(), which gives up what it holds"
+            )
         if super().__new__ is object.__new__:
             self = super().__new__(cls)
         else:
@@ -188,7 +191,7 @@ def add_note(error: BaseException, note: str) -> None:
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:  # Python 3.10: kept for whoever looks.
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
 
 def _entry_of(resource: Resource, _registry: Registry = REGISTRY) -> Entry | None:
@@ -208,11 +211,11 @@ def _mark_built(init: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(init)
-    def __init__(self: Resource, *args: Any, **kwargs: Any) -> None:
+    def marking(self: Resource, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         entry = _entry_of(self)
         if entry is not None and getattr(type(self).__init__, "__wrapped__", None) is init:
             entry.built = True
 
-    __init__._marks_built = True  # type: ignore[attr-defined]
-    return __init__
+    marking._marks_built = True  # type: ignore[attr-defined]
+    return marking

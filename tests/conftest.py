@@ -1,0 +1,49 @@
+"""Fixtures: a tiny sentence-transformers model with random weights, made on the spot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+WORDS = "the a of how do i give memory back cache paris france capital heap trim city".split()
+
+
+def write_tiny_model(folder: Path, *, dimension: int = 32) -> Path:
+    """Write a BERT of 2 layers with a vocabulary of letters and a few words."""
+    import string
+
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    source = folder / "transformer"
+    source.mkdir(parents=True)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = [*string.ascii_lowercase, *string.digits, *"?.,:'"]
+    pieces = [*special, *WORDS, *letters, *(f"##{letter}" for letter in letters)]
+    (source / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(pieces),
+        hidden_size=dimension,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=2 * dimension,
+        max_position_embeddings=64,
+    )
+    BertModel(config).save_pretrained(source)
+    BertTokenizer(str(source / "vocab.txt")).save_pretrained(source)
+    transformer = Transformer(str(source))
+    model = SentenceTransformer(modules=[transformer, Pooling(dimension)], device="cpu")
+    model.save(str(folder / "model"))
+    return folder / "model"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))

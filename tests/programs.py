@@ -1,0 +1,63 @@
+"""Run a program in a fresh interpreter, and say whether it left cleanly.
+
+Errors in destructors and atexit callbacks never change an exit code, so a clean exit is two
+things: the exit code that was meant, and nothing on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program did."""
+
+    command: list[str]
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def __str__(self) -> str:
+        return (
+            f"command: {' '.join(self.command)}\nexit code: {self.returncode}\n"
+            f"--- stdout\n{self.stdout[-4000:]}\n--- stderr\n{self.stderr[-4000:]}"
+        )
+
+
+def run(
+    program: str | Path,
+    *arguments: str,
+    python: str = sys.executable,
+    options: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+    stdin: str | None = None,
+) -> Result:
+    """Run Python source, or a file, in a fresh interpreter."""
+    source = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
+    command = [python, *options, *source, *arguments]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **(env or {})}
+    done = subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment,
+        check=False,
+    )
+    return Result(command, done.returncode, done.stdout, done.stderr)
+
+
+def assert_clean(result: Result, returncode: int = 0) -> None:
+    """Assert that a program left as it should, showing all of its output if not."""
+    assert result.returncode == returncode, str(result)
+    assert result.stderr == "", str(result)

@@ -1,0 +1,103 @@
+"""The commands: tables and JSON on stdout, errors of one line with exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from programs import Result, assert_clean, run
+
+MAIN = "from rag_demo.cli import main; main()"
+
+
+def rag_demo(*arguments: str | Path) -> Result:
+    return run(MAIN, *map(str, arguments))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "paris.md").write_text("# France\n\nThe capital of France is the city of Paris.\n")
+    (folder / "memory.md").write_text("How to give the memory of the cache back to the system.\n")
+    (folder / "latin.txt").write_bytes(b"caf\xe9 is not UTF-8, so this is passed over")
+    out = folder.parent / f"{folder.name}-index"
+    result = rag_demo("index", folder, "--out", out, "--model", tiny_model)
+    assert result.returncode == 0, str(result)
+    assert "indexed 2 texts" in result.stdout
+    assert result.stderr == "rag-demo: skipped 1 file that is not UTF-8 text: latin.txt\n"
+    return out
+
+
+@pytest.mark.parametrize("retriever", ["torch", "faiss"])
+def test_search(saved: Path, tiny_model: Path, retriever: str) -> None:
+    """JSON for programs; the same answers from both retrievers; nothing on stderr."""
+    query = ("search", saved, "give memory back", "--model", tiny_model, "--retriever", retriever)
+    result = rag_demo(*query, "--json", "--top-k", "1")
+    assert_clean(result)
+    answer = json.loads(result.stdout)
+    assert answer["results"][0]["metadata"]["source"] == "memory.md"
+    assert answer["results"][0]["rank"] == 1
+
+
+def test_table(saved: Path, tiny_model: Path) -> None:
+    """People get a table with scores and sources."""
+    result = rag_demo("search", saved, "the capital [of] France?", "--model", tiny_model)
+    assert_clean(result)
+    for wanted in ("capital [of] France?", "paris.md", "score"):
+        assert wanted in result.stdout
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "manifest.json").write_text("{")
+    return folder
+
+
+def test_errors(saved: Path, broken: Path, tmp_path: Path) -> None:
+    """Each mistake is one line that names the thing and says what to do, and exit code 2."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    out = tmp_path / "out"
+    (tmp_path / "note.txt").write_text("x")
+    cases: dict[tuple[str | Path, ...], tuple[str, ...]] = {
+        ("index", tmp_path / "nowhere", "--out", out): ("nowhere", "does not exist"),
+        ("index", empty, "--out", out): ("empty", "holds no text"),
+        ("index", "no_such_package", "--out", out): ("no_such_package", "nor an installed"),
+        ("index", "json", "--out", tmp_path): ("holds other files",),
+        ("search", tmp_path / "nowhere", "q"): ("does not exist", "rag-demo index"),
+        ("search", broken, "q"): ("manifest.json", "is damaged"),
+        ("search", saved, "q"): ("all-MiniLM-L6-v2", "tiny"),
+        ("search", saved, "q", "--top-k", "0"): ("--top-k", "must be positive, not 0"),
+        ("search", saved, "q", "--top-k", "x"): ("--top-k", "'x'"),
+        ("search", saved): ("Missing argument 'QUESTION'",),
+        ("nonsense",): ("No such command 'nonsense'",),
+    }
+    for arguments, wanted in cases.items():
+        result = rag_demo(*arguments)
+        assert result.returncode == 2, str(result)
+        assert result.stdout == "", str(result)
+        assert result.stderr.count("\n") == 1, str(result)
+        assert result.stderr.startswith("rag-demo: error: "), str(result)
+        for text in wanted:
+            assert text in result.stderr, str(result)
+    assert not out.exists()
+
+
+def test_progress_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe gets no control characters; a terminal gets a bar."""
+    import io
+    import sys
+
+    from rag_demo.console import progress
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, expected in ((io.StringIO(), False), (Terminal(), True)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress("embedding", 2) as advance:
+            advance(2)
+        assert ("embedding" in stream.getvalue()) is expected
