@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,17 @@ def run(
     options: tuple[str, ...] = (),
     env: dict[str, str] | None = None,
     stdin: str | None = None,
+    as_file: bool = False,
 ) -> Result:
-    """Run Python source, or a file, in a fresh interpreter."""
+    """Run Python source, or a file, in a fresh interpreter.
+
+    Source that is run ``as_file`` can be imported again, as spawned processes do.
+    """
+    if as_file:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "program.py")
+            path.write_text(textwrap.dedent(str(program)))
+            return run(path, *arguments, python=python, options=options, env=env, stdin=stdin)
     source = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
     command = [python, *options, *source, *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **(env or {})}

@@ -145,9 +145,14 @@ class SafePyTorchCleanup:
                 async with self._begin():
                     generator = function(*args, **kwargs)
                     try:
-                        sent = yield await anext(generator)
+                        value = await anext(generator)
                         while True:
-                            sent = yield await generator.asend(sent)
+                            try:
+                                sent = yield value
+                            except Exception as error:  # thrown in by whoever iterates
+                                value = await generator.athrow(error)
+                            else:
+                                value = await generator.asend(sent)
                     except StopAsyncIteration:
                         return
                     finally:

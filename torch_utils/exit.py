@@ -7,6 +7,7 @@ callbacks, registered later, still see a live model. Destructors are only the se
 from __future__ import annotations
 
 import atexit
+import gc
 import sys
 from collections.abc import Callable
 
@@ -32,6 +33,7 @@ class _LastChance:
 
     def __init__(self) -> None:
         self._cycle = self
+        gc.enable()  # A program that disabled it would go without that collection.
 
     def __del__(
         self,

@@ -1,0 +1,52 @@
+"""CleanupReport: one readable line, and true."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_utils import CleanupReport, HostMemory, MemorySnapshot, StillHeld
+from torch_utils.report import format_bytes
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_499, "999.5 kB"),
+        (90_900_000, "90.9 MB"),
+        (-2e9, "-2.0 GB"),
+    ],
+)
+def test_format_bytes(count: float, text: str) -> None:
+    """Powers of ten, one decimal."""
+    assert format_bytes(count) == text
+
+
+def test_line_says_everything() -> None:
+    """Freed, resident before and after, what is held and by whom, and the first error."""
+    report = CleanupReport(
+        freed_bytes={"host": 5_000_000, "cuda:0": 7_000_000},
+        still_held=(
+            StillHeld("a.weight", 3000, "host", ("a numpy view",)),
+            StillHeld("b", 1, "host"),
+        ),
+        errors=(ValueError("x"), KeyError("y")),
+        duration_s=0.0123,
+        before=MemorySnapshot(HostMemory(10_000_000, 6_000_000, 4_000_000)),
+        after=MemorySnapshot(HostMemory(4_000_000, 1_000_000, 3_000_000)),
+    )
+    line = str(report)
+    assert "\n" not in line
+    for part in (
+        "freed 5.0 MB on host, 7.0 MB on cuda:0 in 12.3 ms",
+        "resident 10.0 MB -> 4.0 MB (anonymous 6.0 MB -> 1.0 MB)",
+        "still held: 3.0 kB: a.weight (3.0 kB on host), held by a numpy view and 1 more",
+        "2 errors, the first: ValueError('x')",
+    ):
+        assert part in line
+    assert report.returned_bytes == {"host": 6_000_000}
+    assert report.still_held_bytes == 3001
+    with pytest.raises(AttributeError):
+        report.duration_s = 1.0  # type: ignore[misc]

@@ -1,0 +1,443 @@
+"""Resource: released exactly once, whatever happens."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import copy
+import gc
+import logging
+import os
+import pickle
+import signal
+import threading
+import time
+import tracemalloc
+import warnings
+from typing import Any
+
+import pytest
+from programs import assert_clean, run
+
+from torch_utils import Resource, ResourceClosedError
+from torch_utils._registry import REGISTRY
+
+
+class Counted(Resource):
+    """Counts its releases; optionally does something in them."""
+
+    def __init__(self, action: Any = None) -> None:
+        self.released = 0
+        self.action = action
+
+    def _release(self) -> None:
+        self.released += 1
+        if self.action is not None:
+            self.action(self)
+
+
+def test_close_is_idempotent() -> None:
+    """The first call releases and says so; the others do nothing."""
+    resource = Counted()
+    assert not resource.closed
+    assert resource.close() is True
+    assert resource.close() is False
+    assert (resource.closed, resource.released) == (True, 1)
+    with pytest.raises(ResourceClosedError, match="this Counted is closed"):
+        resource.ensure_open()
+    with pytest.raises(ResourceClosedError), resource:
+        pass
+
+
+def test_with_and_async_with() -> None:
+    """Both kinds of block close at their end, the asynchronous one also when cancelled."""
+    with Counted() as resource:
+        assert not resource.closed
+    assert resource.released == 1
+
+    async def use(cancelled: bool) -> Counted:
+        async with Counted() as inner:
+            opened.append(inner)
+            if cancelled:
+                await asyncio.sleep(100)
+        return inner
+
+    async def both() -> None:
+        await use(False)
+        task = asyncio.create_task(use(True))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await Counted().aclose()
+
+    opened: list[Counted] = []
+    asyncio.run(both())
+    assert [r.released for r in opened] == [1, 1]
+
+
+def test_dropped_resource_is_released_then_warns() -> None:
+    """The release comes first: under -W error the warning is an exception."""
+    order: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *args, **kwargs: order.append(str(message))
+        Counted(lambda self: order.append("released"))
+        gc.collect()
+    assert order[0] == "released"
+    assert "unclosed Counted was garbage-collected" in order[1]
+
+
+def test_closed_resource_does_not_warn() -> None:
+    """A resource that was closed goes silently (warnings are errors here)."""
+    Counted().close()
+    gc.collect()
+
+
+class HalfBuilt(Resource):
+    releases = 0
+
+    def __init__(self) -> None:
+        raise ValueError("in the middle")
+
+    def _release(self) -> None:
+        HalfBuilt.releases += 1
+        self.handle.close()  # type: ignore[attr-defined]
+
+
+def test_half_built_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """No warning, no error: nobody ever had the object in hand. It is released all the same."""
+    with pytest.raises(ValueError, match="in the middle"):
+        HalfBuilt()
+    gc.collect()
+    assert HalfBuilt.releases == 1
+    assert not [r for r in caplog.records if r.levelno > logging.DEBUG]
+
+
+def test_init_is_marked_built_through_inheritance() -> None:
+    """Subclasses with and without __init__, with super() and without, all warn when dropped."""
+
+    class NoInit(Resource):
+        def _release(self) -> None:
+            pass
+
+    class Child(Counted):
+        def __init__(self) -> None:
+            super().__init__()
+
+    class Stranger(Counted):
+        def __init__(self) -> None:
+            self.released, self.action = 0, None
+
+    for kind in (NoInit, Child, Stranger, Counted):
+        with pytest.warns(ResourceWarning, match=f"unclosed {kind.__name__}"):
+            kind()
+
+
+def test_release_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """An error in _release does not get out, and is seen once in the log."""
+
+    def fail(self: Any) -> None:
+        raise ValueError("no")
+
+    resource = Counted(fail)
+    assert resource.close() is False
+    assert resource.closed
+    assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
+    assert "releasing Counted failed: ValueError('no')" in caplog.text
+
+
+def test_interrupt_gets_through() -> None:
+    """KeyboardInterrupt out of a release reaches the caller; the resource is closed."""
+
+    def interrupt(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    resource = Counted(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        resource.close()
+    assert resource.closed
+    with pytest.raises(KeyboardInterrupt), Counted(interrupt):
+        pass
+    with pytest.raises(ValueError, match="mine") as caught, Counted(interrupt):
+        raise ValueError("mine")
+    assert "releasing Counted also failed" in caught.value.__notes__[0]
+
+
+def test_second_closer_waits() -> None:
+    """A concurrent close returns only when the release is over."""
+    started, go = threading.Event(), threading.Event()
+
+    def slow(self: Any) -> None:
+        started.set()
+        go.wait()
+        self.finished = True
+
+    resource = Counted(slow)
+    first = threading.Thread(target=resource.close)
+    first.start()
+    started.wait()
+    seen: list[bool] = []
+    second = threading.Thread(
+        target=lambda: (resource.close(), seen.append(getattr(resource, "finished", False)))
+    )
+    second.start()
+    time.sleep(0.05)
+    assert not seen
+    assert resource.closed  # For everyone but the thread that is closing it.
+    go.set()
+    first.join()
+    second.join()
+    assert (seen, resource.released) == ([True], 1)
+
+
+def test_close_inside_release_returns() -> None:
+    """A closer inside _release, directly or through another resource, does not deadlock."""
+    seen: list[bool] = []
+    resource = Counted(lambda self: seen.append(self.close() or self.closed))
+    resource.close()
+    assert seen == [False]
+    assert resource.closed
+
+
+def test_two_that_close_each_other() -> None:
+    """Two threads, each closing a resource whose release closes the other's."""
+    for _ in range(50):
+        barrier = threading.Barrier(2)
+        pair: list[Counted] = []
+
+        def action(self: Any, barrier: Any = barrier, pair: Any = pair) -> None:
+            barrier.wait()
+            pair[self is pair[0]].close()
+
+        pair += [Counted(action), Counted(action)]
+        threads = [threading.Thread(target=r.close, daemon=True) for r in pair]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive(), "deadlock"
+        assert [r.released for r in pair] == [1, 1]
+
+
+def test_many_closers_one_release() -> None:
+    """Eight threads and a signal handler close the same resources; each is released once."""
+    resources = [Counted() for _ in range(500)]
+
+    def close_all(*args: object) -> None:
+        for resource in resources:
+            resource.close()
+
+    before = signal.signal(signal.SIGALRM, close_all)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        threads = [threading.Thread(target=close_all) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        close_all()
+        for thread in threads:
+            thread.join()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert {r.released for r in resources} == {1}
+
+
+@pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
+def test_fork_never_releases_the_parents() -> None:
+    """The child's copy is forgotten; the child's own resources are released in the child."""
+    resource = Counted(lambda self: os.write(write, b"parent's"))
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        own = Counted(lambda self: os.write(write, b"own,"))
+        resource.close()
+        own.close()
+        os._exit(own.released + 10 * resource.released)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert os.read(read, 100) == b"own,"
+    assert resource.close() is True
+    assert os.read(read, 100) == b"parent's"
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_are_refused(use: Any) -> None:
+    """Two owners cannot each close one thing."""
+    with (
+        Counted() as resource,
+        pytest.raises(TypeError, match=r"Counted cannot be (copied|pickled)"),
+    ):
+        use(resource)
+
+
+def test_release_must_be_overridden() -> None:
+    """A class without _release is refused when it is used, not when it is too late."""
+
+    class Empty(Resource):
+        pass
+
+    with pytest.raises(TypeError, match=r"Empty must override _release\(\)"):
+        Empty()
+
+
+def test_combines_with_other_bases() -> None:
+    """__slots__, ABCs and classes that clear their own dictionary."""
+
+    class Slots(Resource):
+        __slots__ = ("value",)
+
+        def _release(self) -> None:
+            self.value = "released"
+
+    class Abstract(abc.ABC):
+        @abc.abstractmethod
+        def work(self) -> None: ...
+
+    class Both(Resource, Abstract):
+        def work(self) -> None: ...
+
+        def _release(self) -> None:
+            self.__dict__.clear()
+
+    with Slots() as slots:
+        assert not hasattr(slots, "__dict__")
+    assert slots.value == "released"
+    with Both() as both:
+        both.x = 1
+    assert both.closed
+    with pytest.raises(TypeError, match="abstract"):
+        type("Missing", (Resource, Abstract), {"_release": lambda self: None})()
+
+
+def test_a_million_resources_leave_nothing() -> None:
+    """No memory stays behind, and the registry is as it was (a tenth of the million here)."""
+    with Counted():
+        registered = len(REGISTRY)
+        tracemalloc.start()
+        try:
+            for _ in range(1000):
+                Counted().close()
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(10_000):
+                Counted().close()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        for _ in range(100_000):
+            Counted().close()
+        assert len(REGISTRY) == registered
+        assert grown < 2000, grown
+
+
+EXIT = """
+import atexit
+from torch_utils import Resource, is_shutting_down
+
+class R(Resource):
+    def __init__(self, n):
+        self.n = n
+    def _release(self):
+        import json  # Every module is intact.
+        print(self.n, is_shutting_down(), json.dumps(1), flush=True)
+"""
+
+
+def test_exit_closes_newest_first() -> None:
+    """In reverse order of creation, after the user's own atexit callbacks."""
+    result = run(
+        EXIT
+        + """
+a, b, c = R(1), R(2), R(3)
+b.close()
+atexit.register(lambda: print("open" if not a.closed else "closed", is_shutting_down()))
+"""
+    )
+    assert_clean(result)
+    assert result.stdout == "2 False 1\nopen False\n3 True 1\n1 True 1\n"
+
+
+def test_exit_survives_every_error() -> None:
+    """ValueError, SystemExit and KeyboardInterrupt skip nobody, and change no exit code."""
+    result = run(
+        EXIT
+        + """
+class Bad(R):
+    def _release(self):
+        super()._release()
+        raise self.n
+kept = [R(0), Bad(ValueError()), R(1), Bad(SystemExit('no')), R(2), Bad(KeyboardInterrupt()), R(3)]
+"""
+    )
+    assert_clean(result)
+    numbers = [line.split()[0] for line in result.stdout.splitlines() if line[0].isdigit()]
+    assert numbers == ["3", "2", "1", "0"]
+    assert result.stdout.count("True") == 7
+
+
+@pytest.mark.parametrize("collector", ["gc.enable()", "gc.disable()"])
+def test_created_in_a_late_atexit_callback(collector: str) -> None:
+    """A resource made when this library's callback has already run is released as well."""
+    result = run(
+        f"""
+import atexit, gc
+{collector}
+kept = []
+atexit.register(lambda: (kept.append(R(7)), gc.collect()))
+"""
+        + EXIT
+    )
+    assert_clean(result)
+    assert result.stdout == "7 True 1\n"
+
+
+def test_opting_out_of_exit() -> None:
+    """close_at_exit = False leaves it to the program."""
+    result = run(EXIT + "class D(R):\n    close_at_exit = False\nd = D(1)\nr = R(2)\n")
+    assert_clean(result)
+    assert result.stdout == "2 True 1\n"
+
+
+def test_daemon_thread_ends_quietly() -> None:
+    """A daemon thread that still uses a resource at exit ends without a traceback."""
+    result = run(
+        EXIT
+        + """
+import threading, time
+r = R(1)
+def use():
+    while True:
+        r.ensure_open()
+        time.sleep(0.0001)
+threading.Thread(target=use, daemon=True).start()
+atexit.register(time.sleep, 0.05)
+"""
+    )
+    assert_clean(result)
+    assert result.stdout == "1 True 1\n"
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_multiprocessing_child_closes_its_own(method: str) -> None:
+    """A child closes what it opened, never its parent's, on every start method."""
+    result = run(
+        EXIT
+        + f"""
+import multiprocessing, os
+def work():
+    global child
+    child = R("child")
+if __name__ == "__main__":
+    parent = R("parent")
+    context = multiprocessing.get_context("{method}")
+    process = context.Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == 0, process.exitcode
+""",
+        as_file=True,
+    )
+    assert_clean(result)
+    assert sorted(result.stdout.split("\n")) == ["", "child True 1", "parent True 1"]
