@@ -51,7 +51,7 @@ def index(source: str, out: Path, model: str | None, device: str | None) -> None
     ):
         _fill(retriever, documents)
         retriever.save(out)
-    click.echo(f"indexed {len(documents)} texts of {source} in {out}")
+    click.echo(f"indexed {len(documents)} text{'s' * (len(documents) != 1)} of {source} in {out}")
 
 
 @cli.command()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S = 120
+TIMEOUT_S = 100
 
 
 @dataclass(frozen=True)

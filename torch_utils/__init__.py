@@ -26,8 +26,10 @@ if TYPE_CHECKING:
         CleanupError,
         ReleasedError,
         ResourceClosedError,
+        SignalError,
         TorchUtilsError,
     )
+    from torch_utils.exit import fast_exit
     from torch_utils.memory import (
         DeviceMemory,
         HostMemory,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from torch_utils.release import release, safe_tensor_cleanup
     from torch_utils.report import CleanupReport, StillHeld
     from torch_utils.resource import Resource
+    from torch_utils.signals import SignalExit, exit_on_signals
 
 __version__ = "0.1.0"
 
@@ -53,9 +56,13 @@ _MODULE_OF = {
     "Resource": "resource",
     "ResourceClosedError": "errors",
     "SafePyTorchCleanup": "cleanup",
+    "SignalError": "errors",
+    "SignalExit": "signals",
     "StillHeld": "report",
     "TorchUtilsError": "errors",
     "clear_exception_frames": "oom",
+    "exit_on_signals": "signals",
+    "fast_exit": "exit",
     "get_device_info": "devices",
     "get_optimal_device": "devices",
     "is_cuda_available": "devices",
@@ -77,9 +84,13 @@ __all__ = [
     "Resource",
     "ResourceClosedError",
     "SafePyTorchCleanup",
+    "SignalError",
+    "SignalExit",
     "StillHeld",
     "TorchUtilsError",
     "clear_exception_frames",
+    "exit_on_signals",
+    "fast_exit",
     "get_device_info",
     "get_optimal_device",
     "is_cuda_available",

@@ -46,6 +46,8 @@ class Registry:
         self._known_pid = 0
         self.on_new_process: list[Callable[[], None]] = []
         self.on_late_entry: Callable[[], None] | None = None
+        self._releasing: dict[int, int] = {}  # thread -> releases that it is in the middle of
+        self._postponed: tuple[int, Callable[[], None]] | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -99,6 +101,31 @@ class Registry:
                 attempt.done.release()
         finally:
             self._waiting.pop(me, None)
+
+    def is_releasing_here(self, _ident: Callable[[], int] = get_ident) -> bool:
+        """Whether the calling thread is in the middle of a release."""
+        return _ident() in self._releasing
+
+    def postpone(self, action: Callable[[], None], _ident: Callable[[], int] = get_ident) -> None:
+        """Have the calling thread do something when it has ended what it releases."""
+        self._postponed = (_ident(), action)
+
+    def begin_release(self, _ident: Callable[[], int] = get_ident) -> None:
+        """Note that the calling thread begins a release."""
+        me = _ident()
+        self._releasing[me] = self._releasing.get(me, 0) + 1
+
+    def end_release(self, _ident: Callable[[], int] = get_ident) -> None:
+        """Note its end; after the outermost, do what a signal handler has postponed."""
+        me = _ident()
+        depth = self._releasing.get(me, 1) - 1
+        if depth:
+            self._releasing[me] = depth
+            return
+        self._releasing.pop(me, None)
+        if self._postponed is not None and self._postponed[0] == me:
+            (_, action), self._postponed = self._postponed, None
+            action()
 
     def close_all(self, _getpid: Callable[[], int] = os.getpid) -> None:
         """Close what this process opened, newest first, including what that opens meanwhile.
@@ -179,9 +206,11 @@ class Entry:
             _registry.discard(self)
             return False
         mine = _attempt()
+        _registry.begin_release()  # First: a signal between here and the release must wait.
         attempt = self.__dict__.setdefault("attempt", mine)
         if attempt is mine:
             return True
+        _registry.end_release()
         if attempt.thread != mine.thread:
             _registry.wait(attempt, timeout_s)
         return False
@@ -190,6 +219,7 @@ class Entry:
         """Forget the entry, and let those who waited for it go on."""
         _registry.discard(self)
         self.attempt.done.release()
+        _registry.end_release()
 
     def close(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-__all__ = ["CleanupError", "ReleasedError", "ResourceClosedError", "TorchUtilsError"]
+__all__ = ["CleanupError", "ReleasedError", "ResourceClosedError", "SignalError", "TorchUtilsError"]
 
 
 class TorchUtilsError(Exception):
@@ -18,6 +18,10 @@ class ResourceClosedError(TorchUtilsError, RuntimeError):
 
 class ReleasedError(TorchUtilsError, RuntimeError):
     """A module was used after `release` had taken its weights."""
+
+
+class SignalError(TorchUtilsError, ValueError):
+    """A signal handler cannot be installed here, or not for that signal."""
 
 
 if sys.version_info >= (3, 11):
