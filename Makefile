@@ -6,13 +6,20 @@ BIN := .venv/bin
 # The packaged model is a local folder: nothing has to be looked up on a hub.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint format clean
+.PHONY: demo test hazards lint format bench-exit clean
 
 demo: .venv/.installed
 	$(BIN)/rag-demo demo
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+hazards: .venv/.installed
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/hazards
+
+bench-exit: .venv/.installed
+	$(BIN)/python benchmarks/bench_exit.py
+	$(BIN)/python benchmarks/bench_resource.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

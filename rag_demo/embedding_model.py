@@ -163,6 +163,7 @@ class EmbeddingModel(Resource):
             # what does not fit into memory shows at once.
             order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
             for start in range(0, len(order), _SLICE):
+                self.ensure_open()  # Another thread may be waiting to close it.
                 rows = order[start : start + _SLICE]
                 vectors[rows] = getattr(model, method)(
                     [texts[row] for row in rows],

@@ -72,4 +72,5 @@ class FaissRetriever(Retriever):
         return found
 
     def _release(self) -> None:
-        self._clear()
+        with self._lock:  # A search that is under way in another thread ends first.
+            self._clear()

@@ -92,5 +92,6 @@ class PyTorchGPURetriever(Retriever):
         return [row[query == which] for which in range(len(queries))]
 
     def _release(self) -> None:
-        tensor, self.embeddings_tensor = self.embeddings_tensor, None
-        release(tensor)
+        with self._lock:  # A search that is under way in another thread ends first.
+            tensor, self.embeddings_tensor = self.embeddings_tensor, None
+            release(tensor)

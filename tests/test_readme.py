@@ -19,6 +19,15 @@ def test_python_block_runs(block: str) -> None:
     assert_clean(run(block, env={"TQDM_DISABLE": "1"}))
 
 
+def test_lifecycle_page_runs() -> None:
+    """The first example of the guide; the second needs a web application around it."""
+    page = (ROOT / "docs" / "lifecycle.md").read_text(encoding="utf-8")
+    block = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
+    result = run(block)
+    assert_clean(result)
+    assert result.stdout == "released\n"
+
+
 def test_first_block_stands_early() -> None:
     """A reader sees code within the first 30 lines."""
     assert README[: README.index("```python")].count("\n") < 30

@@ -35,7 +35,6 @@ class _LastChance:
 
     def __init__(self) -> None:
         self._cycle = self
-        gc.enable()  # A program that disabled it would go without that collection.
 
     def __del__(
         self,
@@ -46,6 +45,23 @@ class _LastChance:
             _close()
         else:  # An ordinary collection came first: the program is still in its callbacks.
             _LastChance()
+
+
+def _arm_last_chance() -> None:
+    """Close what is opened from now on before teardown takes anything apart."""
+    gc.enable()  # A program that disabled it would go without the collection at the end.
+    _LastChance()
+
+
+def _is_called_by_the_program() -> bool:
+    """Whether the program's own code is what runs, and not a callback of the interpreter's.
+
+    An atexit callback is the outermost frame. Also False in other threads.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name in ("<module>", "_run_module_as_main")
 
 
 def _close_at_end_of_worker() -> None:
@@ -94,4 +110,8 @@ def fast_exit() -> bool:
 _freeze: Callable[[], None] | None = None
 atexit.register(_close_everything)
 REGISTRY.on_new_process.append(_close_at_end_of_worker)
-REGISTRY.on_late_entry = _LastChance  # type: ignore[assignment]
+REGISTRY.on_late_entry = _arm_last_chance
+if not _is_called_by_the_program():
+    # Imported for the first time by an atexit callback, perhaps: what is registered now would
+    # not be called any more. If not, this costs an object for each collection.
+    _LastChance()

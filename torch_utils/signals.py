@@ -82,7 +82,7 @@ class SignalExit:
         def again() -> None:
             time.sleep(0.001)
             self._retry = "due"
-            _thread.interrupt_main(number)
+            _thread.interrupt_main(signal.Signals(number))
 
         _thread.start_new_thread(again, ())
 

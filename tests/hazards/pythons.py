@@ -1,0 +1,34 @@
+"""Find the other Pythons of this machine, from 3.10 on."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+OLDEST = (3, 10)
+
+
+@functools.lru_cache
+def other_pythons() -> dict[str, str]:
+    """Return the path of one interpreter for each other minor version, by its name."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    candidates = [str(path) for path in sorted(pyenv.glob("3.*/bin/python"))]
+    candidates += [p for n in range(10, 20) if (p := shutil.which(f"python3.{n}"))]
+    found: dict[str, str] = {}
+    for path in candidates:
+        done = subprocess.run(
+            [path, "-c", "import sys; print(*sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            continue  # A shim for a version that is not selected here.
+        version = tuple(map(int, done.stdout.split()))
+        if version >= OLDEST and version != sys.version_info[:2]:
+            found.setdefault(".".join(map(str, version)), path)
+    return found

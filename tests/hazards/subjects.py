@@ -1,0 +1,169 @@
+"""What the programs of the matrix keep alive: the library's objects, and a naive destructor.
+
+Each logs "made" and "released" with its process's id into a file. The logging is bound early,
+so that what fails in a late phase is the subject and never the log. Imported by the programs,
+on every Python, so nothing but the standard library at the top.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+KIND = os.environ["HAZARD_SUBJECT"]
+LOG = os.environ["HAZARD_LOG"]
+_count = 0
+
+
+def log(
+    event: str,
+    number: object,
+    _open=os.open,
+    _write=os.write,
+    _close=os.close,
+    _pid=os.getpid,
+    _path=LOG,
+    _flags=os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+) -> None:
+    descriptor = _open(_path, _flags)
+    _write(descriptor, f"{event} {_pid()} {number}\n".encode())
+    _close(descriptor)
+
+
+def _next() -> int:
+    global _count
+    _count += 1
+    log("made", _count)
+    return _count
+
+
+def make(action=None):
+    """Return a new subject; ``action`` is called in its release, after the log."""
+    return _MAKERS[KIND](action)
+
+
+def close(subject) -> None:
+    """End a subject early, the way its users would."""
+    if KIND == "scope":
+        subject.__exit__(None, None, None)
+    else:
+        subject.close()
+
+
+def is_alive(subject) -> bool:
+    """Whether a subject can still be used."""
+    if KIND.startswith("naive"):
+        return subject.payload is not None
+    if KIND == "scope":
+        return bool(subject._open)
+    return not subject.closed
+
+
+def _resource(action):
+    from torch_utils import Resource
+
+    class Subject(Resource):
+        def __init__(self) -> None:
+            self.number = _next()
+
+        def _release(self, _log=log) -> None:
+            _log("released", self.number)
+            if action is not None:
+                action()
+
+    return Subject()
+
+
+def _scope(action):
+    from torch_utils import SafePyTorchCleanup
+
+    scope = SafePyTorchCleanup().__enter__()
+    if action is not None:
+        scope.callback(action)
+    scope.callback(log, "released", _next())
+    return scope
+
+
+def _retriever(action):
+    from rag_demo import PyTorchGPURetriever
+
+    class Letters:
+        name, dimension = "letters", 26
+
+        def embed_query(self, text):
+            return self.embed_documents([text])[0]
+
+        def embed_documents(self, texts):
+            return [[1.0 + text.count(chr(97 + i)) for i in range(26)] for text in texts]
+
+    class Subject(PyTorchGPURetriever):
+        def _release(self, _log=log) -> None:
+            super()._release()
+            _log("released", self.number)
+            if action is not None:
+                action()
+
+    subject = Subject(Letters(), device="cpu")
+    subject.number = _next()
+    subject.add(["cache", "memory"])
+    assert subject.search("caches", 1)[0].text == "cache"
+    return subject
+
+
+def _model(action):
+    from rag_demo import EmbeddingModel
+
+    class Subject(EmbeddingModel):
+        def _release(self, _log=log) -> None:
+            super()._release()
+            _log("released", self.number)
+            if action is not None:
+                action()
+
+    subject = Subject(os.environ["HAZARD_MODEL"], device="cpu")
+    subject.number = _next()
+    subject.load_model()
+    return subject
+
+
+class Naive:
+    """Today's practice: a destructor that asks torch, or anything else that it needs."""
+
+    def __init__(self, action) -> None:
+        self.number = _next()
+        self.payload = [self]
+        self.payload.clear()
+        self.action = action
+
+    def close(self) -> None:
+        self.__del__()
+
+    def __del__(self) -> None:
+        if KIND == "naive-torch":
+            import torch
+
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        else:
+            import json
+
+            json.dumps([])
+        log("released", self.number)
+        if self.action is not None:
+            self.action()
+
+
+_MAKERS = {
+    "resource": _resource,
+    "scope": _scope,
+    "retriever": _retriever,
+    "model": _model,
+    "naive": Naive,
+    "naive-torch": Naive,
+}
+assert KIND in _MAKERS, f"unknown subject {KIND}"
+if KIND in ("resource", "scope", "retriever", "model") and not os.environ.get("HAZARD_LATE"):
+    import torch_utils  # noqa: F401
+if KIND in ("retriever", "model"):
+    import rag_demo  # noqa: F401
+del sys
