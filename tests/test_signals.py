@@ -112,16 +112,38 @@ kill(signal.SIGTERM)
     assert result.stdout == "begin hangs\n"
 
 
-def test_during_import() -> None:
-    """A signal in the middle of loading a module ends the program in order."""
+@pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8])
+def test_during_import(delay_s: float) -> None:
+    """A signal in the middle of loading torch ends the program in order, as soon as it can."""
+    result = run(
+        PRELUDE
+        + f"""
+exit_on_signals()
+r = R("kept")
+threading.Timer({delay_s}, os.kill, (os.getpid(), signal.SIGTERM)).start()
+import torch
+time.sleep(20)
+print("never")
+"""
+    )
+    assert_clean(result, 143)
+    assert result.stdout == "begin kept\nend kept\n"
+
+
+def test_during_an_import_that_never_ends() -> None:
+    """A program that runs inside of an import is ended all the same."""
     result = run(
         PRELUDE
         + """
+import pathlib, tempfile, torch_utils.signals as signals
+signals.IMPORT_WAIT_S = 0.2
 exit_on_signals()
 r = R("kept")
-threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-import torch
-time.sleep(5)
+folder = tempfile.TemporaryDirectory()
+pathlib.Path(folder.name, "endless.py").write_text("import time; time.sleep(50)")
+sys.path.insert(0, folder.name)
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+import endless
 """
     )
     assert_clean(result, 143)

@@ -26,7 +26,8 @@ class SignalExit:
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self.previous: dict[int, Any] = {}
         self._begun = False
-        self._retry: str = ""  # "", "waiting" or "due"
+        self._first_s: float | None = None  # when the first signal came
+        self._retry = ""  # "", "waiting" or "due"
         for number in numbers:
             self.previous[number] = signal.signal(number, self._handle)
 
@@ -58,7 +59,9 @@ class SignalExit:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._begun:
             return
-        if _in_destructor(frame):
+        if self._first_s is None:
+            self._first_s = time.monotonic()
+        if _would_be_lost(frame, waited_s=time.monotonic() - self._first_s):
             self._try_again(number)
             return
         self._begun = True
@@ -73,16 +76,19 @@ class SignalExit:
         self._exit(number, frame)
 
     def _try_again(self, number: int) -> None:
-        """Come back in a moment: an exception out of a destructor is only printed, and lost."""
+        """Come back in a moment, when an exception gets through."""
         if self._retry == "waiting":  # A second signal: end at once, also from here.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._retry = "waiting"
+        main = threading.get_ident()
 
         def again() -> None:
             time.sleep(0.001)
             self._retry = "due"
-            _thread.interrupt_main(signal.Signals(number))
+            if not self._begun:
+                # A real signal, which also wakes the main thread from a blocking call.
+                signal.pthread_kill(main, number)
 
         _thread.start_new_thread(again, ())
 
@@ -94,9 +100,20 @@ class SignalExit:
             raise SystemExit(128 + number)
 
 
-def _in_destructor(frame: FrameType | None) -> bool:
+IMPORT_WAIT_S = 10.0
+"""How long a signal waits for an import to end; then it is raised into it."""
+
+
+def _would_be_lost(frame: FrameType | None, waited_s: float) -> bool:
+    """Say whether an exception raised here may never arrive.
+
+    Out of a destructor it is only printed. Out of an import it is swallowed now and then by
+    the C++ of an extension module that is being initialised: one import of torch in ten.
+    """
     while frame is not None:
         if frame.f_code.co_name == "__del__":
+            return True
+        if frame.f_globals.get("__name__") == "importlib._bootstrap" and waited_s < IMPORT_WAIT_S:
             return True
         frame = frame.f_back
     return False
@@ -107,10 +124,10 @@ def exit_on_signals(*signals: int) -> SignalExit:
 
     The default action of SIGTERM ends a process with nothing closed: no atexit callback, no
     destructor. With this, `SystemExit` is raised in the main thread: ``with`` blocks end, atexit
-    callbacks run, open resources are closed. A signal in the middle of a release, or of a
-    destructor, waits for its end. A handler that a program had installed before is called
-    first; Python's own for SIGINT is replaced. A second signal takes the default action and
-    ends the program at once.
+    callbacks run, open resources are closed. A signal in the middle of a release, of a
+    destructor, or of an import (for `IMPORT_WAIT_S` seconds at most) waits for its end. A
+    handler that a program had installed before is called first; Python's own for SIGINT is
+    replaced. A second signal takes the default action and ends the program at once.
 
     Args:
         *signals: ``signal.SIGTERM`` (the default), ``SIGINT``, ``SIGHUP``, ...
