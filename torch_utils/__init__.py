@@ -15,6 +15,7 @@ from torch_utils import exit as _exit  # noqa: F401  (the exit registration)
 from torch_utils._runtime import is_shutting_down
 
 if TYPE_CHECKING:
+    from torch_utils.batch_size import find_batch_size
     from torch_utils.cleanup import SafePyTorchCleanup
     from torch_utils.devices import (
         DeviceInfo,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         TorchUtilsError,
     )
     from torch_utils.exit import fast_exit
+    from torch_utils.measure import Measurement, measure, measuring
     from torch_utils.memory import (
         DeviceMemory,
         HostMemory,
@@ -51,6 +53,7 @@ _MODULE_OF = {
     "DeviceInfo": "devices",
     "DeviceMemory": "memory",
     "HostMemory": "memory",
+    "Measurement": "measure",
     "MemorySnapshot": "memory",
     "ReleasedError": "errors",
     "Resource": "resource",
@@ -63,10 +66,13 @@ _MODULE_OF = {
     "clear_exception_frames": "oom",
     "exit_on_signals": "signals",
     "fast_exit": "exit",
+    "find_batch_size": "batch_size",
     "get_device_info": "devices",
     "get_optimal_device": "devices",
     "is_cuda_available": "devices",
     "is_out_of_memory": "oom",
+    "measure": "measure",
+    "measuring": "measure",
     "memory_snapshot": "memory",
     "release": "release",
     "safe_cuda_empty_cache": "memory",
@@ -79,6 +85,7 @@ __all__ = [
     "DeviceInfo",
     "DeviceMemory",
     "HostMemory",
+    "Measurement",
     "MemorySnapshot",
     "ReleasedError",
     "Resource",
@@ -91,11 +98,14 @@ __all__ = [
     "clear_exception_frames",
     "exit_on_signals",
     "fast_exit",
+    "find_batch_size",
     "get_device_info",
     "get_optimal_device",
     "is_cuda_available",
     "is_out_of_memory",
     "is_shutting_down",
+    "measure",
+    "measuring",
     "memory_snapshot",
     "release",
     "safe_cuda_empty_cache",

@@ -1,0 +1,81 @@
+"""measure: finished work, on a CPU and, with a stand-in, on CUDA."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from typing import Any
+
+import pytest
+
+from torch_utils import Measurement, measure, measuring
+
+
+def test_on_the_host() -> None:
+    """Each repetition is timed; warm-up calls are not."""
+    calls: list[int] = []
+    result = measure(lambda n: (calls.append(n), time.sleep(0.01)), 7, warmup=2, repeat=5)
+    assert calls == [7] * 7
+    assert len(result.host_s) == len(result.device_s) == 5
+    assert 0.01 <= result.median_s < 0.1
+    assert result.percentile_s(0) <= result.median_s <= result.percentile_s(100)
+    assert "ms on cpu (median of 5" in str(result)
+
+
+def test_memory_that_stays_is_seen() -> None:
+    """Growth of resident memory is in the figure."""
+    kept = []
+    with measuring() as result:
+        kept.append(bytearray(b"x") * (50 << 20))
+    assert result.peak_bytes > 40 << 20
+
+
+def test_bad_arguments() -> None:
+    """Counts and percentages that make no sense are refused."""
+    with pytest.raises(ValueError, match="repeat >= 1"):
+        measure(int, repeat=0)
+    with pytest.raises(ValueError, match="between 0 and 100"):
+        Measurement(device_s=[1.0]).percentile_s(101)
+
+
+def test_cuda_uses_events_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch returns at once; the figure is the kernel's own time."""
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("record")
+
+        def synchronize(self) -> None:
+            log.append("wait")
+
+        def elapsed_time(self, other: Any) -> float:
+            return 250.0
+
+    class Guard:
+        def __init__(self, device: str) -> None:
+            assert device == "cuda:1"
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *error: object) -> None: ...
+
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: True,
+        current_device=lambda: 1,
+        device=Guard,
+        synchronize=lambda: log.append("synchronize"),
+        reset_peak_memory_stats=lambda: log.append("reset"),
+        max_memory_allocated=lambda: 123,
+        Event=Event,
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    result = measure(lambda: log.append("launch"), warmup=0, repeat=1)
+    assert log == ["synchronize", "reset", "record", "launch", "record", "wait"]
+    assert result.device_s == [0.25]
+    assert result.host_s[0] < 0.25
+    assert (result.peak_bytes, result.device) == (123, "cuda:1")

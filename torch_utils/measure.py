@@ -1,0 +1,162 @@
+"""measure: time and peak memory of code that uses a device, done right.
+
+A kernel launch returns before the kernel has run. Host time alone would measure how fast work
+is put into a queue; so the device's own events are used on CUDA, and a synchronised clock on
+other devices.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_utils._runtime import loaded_torch
+from torch_utils.memory import memory_snapshot
+
+__all__ = ["Measurement", "measure", "measuring"]
+
+
+@dataclass
+class Measurement:
+    """Times in seconds, one for each repetition, and memory in bytes.
+
+    Attributes:
+        host_s: From the call until the device had finished, on the host's clock.
+        device_s: On the device's own clock, for CUDA; elsewhere the same as ``host_s``.
+        peak_bytes: The most that torch's allocator held on the device meanwhile; on the CPU,
+            by how much resident memory had grown afterwards.
+        device: torch's name of the device.
+    """
+
+    device: str = "cpu"
+    host_s: list[float] = field(default_factory=list)
+    device_s: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
+
+    @property
+    def median_s(self) -> float:
+        """The median of ``device_s``."""
+        return statistics.median(self.device_s)
+
+    def percentile_s(self, percent: float) -> float:
+        """Return a percentile of ``device_s``, by the nearest rank.
+
+        Raises:
+            ValueError: ``percent`` is not between 0 and 100.
+        """
+        if not 0 <= percent <= 100:
+            raise ValueError(f"percent must be between 0 and 100, not {percent}")
+        ordered = sorted(self.device_s)
+        rank = max(1, -(-len(ordered) * percent // 100))
+        return ordered[int(rank) - 1]
+
+    def __str__(self) -> str:
+        low, high = self.percentile_s(5), self.percentile_s(95)
+        return (
+            f"{self.median_s * 1e3:.3f} ms on {self.device} (median of {len(self.device_s)}; "
+            f"5%: {low * 1e3:.3f}, 95%: {high * 1e3:.3f}), peak {self.peak_bytes:,} bytes"
+        )
+
+
+def measure(
+    fn: Callable[..., Any], *args: Any, warmup: int = 3, repeat: int = 20, device: Any = None
+) -> Measurement:
+    """Call a function repeatedly and measure each call until its work has finished.
+
+    Args:
+        fn: What to measure.
+        *args: Its arguments.
+        warmup: Calls before the first that counts: compilation, caches, clocks.
+        repeat: Calls that count.
+        device: torch's name of the device that it works on; by default the CUDA device that is
+            in use, or the CPU. Never initialises one.
+
+    Raises:
+        ValueError: ``warmup`` is negative or ``repeat`` is not positive.
+    """
+    if warmup < 0 or repeat < 1:
+        raise ValueError(f"needs warmup >= 0 and repeat >= 1, not {warmup} and {repeat}")
+    for _ in range(warmup):
+        fn(*args)
+    result: Measurement | None = None
+    for _ in range(repeat):
+        with measuring(device) as once:
+            fn(*args)
+        if result is None:
+            result = once
+        else:
+            result.host_s += once.host_s
+            result.device_s += once.device_s
+            result.peak_bytes = max(result.peak_bytes, once.peak_bytes)
+    assert result is not None
+    return result
+
+
+@contextmanager
+def measuring(device: Any = None) -> Iterator[Measurement]:
+    """Measure a block; the `Measurement` is filled when the block has ended.
+
+    Args:
+        device: As in `measure`.
+    """
+    torch = loaded_torch()
+    name = _device_name(torch, device)
+    result = Measurement(name)
+    kind = name.partition(":")[0]
+    if torch is None or kind == "cpu":
+        yield from _on_host(result)
+    elif kind == "cuda":
+        yield from _on_cuda(torch, result)
+    else:
+        yield from _with_synchronisation(getattr(torch, kind), result)
+
+
+def _device_name(torch: Any, device: Any) -> str:
+    if device is not None:
+        return str(device)
+    if torch is not None and torch.cuda.is_initialized():
+        return f"cuda:{torch.cuda.current_device()}"
+    return "cpu"
+
+
+def _on_host(result: Measurement) -> Iterator[Measurement]:
+    before = memory_snapshot().host.rss_bytes
+    started = time.perf_counter()
+    yield result
+    seconds = time.perf_counter() - started
+    result.host_s.append(seconds)
+    result.device_s.append(seconds)
+    result.peak_bytes = max(memory_snapshot().host.rss_bytes - before, 0)
+
+
+def _on_cuda(torch: Any, result: Measurement) -> Iterator[Measurement]:
+    cuda = torch.cuda
+    with cuda.device(result.device):
+        cuda.synchronize()  # What was launched earlier is not this block's work.
+        cuda.reset_peak_memory_stats()
+        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        started = time.perf_counter()
+        begin.record()
+    yield result
+    with cuda.device(result.device):
+        end.record()
+        end.synchronize()
+        result.host_s.append(time.perf_counter() - started)
+        result.device_s.append(begin.elapsed_time(end) / 1e3)
+        result.peak_bytes = cuda.max_memory_allocated()
+
+
+def _with_synchronisation(module: Any, result: Measurement) -> Iterator[Measurement]:
+    module.synchronize()
+    started = time.perf_counter()
+    yield result
+    module.synchronize()
+    seconds = time.perf_counter() - started
+    result.host_s.append(seconds)
+    result.device_s.append(seconds)
+    peak = getattr(module, "max_memory_allocated", None)
+    result.peak_bytes = peak() if peak is not None else 0
