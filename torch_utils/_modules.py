@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch_utils._runtime import DEBUG, log
+from torch_utils._runtime import DEBUG, loaded_torch, log
 from torch_utils._steps import Step, count_contents, count_tensor
 from torch_utils._storages import Inventory
 from torch_utils._tombstone import bury, is_released
+from torch_utils._unmap import LARGE_BYTES, drop_pages
 
 
 class ModuleStep(Step):
@@ -28,16 +29,21 @@ class ModuleStep(Step):
     def count(self, inventory: Inventory) -> None:
         for path, module in self._tree():
             for part, held in vars(module).items():
+                if type(held) in _COUNTLESS:
+                    continue
                 if part in ("_parameters", "_buffers"):
                     for name, tensor in held.items():
                         if tensor is not None:
-                            count_tensor(inventory, _join(self.name, path, name), tensor)
+                            count_tensor(inventory, _join(_join(self.name, path), name), tensor)
                 elif part != "_modules" and not part.startswith("_"):
-                    count_contents(inventory, _join(self.name, path, part), held, depth=2)
+                    where = _join(_join(self.name, path), part)
+                    count_contents(inventory, where, held, depth=2)
 
     def give_up(self, place: str) -> None:
         self._run_own_cleanup()
+        torch = loaded_torch()
         for path, module in list(self._tree()):
+            _drop_one_by_one(torch, module)
             kind = type(module).__name__
             what = f"this {kind}" if not path else f"{path!r} of {self.name} (a {kind})"
             bury(module, what, place)
@@ -59,8 +65,30 @@ class ModuleStep(Step):
                 log(DEBUG, "%s.%s() before its release: %r", self.name, name, error)
 
 
-def _join(*parts: str) -> str:
-    return ".".join(part for part in parts if part)
+_COUNTLESS = (bool, int, float, str, type(None))
+
+
+def _join(path: str, name: str) -> str:
+    if not path:
+        return name
+    return f"{path}.{name}" if name else path
+
+
+def _drop_one_by_one(torch: Any, module: Any) -> None:
+    """Drop a module's tensors, each in a step of its own.
+
+    Between two steps other threads get their turn, which they do not while a dictionary that
+    holds a gigabyte is cleared.
+    """
+    plain = (torch.Tensor, torch.nn.Parameter)
+    for part in ("_parameters", "_buffers"):
+        tensors = vars(module).get(part) or {}
+        for name in list(tensors):
+            tensor = tensors.pop(name)
+            # By exact type: a lazy layer's parameter, say, cannot be asked for its size.
+            if type(tensor) in plain and tensor.numel() * tensor.itemsize >= LARGE_BYTES:
+                drop_pages(torch, tensor)
+            del tensor
 
 
 def walk(root: Any, spared: set[int]) -> Iterator[tuple[str, Any]]:

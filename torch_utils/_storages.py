@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch_utils._runtime import DEBUG, log
+from torch_utils._runtime import DEBUG, loaded_torch, log
 
 SPARSE_PARTS = ("_indices", "_values")
 COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """One storage, as it was before the release."""
 
     what: str
@@ -36,52 +34,68 @@ class Inventory:
 
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
+        self._freed: dict[str, int] = {}
         reductions: Any = sys.modules.get("torch.multiprocessing.reductions")
         self._weak = getattr(reductions, "StorageWeakRef", None)
+        torch = loaded_torch()
+        self._plain: tuple[type, ...] = ()
+        self._strided: Any = None
+        if torch is not None and self._weak is not None:
+            self._plain, self._strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+        self._places: dict[Any, str] = {}
 
     def add(self, what: str, tensor: Any) -> None:
         """Note the storages under a tensor. One that has none in memory counts for nothing."""
         if self._weak is None:
             return
-        for part in parts_of(tensor):
+        plain = type(tensor) in self._plain and tensor.layout == self._strided
+        for part in (tensor,) if plain else parts_of(tensor):
             try:
                 storage = part.untyped_storage()
                 key, nbytes = storage._cdata, storage.nbytes()
                 # The weak reference keeps the address from being used again.
-                if nbytes and key not in self._held and part.device.type != "meta":
-                    self._held[key] = Held(what, nbytes, place_of(part), self._weak(storage))
+                if nbytes and key not in self._held:
+                    place = self._place_of(part.device)
+                    if place != "meta":
+                        self._held[key] = Held(what, nbytes, place, self._weak(storage))
             except (RuntimeError, NotImplementedError, AttributeError) as error:
                 # Opaque layouts (mkldnn), fake and functional tensors: no storage to speak of.
                 log(DEBUG, "%s: its storage cannot be counted: %r", what, error)
+
+    def _place_of(self, device: Any) -> str:
+        """Name where memory is: "host" for the CPU, else torch's name of the device."""
+        place = self._places.get(device)
+        if place is None:
+            kind = device.type
+            place = "host" if kind == "cpu" else kind if kind == "meta" else str(device)
+            self._places[device] = place
+        return place
 
     def absorb(self, other: Inventory) -> None:
         """Count another inventory's storages too."""
         for key, held in other._held.items():
             self._held.setdefault(key, held)
+        for place, nbytes in other._freed.items():
+            self._freed[place] = self._freed.get(place, 0) + nbytes
 
     def alive(self) -> list[Held]:
-        """List what is still there, the largest first."""
-        return sorted((h for h in self._held.values() if h.is_alive()), key=lambda h: -h.nbytes)
+        """List what is still there, the largest first.
+
+        Forgets what is gone, but for its size: a weak reference keeps a hundred bytes of the
+        C heap, and thousands of them would keep as many pages from going back.
+        """
+        for key in [key for key, held in self._held.items() if not held.is_alive()]:
+            gone = self._held.pop(key)
+            self._freed[gone.device] = self._freed.get(gone.device, 0) + gone.nbytes
+        return sorted(self._held.values(), key=lambda held: -held.nbytes)
 
     def freed_bytes(self) -> dict[str, int]:
         """Count what is gone, by place."""
-        freed: dict[str, int] = {}
-        for held in self._held.values():
-            freed.setdefault(held.device, 0)
-            if not held.is_alive():
-                freed[held.device] += held.nbytes
-        return freed
+        alive = self.alive()
+        return {**{held.device: 0 for held in alive}, **self._freed}
 
     def __bool__(self) -> bool:
-        return bool(self._held)
-
-
-def place_of(tensor: Any) -> str:
-    """Name where a tensor's memory is: "host" for the CPU, else torch's name of the device."""
-    device = tensor.device
-    if device.type == "cpu":
-        return "host"
-    return str(device) if device.index is not None else f"{device.type}:0"
+        return bool(self._held or self._freed)
 
 
 def parts_of(tensor: Any) -> Iterator[Any]:

