@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The packaged model is a local folder: nothing has to be looked up on a hub.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test hazards lint format bench-exit clean
+.PHONY: demo test hazards lint format bench-exit bench-release clean
 
 demo: .venv/.installed
 	$(BIN)/rag-demo demo
@@ -20,6 +20,9 @@ hazards: .venv/.installed
 bench-exit: .venv/.installed
 	$(BIN)/python benchmarks/bench_exit.py
 	$(BIN)/python benchmarks/bench_resource.py
+
+bench-release: .venv/.installed
+	$(BIN)/python benchmarks/bench_release.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ from torch_utils._dismantle import plan
 from torch_utils._runtime import ERROR, is_shutting_down, log
 from torch_utils._steps import Step
 from torch_utils._storages import Inventory
+from torch_utils._thorough import clear_other_caches
 from torch_utils._tombstone import caller
 from torch_utils.memory import MemorySnapshot, empty_caches, memory_snapshot
 from torch_utils.memory import trim_host as trim_host_heap
@@ -51,7 +52,9 @@ def release(
         collect: Whether to collect garbage. "auto": only if something that was given up is
             still alive, the youngest generation first; "never"; "full": always.
         trim_host: Return the C heap's unused pages to the system (glibc).
-        thorough: Also clear what torch caches outside its allocators.
+        thorough: Also clear what torch keeps outside its allocators, where it is loaded and in
+            use: compiled code, cuBLAS workspaces, cuFFT plans, IPC handles, pinned host memory;
+            and collect cycles that `gc.freeze` has put aside. Takes as long as it takes.
 
     Returns:
         What was freed and what is still held, measured.
@@ -150,6 +153,8 @@ class Release:
         )
 
     def _give_back(self) -> None:
+        if self._thorough:
+            clear_other_caches()
         self._collect_garbage()
         if self._inventory or self._collect == "full" or self._thorough:
             empty_caches()

@@ -1,0 +1,143 @@
+"""What a release gives back, beside `del`, `gc.collect` and accelerate's release_memory.
+
+Every cell is a process of its own; see release_cell.py for what it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import timeit
+from pathlib import Path
+from typing import Any
+
+from results_file import write
+
+CELL = Path(__file__).resolve().parent / "release_cell.py"
+METHODS = ("del", "del+gc", "accelerate", "torch_utils")
+SIZES = ("64 MB", "0.5-1 MB", "4-96 KB", "mixed")
+
+
+def cell(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(CELL), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
+    )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def tensors() -> list[dict[str, Any]]:
+    print("\nHost memory returned, percent / milliseconds. With torch_utils the variable lives on.")
+    print(f"{'tensors':10}{'cycle':>6}{'survivors':>11}" + "".join(f"{m:>16}" for m in METHODS))
+    rows = []
+    for sizes in SIZES:
+        for cycle in ("no", "yes"):
+            for survivors in ("no", "yes"):
+                row = {m: cell("tensors", sizes, cycle, survivors, m) for m in METHODS}
+                rows.append({"sizes": sizes, "cycle": cycle, "survivors": survivors, **row})
+                shown = "".join(f"{row[m]['percent']:9.1f}/{row[m]['ms']:<6.0f}" for m in METHODS)
+                print(f"{sizes:10}{cycle:>6}{survivors:>11}{shown}", flush=True)
+    return rows
+
+
+def minilm() -> dict[str, Any]:
+    print("\nMiniLM after encoding 5,000 texts")
+    rows = {}
+    for method in METHODS:
+        rows[method] = row = cell("minilm", method)
+        print(
+            f"{method:12} {row['percent']:5.1f}% of {row['grown_mb']:.0f} MB back in "
+            f"{row['ms']:.0f} ms, {row['full_collections']} full collections",
+            flush=True,
+        )
+    print("20 rounds of load, encode, release")
+    for method in ("del+gc", "torch_utils"):
+        rounds = cell("rounds", "20", method)
+        rows[method]["rounds"] = rounds
+        print(f"{method:12} grows by {rounds['growth_mb_per_round']:.2f} MB a round", flush=True)
+    return rows
+
+
+def costs() -> dict[str, Any]:
+    print("\nRelease of 50 layers without a cycle, less trimming, beside live objects")
+    heaps = {}
+    for millions, order in (
+        ("0", "ordered"),
+        ("1", "ordered"),
+        ("10", "ordered"),
+        ("10", "shuffled"),
+    ):
+        heaps[f"{millions}M {order}"] = row = cell("heap", millions, order)
+        print(f"{millions + 'M':>4} {order:9} {row['ms']:.2f} ms", flush=True)
+    print("The longest that another thread waits while 1 GB goes")
+    stalls = {}
+    for method in METHODS:
+        runs = [cell("stall", method)["worst_stall_ms"] for _ in range(3)]
+        stalls[method] = runs
+        print(f"{method:12} {statistics.median(runs):.1f} ms", flush=True)
+    return {"heaps": heaps, "stall_ms": stalls}
+
+
+def nothing_to_do() -> dict[str, Any]:
+    """The cost of asking, over a plain function call; and of the import, over an empty one."""
+    import torch  # noqa: F401
+
+    from torch_utils import safe_cuda_empty_cache
+
+    def plain() -> bool:
+        return False
+
+    def best(function: Any) -> float:
+        return min(timeit.repeat(function, number=100_000, repeat=9)) / 100_000 * 1e6
+
+    extra = best(safe_cuda_empty_cache) - best(plain)
+    print(f"\nsafe_cuda_empty_cache() with nothing to do: {extra:.2f} microseconds over a call")
+    return {"empty_cache_extra_us": extra, "import_extra_ms": import_cost()}
+
+
+def import_cost() -> float:
+    def median(statement: str) -> float:
+        times = []
+        for _ in range(15):
+            program = (
+                f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", program], capture_output=True, text=True, check=True
+            )
+            times.append(float(done.stdout) * 1e3)
+        return statistics.median(times)
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder, "empty_package")
+        package.mkdir()
+        (package / "__init__.py").touch()
+        empty = median(f"import sys; sys.path.insert(0, {folder!r}); import empty_package")
+    extra = median("import sys; sys.path.insert(0, ''); import torch_utils") - empty
+    print(f"import torch_utils: {extra:.2f} ms over an empty package")
+    return extra
+
+
+def main() -> None:
+    write(
+        "release",
+        {
+            "tensors": tensors(),
+            "minilm": minilm(),
+            "costs": costs(),
+            "nothing_to_do": nothing_to_do(),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

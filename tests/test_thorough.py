@@ -1,0 +1,113 @@
+"""thorough=True: each cache is cleared where it is in use, and nothing else is touched."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from programs import assert_clean, run
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torch_utils import release
+from torch_utils._thorough import clear_other_caches
+
+
+def stand_in(initialized: bool, log: list[str]) -> Any:
+    def note(name: str) -> Any:
+        return lambda *args: log.append(name)
+
+    plans = [types.SimpleNamespace(clear=note(f"plans {index}")) for index in range(2)]
+    return types.SimpleNamespace(
+        cuda=types.SimpleNamespace(
+            is_initialized=lambda: initialized, device_count=lambda: 2, ipc_collect=note("ipc")
+        ),
+        _C=types.SimpleNamespace(_cuda_clearCublasWorkspaces=note("cublas")),
+        backends=types.SimpleNamespace(cuda=types.SimpleNamespace(cufft_plan_cache=plans)),
+        accelerator=types.SimpleNamespace(empty_host_cache=note("pinned")),
+    )
+
+
+@pytest.fixture
+def no_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+
+
+def test_on_a_device(monkeypatch: pytest.MonkeyPatch, no_dynamo: None) -> None:
+    """All of it, once CUDA is in use."""
+    log: list[str] = []
+    monkeypatch.setitem(sys.modules, "torch", stand_in(True, log))
+    cleared = clear_other_caches()
+    assert log == ["cublas", "plans 0", "plans 1", "ipc", "pinned"]
+    assert cleared == ["cuBLAS workspaces", "cuFFT plans", "IPC handles", "pinned host memory"]
+
+
+def test_nothing_is_initialised(monkeypatch: pytest.MonkeyPatch, no_dynamo: None) -> None:
+    """Before CUDA is in use none of its calls is made."""
+    log: list[str] = []
+    monkeypatch.setitem(sys.modules, "torch", stand_in(False, log))
+    assert clear_other_caches() == []
+    assert log == []
+
+
+def test_missing_call_skips_nothing_else(monkeypatch: pytest.MonkeyPatch, no_dynamo: None) -> None:
+    """A torch without one of the calls has the others made."""
+    log: list[str] = []
+    torch = stand_in(True, log)
+    del torch._C._cuda_clearCublasWorkspaces, torch.accelerator
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert clear_other_caches() == ["cuFFT plans", "IPC handles"]
+
+
+def test_dynamo_is_reset_only_if_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not imported for the purpose, which would take most of a second."""
+    log: list[str] = []
+    dynamo = types.SimpleNamespace(reset=lambda: log.append("reset"))
+    monkeypatch.setitem(sys.modules, "torch._dynamo", dynamo)
+    assert "compiled code" in clear_other_caches()
+    assert log == ["reset"]
+    assert_clean(
+        run("""
+        import sys, torch
+        from torch_utils import release
+        release(torch.ones(3), thorough=True)
+        assert "torch._dynamo" not in sys.modules
+        """)
+    )
+
+
+def test_frozen_cycle_is_collected() -> None:
+    """Only thorough gets at a cycle that was frozen before it was dropped."""
+    program = """
+    import gc, torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch_utils import release
+    class Holder: pass
+    holder = Holder(); holder.me = holder; holder.tensor = torch.ones(1000)
+    storage = StorageWeakRef(holder.tensor.untyped_storage())
+    gc.freeze(); del holder
+    frozen = gc.get_freeze_count()
+    assert release([], collect="full") and not storage.expired()
+    assert release([], thorough=True) and storage.expired()
+    assert gc.get_freeze_count() > 0.9 * frozen
+    """
+    assert_clean(run(program))
+
+
+def test_compiled_module() -> None:
+    """A compiled module gives its weights back, and says that it was released."""
+    model = torch.nn.Linear(32, 32)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(torch.ones(1, 32))
+    weight = StorageWeakRef(model.weight.untyped_storage())
+    release(compiled, thorough=True)
+    gc.collect()
+    assert weight.expired()
+    with pytest.raises(Exception, match="was released"):
+        compiled(torch.ones(1, 32))
+    with pytest.raises(Exception, match="was released"):
+        model(torch.ones(1, 32))
