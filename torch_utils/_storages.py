@@ -23,6 +23,7 @@ class Held(NamedTuple):
     nbytes: int
     device: str
     weak: Any
+    key: int
 
     def is_alive(self) -> bool:
         """Whether anything still refers to it."""
@@ -57,7 +58,8 @@ class Inventory:
                 if nbytes and key not in self._held:
                     place = self._place_of(part.device)
                     if place != "meta":
-                        self._held[key] = Held(what, nbytes, place, self._weak(storage))
+                        weak = self._weak(storage)
+                        self._held[key] = Held(what, nbytes, place, weak, key)
             except (RuntimeError, NotImplementedError, AttributeError) as error:
                 # Opaque layouts (mkldnn), fake and functional tensors: no storage to speak of.
                 log(DEBUG, "%s: its storage cannot be counted: %r", what, error)

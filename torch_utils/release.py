@@ -13,7 +13,8 @@ from contextvars import ContextVar
 from typing import Any, Literal
 
 from torch_utils._dismantle import plan
-from torch_utils._runtime import ERROR, is_shutting_down, log
+from torch_utils._holders import SEARCH_S, find_holders
+from torch_utils._runtime import ERROR, is_shutting_down, loaded_torch, log
 from torch_utils._steps import Step
 from torch_utils._storages import Inventory
 from torch_utils._thorough import clear_other_caches
@@ -32,6 +33,7 @@ def release(
     collect: Collect = "auto",
     trim_host: bool = True,
     thorough: bool = False,
+    search_s: float = SEARCH_S,
     _down: Callable[[], bool] = is_shutting_down,
     _report: type[CleanupReport] = CleanupReport,
 ) -> CleanupReport:
@@ -52,6 +54,8 @@ def release(
         collect: Whether to collect garbage. "auto": only if something that was given up is
             still alive, the youngest generation first; "never"; "full": always.
         trim_host: Return the C heap's unused pages to the system (glibc).
+        search_s: How long to look for who still holds what was given up, in seconds; larger
+            heaps than can be walked in that time are not searched.
         thorough: Also clear what torch keeps outside its allocators, where it is loaded and in
             use: compiled code, cuBLAS workspaces, cuFFT plans, IPC handles, pinned host memory;
             and collect cycles that `gc.freeze` has put aside. Takes as long as it takes.
@@ -66,7 +70,7 @@ def release(
     try:
         check_collect(collect)
         steps = plan(objects)
-        work = Release(collect=collect, trim_host=trim_host, thorough=thorough)
+        work = Release(collect=collect, trim_host=trim_host, thorough=thorough, search_s=search_s)
         work.run(steps)
         report = work.finish()
     except Exception as error:
@@ -87,7 +91,10 @@ def check_collect(collect: str) -> None:
 class Release:
     """One release under way: what was given up so far, and what came of it."""
 
-    def __init__(self, *, collect: Collect, trim_host: bool, thorough: bool) -> None:
+    def __init__(
+        self, *, collect: Collect, trim_host: bool, thorough: bool, search_s: float = SEARCH_S
+    ) -> None:
+        self._search_s = search_s
         self._collect = collect
         self._trim_host = trim_host
         self._thorough = thorough
@@ -143,13 +150,19 @@ class Release:
             self._give_back()
         return CleanupReport(
             freed_bytes=self._inventory.freed_bytes(),
-            still_held=tuple(
-                StillHeld(held.what, held.nbytes, held.device) for held in self._inventory.alive()
-            ),
+            still_held=self._still_held(),
             errors=tuple(self.errors),
             duration_s=time.perf_counter() - self._started,
             before=self._before,
             after=memory_snapshot(),
+        )
+
+    def _still_held(self) -> tuple[StillHeld, ...]:
+        survivors = self._inventory.alive()
+        holders = find_holders(loaded_torch(), survivors, self._search_s)
+        return tuple(
+            StillHeld(held.what, held.nbytes, held.device, holders.get(position, ()))
+            for position, held in enumerate(survivors)
         )
 
     def _give_back(self) -> None:
