@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.errors import ModelError
-from torch_utils import CleanupReport, Resource, get_optimal_device, release
+from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
 
 __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
@@ -162,16 +162,23 @@ class EmbeddingModel(Resource):
             # By length, longest first: texts of a batch are padded to the longest of them, and
             # what does not fit into memory shows at once.
             order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-            for start in range(0, len(order), _SLICE):
-                self.ensure_open()  # Another thread may be waiting to close it.
-                rows = order[start : start + _SLICE]
-                vectors[rows] = getattr(model, method)(
+
+            # When memory runs out the batch is halved, and stays so for the texts that follow.
+            @find_batch_size(starting_batch_size=self.batch_size)
+            def encode(batch_size: int, rows: list[int]) -> Vectors:
+                encoded: Vectors = getattr(model, method)(
                     [texts[row] for row in rows],
-                    batch_size=self.batch_size,
+                    batch_size=batch_size,
                     normalize_embeddings=True,
                     convert_to_numpy=True,
                     show_progress_bar=False,
                 )
+                return encoded
+
+            for start in range(0, len(order), _SLICE):
+                self.ensure_open()  # Another thread may be waiting to close it.
+                rows = order[start : start + _SLICE]
+                vectors[rows] = encode(rows)
                 if on_progress is not None:
                     on_progress(len(rows))
         return vectors

@@ -70,6 +70,25 @@ def test_progress_counts_every_text(model: EmbeddingModel) -> None:
     assert len(counts) > 1
 
 
+def test_out_of_memory_halves_the_batch(
+    model: EmbeddingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoding goes on with half the batch, and the vectors are the same."""
+    expected = model.embed_documents(ANSWERS)
+    inner, tried = model._model, []
+    encode = type(inner).encode_document
+
+    def limited(self: object, texts: list[str], *, batch_size: int, **options: object) -> object:
+        tried.append(batch_size)
+        if batch_size > 8:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return encode(self, texts, batch_size=batch_size, **options)
+
+    monkeypatch.setattr(type(inner), "encode_document", limited)
+    assert np.abs(model.embed_documents(ANSWERS) - expected).max() < 1e-5
+    assert tried == [32, 16, 8]
+
+
 def test_bad_texts(model: EmbeddingModel) -> None:
     """A bare string and a non-string are refused by name."""
     with pytest.raises(TypeError, match="not one text"):

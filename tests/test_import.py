@@ -10,7 +10,7 @@ import torch_utils
 CHECK = """
 import sys
 {}
-loaded = sorted({{"torch", "numpy", "psutil", "asyncio", "logging"}} & set(sys.modules))
+loaded = sorted({{"torch", "numpy", "psutil", "asyncio", "logging", "typing"}} & set(sys.modules))
 assert not loaded, f"loaded: {{loaded}}"
 """
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 from torch_utils import exit as _exit  # noqa: F401  (the exit registration)
 from torch_utils._runtime import is_shutting_down
 
+TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
+    from typing import Any
+
     from torch_utils.batch_size import find_batch_size
     from torch_utils.cleanup import SafePyTorchCleanup
     from torch_utils.devices import (

@@ -13,10 +13,13 @@ from __future__ import annotations
 import os
 import sys
 from _thread import LockType, allocate_lock, get_ident
-from collections.abc import Callable
-from typing import Any
 
 from torch_utils._runtime import DEBUG, PHASE, Phase, log
+
+TYPE_CHECKING = False  # see _runtime
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 EXIT_WAIT_S = 5.0
 """How long exit waits for a thread that is in the middle of closing something."""

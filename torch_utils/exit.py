@@ -9,10 +9,13 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
-from collections.abc import Callable
 
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import PHASE
+
+TYPE_CHECKING = False  # see _runtime
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["fast_exit"]
 
