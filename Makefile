@@ -23,6 +23,7 @@ bench-exit: .venv/.installed
 
 bench-release: .venv/.installed
 	$(BIN)/python benchmarks/bench_release.py
+	$(BIN)/python benchmarks/plot_memory.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ release_cell.py minilm METHOD
 release_cell.py rounds COUNT METHOD
 release_cell.py heap MILLIONS ORDER
 release_cell.py stall METHOD
+release_cell.py curve METHOD
 """
 
 from __future__ import annotations
@@ -186,8 +187,45 @@ def stall(method: str) -> dict[str, Any]:
     return {"worst_stall_ms": worst * 1e3, "ms": seconds * 1e3, "kept": len(kept)}
 
 
+def curve(method: str) -> dict[str, Any]:
+    """Sample resident memory while MiniLM is loaded, encodes and goes, twice."""
+    import accelerate.utils  # noqa: F401
+
+    texts = [f"text {n} about the memory of a model and how it is given back" for n in range(1000)]
+    minilm_model().encode(texts[:64])
+    gc.collect()
+    torch_utils.memory.trim_host()
+    samples: list[tuple[float, float]] = []
+    marks: list[tuple[float, str]] = []
+    stop = threading.Event()
+    started = time.perf_counter()
+
+    def sample() -> None:
+        while not stop.wait(0.01):
+            samples.append((time.perf_counter() - started, rss() / 1e6))
+
+    def mark(name: str) -> None:
+        marks.append((time.perf_counter() - started, name))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    for _ in range(2):
+        time.sleep(0.2)
+        mark("load")
+        held = {"model": minilm_model()}
+        mark("encode")
+        held["model"].encode(texts)
+        mark("unload")
+        give_back(method, held)
+        time.sleep(0.3)
+    stop.set()
+    thread.join()
+    return {"samples": samples, "marks": marks}
+
+
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(2)
-    kinds = {"tensors": tensors, "minilm": minilm, "rounds": rounds, "heap": heap, "stall": stall}
+    cells = (tensors, minilm, rounds, heap, stall, curve)
+    kinds: dict[str, Callable[..., dict[str, Any]]] = {cell.__name__: cell for cell in cells}
     print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

@@ -28,6 +28,13 @@ def test_lifecycle_page_runs() -> None:
     assert result.stdout == "released\n"
 
 
+def test_memory_page_runs() -> None:
+    """Every example of the guide to memory."""
+    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        assert_clean(run(block))
+
+
 def test_first_block_stands_early() -> None:
     """A reader sees code within the first 30 lines."""
     assert README[: README.index("```python")].count("\n") < 30
