@@ -178,17 +178,43 @@ def tensors() -> dict[str, torch.Tensor]:
             torch.tensor([[0, 1]]), torch.ones(2), (100,), check_invariants=True
         ),
         "bfloat16": torch.ones(100, dtype=torch.bfloat16),
+        "csr": torch.eye(4).to_sparse_csr(),
+        "csc": torch.eye(4).to_sparse_csc(),
+        "bsr": torch.eye(4).to_sparse_bsr((2, 2)),
+        "quantised": torch.quantize_per_tensor(torch.ones(100), 0.1, 0, torch.qint8),
+        "meta": torch.ones(100, device="meta"),
     }
 
 
-@pytest.mark.parametrize("kind", sorted(tensors()))
+SOME_WARN = pytest.mark.filterwarnings(
+    "ignore:Sparse .* tensor support is in beta:UserWarning",
+    "ignore:.*quantized tensor creation functions.*:UserWarning",
+    "ignore:The PyTorch API of nested tensors is in prototype:UserWarning",
+    "ignore:Sparse invariant checks are implicitly disabled:UserWarning",
+)
+KINDS_OF_TENSOR = (
+    "plain scalar inference leaf pending numpy shared sparse bfloat16 csr csc bsr quantised meta"
+).split()
+
+
+@SOME_WARN
+@pytest.mark.parametrize("kind", KINDS_OF_TENSOR)
 def test_tensor_is_empty_afterwards(kind: str) -> None:
     """Tensors of every kind let go of their memory, and are empty rather than garbage."""
     tensor = tensors()[kind]
     dtype = tensor.dtype
-    release(tensor)
+    assert release(tensor).errors == ()
     assert tensor.numel() == 0
     assert tensor.dtype == dtype
+
+
+@SOME_WARN
+def test_nested_tensor_is_refused() -> None:
+    """It cannot be emptied in place without becoming garbage, so it is left whole."""
+    nested = torch.nested.nested_tensor([torch.ones(5), torch.ones(2)])
+    with pytest.raises(TypeError, match="does not know how to give up Tensor"):
+        release(nested)
+    assert [t.sum().item() for t in nested.unbind()] == [5, 2]
 
 
 def test_view_keeps_its_values() -> None:

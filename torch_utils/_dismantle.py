@@ -66,7 +66,8 @@ def _torch_step(thing: Any, name: str) -> Step | None:
         return None
     if isinstance(thing, torch.nn.Module):
         return ModuleStep(thing, type(thing).__name__)
-    if isinstance(thing, torch.Tensor):
+    # A nested tensor keeps its sizes when its data are swapped, and would then read beyond them.
+    if isinstance(thing, torch.Tensor) and not thing.is_nested:
         return TensorStep(thing, name)
     optim = sys.modules.get("torch.optim")
     if optim is not None and isinstance(thing, optim.Optimizer):

@@ -112,5 +112,13 @@ def _nothing_like(torch: Any, tensor: Any) -> Any:
         )
     if tensor.layout == torch.strided and not tensor.is_quantized:
         return torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    # Whatever else there is (compressed sparse, quantised): a copy of a slice of nothing.
-    return tensor.detach()[:0].clone()
+    if tensor.layout == torch.strided:
+        return tensor.detach()[:0].clone()  # quantised: keeps its scale and zero point
+    if tensor.layout == torch._mkldnn:
+        return torch.empty(1, dtype=tensor.dtype).to_mkldnn()  # It has no empty ones.
+    blocks = (1, 1) if tensor.layout in (torch.sparse_bsr, torch.sparse_bsc) else ()
+    indices = torch.zeros(1, dtype=torch.long, device=tensor.device)
+    values = torch.empty((0, *blocks), dtype=tensor.dtype, device=tensor.device)
+    return torch.sparse_compressed_tensor(
+        indices, indices[:0], values, (0, 0), layout=tensor.layout, check_invariants=True
+    )
