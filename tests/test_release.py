@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_utils import ReleasedError, Resource, release, safe_tensor_cleanup
+from torch_utils import ReleasedError, Resource, release
 
 
 def storage(tensor: torch.Tensor) -> StorageWeakRef:
@@ -302,102 +302,3 @@ def test_nothing_to_release() -> None:
     report = release(None, [], {})
     assert report.freed_bytes == {}
     assert "freed nothing" in str(report)
-
-
-class WithSlots:
-    __slots__ = ("tensor",)
-
-
-class WithProperty:
-    def __init__(self) -> None:
-        self._t: Any = torch.ones(3)
-
-    @property
-    def tensor(self) -> Any:
-        return self._t
-
-    @tensor.setter
-    def tensor(self, value: Any) -> None:
-        self._t = value
-
-
-class WithDeleter:
-    def __init__(self) -> None:
-        self._t: Any = torch.ones(3)
-
-    @property
-    def tensor(self) -> Any:
-        return self._t
-
-    @tensor.deleter
-    def tensor(self) -> None:
-        self._t = None
-
-
-class ReadOnly:
-    @property
-    def tensor(self) -> Any:
-        return (1, 2)
-
-
-class Frozen:
-    def __init__(self) -> None:
-        object.__setattr__(self, "tensor", torch.ones(3))
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise TypeError("frozen")
-
-    __delattr__ = __setattr__  # type: ignore[assignment]
-
-
-class Plain:
-    def __init__(self, value: Any) -> None:
-        self.tensor = value
-
-
-def with_parameter() -> nn.Module:
-    module = nn.Module()
-    module.tensor = nn.Parameter(torch.ones(3))
-    return module
-
-
-def with_buffer() -> nn.Module:
-    module = nn.Module()
-    module.register_buffer("tensor", torch.ones(3))
-    return module
-
-
-def slotted() -> WithSlots:
-    owner = WithSlots()
-    owner.tensor = torch.ones(3)
-    return owner
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        WithProperty,
-        WithDeleter,
-        with_parameter,
-        with_buffer,
-        slotted,
-        lambda: Plain(torch.ones(3)),
-        lambda: Plain([torch.ones(3)]),
-        lambda: Plain((torch.ones(3),)),
-        lambda: Plain({"a": torch.ones(3)}),
-    ],
-)
-def test_safe_tensor_cleanup(make: Any) -> None:
-    """Every kind of attribute becomes None; a second time there is nothing."""
-    owner = make()
-    assert safe_tensor_cleanup("tensor", owner) is True
-    assert getattr(owner, "tensor", None) is None
-    assert safe_tensor_cleanup("tensor", owner) is False
-
-
-@pytest.mark.parametrize("owner", [Frozen(), ReadOnly(), None, WithSlots(), object()])
-def test_safe_tensor_cleanup_refused(owner: Any) -> None:
-    """An owner that refuses, or has nothing, is left as it was."""
-    before = getattr(owner, "tensor", None)
-    assert safe_tensor_cleanup("tensor", owner) is False
-    assert getattr(owner, "tensor", None) is before
