@@ -33,46 +33,46 @@ def _unfreeze(torch: Any) -> bool:
     return True
 
 
-def _clear_cublas_workspaces(torch: Any) -> bool:
+def _clear_cublas_workspaces(torch: Any) -> None:
     """About 8.5 MB for each handle and stream."""
-    if not torch.cuda.is_initialized():
-        return False
     torch._C._cuda_clearCublasWorkspaces()
-    return True
 
 
-def _clear_fft_plans(torch: Any) -> bool:
+def _clear_fft_plans(torch: Any) -> None:
     """cuFFT's plans hold work areas on the device."""
-    if not torch.cuda.is_initialized():
-        return False
     for index in range(torch.cuda.device_count()):
         torch.backends.cuda.cufft_plan_cache[index].clear()
-    return True
 
 
-def _collect_ipc(torch: Any) -> bool:
+def _collect_ipc(torch: Any) -> None:
     """Handles of tensors that other processes have closed; it would initialise CUDA."""
-    if not torch.cuda.is_initialized():
-        return False
     torch.cuda.ipc_collect()
-    return True
 
 
-def _empty_pinned_cache(torch: Any) -> bool:
+def _empty_pinned_cache(torch: Any) -> None:
     """Page-locked host memory, kept for the next copy; torch can empty it from 2.13 on."""
-    if not torch.cuda.is_initialized():
-        return False
     torch.accelerator.empty_host_cache()
-    return True
+
+
+def _if_cuda_is_in_use(step: Callable[[Any], None]) -> Callable[[Any], bool]:
+    """Take a step only once the program has initialised CUDA, which the step itself might do."""
+
+    def checked(torch: Any) -> bool:
+        if not torch.cuda.is_initialized():
+            return False
+        step(torch)
+        return True
+
+    return checked
 
 
 STEPS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("compiled code", _reset_dynamo),
     ("frozen cycles", _unfreeze),
-    ("cuBLAS workspaces", _clear_cublas_workspaces),
-    ("cuFFT plans", _clear_fft_plans),
-    ("IPC handles", _collect_ipc),
-    ("pinned host memory", _empty_pinned_cache),
+    ("cuBLAS workspaces", _if_cuda_is_in_use(_clear_cublas_workspaces)),
+    ("cuFFT plans", _if_cuda_is_in_use(_clear_fft_plans)),
+    ("IPC handles", _if_cuda_is_in_use(_collect_ipc)),
+    ("pinned host memory", _if_cuda_is_in_use(_empty_pinned_cache)),
 )
 
 

@@ -27,7 +27,7 @@ class SignalExit:
         self.previous: dict[int, Any] = {}
         self._begun = False
         self._first_s: float | None = None  # when the first signal came
-        self._retry = ""  # "", "waiting" or "due"
+        self._retry_pending = False
         for number in numbers:
             self.previous[number] = signal.signal(number, self._handle)
 
@@ -77,15 +77,15 @@ class SignalExit:
 
     def _try_again(self, number: int) -> None:
         """Come back in a moment, when an exception gets through."""
-        if self._retry == "waiting":  # A second signal: end at once, also from here.
+        if self._retry_pending:  # A second signal: end at once, also from here.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self._retry = "waiting"
+        self._retry_pending = True
         main = threading.get_ident()
 
         def again() -> None:
             time.sleep(0.001)
-            self._retry = "due"
+            self._retry_pending = False
             if not self._begun:
                 # A real signal, which also wakes the main thread from a blocking call.
                 signal.pthread_kill(main, number)
