@@ -9,10 +9,11 @@ import pytest
 import torch
 from programs import assert_clean, run
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_utils import release
 
-LONG = {"search_s": 10.0}
+LONG = {"search_s": 10.0}  # The frames of pytest and its plug-ins come first.
 
 
 def holders(report: Any) -> str:
@@ -90,8 +91,96 @@ def test_a_frozen_cycle() -> None:
     assert_clean(run(program))
 
 
+def test_a_container_of_a_variable() -> None:
+    """A list that a dictionary holds: the variable that leads there is named."""
+    model = nn.Linear(8, 8, bias=False)
+    kept = {"weights": [model.weight]}
+    assert "the variable 'kept' of" in holders(release(model, **LONG))
+    del kept
+
+
+def test_a_closure_and_an_instance() -> None:
+    """A function's closure, and an object of the program's own."""
+
+    class Cache:
+        entry: Any = None
+
+    def remember(weight: torch.Tensor) -> Any:
+        return lambda: weight
+
+    models = [nn.Linear(8, 8, bias=False) for _ in range(2)]
+    function, cache = remember(models[0].weight), Cache()
+    cache.entry = models[1].weight
+    assert "a closure" in holders(release(models[0], **LONG))
+    assert "a Cache" in holders(release(models[1], **LONG))
+    del function
+
+
+def test_a_suspended_generator() -> None:
+    """A generator that waits in the middle, with the weight in a variable."""
+
+    def batches(weight: torch.Tensor) -> Any:
+        while True:
+            yield weight.shape
+
+    model = nn.Linear(8, 8, bias=False)
+    generator = batches(model.weight)
+    next(generator)
+    assert "the suspended" in holders(release(model, **LONG))
+    del generator
+
+
+def test_named_within_the_default_budget() -> None:
+    """In a program of ordinary size nobody has to ask for more time."""
+    program = """
+    import torch
+    from torch_utils import release
+    def main():
+        model = torch.nn.Linear(8, 8, bias=False)
+        optimizer = torch.optim.SGD(model.parameters())
+        report = release(model)
+        assert "an optimizer (SGD)" in str(report), report
+    main()
+    """
+    assert_clean(run(program))
+
+
+def test_looking_keeps_nothing_alive() -> None:
+    """Reading a running function's variables makes a copy of them, which must not stay."""
+    model, kept = nn.Linear(8, 8, bias=False), torch.ones(10)
+    weight = model.weight
+    storages = [StorageWeakRef(t.untyped_storage()) for t in (weight, kept)]
+    assert holders(release(model, **LONG))
+    del weight, kept
+    assert [s.expired() for s in storages] == [True, True]
+
+
+def test_no_full_collection_for_what_a_variable_holds() -> None:
+    """What is reachable is no garbage; what is not may be, and is collected."""
+
+    def count_full_collections(survive: bool) -> int:
+        model = nn.Linear(8, 8, bias=False)
+        cycle: list[Any] = [model.weight] if not survive else []
+        cycle.append(cycle)
+        weight = model.weight if survive else None
+        gc.collect()  # Into the oldest generation.
+        del cycle
+        full = []
+        gc.callbacks.append(lambda when, what: full.append(what["generation"] == 2))
+        try:
+            report = release(model, **LONG)
+        finally:
+            gc.callbacks.pop()
+        assert bool(report.still_held) is survive
+        del weight
+        return sum(full)
+
+    assert count_full_collections(survive=True) == 0
+    assert count_full_collections(survive=False) > 0
+
+
 def test_search_is_bounded() -> None:
-    """A heap too large for the time allowed is not walked; what survived is still said."""
+    """Without time to search, what survived is still said."""
     tensor = torch.ones(100)
     view = tensor[1:]
     report = release(tensor, search_s=0.0)

@@ -31,6 +31,15 @@ def test_memory_that_stays_is_seen() -> None:
     assert result.peak_bytes > 40 << 20
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the mark is Linux's")
+def test_memory_that_came_and_went_is_seen() -> None:
+    """The peak is in the figure although nothing of it is left; an earlier one is not."""
+    bytearray(b"x") * (200 << 20)
+    with measuring() as result:
+        bytearray(b"x") * (50 << 20)
+    assert 45 << 20 < result.peak_bytes < 100 << 20
+
+
 def test_bad_arguments() -> None:
     """Counts and percentages that make no sense are refused."""
     with pytest.raises(ValueError, match="repeat >= 1"):

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from torch_utils._faiss import FaissStep, is_index
 from torch_utils._modules import ModuleStep, find_shared
 from torch_utils._runtime import loaded_torch
 from torch_utils._steps import CloseStep, OptimizerStep, Step, TensorStep
@@ -45,7 +46,7 @@ def _plan(thing: Any, name: str, seen: set[int]) -> Iterator[Step]:
     if thing is None or id(thing) in seen or is_released(thing) or isinstance(thing, _SCALARS):
         return
     seen.add(id(thing))
-    step = None if isinstance(thing, Resource) else _torch_step(thing, name)
+    step = None if isinstance(thing, Resource) else _step_of_library(thing, name)
     if step is not None:
         yield step
     elif callable(getattr(thing, "close", None)) and not isinstance(thing, type):
@@ -60,7 +61,9 @@ def _plan(thing: Any, name: str, seen: set[int]) -> Iterator[Step]:
         raise _unknown(thing, name)
 
 
-def _torch_step(thing: Any, name: str) -> Step | None:
+def _step_of_library(thing: Any, name: str) -> Step | None:
+    if is_index(thing):
+        return FaissStep(thing, type(thing).__name__)
     torch = loaded_torch()
     if torch is None:
         return None
@@ -79,5 +82,6 @@ def _unknown(thing: Any, name: str) -> TypeError:
     kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
     return TypeError(
         f"release() does not know how to give up {name} (a {kind}); it takes modules, tensors, "
-        "optimizers, containers of these, and objects with close(). Nothing was released"
+        "optimizers, faiss indexes, containers of these, and objects with close(). Nothing was "
+        "released"
     )

@@ -1,8 +1,9 @@
 """Who still holds memory that a release gave up: named as far as that can be found out.
 
-The garbage collector can list who refers to an object, in a walk over the whole heap. So the
-question is put only when something survived, only about the largest, and only where the heap is
-small enough for the time that is allowed.
+The search starts where a person would: at the variables of the functions that are running, and
+follows references from there, a step at a time, until the time allowed is over. What it finds
+that way is reachable, so collecting garbage would not free it; and what it costs does not grow
+with the heap, as asking the garbage collector for referrers does.
 """
 
 from __future__ import annotations
@@ -10,139 +11,170 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
+from torch_utils import _references
 from torch_utils._runtime import DEBUG, log
-from torch_utils._storages import Held
+from torch_utils._storages import Held, parts_of
 
 SEARCH_S = 0.01
-_BLOCKS_PER_S = 50e6  # what one walk passes, measured with torch (58e6) and transformers (52e6)
-_WALKS = 4  # that a search makes, at the least
-_MOST = 5  # survivors that are looked into
+_BETWEEN_LOOKS = 64  # objects that are passed between two looks at the clock
+_PACKAGE = __name__.partition(".")[0]
 
 
-def find_holders(torch: Any, survivors: list[Held], search_s: float) -> dict[int, tuple[str, ...]]:
-    """Name who holds the largest survivors, by their position in the list. Never raises."""
-    if not survivors or torch is None:
-        return {}
-    if _WALKS * sys.getallocatedblocks() / _BLOCKS_PER_S > search_s:
-        note = "the heap is too large to search within the time allowed"
-        log(DEBUG, "holders not searched for: %s", note)
-        return {}
-    stop = time.perf_counter() + search_s
-    found: dict[int, tuple[str, ...]] = {}
+class Holders:
+    """What was found out about a list of survivors.
+
+    Attributes:
+        names: By a storage's key, who holds it.
+        complete: Whether all that can be reached was passed, within the time allowed.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, list[str]] = {}
+        self.complete = False
+
+    def of(self, held: Held) -> tuple[str, ...]:
+        """Name who holds a survivor; nobody, where that was not found out."""
+        found = self.names.get(held.key)
+        if found:
+            return tuple(dict.fromkeys(found))
+        if gc.get_freeze_count():
+            return ("an object that gc.freeze() has put aside, perhaps in a cycle",)
+        return ("C++ code, or an object that no variable leads to",) if self.complete else ()
+
+    def explain(self, survivors: list[Held]) -> bool:
+        """Say whether each survivor is held by something reachable: no garbage, that is."""
+        return all(held.key in self.names for held in survivors)
+
+
+def find_holders(torch: Any, survivors: list[Held], search_s: float) -> Holders:
+    """Name who holds the survivors, within ``search_s`` seconds. Never raises."""
+    holders = Holders()
+    if not survivors or torch is None or search_s <= 0:
+        return holders
     try:
-        search = _Search(torch)
-        for position, held in enumerate(survivors[:_MOST]):
-            found[position] = tuple(dict.fromkeys(search.holders_of(held)))
-            if time.perf_counter() > stop:
-                break
+        with _references.Frames(_PACKAGE) as frames:
+            _Search(torch, survivors, holders, time.perf_counter() + search_s).run(frames)
     except Exception as error:
         # This looks into whatever objects the program has; none of them may make a release fail.
-        log(DEBUG, "holders not found: %r", error)
-    return found
+        log(DEBUG, "the search for holders ended early: %r", error)
+    return holders
 
 
 class _Search:
-    """What is asked once for all survivors."""
+    """A breadth-first walk from the program's variables."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, survivors: list[Held], holders: Holders, stop: float) -> None:
         self._torch = torch
-        kinds = [torch.Tensor, torch.nn.Parameter]
-        self._tensors = [t for t in gc.get_referrers(*kinds) if type(t) in kinds]
-        self._frames = list(_running_frames())
-        optim = sys.modules.get("torch.optim")
-        self._optimizers = _instances(optim.Optimizer) if optim is not None else []
+        self._tensor, self._module = torch.Tensor, torch.nn.Module
+        self._optimizer = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
+        self._survivors = survivors
+        self._keys = {held.key for held in survivors}
+        self._holders = holders
+        self._stop = stop
+        self._seen: set[int] = set()
+        self._pending: deque[tuple[Any, str]] = deque()
 
-    def holders_of(self, held: Held) -> Iterator[str]:
-        """Yield names of what holds one storage."""
-        tensors = [t for t in self._tensors if self._is_over(t, held)]
-        if not tensors:
-            yield self._untracked()
+    def run(self, frames: _references.Frames) -> None:
+        """Follow the variables of functions first, then those of their modules, then all."""
+        rounds = (frames.variables, frames.globals, _references.globals_of_all_modules)
+        for roots in rounds:
+            self._pending.extend(roots())
+            if not self._walk():
+                return
+            if self._holders.explain(self._survivors):
+                return
+        self._holders.complete = True
+
+    def _walk(self) -> bool:
+        """Pass what is pending and what that leads to; False when the time is over."""
+        pending, seen = self._pending, self._seen
+        countdown = _BETWEEN_LOOKS
+        while pending:
+            countdown -= 1
+            if not countdown:
+                countdown = _BETWEEN_LOOKS
+                if time.perf_counter() > self._stop:
+                    return False
+            thing, holder = pending.popleft()
+            kind = type(thing)
+            if kind in _references.LEAVES or id(thing) in seen:
+                continue
+            seen.add(id(thing))
+            try:
+                self._look_into(thing, kind, holder)
+            except Exception as error:
+                # A half-built object, a container that another thread changes: not looked into.
+                log(DEBUG, "a %s not searched: %r", kind.__name__, error)
+        return True
+
+    def _look_into(self, thing: Any, kind: type, holder: str) -> None:
+        # `issubclass` of the exact type, for `isinstance` asks foreign objects for __class__.
+        if issubclass(kind, self._tensor):
+            self._check_tensor(thing, holder)
             return
-        for tensor in tensors:
-            named = list(self._holders_of_tensor(tensor))
-            yield from named
-            if tensor._use_count() > 1:
-                yield "an autograd graph"
-            elif not named:
-                yield "a numpy view" if gc.get_freeze_count() == 0 else self._untracked()
+        if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
+            self._check_array(thing, holder)
+            return
+        if kind.__module__.partition(".")[0] == _PACKAGE:
+            return  # A tombstone, or what this release itself consists of.
+        if issubclass(kind, self._module):
+            holder = f"another module ({kind.__name__})"
+        elif self._optimizer and issubclass(kind, self._optimizer):
+            holder = f"an optimizer ({kind.__name__})"
+        self._pending.extend(_references.follow(thing, kind, holder))
 
-    def _is_over(self, tensor: Any, held: Held) -> bool:
-        try:
-            return bool(tensor.untyped_storage()._cdata == held.key)
-        except (RuntimeError, NotImplementedError):  # a sparse or functional tensor
-            return False
+    def _check_tensor(self, tensor: Any, holder: str) -> None:
+        self._note(tensor, holder)
+        contents = getattr(tensor, "__dict__", None)
+        if contents:
+            self._pending.append((contents, holder))
+        if tensor.is_leaf:
+            if tensor.grad is not None:
+                self._note(tensor.grad, f"the gradient of {holder}")
+        elif tensor.grad_fn is not None:
+            for saved in _saved_tensors(tensor.grad_fn, self._seen):
+                self._note(saved, "an autograd graph")
 
-    def _untracked(self) -> str:
-        if gc.get_freeze_count():
-            return "an object that gc.freeze() has put aside, perhaps in a cycle"
-        return "an autograd graph, or other C++ code"
+    def _check_array(self, array: Any, holder: str) -> None:
+        base = array
+        while type(base).__name__ in ("ndarray", "memoryview"):
+            base = base.base if type(base).__name__ == "ndarray" else base.obj
+        if base is not None and issubclass(type(base), self._tensor):
+            self._note(base, f"a numpy view ({holder})")
 
-    def _holders_of_tensor(self, tensor: Any) -> Iterator[str]:
-        for frame in self._frames:
-            for name, value in frame.f_locals.items():
-                if value is tensor:
-                    yield f"the variable {name!r} of {frame.f_code.co_name}()"
-        for optimizer in self._optimizers:
-            if _updates(optimizer, tensor):
-                yield f"an optimizer ({type(optimizer).__name__})"
-        own = (self._tensors, self._frames, self._optimizers)
-        for referrer in gc.get_referrers(tensor):
-            if isinstance(referrer, FrameType):
-                if referrer not in self._frames and referrer.f_code.co_filename != __file__:
-                    yield f"a frame of {referrer.f_code.co_name}() that an exception keeps"
-            elif type(referrer) is dict:
-                yield from self._owners_of_dictionary(referrer)
-            elif not any(referrer is container for container in own):
-                yield from _name_container(referrer, tensor)
-
-    def _owners_of_dictionary(self, contents: dict[Any, Any]) -> Iterator[str]:
-        module_type = self._torch.nn.Module
-        for owner in gc.get_referrers(contents):
-            if type(owner) is dict and any(
-                owner.get(part) is contents for part in ("_parameters", "_buffers")
-            ):
-                for module in gc.get_referrers(owner):
-                    if isinstance(module, module_type):
-                        yield f"another module ({type(module).__name__})"
-            elif isinstance(owner, module_type):
-                yield f"another module ({type(owner).__name__})"
+    def _note(self, tensor: Any, holder: str) -> None:
+        for part in parts_of(tensor):
+            key = part.untyped_storage()._cdata
+            if key in self._keys:
+                self._holders.names.setdefault(key, []).append(holder)
 
 
-def _updates(optimizer: Any, tensor: Any) -> bool:
-    # Loops, for a generator expression would itself be found, as a closure over the tensor.
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter is tensor:
-                return True
-    return False
+def _saved_tensors(node: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the tensors that a graph keeps for its backward pass, and the leaves it ends in."""
+    nodes = [node]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            yield variable
+        for name in dir(node):
+            if name.startswith("_saved_"):
+                yield from _tensors_in(node, name)
+        nodes.extend(following for following, _ in node.next_functions)
 
 
-def _name_container(referrer: Any, tensor: Any) -> Iterator[str]:
-    if type(referrer) in (list, tuple, set) and len(referrer) < 1000 and referrer is not tensor:
-        return  # An optimizer's list of parameters, or our own; named by what holds it.
-    yield "a closure" if type(referrer).__name__ == "cell" else f"a {type(referrer).__name__}"
-
-
-def _running_frames() -> Iterator[FrameType]:
-    """Yield the frames of all threads, without those of this package."""
-    for frame in sys._current_frames().values():
-        current: FrameType | None = frame
-        while current is not None:
-            module = current.f_globals.get("__name__") or ""
-            if module.partition(".")[0] != "torch_utils":
-                yield current
-            current = current.f_back
-
-
-def _instances(base: Any) -> list[Any]:
-    """List the live instances of a class and of those that derive from it."""
-    kinds, pending = [base], [base]
-    while pending:
-        derived = type.__subclasses__(pending.pop())
-        kinds += derived
-        pending += derived
-    return [o for o in gc.get_referrers(*kinds) if type(o) in kinds]
+def _tensors_in(node: Any, name: str) -> Iterator[Any]:
+    try:
+        saved = getattr(node, name)
+    except RuntimeError:  # Its backward pass has run: nothing is saved any more.
+        return
+    for tensor in saved if isinstance(saved, (tuple, list)) else (saved,):
+        if hasattr(tensor, "untyped_storage"):
+            yield tensor

@@ -64,6 +64,10 @@ class Inventory:
                 # Opaque layouts (mkldnn), fake and functional tensors: no storage to speak of.
                 log(DEBUG, "%s: its storage cannot be counted: %r", what, error)
 
+    def add_freed(self, place: str, nbytes: int) -> None:
+        """Note memory outside of storages that has been given back."""
+        self._freed[place] = self._freed.get(place, 0) + nbytes
+
     def _place_of(self, device: Any) -> str:
         """Name where memory is: "host" for the CPU, else torch's name of the device."""
         place = self._places.get(device)

@@ -27,8 +27,10 @@ class Measurement:
     Attributes:
         host_s: From the call until the device had finished, on the host's clock.
         device_s: On the device's own clock, for CUDA; elsewhere the same as ``host_s``.
-        peak_bytes: The most that torch's allocator held on the device meanwhile; on the CPU,
-            by how much resident memory had grown afterwards.
+        peak_bytes: The most that torch's allocator held on the device meanwhile. On the CPU, by
+            how much the process's resident memory exceeded, at its highest, what it was at the
+            start; where the system keeps no such mark (not on Linux), by how much it had grown
+            at the end.
         device: torch's name of the device.
     """
 
@@ -100,6 +102,9 @@ def measure(
 def measuring(device: Any = None) -> Iterator[Measurement]:
     """Measure a block; the `Measurement` is filled when the block has ended.
 
+    On the CPU of Linux the system's mark of the process's highest resident size is reset: what
+    reads VmHWM or ``ru_maxrss`` afterwards sees the highest since then.
+
     Args:
         device: As in `measure`.
     """
@@ -124,13 +129,31 @@ def _device_name(torch: Any, device: Any) -> str:
 
 
 def _on_host(result: Measurement) -> Iterator[Measurement]:
+    marked = _reset_high_water_mark()
     before = memory_snapshot().host.rss_bytes
     started = time.perf_counter()
     yield result
     seconds = time.perf_counter() - started
     result.host_s.append(seconds)
     result.device_s.append(seconds)
-    result.peak_bytes = max(memory_snapshot().host.rss_bytes - before, 0)
+    peak = _high_water_mark() if marked else memory_snapshot().host.rss_bytes
+    result.peak_bytes = max(peak - before, 0)
+
+
+def _reset_high_water_mark() -> bool:
+    """Make Linux forget the highest resident size so far (proc(5), clear_refs)."""
+    try:
+        with open("/proc/self/clear_refs", "wb", buffering=0) as file:
+            file.write(b"5")
+    except OSError:
+        return False
+    return True
+
+
+def _high_water_mark() -> int:
+    with open("/proc/self/status", "rb") as file:
+        kilobytes = next(line.split()[1] for line in file if line.startswith(b"VmHWM:"))
+    return int(kilobytes) * 1024
 
 
 def _on_cuda(torch: Any, result: Measurement) -> Iterator[Measurement]:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, Literal
 
 from torch_utils._dismantle import plan
-from torch_utils._holders import SEARCH_S, find_holders
+from torch_utils._holders import SEARCH_S, Holders, find_holders
 from torch_utils._runtime import ERROR, is_shutting_down, loaded_torch, log
 from torch_utils._steps import Step
 from torch_utils._storages import Inventory
@@ -40,9 +40,9 @@ def release(
     """Give back what objects hold, in place; the caller's variables may live on.
 
     Takes modules (and what wraps one: SentenceTransformer, CrossEncoder, transformers models,
-    compiled modules), tensors, optimizers, containers of these, and any object with
-    ``close()``. Afterwards a module or optimizer raises `ReleasedError` on every use, and a
-    tensor is empty. Weights and submodules that a live model shares stay as they are.
+    compiled modules), tensors, optimizers, faiss indexes, containers of these, and any object
+    with ``close()``. Afterwards a module, optimizer or index raises `ReleasedError` on every
+    use, and a tensor is empty. Weights and submodules that a live model shares stay as they are.
 
     Errors out of the objects' own code are collected in the report and logged; only
     KeyboardInterrupt and its like go on to the caller, after everything else was released.
@@ -52,11 +52,12 @@ def release(
     Args:
         *objects: What to release, in this order. None is nothing to release.
         collect: Whether to collect garbage. "auto": only if something that was given up is
-            still alive, the youngest generation first; "never"; "full": always.
+            still alive, the youngest generations first, and the full heap only if no variable
+            leads to it, so that it may be garbage; "never"; "full": always.
         trim_host: Return the C heap's unused pages to the system (glibc).
-        search_s: How long to look for who still holds what was given up, in seconds; larger
-            heaps than can be walked in that time are not searched. With torch imported that
-            takes 0.05 s, with sentence-transformers 0.15 s: more than the default allows.
+        search_s: How long to look for who still holds what was given up, in seconds, where
+            something is. The search starts at the running functions' variables and follows
+            references from there; raise this to have more distant holders named.
         thorough: Also clear what torch keeps outside its allocators, where it is loaded and in
             use: compiled code, cuBLAS workspaces, cuFFT plans, IPC handles, pinned host memory;
             and collect cycles that `gc.freeze` has put aside. Takes as long as it takes.
@@ -100,6 +101,7 @@ class Release:
         self._trim_host = trim_host
         self._thorough = thorough
         self._inventory = Inventory()
+        self._holders = Holders()
         self._started = time.perf_counter()
         self._before: MemorySnapshot = memory_snapshot()
         self._place = caller()
@@ -159,11 +161,9 @@ class Release:
         )
 
     def _still_held(self) -> tuple[StillHeld, ...]:
-        survivors = self._inventory.alive()
-        holders = find_holders(loaded_torch(), survivors, self._search_s)
         return tuple(
-            StillHeld(held.what, held.nbytes, held.device, holders.get(position, ()))
-            for position, held in enumerate(survivors)
+            StillHeld(held.what, held.nbytes, held.device, self._holders.of(held))
+            for held in self._inventory.alive()
         )
 
     def _give_back(self) -> None:
@@ -180,10 +180,15 @@ class Release:
         if self._collect == "full":
             gc.collect()
         elif self._collect == "auto":
-            for generation in range(3):
+            for generation in range(2):
                 if not self._inventory.alive():
                     return
                 gc.collect(generation)
+        survivors = self._inventory.alive()
+        self._holders = find_holders(loaded_torch(), survivors, self._search_s)
+        # What a variable leads to is no garbage, and looking for it there would be in vain.
+        if self._collect == "auto" and not self._holders.explain(survivors):
+            gc.collect()
         self._inventory.alive()  # Forgets what is gone, before the heap is trimmed.
 
     def raise_interrupt(self) -> None:

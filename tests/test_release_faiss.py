@@ -1,0 +1,123 @@
+"""release of faiss indexes: every byte back, and never a crash of what stands on them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+from programs import assert_clean, run
+
+from torch_utils import ReleasedError, memory_snapshot, release
+
+VECTORS = np.random.default_rng(0).random((2000, 32), dtype=np.float32)
+KINDS = ["Flat", "HNSW8", "IVF8,Flat", "PQ8x4", "SQ8", "PCA8,IVF8,PQ8x4", "IDMap,Flat", "LSH"]
+
+
+def build(kind: str) -> Any:
+    index = faiss.index_factory(32, kind)
+    index.train(VECTORS)
+    if kind.startswith("IDMap"):
+        index.add_with_ids(VECTORS, np.arange(len(VECTORS)))
+    else:
+        index.add(VECTORS)
+    return index
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_use_after_release(kind: str) -> None:
+    """Every kind says that it was released, whatever is done with it."""
+    index = build(kind)
+    report = release(index)
+    assert not report.errors
+    for use in (
+        lambda: index.search(VECTORS[:1], 3),
+        lambda: index.add(VECTORS),
+        lambda: index.ntotal,
+        lambda: faiss.write_index(index, "nowhere"),
+        lambda: faiss.IndexIDMap(index),
+    ):
+        with pytest.raises((ReleasedError, TypeError)):
+            use()
+    assert release(index).freed_bytes == {}
+
+
+def test_memory_comes_back() -> None:
+    """The vectors' memory goes, with the variable still held, and is counted."""
+    index = faiss.IndexFlatIP(256)
+    index.add(np.ones((100_000, 256), dtype=np.float32))
+    before = memory_snapshot().host.rss_bytes
+    report = release(index)
+    assert report.freed_bytes == {"host": 102_400_000}
+    assert before - memory_snapshot().host.rss_bytes > 0.97 * 102_400_000
+
+
+def test_nothing_counts_twice() -> None:
+    """An index that stands on another does not hold the vectors itself."""
+    below = faiss.IndexFlatIP(32)
+    above = faiss.IndexIDMap(below)
+    above.add_with_ids(VECTORS, np.arange(len(VECTORS)))
+    assert release(above, below).freed_bytes == {"host": VECTORS.nbytes}
+
+
+def test_one_that_another_stands_on_stays() -> None:
+    """Destroying it would make a crash of the next search."""
+    below = faiss.IndexFlatIP(32)
+    above = faiss.IndexIDMap(below)
+    above.add_with_ids(VECTORS, np.arange(len(VECTORS)))
+    (error,) = release(below).errors
+    assert "another faiss index stands on this IndexFlatIP" in str(error)
+    assert below.ntotal == len(VECTORS)
+    assert above.search(VECTORS[:1], 1)[0].shape == (1, 1)
+
+
+def test_control_destroying_it_crashes() -> None:
+    """What the check above is for: without it, the search reads freed memory."""
+    program = """
+    import faiss, numpy as np
+    x = np.ones((200_000, 32), dtype=np.float32)
+    below = faiss.IndexFlatIP(32)
+    above = faiss.IndexIDMap(below)
+    above.add_with_ids(x, np.arange(len(x)))
+    del below.this
+    above.search(x[:1], 1)
+    """
+    assert run(program).returncode < 0
+
+
+def test_one_in_use_by_a_thread_stays() -> None:
+    """A search in another thread goes on to its end, and the index is whole."""
+    index = faiss.IndexFlatIP(256)
+    index.add(np.ones((60_000, 256), dtype=np.float32))
+    queries = np.ones((4096, 256), dtype=np.float32)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(index.search(queries, 5)))
+    thread.start()
+    while "faiss" not in sys._current_frames()[thread.ident].f_code.co_filename:
+        pass
+    (error,) = release(index).errors
+    assert "being used by another thread" in str(error)
+    thread.join()
+    assert found[0][0].shape == (4096, 5)
+
+
+def test_a_borrowed_proxy_frees_nothing() -> None:
+    """A proxy that only points at another index's part is given up alone."""
+    index = build("IVF8,Flat")
+    part = faiss.downcast_index(index.quantizer)
+    assert release(part).freed_bytes == {}
+    assert index.search(VECTORS[:1], 1)[1][0][0] == 0
+
+
+def test_clean_exit_after_release() -> None:
+    """Nothing is destroyed twice when the interpreter ends."""
+    program = """
+    import faiss, numpy as np
+    from torch_utils import release
+    indexes = [faiss.index_factory(8, kind) for kind in ("Flat", "IDMap,Flat", "HNSW8")]
+    assert not release(indexes).errors
+    """
+    assert_clean(run(program))
