@@ -32,7 +32,7 @@ class ModuleStep(Step):
                 if type(held) in _COUNTLESS:
                     continue
                 if part in ("_parameters", "_buffers"):
-                    for name, tensor in held.items():
+                    for name, tensor in list(held.items()):
                         if tensor is not None:
                             count_tensor(inventory, _join(_join(self.name, path), name), tensor)
                 elif part != "_modules" and not part.startswith("_"):
@@ -82,7 +82,9 @@ def _drop_one_by_one(torch: Any, module: Any) -> None:
     """
     plain = (torch.Tensor, torch.nn.Parameter)
     for part in ("_parameters", "_buffers"):
-        tensors = vars(module).get(part) or {}
+        tensors = vars(module).get(part)
+        if not isinstance(tensors, dict):
+            continue  # A scripted module's, which only shows what its C++ object holds.
         for name in list(tensors):
             tensor = tensors.pop(name)
             # By exact type: a lazy layer's parameter, say, cannot be asked for its size.
@@ -101,10 +103,17 @@ def walk(root: Any, spared: set[int]) -> Iterator[tuple[str, Any]]:
             continue
         seen.add(id(module))
         yield path, module
-        children = object.__getattribute__(module, "__dict__").get("_modules") or {}
-        pending.extend(
-            (_join(path, name), child) for name, child in children.items() if child is not None
-        )
+        pending.extend((_join(path, name), child) for name, child in _children(module))
+
+
+def _children(module: Any) -> Iterator[tuple[str, Any]]:
+    contents = object.__getattribute__(module, "__dict__")
+    children = contents.get("_modules")
+    if children is not None:
+        yield from ((name, child) for name, child in children.items() if child is not None)
+    traced = contents.get("_actual_script_module")  # What torch.jit.trace puts a shell around.
+    if traced is not None:
+        yield "", traced
 
 
 def find_shared(roots: Sequence[Any]) -> set[int]:
