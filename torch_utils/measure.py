@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch_utils._runtime import loaded_torch
@@ -143,17 +144,15 @@ def _on_host(result: Measurement) -> Iterator[Measurement]:
 def _reset_high_water_mark() -> bool:
     """Make Linux forget the highest resident size so far (proc(5), clear_refs)."""
     try:
-        with open("/proc/self/clear_refs", "wb", buffering=0) as file:
-            file.write(b"5")
+        Path("/proc/self/clear_refs").write_bytes(b"5")
     except OSError:
         return False
     return True
 
 
 def _high_water_mark() -> int:
-    with open("/proc/self/status", "rb") as file:
-        kilobytes = next(line.split()[1] for line in file if line.startswith(b"VmHWM:"))
-    return int(kilobytes) * 1024
+    status = Path("/proc/self/status").read_bytes().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in status if line.startswith(b"VmHWM:"))
 
 
 def _on_cuda(torch: Any, result: Measurement) -> Iterator[Measurement]:
