@@ -1,0 +1,85 @@
+"""Start a program whose interpreter ignores the environment (-I, -E) or site (-S), with the probe.
+
+Called as ``python -I clean_exit_launch.py FILE|-c CODE|-m MODULE ARGUMENTS...``. The program
+runs as ``__main__`` in this very module's namespace, which is what Python itself does, so that
+its variables live exactly as long as they would.
+"""
+
+import sys
+
+
+def _prepare():
+    """Load the probe, and make sys.argv, sys.path and the environment the program's."""
+    import os
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    events = os.environ.pop("CLEAN_EXIT_EVENTS", None)
+    original = os.environ.pop("CLEAN_EXIT_PYTHONPATH", None)
+    if original is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = original
+    isolated = sys.flags.isolated or getattr(sys.flags, "safe_path", False)
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    if events:
+        sys.path.insert(0, here)
+        import clean_exit_probe
+
+        sys.path.remove(here)
+        sys.path_importer_cache.pop(here, None)
+        del sys.modules["clean_exit_probe"]
+        clean_exit_probe.install(events)
+    arguments = sys.argv[1:]
+    if arguments[0] == "-m":
+        sys.argv[:] = ["-m", *arguments[2:]]
+        first = os.getcwd()
+    elif arguments[0] == "-c":
+        sys.argv[:] = ["-c", *arguments[2:]]
+        first = ""
+    else:
+        sys.argv[:] = arguments
+        first = os.path.dirname(os.path.realpath(arguments[0]))
+    if not isolated:
+        sys.path.insert(0, first)
+    return arguments[:2]
+
+
+def _load(target):
+    """Return the code to run, and the name of its file."""
+    if target[0] == "-c":
+        return compile(target[1] + "\n", "<string>", "exec"), None
+    with open(target[0], "rb") as file:
+        return compile(file.read(), target[0], "exec"), target[0]
+
+
+def _run(namespace):
+    target = _prepare()
+    report = sys  # The names of this module are the program's before it begins.
+    if target[0] == "-m":
+        import runpy
+
+        run, argument = runpy._run_module_as_main, target[1]
+    else:
+        argument, path = _load(target)
+        for name in [name for name in namespace if not name.startswith("__")]:
+            del namespace[name]
+        namespace.update(__doc__=None, __spec__=None)
+        namespace.pop("__file__", None)
+        namespace.pop("__cached__", None)
+        if path is not None:
+            namespace["__file__"] = path
+        run = exec
+    try:
+        run(argument, namespace) if run is exec else run(argument)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        # As the interpreter would print it: without the frames of this file.
+        traceback = error.__traceback__.tb_next
+        report.last_type, report.last_value = type(error), error
+        report.last_traceback = traceback
+        report.excepthook(type(error), error.with_traceback(traceback), traceback)
+        report.exit(1)
+
+
+_run(globals())

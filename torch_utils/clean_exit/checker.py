@@ -1,0 +1,262 @@
+"""check: run a program, and bring together what was seen from inside and from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from torch_utils.clean_exit.command import add_probe, parse_command
+from torch_utils.clean_exit.events import Inside
+from torch_utils.clean_exit.findings import Finding
+from torch_utils.clean_exit.report import ExitReport, signal_name
+from torch_utils.clean_exit.run import Limits, Outcome, Run
+from torch_utils.clean_exit.stderr_text import Said, StderrText
+
+
+def check(
+    command: str | os.PathLike[str] | Sequence[str],
+    *,
+    timeout_s: float | None = None,
+    max_shutdown_s: float = 5.0,
+    stop_signal: int | None = None,
+    stop_after_s: float | None = None,
+    stop_when: str | None = None,
+    resource_warnings: bool = False,
+    ignore: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    stdin: int | IO[Any] | None = None,
+    copy_stdout: bool = True,
+    echo: bool = False,
+    adopted_by: int | None = None,
+    on_start: Callable[[Run], None] | None = None,
+) -> ExitReport:
+    """Run a program to its end and say whether it left cleanly.
+
+    Safe from several threads at once. Whatever of the program outlives it is ended before this
+    returns, or raises; nothing else ever is. Needs Linux for all that concerns processes other
+    than the program itself.
+
+    Args:
+        command: A command line; or a path to a Python file, which this Python runs; or
+            ``-m MODULE`` or ``-c CODE`` as the first words.
+        timeout_s: After so many seconds it has hung: the stacks of its threads are recorded,
+            and it is ended. None waits for ever.
+        max_shutdown_s: A shutdown that takes longer is a finding.
+        stop_signal: For servers: the signal that makes the program end. Dying of it then counts
+            as success. It is sent after ``stop_after_s`` seconds, or when a line of its output
+            matches ``stop_when``.
+        stop_after_s: See there.
+        stop_when: A regular expression, see there.
+        resource_warnings: Report ResourceWarnings too.
+        ignore: Regular expressions; a finding whose text one of them matches is only counted.
+        env: The program's environment, by default this process's.
+        cwd: The folder that it starts in.
+        stdin: As for `subprocess`, by default this process's.
+        copy_stdout: Whether the report has the program's stdout. If not, the program writes to
+            this process's stdout itself.
+        echo: Pass the program's output through as it comes, as well.
+        adopted_by: This process's id if it is a subreaper, so that orphans can be found too.
+        on_start: Called with the run when the program has started.
+
+    Returns:
+        The report; its ``exit_code`` is 0 for a clean exit, the program's own code otherwise
+        (128+n for signal n), 120 if the program said 0 but did not leave cleanly, and 124 after
+        a timeout.
+
+    Raises:
+        OSError: The program could not be started.
+        ValueError: The arguments contradict each other.
+    """
+    words = parse_command(command)
+    limits = _make_limits(timeout_s, max_shutdown_s, stop_signal, stop_after_s, stop_when)
+    patterns = [_compile(pattern) for pattern in ignore]
+    environment = dict(os.environ if env is None else env)
+    if resource_warnings:
+        earlier = environment.get("PYTHONWARNINGS")
+        added = "default::ResourceWarning"
+        environment["PYTHONWARNINGS"] = f"{earlier},{added}" if earlier else added
+    with tempfile.TemporaryDirectory(prefix="clean-exit-") as folder:
+        events = Path(folder, "events")
+        events.touch(mode=0o600)
+        token = secrets.token_hex(8)
+        started, changed = add_probe(words, environment, events, token)
+        run = Run(
+            started,
+            changed,
+            token=token,
+            events=events,
+            limits=limits,
+            cwd=cwd,
+            stdin=stdin,
+            copy_stdout=copy_stdout,
+            echo=echo,
+            adopted_by=adopted_by,
+        )
+        if on_start is not None:
+            on_start(run)
+        outcome = run.finish()
+        inside = run.inside()
+    findings = _findings(outcome, inside, run, limits, resource_warnings)
+    kept = [f for f in findings if not any(pattern.search(str(f)) for pattern in patterns)]
+    return ExitReport(
+        command=tuple(words),
+        returncode=outcome.returncode,
+        findings=tuple(kept),
+        ignored=len(findings) - len(kept),
+        stdout=run.stdout.text(),
+        stderr=run.stderr.text(),
+        duration_s=outcome.ended_s - outcome.started_s,
+        shutdown_s=_shutdown_s(outcome, inside),
+        probed=inside.pid is not None,
+        stopped_by=limits.stop_signal if outcome.stopped_s is not None else None,
+        timed_out=outcome.timed_out,
+    )
+
+
+def _make_limits(
+    timeout_s: float | None,
+    max_shutdown_s: float,
+    stop_signal: int | None,
+    stop_after_s: float | None,
+    stop_when: str | None,
+) -> Limits:
+    if (timeout_s is not None and timeout_s <= 0) or max_shutdown_s <= 0:
+        raise ValueError("timeout_s and max_shutdown_s must be more than 0 seconds")
+    moments = (stop_after_s is not None) + (stop_when is not None)
+    if moments != (stop_signal is not None):
+        raise ValueError(
+            "stop_signal needs one of stop_after_s and stop_when, which say when to send it"
+        )
+    pattern = None if stop_when is None else _compile(stop_when)
+    return Limits(timeout_s, max_shutdown_s, stop_signal, stop_after_s, pattern)
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+
+
+def _shutdown_s(outcome: Outcome, inside: Inside) -> float | None:
+    began = outcome.stopped_s or inside.main_ended_s
+    return None if began is None else max(0.0, outcome.ended_s - began)
+
+
+def _findings(
+    outcome: Outcome, inside: Inside, run: Run, limits: Limits, resource_warnings: bool
+) -> list[Finding]:
+    found = _merge(inside, run.text, resource_warnings)
+    if outcome.timed_out:
+        found.append(_hang(outcome, inside, limits))
+    elif outcome.returncode < 0 and -outcome.returncode not in _expected(run, outcome, limits):
+        found.append(_crash(outcome, inside, run))
+    shutdown_s = _shutdown_s(outcome, inside)
+    if shutdown_s is not None and shutdown_s > limits.max_shutdown_s and not outcome.timed_out:
+        found.append(_slow(shutdown_s, outcome, inside, limits))
+    if outcome.left_over or (outcome.holds_output and not outcome.timed_out):
+        found.append(_left_over(outcome))
+    for pid, nbytes in outcome.held_gpu_bytes.items():
+        summary = f"{nbytes / 1e6:.1f} MB by process {pid}, which outlived the program"
+        found.append(Finding("gpu-memory-held", summary, pid=pid))
+    if outcome.returncode == 120 and not found:
+        # Python's own code for this; the message went to the stream that was gone.
+        found.append(
+            Finding("unraisable", "Python could not write its last output (exit code 120)")
+        )
+    return found
+
+
+def _expected(run: Run, outcome: Outcome, limits: Limits) -> set[int]:
+    """Return the signals that this checker sent or passed on: dying of them is no crash."""
+    stopped = outcome.stopped_s is not None and limits.stop_signal is not None
+    return {*run.forwarded, *([limits.stop_signal] if stopped and limits.stop_signal else [])}
+
+
+def _merge(inside: Inside, text: StderrText, resource_warnings: bool) -> list[Finding]:
+    """Join both sources: what the probe saw is on stderr as well, as a rule."""
+    found = list(inside.findings)
+    unmatched = list(inside.errors)
+    for said in text.said:
+        if said.finding.id == "resource-warning":
+            if resource_warnings:
+                found.append(said.finding)
+        elif not _is_known(said, inside, unmatched) and said.finding not in found:
+            found.append(said.finding)
+    return found
+
+
+def _is_known(said: Said, inside: Inside, unmatched: list[tuple[str, str]]) -> bool:
+    """Say whether the probe saw this message's event, or would have seen it."""
+    if said.finding.id == "process-group-not-destroyed":
+        return any(finding.id == said.finding.id for finding in inside.findings)
+    if not said.error:
+        return False
+    for known in unmatched:
+        if known[0].rpartition(".")[2] == said.error.rpartition(".")[2]:
+            unmatched.remove(known)
+            return True
+    # Before teardown the probe sees all errors of its own process. If there is no other, then
+    # the program quotes a message, or has printed one that it keeps.
+    alone = inside.pid is not None and not inside.spawned
+    return alone and (inside.teardown_s is None or said.time_s < inside.teardown_s)
+
+
+def _hang(outcome: Outcome, inside: Inside, limits: Limits) -> Finding:
+    phase = _last_phase(inside)
+    if outcome.stopped_s is not None and limits.timeout_s is None:
+        summary = f"it did not end after {signal_name(limits.stop_signal or 0)}, and was ended"
+    else:
+        summary = f"it did not end within {limits.timeout_s:g} s, and was ended"
+    return Finding("hang", summary, outcome.stacks, phase, inside.pid)
+
+
+def _last_phase(inside: Inside) -> str:
+    if inside.pid is None:
+        return ""
+    if inside.teardown_s is not None:
+        return "teardown"
+    if inside.atexit_s is not None:
+        return "atexit"
+    return "threads" if inside.main_ended_s is not None else "main"
+
+
+def _crash(outcome: Outcome, inside: Inside, run: Run) -> Finding:
+    name = signal_name(-outcome.returncode)
+    evidence = "\n".join(run.text.fatal) or inside.stacks.strip()
+    return Finding("crash", f"{name} ended it", evidence, _last_phase(inside), inside.pid)
+
+
+def _slow(shutdown_s: float, outcome: Outcome, inside: Inside, limits: Limits) -> Finding:
+    summary = f"{shutdown_s:.2f} s, where {limits.max_shutdown_s:g} s are allowed"
+    moments = [
+        ("joining threads", inside.main_ended_s),
+        ("atexit callbacks", inside.atexit_s),
+        ("taking the interpreter apart", inside.teardown_s),
+    ]
+    known = [(what, begun) for what, begun in moments if begun is not None]
+    ends = [*(begun for _, begun in known[1:]), outcome.ended_s]
+    lines = [f"{what}: {end - begun:.2f} s" for (what, begun), end in zip(known, ends, strict=True)]
+    evidence = "\n".join(lines + ([outcome.stacks] if outcome.stacks else []))
+    return Finding("slow-shutdown", summary, evidence, "", inside.pid)
+
+
+def _left_over(outcome: Outcome) -> Finding:
+    count = len(outcome.left_over)
+    if not count:
+        summary = "something that could not be found still holds the program's output open"
+        return Finding("left-over-process", summary)
+    many = count > 1
+    summary = (
+        f"{count} processes still ran and were ended" if many else "it still ran and was ended"
+    )
+    if outcome.holds_output:
+        summary += "; the program's output was still open in them"
+    evidence = "\n".join(map(str, outcome.left_over))
+    return Finding("left-over-process", summary, evidence, pid=outcome.left_over[0].pid)

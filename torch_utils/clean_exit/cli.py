@@ -1,0 +1,261 @@
+"""The command clean-exit."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch_utils.clean_exit import formats
+from torch_utils.clean_exit.checker import check
+from torch_utils.clean_exit.processes import become_subreaper
+from torch_utils.clean_exit.report import (
+    NOT_EXECUTABLE,
+    NOT_FOUND,
+    UNCLEAN,
+    USAGE,
+    ExitReport,
+)
+from torch_utils.clean_exit.run import Run
+from torch_utils.clean_exit.settings import apply, read_settings
+
+_EPILOG = """\
+exit codes: 0 clean; 120 the program said 0 but did not leave cleanly; 124 timeout; 125 wrong
+usage; 126 not executable; 127 not found; else the program's own, 128+n for signal n.
+[tool.clean_exit] in pyproject.toml sets defaults. docs/catalogue.md explains the findings."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        self.exit(USAGE, f"clean-exit: {message}; see clean-exit --help\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = _Parser(
+        prog="clean-exit",
+        usage="clean-exit [options] [--] COMMAND...   (or FILE.py, -m MODULE, -c CODE)",
+        description="Run a program, and say whether it left cleanly.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--timeout", type=_seconds, metavar="S", help="end the program after S seconds: a hang")
+    add("--max-shutdown", type=_seconds, metavar="S", default=5.0, help="default 5")
+    add("--stop-signal", type=_signal, metavar="SIG", help="for servers: send SIG (TERM, INT, 2)")
+    add("--stop-after", type=float, metavar="S", help="... after S seconds")
+    add("--stop-when", metavar="REGEX", help="... when a line of its output matches")
+    add("--repeat", type=_count, metavar="N", default=1, help="run it N times")
+    add("--resource-warnings", action="store_true", help="report ResourceWarnings too")
+    add("--ignore", action="append", metavar="REGEX", help="only count matching findings")
+    add("--error-exitcode", type=_code, metavar="N", default=UNCLEAN, help="N instead of 120")
+    add("--report-json", metavar="FILE", help="write a report as JSON")
+    add("--report-junit", metavar="FILE", help="write a report as JUnit XML")
+    add("--github", action="store_true", help="write annotations for GitHub Actions")
+    add("-q", "--quiet", action="store_true", help="no report, only the exit code")
+    add("-v", "--verbose", action="store_true", help="all of the evidence")
+    add("--color", choices=("auto", "always", "never"), default="auto")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def _code(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 255:
+        raise argparse.ArgumentTypeError(f"{text} is not an exit code (0 to 255)")
+    return value
+
+
+def _signal(text: str) -> int:
+    name = text.upper()
+    try:
+        if name.isdigit():
+            return signal.Signals(int(name)).value
+        return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"].value
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text} is not a signal") from None
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split what belongs to clean-exit from the program's command line, which begins at "--",
+    at -m or -c, or at the first word that is no option.
+    """
+    takes_value = {
+        option
+        for action in make_parser()._actions
+        if action.nargs is None and action.option_strings
+        for option in action.option_strings
+    }
+    position = 0
+    while position < len(arguments):
+        word = arguments[position]
+        if word == "--":
+            return list(arguments[:position]), list(arguments[position + 1 :])
+        if word in ("-m", "-c") or not word.startswith("-"):
+            break
+        position += 2 if word in takes_value else 1
+    return list(arguments[:position]), list(arguments[position:])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line, and return its exit code."""
+    own, command = split_arguments(sys.argv[1:] if arguments is None else arguments)
+    parser = make_parser()
+    try:
+        apply(parser, read_settings(Path.cwd()))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    options = parser.parse_args(own)
+    if not command:
+        parser.error("there is no command to run")
+    return _run_repeatedly(parser, options, command)
+
+
+def _run_repeatedly(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, command: list[str]
+) -> int:
+    reports: list[ExitReport] = []
+    with _Forwarder() as forwarder:
+        adopted_by = os.getpid() if become_subreaper() else None
+        for _ in range(options.repeat):
+            try:
+                report = _check_once(options, command, adopted_by, forwarder)
+            except ValueError as error:
+                parser.error(str(error))
+            except OSError as error:
+                return _cannot_start(command, error)
+            reports.append(report)
+            if not options.quiet:
+                _print(report, options)
+            if forwarder.received:
+                break
+    try:
+        if options.report_json:
+            formats.write(options.report_json, formats.to_json(reports))
+        if options.report_junit:
+            formats.write(options.report_junit, formats.to_junit(reports))
+    except OSError as error:
+        print(f"clean-exit: the report cannot be written: {error}", file=sys.stderr)
+        return USAGE
+    return _exit_code(reports, options.error_exitcode)
+
+
+def _check_once(
+    options: argparse.Namespace,
+    command: list[str],
+    adopted_by: int | None,
+    forwarder: _Forwarder,
+) -> ExitReport:
+    return check(
+        command,
+        timeout_s=options.timeout,
+        max_shutdown_s=options.max_shutdown,
+        stop_signal=options.stop_signal,
+        stop_after_s=options.stop_after,
+        stop_when=options.stop_when,
+        resource_warnings=options.resource_warnings,
+        ignore=options.ignore or (),
+        copy_stdout=False,
+        echo=True,
+        adopted_by=adopted_by,
+        on_start=forwarder.attach,
+    )
+
+
+def _cannot_start(command: list[str], error: OSError) -> int:
+    missing = isinstance(error, FileNotFoundError)
+    what = "was not found" if missing else f"cannot be executed ({error.strerror})"
+    print(f"clean-exit: {shlex.quote(command[0])} {what}", file=sys.stderr)
+    return NOT_FOUND if missing else NOT_EXECUTABLE
+
+
+def _print(report: ExitReport, options: argparse.Namespace) -> None:
+    color = options.color == "always" or (
+        options.color == "auto" and sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    )
+    text = formats.to_text(report, verbose=options.verbose, color=color)
+    if options.github and report.findings:
+        text += "\n" + formats.to_github(report)
+    try:
+        # Characters that the stream cannot show must not cost the whole report.
+        encoding = sys.stderr.encoding or "utf-8"
+        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        pass  # Nobody reads stderr; the exit code says it all the same.
+
+
+def _exit_code(reports: list[ExitReport], unclean: int) -> int:
+    """Return the code of the first run that was not well."""
+    for report in reports:
+        if report.exit_code == UNCLEAN and report.returncode != UNCLEAN:
+            return unclean
+        if report.exit_code:
+            return report.exit_code
+    return 0
+
+
+class _Forwarder:
+    """Passes SIGINT, SIGTERM and SIGHUP on to the program; the report comes all the same.
+
+    A terminal sends Ctrl-C to the program as well, which must not get it twice.
+    """
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._run: Run | None = None
+        self._earlier: dict[int, Any] = {}
+
+    def __enter__(self) -> _Forwarder:
+        for number in self._SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                self._earlier[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def attach(self, run: Run) -> None:
+        """Begin to pass on to a run, what has come before included."""
+        self._run = run
+        for number in self.received:
+            run.forward(number)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        if self._run is None:
+            return
+        if number == signal.SIGINT and _terminal_sent_it():
+            self._run.forwarded.add(number)
+        else:
+            self._run.forward(number)
+
+
+def _terminal_sent_it() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # stdin is no terminal, or not this process's.
+        return False

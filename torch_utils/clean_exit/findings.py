@@ -1,0 +1,62 @@
+"""What a check can find: stable ids, and one finding with its evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FINDINGS = {
+    "unraisable": "an error that Python could only print",
+    "atexit-error": "an atexit callback failed",
+    "finalizer-error": "a finalizer failed",
+    "thread-error": "an error ended a thread",
+    "crash": "a signal ended the program",
+    "hang": "the program did not end",
+    "slow-shutdown": "the program took long to end",
+    "leaked-semaphore": "semaphores were not released",
+    "leaked-shared-memory": "shared memory was not released",
+    "left-over-process": "a process outlived the program",
+    "process-group-not-destroyed": "a torch.distributed process group was not destroyed",
+    "cuda-ipc": "shared CUDA tensors outlived the process that made them",
+    "gpu-memory-held": "GPU memory is still held by a process of the program",
+    "resource-warning": "something was left to the garbage collector to close",
+}
+PHASES = {
+    "main": "while the main module ran",
+    "threads": "while threads were joined",
+    "atexit": "in atexit callbacks",
+    "teardown": "while the interpreter was taken apart",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was not clean.
+
+    Attributes:
+        id: One of `FINDINGS`; these names stay as they are.
+        summary: One line.
+        evidence: What it was seen by: a traceback, a list of processes, a stack; may be empty.
+        phase: One of `PHASES`, where the program is Python and the moment is known; else empty.
+        pid: The process, where it is known.
+    """
+
+    id: str
+    summary: str
+    evidence: str = ""
+    phase: str = ""
+    pid: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.id not in FINDINGS:
+            raise ValueError(f"there is no finding {self.id!r}; there are {', '.join(FINDINGS)}")
+
+    @property
+    def help(self) -> str:
+        """Where the documentation explains it: a place in this project's repository."""
+        return f"docs/catalogue.md#{self.id}"
+
+    def __str__(self) -> str:
+        when = f" ({PHASES[self.phase]})" if self.phase else ""
+        lines = [f"{self.id}: {self.summary}{when}"]
+        lines += [f"    {line}" for line in self.evidence.splitlines()]
+        return "\n".join(lines)

@@ -1,0 +1,122 @@
+"""How reports are written: for people, as JSON, as JUnit XML, as GitHub annotations."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+from torch_utils.clean_exit.findings import FINDINGS, PHASES, Finding
+from torch_utils.clean_exit.report import SCHEMA_VERSION, ExitReport, summarise
+
+_MOST_LINES = 15  # of evidence, unless more is asked for
+_RED, _GREEN, _BOLD, _DIM, _OFF = "\033[31m", "\033[32m", "\033[1m", "\033[2m", "\033[0m"
+
+Paint = Callable[[str, str], str]
+
+
+def paint(text: str, code: str) -> str:
+    """Colour a text."""
+    return f"{code}{text}{_OFF}"
+
+
+def no_paint(text: str, code: str) -> str:
+    """Leave a text as it is."""
+    return text
+
+
+def to_text(report: ExitReport, *, verbose: bool = False, color: bool = False) -> str:
+    """Write a report for people: one line, then each finding with its evidence."""
+    brush = paint if color else no_paint
+    verdict = brush(summarise(report), _GREEN if report.clean else _RED + _BOLD)
+    lines = [f"clean-exit: {verdict}"]
+    if verbose:
+        lines.append(f"  command: {shlex.join(report.command)}")
+        seen = "inside and outside" if report.probed else "outside only (no probe was loaded)"
+        lines.append(f"  seen from {seen}")
+    for finding in report.findings:
+        lines += _finding_lines(finding, verbose, brush)
+    return "\n".join(lines)
+
+
+def _finding_lines(finding: Finding, verbose: bool, brush: Paint) -> list[str]:
+    when = f", {PHASES[finding.phase]}" if finding.phase else ""
+    lines = ["", f"  {brush(finding.id, _BOLD)}: {FINDINGS[finding.id]}{when}"]
+    lines.append(f"    {finding.summary}")
+    evidence = finding.evidence.splitlines()
+    if not verbose and len(evidence) > _MOST_LINES:
+        hidden = len(evidence) - _MOST_LINES
+        evidence = [*evidence[:_MOST_LINES], f"... {hidden} more lines (-v shows them)"]
+    lines += [f"    {brush('|', _DIM)} {line}" for line in evidence]
+    lines.append(brush(f"    see {finding.help}", _DIM))
+    return lines
+
+
+def to_json(reports: Sequence[ExitReport]) -> str:
+    """Write reports as JSON, of the schema that docs/clean-exit.md describes."""
+    return json.dumps(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "clean": all(report.clean for report in reports),
+            "runs": [report.to_json() for report in reports],
+        },
+        indent=2,
+    )
+
+
+def to_junit(reports: Sequence[ExitReport]) -> str:
+    """Write reports as JUnit XML: a test case for each run."""
+    bad = sum(not report.clean or report.exit_code != 0 for report in reports)
+    total_s = sum(report.duration_s for report in reports)
+    attributes = {"tests": str(len(reports)), "failures": str(bad), "time": f"{total_s:.3f}"}
+    root = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "clean-exit", **attributes})
+    for number, report in enumerate(reports, start=1):
+        name = shlex.join(report.command) + (f" (run {number})" if len(reports) > 1 else "")
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            {
+                "classname": "clean_exit",
+                "name": _printable(name),
+                "time": f"{report.duration_s:.3f}",
+            },
+        )
+        if not report.clean or report.exit_code != 0:
+            kinds = ", ".join(dict.fromkeys(f.id for f in report.findings)) or "exit code"
+            failure = ElementTree.SubElement(
+                case, "failure", {"type": kinds, "message": _printable(summarise(report))}
+            )
+            failure.text = _printable(str(report))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _printable(text: str) -> str:
+    """Replace what XML cannot contain."""
+    return "".join(c if c in "\t\n" or " " <= c <= "\ud7ff" or c > "\ue000" else "�" for c in text)
+
+
+def to_github(report: ExitReport) -> str:
+    """Write findings as annotations, which GitHub Actions shows beside the code."""
+    lines = []
+    for finding in report.findings:
+        message = _escape(f"{finding.summary}\n{finding.evidence}\nsee {finding.help}")
+        title = _escape(f"clean-exit: {finding.id}").replace(":", "%3A").replace(",", "%2C")
+        lines.append(f"::error title={title}::{message}")
+    return "\n".join(lines)
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def write(path: str, text: str) -> None:
+    """Write a report's file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    Path(path).write_text(text, encoding="utf-8")

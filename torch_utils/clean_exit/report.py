@@ -1,0 +1,125 @@
+"""What a check found out about one run of a program."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_utils.clean_exit.findings import FINDINGS, Finding
+
+SCHEMA_VERSION = 1
+UNCLEAN = 120
+TIMED_OUT = 124
+USAGE = 125
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+
+
+@dataclass(frozen=True)
+class ExitReport:
+    """How a program left.
+
+    Attributes:
+        command: What was run.
+        returncode: As `subprocess` gives it: the program's own, or minus a signal's number.
+        findings: What was not clean, in the order of its happening as far as that is known.
+        ignored: How many findings were left out on request.
+        stdout, stderr: What the program wrote, as text; of more than 2 MB the first and the
+            last million bytes. Empty for a stream that was passed through without a copy.
+        duration_s: From its start to its end, in seconds.
+        shutdown_s: From the end of its main module (or the signal that asked it to stop) to its
+            end; None where that moment is not known.
+        probed: Whether the probe was loaded: the program is Python.
+        stopped_by: The signal that was sent to stop it, if that was asked for and happened.
+        timed_out: Whether it had to be ended.
+    """
+
+    command: tuple[str, ...]
+    returncode: int
+    findings: tuple[Finding, ...] = ()
+    ignored: int = 0
+    stdout: str = field(default="", repr=False)
+    stderr: str = field(default="", repr=False)
+    duration_s: float = 0.0
+    shutdown_s: float | None = None
+    probed: bool = False
+    stopped_by: int | None = None
+    timed_out: bool = False
+
+    @property
+    def clean(self) -> bool:
+        """Whether there is no finding. A program may say 3 and leave cleanly."""
+        return not self.findings
+
+    @property
+    def exit_code(self) -> int:
+        """What ``clean-exit`` exits with: see `torch_utils.clean_exit.check`."""
+        if self.timed_out:
+            return TIMED_OUT
+        code = 128 - self.returncode if self.returncode < 0 else self.returncode
+        if self.was_stopped and self.returncode != 0:
+            code = 0
+        return UNCLEAN if code == 0 and self.findings else code
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it ended as the stop signal asks for: of it, or with its exit code."""
+        number = self.stopped_by
+        return number is not None and self.returncode in (0, -number, 128 + number)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the JSON report contains, one run of it."""
+        return {
+            "command": list(self.command),
+            "clean": self.clean,
+            "exit_code": self.exit_code,
+            "returncode": self.returncode,
+            "duration_s": round(self.duration_s, 4),
+            "shutdown_s": None if self.shutdown_s is None else round(self.shutdown_s, 4),
+            "probed": self.probed,
+            "timed_out": self.timed_out,
+            "stopped_by": None if self.stopped_by is None else signal_name(self.stopped_by),
+            "ignored": self.ignored,
+            "findings": [
+                {
+                    "id": finding.id,
+                    "title": FINDINGS[finding.id],
+                    "summary": finding.summary,
+                    "evidence": finding.evidence,
+                    "phase": finding.phase or None,
+                    "pid": finding.pid,
+                    "help": finding.help,
+                }
+                for finding in self.findings
+            ],
+        }
+
+    def __str__(self) -> str:
+        """Return the findings with their evidence, after one line that sums up."""
+        return "\n".join([summarise(self), *map(str, self.findings)])
+
+
+def summarise(report: ExitReport) -> str:
+    """Say in one line how a program left."""
+    if report.timed_out:
+        how = f"did not end within the time allowed ({report.duration_s:.2f} s)"
+    elif report.returncode < 0:
+        how = f"was ended by {signal_name(-report.returncode)} after {report.duration_s:.2f} s"
+    else:
+        how = f"exited with {report.returncode} after {report.duration_s:.2f} s"
+    if report.shutdown_s is not None:
+        how += f", {report.shutdown_s:.2f} s of that after its last line"
+    count = len(report.findings)
+    verdict = "clean" if not count else f"{count} finding{'s' if count > 1 else ''}"
+    if report.ignored:
+        verdict += f", {report.ignored} ignored"
+    return f"{verdict}: the program {how}"
+
+
+def signal_name(number: int) -> str:
+    """Name a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,89 @@
+"""A program's output on its way: passed through at once, watched, and copied within bounds."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+
+_CHUNK = 1 << 16
+_HALF_OF_COPY = 1_000_000
+_LONGEST_LINE = 64 * 1024
+
+
+class Copy:
+    """The first and the last of what a stream carried."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._skipped = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        room = _HALF_OF_COPY - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 2 * _HALF_OF_COPY:
+            self._skipped += len(self._tail) - _HALF_OF_COPY
+            del self._tail[:-_HALF_OF_COPY]
+
+    def text(self) -> str:
+        """Return it as text; what was left out is said in its place."""
+        tail = self._tail[-_HALF_OF_COPY:]
+        skipped = self._skipped + len(self._tail) - len(tail)
+        gap = f"\n[... {skipped} bytes ...]\n".encode() if skipped else b""
+        return bytes(self._head + gap + tail).decode("utf-8", "replace")
+
+
+class Stream:
+    """One pipe from the program.
+
+    Args:
+        file: The pipe's end here.
+        sink: Where its bytes go to, untouched; None for nowhere.
+        watchers: Called with each chunk.
+    """
+
+    def __init__(
+        self, file: int, sink: int | None, watchers: Sequence[Callable[[bytes], None]]
+    ) -> None:
+        self.file = file
+        self._sink = sink
+        self._watchers = watchers
+
+    def pump(self) -> bool:
+        """Take what is there; False at the end of the stream."""
+        data = os.read(self.file, _CHUNK)
+        if not data:
+            return False
+        self._pass_on(data)
+        for watcher in self._watchers:
+            watcher(data)
+        return True
+
+    def _pass_on(self, data: bytes) -> None:
+        while data and self._sink is not None:
+            try:
+                data = data[os.write(self._sink, data) :]
+            except OSError:
+                self._sink = None  # Nobody reads any more; the program still has to be drained.
+
+
+class Awaited:
+    """Waits for a line that matches; a line need not be finished."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        self._rest = ""
+        self.seen = False
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        if self.seen:
+            return
+        *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
+        self._rest = self._rest[-_LONGEST_LINE:]
+        self.seen = any(self._pattern.search(line) for line in [*lines, self._rest])
