@@ -6,10 +6,10 @@ BIN := .venv/bin
 # The packaged model is a local folder: nothing has to be looked up on a hub.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test hazards lint format bench-exit bench-release clean
+.PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit examples clean
 
 demo: .venv/.installed
-	$(BIN)/rag-demo demo
+	$(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -24,6 +24,12 @@ bench-exit: .venv/.installed
 bench-release: .venv/.installed
 	$(BIN)/python benchmarks/bench_release.py
 	$(BIN)/python benchmarks/plot_memory.py
+
+bench-clean-exit: .venv/.installed
+	$(BIN)/python benchmarks/bench_clean_exit.py
+
+examples: .venv/.installed
+	$(BIN)/python -m pytest -q -n 2 tests/test_readme.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

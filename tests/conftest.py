@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["pytester"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 WORDS = "the a of how do i give memory back cache paris france capital heap trim city".split()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from programs import assert_clean, run
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from programs import assert_clean, run
 from torch_utils import find_batch_size
 
 

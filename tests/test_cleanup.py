@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from programs import assert_clean, run
 from torch import nn
 
+from programs import assert_clean, run
 from torch_utils import (
     CleanupError,
     ReleasedError,

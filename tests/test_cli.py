@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from programs import Result, assert_clean, run
 
 MAIN = "from rag_demo.cli import main; main()"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from programs import assert_clean, run
 
 import torch_utils
+from programs import assert_clean, run
 from torch_utils import (
     get_device_info,
     get_optimal_device,

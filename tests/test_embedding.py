@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import assert_clean, run
 
+from programs import assert_clean, run
 from rag_demo import EmbeddingModel
 from rag_demo.errors import ModelError
 from torch_utils import ReleasedError, ResourceClosedError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from programs import Result, run
 
 FAST = "from torch_utils import fast_exit\nassert fast_exit() and not fast_exit()\n"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from programs import assert_clean, run
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from programs import assert_clean, run
 from torch_utils import release
 
 LONG = {"search_s": 10.0}  # The frames of pytest and its plug-ins come first.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from programs import assert_clean, run
 
 import torch_utils
+from programs import assert_clean, run
 
 CHECK = """
 import sys

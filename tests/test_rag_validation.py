@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import ROOT, assert_clean, run
 
+from programs import ROOT, assert_clean, run
 from rag_demo import EmbeddingModel, FaissRetriever, PyTorchGPURetriever
 from rag_demo.corpus import Document, Skipped, read_source
 from torch_utils import SafePyTorchCleanup

@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
-from programs import ROOT, assert_clean, run
+
+from programs import ROOT
+from torch_utils.clean_exit import ExitReport, check
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^\$ (\S+) (\S+)", README, re.MULTILINE)
 
 
+def run(block: str) -> ExitReport:
+    """Run an example under clean-exit, as the README tells everybody to."""
+    report = check(["-c", block], timeout_s=100, env={**os.environ, "TQDM_DISABLE": "1"})
+    assert (report.exit_code, report.stderr) == (0, ""), f"{report}\n{report.stderr}"
+    return report
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_python_block_runs(block: str) -> None:
     """Each on its own, in a fresh interpreter."""
-    # transformers draws a progress bar on stderr while it loads weights; that is no error.
-    assert_clean(run(block, env={"TQDM_DISABLE": "1"}))
+    run(block)
 
 
 def test_lifecycle_page_runs() -> None:
     """The first example of the guide; the second needs a web application around it."""
     page = (ROOT / "docs" / "lifecycle.md").read_text(encoding="utf-8")
     block = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
-    result = run(block)
-    assert_clean(result)
-    assert result.stdout == "released\n"
+    assert run(block).stdout == "released\n"
 
 
 def test_memory_page_runs() -> None:
     """Every example of the guide to memory."""
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
     for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
-        assert_clean(run(block))
+        run(block)
+
+
+def test_clean_exit_page_runs(pytester: pytest.Pytester) -> None:
+    """The example of check, and that of pytest as a test file."""
+    page = (ROOT / "docs" / "clean-exit.md").read_text(encoding="utf-8")
+    from_python, tests = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert run(from_python).stdout == from_python.splitlines()[-1].removeprefix("# ") + "\n"
+    pytester.makepyfile(tests)
+    pytester.runpytest_subprocess().assert_outcomes(passed=2)
 
 
 def test_first_block_stands_early() -> None:
@@ -45,7 +61,12 @@ def test_commands_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     rag_commands = {"index", "search", "demo"}
     for command, argument in COMMANDS:
-        known = {"make": targets, "rag-demo": rag_commands, "pip": {"install"}}[command]
+        known = {
+            "make": targets,
+            "rag-demo": rag_commands,
+            "pip": {"install"},
+            "clean-exit": {"--", "train.py"},
+        }[command]
         assert argument in known, (command, argument)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
-from programs import assert_clean, run
 
+from programs import assert_clean, run
 from torch_utils import ReleasedError, memory_snapshot, release
 
 VECTORS = np.random.default_rng(0).random((2000, 32), dtype=np.float32)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import assert_clean, run
 
+from programs import assert_clean, run
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from torch_utils import ReleasedError, ResourceClosedError
 

@@ -6,8 +6,8 @@ import signal
 import threading
 
 import pytest
-from programs import assert_clean, run
 
+from programs import assert_clean, run
 from torch_utils import SignalError, TorchUtilsError, exit_on_signals
 
 PRELUDE = """

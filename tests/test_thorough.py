@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from programs import assert_clean, run
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from programs import assert_clean, run
 from torch_utils import release
 from torch_utils._thorough import clear_other_caches
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -84,7 +83,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="clean-exit-") as folder:
         events = Path(folder, "events")
         events.touch(mode=0o600)
-        token = secrets.token_hex(8)
+        token = os.urandom(8).hex()
         started, changed = add_probe(words, environment, events, token)
         run = Run(
             started,
@@ -165,11 +164,6 @@ def _findings(
     for pid, nbytes in outcome.held_gpu_bytes.items():
         summary = f"{nbytes / 1e6:.1f} MB by process {pid}, which outlived the program"
         found.append(Finding("gpu-memory-held", summary, pid=pid))
-    if outcome.returncode == 120 and not found:
-        # Python's own code for this; the message went to the stream that was gone.
-        found.append(
-            Finding("unraisable", "Python could not write its last output (exit code 120)")
-        )
     return found
 
 
@@ -192,20 +186,19 @@ def _merge(inside: Inside, text: StderrText, resource_warnings: bool) -> list[Fi
     return found
 
 
-def _is_known(said: Said, inside: Inside, unmatched: list[tuple[str, str]]) -> bool:
+def _is_known(said: Said, inside: Inside, unmatched: list[str]) -> bool:
     """Say whether the probe saw this message's event, or would have seen it."""
     if said.finding.id == "process-group-not-destroyed":
         return any(finding.id == said.finding.id for finding in inside.findings)
     if not said.error:
         return False
     for known in unmatched:
-        if known[0].rpartition(".")[2] == said.error.rpartition(".")[2]:
+        if known.rpartition(".")[2] == said.error.rpartition(".")[2]:
             unmatched.remove(known)
             return True
-    # Before teardown the probe sees all errors of its own process. If there is no other, then
-    # the program quotes a message, or has printed one that it keeps.
-    alone = inside.pid is not None and not inside.spawned
-    return alone and (inside.teardown_s is None or said.time_s < inside.teardown_s)
+    # The probe sees all errors of its own process. If there is no other process, then the
+    # program quotes a message, or prints one that it has kept.
+    return inside.pid is not None and not inside.spawned
 
 
 def _hang(outcome: Outcome, inside: Inside, limits: Limits) -> Finding:

@@ -128,6 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     if not command:
         parser.error("there is no command to run")
+    for path in filter(None, (options.report_json, options.report_junit)):
+        # Said before the program runs, rather than when its report is lost.
+        if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
+            parser.error(f"the report {path!r} cannot be written: not a file in a writable folder")
     return _run_repeatedly(parser, options, command)
 
 

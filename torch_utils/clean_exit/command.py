@@ -20,13 +20,14 @@ def parse_command(command: str | os.PathLike[str] | Sequence[str]) -> list[str]:
     """Make a command line of what a caller gave.
 
     A path to a Python file, alone or as the first word, is run by this Python; so are
-    ``-m MODULE`` and ``-c CODE``. A string is split as a shell does.
+    ``-m MODULE`` and ``-c CODE``. A string that is not a file's path is split as a shell does.
 
     Raises:
         ValueError: There is no command.
     """
     if isinstance(command, str):
-        words = [command] if _is_script(command) else shlex.split(command)
+        is_path = Path(command).is_file() or not any(map(str.isspace, command))
+        words = [command] if is_path else shlex.split(command)
     elif isinstance(command, os.PathLike):
         words = [os.fspath(command)]
     else:

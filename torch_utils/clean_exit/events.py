@@ -24,7 +24,7 @@ class Inside:
         teardown_s: When atexit had run and the interpreter began to be taken apart.
         spawned: Whether it started other processes, which have no probe.
         findings: What was recorded of it and of its forks.
-        errors: The type names and messages of those, to recognise them on stderr.
+        errors: The type names of those, to recognise them on stderr.
         stacks: Stacks of its threads, at a crash or when the checker asked.
     """
 
@@ -35,7 +35,7 @@ class Inside:
     teardown_s: float | None = None
     spawned: bool = False
     findings: list[Finding] = field(default_factory=list)
-    errors: list[tuple[str, str]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     stacks: str = ""
 
 
@@ -89,7 +89,7 @@ def _note(inside: Inside, entry: tuple[Any, ...]) -> None:
         inside.findings.append(Finding("process-group-not-destroyed", summary, "", phase, pid))
     elif kind in ("unraisable", "thread", "excepthook"):
         inside.findings.append(_error(kind, pid, phase, rest))
-        inside.errors.append((rest[-3], rest[-2]))
+        inside.errors.append(rest[-3])
 
 
 def _error(kind: str, pid: int, phase: str, rest: list[Any]) -> Finding:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from xml.etree import ElementTree
 
 from torch_utils.clean_exit.findings import FINDINGS, PHASES, Finding
 from torch_utils.clean_exit.report import SCHEMA_VERSION, ExitReport, summarise
@@ -56,6 +54,8 @@ def _finding_lines(finding: Finding, verbose: bool, brush: Paint) -> list[str]:
 
 def to_json(reports: Sequence[ExitReport]) -> str:
     """Write reports as JSON, of the schema that docs/clean-exit.md describes."""
+    import json  # Here and below: most runs write no such report.
+
     return json.dumps(
         {
             "schema_version": SCHEMA_VERSION,
@@ -68,6 +68,8 @@ def to_json(reports: Sequence[ExitReport]) -> str:
 
 def to_junit(reports: Sequence[ExitReport]) -> str:
     """Write reports as JUnit XML: a test case for each run."""
+    from xml.etree import ElementTree
+
     bad = sum(not report.clean or report.exit_code != 0 for report in reports)
     total_s = sum(report.duration_s for report in reports)
     attributes = {"tests": str(len(reports)), "failures": str(bad), "time": f"{total_s:.3f}"}

@@ -208,7 +208,7 @@ class Run:
 
     def _stop_is_due(self, now: float) -> bool:
         if self._awaited is not None:
-            return self._awaited.seen
+            return self._awaited.is_seen()
         return now >= self.outcome.started_s + (self._limits.stop_after_s or 0.0)
 
     def _ask_for_stacks(self) -> str:

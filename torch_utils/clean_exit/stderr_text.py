@@ -7,7 +7,6 @@ such phrases: each message is recognised with the lines that Python prints aroun
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass, field
 
 from torch_utils.clean_exit.findings import Finding
@@ -43,12 +42,10 @@ _FATAL = re.compile(r"^(Fatal Python error: |terminate called |\S+: .*Assertion 
 
 @dataclass(frozen=True)
 class Said:
-    """One message: the finding, when it came (monotonic seconds), and the error in it."""
+    """One message: the finding, and the type of the error in it."""
 
     finding: Finding
-    time_s: float
     error: str = ""
-    message: str = ""
 
 
 @dataclass
@@ -148,14 +145,14 @@ class StderrText:
                 return
             block.id = "finalizer-error"
         match = _ERROR.match(error_line)
-        name, message = (match["name"], match["message"] or "") if match else ("", "")
+        name = match["name"] if match else ""
         evidence = "\n".join(block.lines)
         summary = f"{error_line} {block.summary}".strip()
-        self._note(Finding(block.id, summary, evidence), name, message)
+        self._note(Finding(block.id, summary, evidence), name)
 
-    def _note(self, finding: Finding, name: str = "", message: str = "") -> None:
+    def _note(self, finding: Finding, error: str = "") -> None:
         if len(self.said) < _MOST_FOUND:
-            self.said.append(Said(finding, time.monotonic(), name, message))
+            self.said.append(Said(finding, error))
 
 
 def _kind_of(line: str) -> str:

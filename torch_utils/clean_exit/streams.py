@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 
 _CHUNK = 1 << 16
 _HALF_OF_COPY = 1_000_000
 _LONGEST_LINE = 64 * 1024
+_PROMPT_S = 0.2
 
 
 class Copy:
@@ -73,17 +75,27 @@ class Stream:
 
 
 class Awaited:
-    """Waits for a line that matches; a line need not be finished."""
+    """Waits for a line that matches.
+
+    A line that is not finished counts when nothing has followed for a moment: a prompt. Until
+    then the rest of it may be on its way, and would be lost if the program were stopped.
+    """
 
     def __init__(self, pattern: re.Pattern[str]) -> None:
         self._pattern = pattern
         self._rest = ""
-        self.seen = False
+        self._fed_s = 0.0
+        self._seen = False
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
-        if self.seen:
-            return
         *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
         self._rest = self._rest[-_LONGEST_LINE:]
-        self.seen = any(self._pattern.search(line) for line in [*lines, self._rest])
+        self._fed_s = time.monotonic()
+        self._seen = self._seen or any(self._pattern.search(line) for line in lines)
+
+    def is_seen(self) -> bool:
+        """Say whether the line has come."""
+        if not self._seen and time.monotonic() - self._fed_s > _PROMPT_S:
+            self._seen = bool(self._rest and self._pattern.search(self._rest))
+        return self._seen

@@ -45,11 +45,17 @@ def _prepare():
 
 
 def _load(target):
-    """Return the code to run, and the name of its file."""
+    """Return the code to run, and the absolute path of its file, as Python itself has it."""
+    import os
+
+    importers = sys.path_importer_cache
+    importer = importers.pop(os.path.abspath(__file__), None)
     if target[0] == "-c":
         return compile(target[1] + "\n", "<string>", "exec"), None
-    with open(target[0], "rb") as file:
-        return compile(file.read(), target[0], "exec"), target[0]
+    path = os.path.abspath(target[0])
+    importers[path] = importer
+    with open(path, "rb") as file:
+        return compile(file.read(), path, "exec"), path
 
 
 def _run(namespace):
@@ -64,10 +70,9 @@ def _run(namespace):
         for name in [name for name in namespace if not name.startswith("__")]:
             del namespace[name]
         namespace.update(__doc__=None, __spec__=None)
-        namespace.pop("__file__", None)
-        namespace.pop("__cached__", None)
-        if path is not None:
-            namespace["__file__"] = path
+        namespace["__file__"] = path
+        if path is None:
+            del namespace["__file__"], namespace["__cached__"]
         run = exec
     try:
         run(argument, namespace) if run is exec else run(argument)

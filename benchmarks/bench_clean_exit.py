@@ -1,0 +1,71 @@
+"""What clean-exit adds to a program: the probe alone, and the whole command.
+
+Each pair runs alternately, so that both see the same noise; medians are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from results_file import write
+
+from torch_utils.clean_exit.command import add_probe
+
+ROUNDS = 25
+PROGRAMS = {
+    "nothing": "",
+    "numpy": "import numpy",
+    "torch": "import torch",
+    "audited": "for _ in range(20_000): open('/dev/null').close()",
+}
+
+
+def seconds(command: list[str], environment: dict[str, str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, env=environment, check=True, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def compare(name: str, source: str, events: Path, rounds: int) -> dict[str, float | str]:
+    bare = [sys.executable, "-c", source]
+    _, probed = add_probe(bare, os.environ, events, "bench")
+    checked = [sys.executable, "-m", "torch_utils.clean_exit", "-q", "--", *bare]
+    times: dict[str, list[float]] = {"bare": [], "probe": [], "command": []}
+    for _ in range(rounds):
+        times["bare"].append(seconds(bare, dict(os.environ)))
+        times["probe"].append(seconds(bare, probed))
+        times["command"].append(seconds(checked, dict(os.environ)))
+    medians = {how: statistics.median(values) for how, values in times.items()}
+    return {
+        "program": name,
+        "bare_s": medians["bare"],
+        "probe_adds_s": medians["probe"] - medians["bare"],
+        "command_adds_s": medians["command"] - medians["bare"],
+    }
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        events = Path(folder, "events")
+        events.touch()
+        rows = [
+            compare(name, source, events, 9 if name == "torch" else ROUNDS)
+            for name, source in PROGRAMS.items()
+        ]
+    print(f"{'program':10} {'bare':>10} {'probe adds':>12} {'clean-exit adds':>16}")
+    for row in rows:
+        bare, probe, command = (
+            float(row[name]) * 1e3 for name in ("bare_s", "probe_adds_s", "command_adds_s")
+        )
+        print(f"{row['program']:10} {bare:7.1f} ms {probe:9.1f} ms {command:13.1f} ms")
+    write("clean_exit", {"rounds": ROUNDS, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+"""Programs that leave uncleanly, each with a twin that does the same thing and leaves cleanly."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A dirty program and its clean twin.
+
+    Attributes:
+        id: The finding that the dirty one has to have.
+        name: What is special about it.
+        dirty, clean: Python source; each is written to a file and run.
+        options: For `torch_utils.clean_exit.check`.
+        prefix: Put before the Python in the command line: how it is started.
+        flags: The interpreter's options.
+        stdlib_only: Whether any Python can run it.
+    """
+
+    id: str
+    name: str
+    dirty: str
+    clean: str
+    options: dict[str, Any] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    stdlib_only: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.id}-{self.name}"
+
+    def source(self, which: str) -> str:
+        return textwrap.dedent(getattr(self, which))
+
+
+# Without an environment there is no probe: the text on stderr is all there is.
+NO_PROBE = ("/usr/bin/env", "-i")
+
+CLASS = """
+class Resource:
+    def __del__(self):
+        {body}
+"""
+FAILING = CLASS.format(body="raise ValueError('the driver is gone')")
+QUIET = CLASS.format(body="pass")
+AT_EXIT = "\nresource = Resource()\n"
+NOW = "\nResource()\n"
+
+UNRAISABLE = [
+    Pair("unraisable", "destructor-at-exit", FAILING + AT_EXIT, QUIET + AT_EXIT),
+    Pair("unraisable", "destructor-in-main", FAILING + NOW, QUIET + NOW),
+    Pair(
+        "unraisable",
+        "hook-replaced",
+        "import sys\nsys.unraisablehook = lambda *a: None\n" + FAILING + NOW,
+        "import sys\nsys.unraisablehook = lambda *a: None\n" + QUIET + NOW,
+    ),
+    Pair(
+        "unraisable",
+        "stderr-closed",
+        "import os\nos.close(2)\n" + FAILING + NOW,
+        "import os\nos.close(2)\n" + QUIET + NOW,
+    ),
+    Pair(
+        "unraisable",
+        "module-global-is-none",
+        "import helper_of_test as h\n" + FAILING.replace("raise", "h.check(); raise") + AT_EXIT,
+        "import json as h\n" + QUIET + AT_EXIT,
+    ),
+    Pair(
+        "unraisable",
+        "generator",
+        "def g():\n    try:\n        yield\n    finally:\n        1 / 0\nx = g()\nnext(x)\ndel x\n",
+        "def g():\n    try:\n        yield\n    finally:\n        pass\nx = g()\nnext(x)\ndel x\n",
+    ),
+    Pair(
+        "unraisable",
+        "weakref-callback",
+        "import weakref\nclass A: pass\na = A()\nr = weakref.ref(a, lambda r: 1 / 0)\ndel a\n",
+        "import weakref\nclass A: pass\na = A()\nr = weakref.ref(a, lambda r: None)\ndel a\n",
+    ),
+    Pair("unraisable", "isolated", FAILING + NOW, QUIET + NOW, flags=("-I",)),
+    Pair("unraisable", "no-site", FAILING + AT_EXIT, QUIET + AT_EXIT, flags=("-I", "-S")),
+    Pair("unraisable", "text-only", FAILING + AT_EXIT, QUIET + AT_EXIT, prefix=NO_PROBE),
+    Pair("unraisable", "text-only-main", FAILING + NOW, QUIET + NOW, prefix=NO_PROBE),
+    Pair(
+        "unraisable",
+        "forked-child",
+        FAILING + "import os\nif os.fork() == 0:\n    Resource()\n    os._exit(0)\nos.wait()\n",
+        QUIET + "import os\nif os.fork() == 0:\n    Resource()\n    os._exit(0)\nos.wait()\n",
+    ),
+    Pair(
+        "unraisable",
+        "child-interpreter",
+        FAILING
+        + "import subprocess, sys\n"
+        + "if len(sys.argv) == 1:\n    subprocess.run([sys.executable, __file__, 'child'])\n"
+        + "else:\n    Resource()\n",
+        QUIET
+        + "import subprocess, sys\n"
+        + "if len(sys.argv) == 1:\n    subprocess.run([sys.executable, __file__, 'child'])\n"
+        + "else:\n    Resource()\n",
+    ),
+    Pair(
+        "unraisable",
+        "hook-fails",
+        "import sys\ndef hook(info): raise KeyError('hook')\nsys.unraisablehook = hook\n"
+        + FAILING
+        + NOW,
+        "import sys\ndef hook(info): raise KeyError('hook')\nsys.unraisablehook = hook\n"
+        + QUIET
+        + NOW,
+    ),
+]
+
+ATEXIT = "import atexit\natexit.register({})\n"
+FINALIZE = "import weakref\nclass A: pass\na = A()\nweakref.finalize(a, {})\n"
+THREAD = "import threading\nt = threading.Thread(target=lambda: {})\nt.start()\nt.join()\n"
+RAW = "import _thread, time\ndef f(): {}\n_thread.start_new_thread(f, ())\ntime.sleep(0.3)\n"
+
+CALLBACKS = [
+    Pair("atexit-error", "plain", ATEXIT.format("lambda: 1 / 0"), ATEXIT.format("lambda: 1")),
+    Pair(
+        "atexit-error",
+        "text-only",
+        ATEXIT.format("lambda: 1 / 0"),
+        ATEXIT.format("lambda: 1"),
+        prefix=NO_PROBE,
+    ),
+    Pair(
+        "atexit-error",
+        "after-an-error",
+        ATEXIT.format("lambda: {}['key']") + "import sys\nsys.exit(0)\n",
+        ATEXIT.format("lambda: {}") + "import sys\nsys.exit(0)\n",
+    ),
+    Pair(
+        "finalizer-error", "at-exit", FINALIZE.format("lambda: 1 / 0"), FINALIZE.format("len, ''")
+    ),
+    Pair(
+        "finalizer-error",
+        "text-only",
+        FINALIZE.format("lambda: 1 / 0"),
+        FINALIZE.format("len, ''"),
+        prefix=NO_PROBE,
+    ),
+    Pair(
+        "finalizer-error",
+        "during-collection",
+        FINALIZE.format("lambda: 1 / 0") + "a.me = a\ndel a\nimport gc\ngc.collect()\n",
+        FINALIZE.format("len, ''") + "a.me = a\ndel a\nimport gc\ngc.collect()\n",
+    ),
+    Pair("thread-error", "threading", THREAD.format("1 / 0"), THREAD.format("1")),
+    Pair("thread-error", "text-only", THREAD.format("1 / 0"), THREAD.format("1"), prefix=NO_PROBE),
+    Pair("thread-error", "raw", RAW.format("1 / 0"), RAW.format("return")),
+    Pair(
+        "thread-error", "raw-text-only", RAW.format("1 / 0"), RAW.format("return"), prefix=NO_PROBE
+    ),
+]
+
+SLEEP = "import time\ntime.sleep({})\n"
+WAITING_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=({},)).start()\n"
+SLOW_DESTRUCTOR = CLASS.format(body="import time; time.sleep({})") + "import time\n" + AT_EXIT
+LOCK = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire(timeout={})\n"
+HANGS = {"timeout_s": 3.0}
+SLOW = {"max_shutdown_s": 1.0}
+
+ENDINGS = [
+    Pair("crash", "abort", "import os\nos.abort()\n", "import os\nos._exit(0)\n"),
+    Pair(
+        "crash",
+        "segmentation-fault",
+        "import ctypes\nctypes.string_at(0)\n",
+        "import ctypes\nctypes.string_at(b'')\n",
+    ),
+    Pair(
+        "crash",
+        "killed",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
+        "import os, signal\nos.kill(os.getpid(), 0)\n",
+    ),
+    Pair(
+        "crash",
+        "own-faulthandler",
+        "import faulthandler, os\nfaulthandler.enable()\nos.abort()\n",
+        "import faulthandler, os\nfaulthandler.enable()\n",
+    ),
+    Pair("hang", "in-main", SLEEP.format(60), SLEEP.format(0.1), HANGS),
+    Pair("hang", "joining-a-thread", WAITING_THREAD.format(60), WAITING_THREAD.format(0.1), HANGS),
+    Pair("hang", "lock", LOCK.format(60), LOCK.format(0.1), HANGS),
+    Pair("hang", "text-only", SLEEP.format(60), SLEEP.format(0.1), HANGS, prefix=NO_PROBE),
+    Pair(
+        "slow-shutdown",
+        "atexit",
+        "import atexit, time\natexit.register(time.sleep, 1.5)\n",
+        "import atexit, time\natexit.register(time.sleep, 0.01)\n",
+        SLOW,
+    ),
+    Pair("slow-shutdown", "thread", WAITING_THREAD.format(1.5), WAITING_THREAD.format(0.01), SLOW),
+    Pair(
+        "slow-shutdown",
+        "destructor",
+        "import time\n"
+        + CLASS.format(body="self.sleep(1.5)")
+        + "Resource.sleep = staticmethod(time.sleep)"
+        + AT_EXIT,
+        "import time\n"
+        + CLASS.format(body="self.sleep(0.01)")
+        + "Resource.sleep = staticmethod(time.sleep)"
+        + AT_EXIT,
+        SLOW,
+    ),
+]
+
+SEMAPHORE = """
+import multiprocessing, os
+if __name__ == "__main__":
+    lock = multiprocessing.get_context("spawn").Lock()
+    {}
+"""
+SHARED = """
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+memory.close()
+{}
+"""
+CHILD = "import subprocess\nchild = subprocess.Popen(['sleep', '60']{})\n"
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        {close}
+        time.sleep({seconds})
+    os._exit(0)
+os.wait()
+"""
+CLOSE = "[os.close(n) for n in (0, 1, 2)]"
+GROUP = """
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://{{}}", rank=0, world_size=1)
+{}
+"""
+GROUP = """
+import sys, types
+distributed = types.ModuleType("torch.distributed")
+distributed.is_initialized = lambda: {}
+distributed.get_backend = lambda: "nccl"
+sys.modules["torch.distributed"] = distributed
+"""
+NCCL = (
+    "[rank0]:[W1121 04:00:00.123456789 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
+    "destroy_process_group() was not called before program exit, which can leak resources."
+)
+IPC = (
+    "[W1121 04:00:00.123456789 CudaIPCTypes.cpp:16] Producer process has been terminated before "
+    "all shared CUDA tensors released. See Note [Sharing CUDA tensors]"
+)
+WRITE = "import sys\nprint({!r}, file=sys.stderr)\n"
+FILE = "f = open(__file__)\n{}f = None\n"
+WARN = {"resource_warnings": True}
+
+LEFT_BEHIND = [
+    Pair(
+        "leaked-semaphore", "at-exit", SEMAPHORE.format("os._exit(0)"), SEMAPHORE.format("del lock")
+    ),
+    Pair("leaked-shared-memory", "at-exit", SHARED.format(""), SHARED.format("memory.unlink()")),
+    Pair(
+        "left-over-process",
+        "child",
+        CHILD.format(", stdout=-3, stderr=-3"),
+        CHILD.format("") + "child.terminate()\nchild.wait()\n",
+    ),
+    Pair(
+        "left-over-process",
+        "holds-the-pipe",
+        CHILD.format(""),
+        CHILD.format("") + "child.terminate()\nchild.wait()\n",
+    ),
+    Pair(
+        "left-over-process",
+        "daemon",
+        DAEMON.format(close=CLOSE, seconds=60),
+        DAEMON.format(close=CLOSE, seconds=0.1),
+    ),
+    Pair("process-group-not-destroyed", "asked", GROUP.format(True), GROUP.format(False)),
+    Pair(
+        "process-group-not-destroyed",
+        "said",
+        WRITE.format(NCCL),
+        WRITE.format(f"never seen: {NCCL}"),
+    ),
+    Pair("cuda-ipc", "said", WRITE.format(IPC), WRITE.format(f"never seen: {IPC}")),
+    Pair("resource-warning", "file", FILE.format(""), FILE.format("f.close()\n"), WARN),
+]
+
+CORPUS = [*UNRAISABLE, *CALLBACKS, *ENDINGS, *LEFT_BEHIND]
+
+# Nothing is wrong with these, whatever they print.
+CLEAN = {
+    "says nothing": "",
+    "prints": "print('hello')\n",
+    "quotes the phrase on stdout": "print('Exception ignored in: <function A.__del__>')\n",
+    "quotes the phrase on stderr": WRITE.format("Exception ignored in: see the manual"),
+    "quotes a whole message": WRITE.format(
+        "Exception ignored in: <function A.__del__ at 0x7f>\n"
+        "Traceback (most recent call last):\n"
+        '  File "a.py", line 3, in __del__\n'
+        "AttributeError: 'NoneType' object has no attribute 'is_available'"
+    ),
+    "quotes the trackers warning": WRITE.format(
+        "docs: resource_tracker: There appear to be 1 leaked semaphore objects to clean up"
+    ),
+    "prints a caught traceback": """
+        import traceback
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            traceback.print_exc()
+        """,
+    "logs a caught exception": """
+        import logging
+        try:
+            {}["key"]
+        except KeyError:
+            logging.exception("Exception in thread pool, ignored")
+        """,
+    "uses a pool": """
+        import multiprocessing
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                assert pool.map(abs, [-1, 2]) == [1, 2]
+        """,
+    "uses an executor": """
+        from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+        if __name__ == "__main__":
+            for kind in ThreadPoolExecutor, ProcessPoolExecutor:
+                with kind(2) as executor:
+                    assert list(executor.map(abs, [-1])) == [1]
+        """,
+    "runs asyncio": """
+        import asyncio
+        async def main():
+            process = await asyncio.create_subprocess_exec("true")
+            await process.wait()
+        asyncio.run(main())
+        """,
+    "has a daemon thread": """
+        import threading, time
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        """,
+    "uses real finalizers": """
+        import atexit, tempfile, weakref
+        folder = tempfile.TemporaryDirectory()
+        weakref.finalize(folder, print, "gone")
+        atexit.register(print, "bye")
+        """,
+    "handles errors of threads itself": """
+        import threading
+        threading.excepthook = lambda args: None
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+        """,
+}

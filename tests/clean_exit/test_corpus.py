@@ -1,0 +1,100 @@
+"""Every dirty program is caught, by its finding; every clean twin is not; on every Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from clean_exit.corpus import CLEAN, CORPUS, NO_PROBE, Pair
+from hazards.pythons import other_pythons
+from torch_utils.clean_exit import FINDINGS, ExitReport, check
+
+PYTHONS = {"this": sys.executable, **other_pythons()}
+HELPER = "import os\n\ndef check():\n    return os.path.exists(None)\n"
+WITHOUT_PROGRAMS = {"gpu-memory-held"}  # needs a GPU; see test_findings.py
+
+
+def run(pair: Pair, which: str, python: str, folder: Path) -> ExitReport:
+    path = folder / f"{which}.py"
+    path.write_text(pair.source(which))
+    (folder / "helper_of_test.py").write_text(HELPER)
+    command = [*pair.prefix, python, *pair.flags, str(path)]
+    options = {"timeout_s": 60.0, **pair.options}
+    return check(command, stdin=subprocess.DEVNULL, **options)
+
+
+def test_every_finding_has_a_program() -> None:
+    """No finding id without a dirty program that shows it."""
+    assert {pair.id for pair in CORPUS} == set(FINDINGS) - WITHOUT_PROGRAMS
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("pair", CORPUS, ids=str)
+def test_dirty_is_caught(pair: Pair, version: str, tmp_path: Path) -> None:
+    """The finding is there, with a summary, and nothing else is."""
+    report = run(pair, "dirty", PYTHONS[version], tmp_path)
+    assert {finding.id for finding in report.findings} == {pair.id}, str(report)
+    assert report.exit_code != 0
+    assert report.probed == (pair.prefix != NO_PROBE), str(report)
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("pair", CORPUS, ids=str)
+def test_clean_twin_is_not(pair: Pair, version: str, tmp_path: Path) -> None:
+    """The same program without its fault: no finding, and exit code 0."""
+    report = run(pair, "clean", PYTHONS[version], tmp_path)
+    assert report.clean, f"{report}\n{report.stderr}"
+    assert report.exit_code == 0, f"{report}\n{report.stderr}"
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("name", CLEAN)
+def test_no_false_alarm(name: str, version: str, tmp_path: Path) -> None:
+    """Programs that only look dirty."""
+    pair = Pair("unraisable", name, "", CLEAN[name])
+    report = run(pair, "clean", PYTHONS[version], tmp_path)
+    assert report.clean, f"{report}\n{report.stderr}"
+
+
+def test_exit_code_alone_tells_nothing(tmp_path: Path) -> None:
+    """The control: of these programs most say 0, which is why there is a checker."""
+    silent = [pair for pair in CORPUS if pair.id in ("unraisable", "atexit-error", "thread-error")]
+    for pair in silent:
+        path = tmp_path / f"{pair}.py"
+        path.write_text(pair.source("dirty"))
+        (tmp_path / "helper_of_test.py").write_text(HELPER)
+        done = subprocess.run(
+            [sys.executable, *pair.flags, str(path)], capture_output=True, check=False
+        )
+        assert done.returncode == 0, pair
+
+
+def test_200_clean_runs_under_load(tmp_path: Path) -> None:
+    """More runs at once than cores, beside busy processes: no alarm."""
+    burners = [
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 2)
+    ]
+    names = ["prints", "uses real finalizers", "has a daemon thread", "prints a caught traceback"]
+    pairs = [Pair("unraisable", name, "", CLEAN[name]) for name in names]
+    pairs.append(next(pair for pair in CORPUS if pair.id == "leaked-shared-memory"))
+
+    def once(number: int) -> ExitReport:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        return run(pairs[number % len(pairs)], "clean", sys.executable, folder)
+
+    try:
+        with ThreadPoolExecutor(8) as executor:
+            reports = list(executor.map(once, range(200)))
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    alarms = [report for report in reports if not report.clean or report.exit_code]
+    assert not alarms, "\n".join(map(str, alarms))

@@ -1,0 +1,99 @@
+"""Messages on stderr: every dialect is recognised, and no quotation is."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_utils.clean_exit.stderr_text import StderrText
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    1 / 0\n'
+ERROR = "ZeroDivisionError: division by zero\n"
+
+# How Python 3.10 to 3.14 begin such a message, and what it is.
+DIALECTS = {
+    "Exception ignored in: <function A.__del__ at 0x7f>": "unraisable",
+    "Exception ignored in: <finalize object at 0x7f; dead>": "finalizer-error",
+    "Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w'>": "unraisable",
+    "Exception ignored in sys.unraisablehook: <function hook at 0x7f>": "unraisable",
+    "Exception ignored in thread started by: <function f at 0x7f>": "thread-error",
+    "Exception ignored in thread started by <function f at 0x7f>:": "thread-error",
+    "Exception ignored in atexit callback: <function f at 0x7f>": "atexit-error",
+    "Exception ignored in atexit callback <function f at 0x7f>:": "atexit-error",
+    "Exception ignored while calling deallocator <function A.__del__ at 0x7f>:": "unraisable",
+    "Exception ignored while calling weakref callback <function f at 0x7f>:": "finalizer-error",
+    "Exception ignored while closing generator <generator object g at 0x7f>:": "unraisable",
+    "Exception ignored on threading shutdown <module 'threading'>:": "unraisable",
+    "Exception in thread Thread-1 (f):": "thread-error",
+    "Error in atexit._run_exitfuncs:": "atexit-error",
+}
+LINES = {
+    "/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: "
+    "There appear to be 2 leaked semaphore objects to clean up at shutdown": "leaked-semaphore",
+    "/usr/lib/python3.13/multiprocessing/resource_tracker.py:276: UserWarning: resource_tracker: "
+    "There appear to be 1 leaked shared_memory objects to clean up at shutdown: "
+    "{'/psm_1'}": "leaked-shared-memory",
+    "/x/joblib/externals/loky/backend/resource_tracker.py:314: UserWarning: resource_tracker: "
+    "There appear to be 6 leaked semlock objects to clean up at shutdown": "leaked-semaphore",
+    "[W1121 04:00:00.1 CudaIPCTypes.cpp:16] Producer process has been terminated before all "
+    "shared CUDA tensors released.": "cuda-ipc",
+    "[rank0]:[W1121 04:00:00.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
+    "destroy_process_group() was not called before program exit": "process-group-not-destroyed",
+    "sys:1: ResourceWarning: unclosed file <_io.FileIO name=3>": "resource-warning",
+}
+
+
+def found(text: str, chunk: int = 1 << 20) -> list[str]:
+    data, scanner = text.encode(), StderrText()
+    for start in range(0, len(data), chunk):
+        scanner.feed(data[start : start + chunk])
+    scanner.close()
+    return [said.finding.id for said in scanner.said]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+@pytest.mark.parametrize("first", DIALECTS)
+def test_dialects(first: str, chunk: int) -> None:
+    """However the bytes arrive, between other output, coloured or with Windows line ends."""
+    expected = [DIALECTS[first]]
+    message = f"{first}\n{TRACEBACK}{ERROR}"
+    assert found(f"before\n{message}after\n", chunk) == expected
+    assert found(message.replace("\n", "\r\n"), chunk) == expected
+    assert found(f"\x1b[1;35m{first}\x1b[0m\n{TRACEBACK}{ERROR}".rstrip(), chunk) == expected
+    assert found(f"{first}\n{ERROR}", chunk) == expected  # Without a traceback.
+
+
+@pytest.mark.parametrize("first", DIALECTS)
+def test_quotations(first: str) -> None:
+    """The phrase within a line, or alone, or followed by anything else."""
+    assert found(f"the manual says: {first}\n{TRACEBACK}{ERROR}") == []
+    assert found(f"{first}\n") == []
+    assert found(f"{first}\nand then it went on\n") == []
+    assert found(f"  {first}\n{TRACEBACK}{ERROR}") == []
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_single_lines(line: str) -> None:
+    """Messages of one line, and the same within another line."""
+    assert found(line + "\n") == [LINES[line]]
+    assert found(f"the manual says: {line}\n".replace(".py:", ".py ").replace("]", ")")) in (
+        [],
+        ["resource-warning"],  # Anything may stand before this one.
+    )
+
+
+def test_finalizers_print_a_bare_traceback() -> None:
+    """Only their frames tell it from a traceback that the program has printed."""
+    frames = '  File "/usr/lib/python3.12/weakref.py", line 666, in _exitfunc\n    f()\n'
+    head, rest = TRACEBACK.split("\n", 1)
+    assert found(f"{head}\n{frames}{rest}{ERROR}") == ["finalizer-error"]
+    assert found(TRACEBACK + ERROR) == []
+
+
+def test_much_output() -> None:
+    """A hundred megabytes without an end of line, binary, and a message at the end."""
+    scanner = StderrText()
+    for _ in range(1600):
+        scanner.feed(b"\xff\x00" * 32768)
+    scanner.feed(f"\nException ignored in: <function f>\n{TRACEBACK}{ERROR}".encode())
+    scanner.close()
+    assert [said.finding.id for said in scanner.said] == ["unraisable"]
