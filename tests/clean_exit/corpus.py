@@ -227,6 +227,13 @@ memory = shared_memory.SharedMemory(create=True, size=4096)
 memory.close()
 {}
 """
+UNTRACKED = """
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = resource_tracker.unregister = lambda name, kind: None
+memory = shared_memory.SharedMemory(create=True, size=4096)
+memory.close()
+{}
+"""
 CHILD = "import subprocess\nchild = subprocess.Popen(['sleep', '60']{})\n"
 DAEMON = """
 import os, time
@@ -239,11 +246,6 @@ if os.fork() == 0:
 os.wait()
 """
 CLOSE = "[os.close(n) for n in (0, 1, 2)]"
-GROUP = """
-import torch.distributed as dist
-dist.init_process_group("gloo", init_method="file://{{}}", rank=0, world_size=1)
-{}
-"""
 GROUP = """
 import sys, types
 distributed = types.ModuleType("torch.distributed")
@@ -266,6 +268,12 @@ WARN = {"resource_warnings": True}
 LEFT_BEHIND = [
     Pair(
         "leaked-semaphore", "at-exit", SEMAPHORE.format("os._exit(0)"), SEMAPHORE.format("del lock")
+    ),
+    Pair(
+        "leaked-shared-memory",
+        "not-tracked",
+        UNTRACKED.format(""),
+        UNTRACKED.format("memory.unlink()"),
     ),
     Pair("leaked-shared-memory", "at-exit", SHARED.format(""), SHARED.format("memory.unlink()")),
     Pair(

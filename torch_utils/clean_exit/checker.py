@@ -159,6 +159,13 @@ def _findings(
     shutdown_s = _shutdown_s(outcome, inside)
     if shutdown_s is not None and shutdown_s > limits.max_shutdown_s and not outcome.timed_out:
         found.append(_slow(shutdown_s, outcome, inside, limits))
+    # The resource tracker, which may not have been told of them, has removed what it knew.
+    remaining = [
+        n for n in sorted(inside.shared_memory) if Path("/dev/shm", n.lstrip("/")).exists()
+    ]
+    if remaining:
+        summary = f"{len(remaining)} not tracked, and still there: {', '.join(remaining)}"
+        found.append(Finding("leaked-shared-memory", summary, pid=inside.pid))
     if outcome.left_over or (outcome.holds_output and not outcome.timed_out):
         found.append(_left_over(outcome))
     for pid, nbytes in outcome.held_gpu_bytes.items():

@@ -25,6 +25,7 @@ class Inside:
         spawned: Whether it started other processes, which have no probe.
         findings: What was recorded of it and of its forks.
         errors: The type names of those, to recognise them on stderr.
+        shared_memory: Names of the blocks that were made and not removed.
         stacks: Stacks of its threads, at a crash or when the checker asked.
     """
 
@@ -36,6 +37,7 @@ class Inside:
     spawned: bool = False
     findings: list[Finding] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    shared_memory: set[str] = field(default_factory=set)
     stacks: str = ""
 
 
@@ -84,6 +86,10 @@ def _note(inside: Inside, entry: tuple[Any, ...]) -> None:
         inside.atexit_s = time_s
     elif kind == "teardown" and pid == inside.pid:
         inside.teardown_s = time_s
+    elif kind == "shared-memory":
+        inside.shared_memory.add(rest[0])
+    elif kind == "shared-memory-removed":
+        inside.shared_memory.discard(rest[0])
     elif kind == "process-group":
         summary = f"its backend is {rest[0]}; call torch.distributed.destroy_process_group()"
         inside.findings.append(Finding("process-group-not-destroyed", summary, "", phase, pid))

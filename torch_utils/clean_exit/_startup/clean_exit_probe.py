@@ -86,6 +86,8 @@ def _make_audit_hook(record, state):
     starts = ("cpython.run_command", "cpython.run_file", "cpython.run_module", "cpython.run_stdin")
     spawns = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen")
 
+    watch_shared_memory = _watch_shared_memory
+
     def hook(
         event,
         args,
@@ -106,6 +108,8 @@ def _make_audit_hook(record, state):
             stub = _modules.get("sitecustomize")
             if getattr(stub, "_own", None) is stub:
                 _modules.pop("sitecustomize", None)
+        elif event == "import" and args[0] == "_posixshmem":
+            watch_shared_memory(record, state)
         elif event in spawns and not state.get("spawned"):
             state["spawned"] = True
             record("spawned", event)
@@ -181,6 +185,37 @@ def _watch_threads(record, state):
             record("atexit")
 
     threading._shutdown = _shutdown
+
+
+def _watch_shared_memory(record, state):
+    """Record which blocks of shared memory are made and removed.
+
+    Called when the module that does it is about to be imported: that is done here, and then
+    found done by who asked for it.
+    """
+    if state.get("shared_memory"):
+        return
+    state["shared_memory"] = True
+    try:
+        import _posixshmem
+        from os import O_CREAT
+
+        make, remove = _posixshmem.shm_open, _posixshmem.shm_unlink
+    except Exception:
+        # Not on this system; the program's own import says so.
+        return
+
+    def shm_open(path, flags, *args, **options):
+        made = make(path, flags, *args, **options)
+        if flags & O_CREAT:
+            record("shared-memory", path)
+        return made
+
+    def shm_unlink(path):
+        record("shared-memory-removed", path)
+        return remove(path)
+
+    _posixshmem.shm_open, _posixshmem.shm_unlink = shm_open, shm_unlink
 
 
 def _watch_excepthook(record, state):
