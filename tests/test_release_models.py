@@ -173,3 +173,12 @@ def test_module_over_a_mapped_file(tmp_path: Path) -> None:
     del state
     assert not release(module).still_held
     assert "model.pt" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_model_and_its_own_part() -> None:
+    """Named twice, in either order: released once, without an error."""
+    for order in (1, -1):
+        model = nn.Sequential(nn.Linear(4, 4))
+        report = release(*[model, model[0]][::order])
+        assert report.errors == ()
+        assert report.freed_bytes == {"host": 80}

@@ -25,31 +25,34 @@ class ModuleStep(Step):
         super().__init__(module, name)
         self.module = module
         self.shared: set[int] = set()
+        self._tree: list[tuple[str, Any]] = []
 
     def count(self, inventory: Inventory) -> None:
-        for path, module in self._tree():
-            for part, held in vars(module).items():
-                if type(held) in _COUNTLESS:
-                    continue
-                if part in ("_parameters", "_buffers"):
-                    for name, tensor in list(held.items()):
+        # Once found out which parts are shared, for whoever refers to a part counts as a sharer.
+        self._tree = list(walk(self.module, self.shared))
+        for path, module in self._tree:
+            where = _join(self.name, path)
+            contents = vars(module)
+            for part in ("_parameters", "_buffers"):
+                tensors = contents.get(part)
+                if tensors:
+                    for name, tensor in list(tensors.items()):
                         if tensor is not None:
-                            count_tensor(inventory, _join(_join(self.name, path), name), tensor)
-                elif part != "_modules" and not part.startswith("_"):
-                    where = _join(_join(self.name, path), part)
-                    count_contents(inventory, where, held, depth=2)
+                            count_tensor(inventory, f"{where}.{name}", tensor)
+            for part in contents.keys() - _OWN_PARTS:
+                if type(contents[part]) not in _COUNTLESS and not part.startswith("_"):
+                    count_contents(inventory, f"{where}.{part}", contents[part], depth=2)
 
     def give_up(self, place: str) -> None:
         self._run_own_cleanup()
         torch = loaded_torch()
-        for path, module in list(self._tree()):
+        for path, module in self._tree:
+            if is_released(module):
+                continue  # Named twice: with a model and by itself.
             _drop_one_by_one(torch, module)
             kind = type(module).__name__
             what = f"this {kind}" if not path else f"{path!r} of {self.name} (a {kind})"
             bury(module, what, place)
-
-    def _tree(self) -> Iterator[tuple[str, Any]]:
-        return walk(self.module, self.shared)
 
     def _run_own_cleanup(self) -> None:
         """Call the module's ``close`` and destructor while there is still something to clean."""
@@ -65,6 +68,28 @@ class ModuleStep(Step):
                 log(DEBUG, "%s.%s() before its release: %r", self.name, name, error)
 
 
+# What every module has; nothing is lost if a version of torch has more.
+_OWN_PARTS = frozenset(
+    [
+        "training",
+        "_parameters",
+        "_buffers",
+        "_modules",
+        "_non_persistent_buffers_set",
+        "_backward_pre_hooks",
+        "_backward_hooks",
+        "_is_full_backward_hook",
+        "_forward_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+    ]
+)
 _COUNTLESS = (bool, int, float, str, type(None))
 
 
@@ -103,17 +128,16 @@ def walk(root: Any, spared: set[int]) -> Iterator[tuple[str, Any]]:
             continue
         seen.add(id(module))
         yield path, module
-        pending.extend((_join(path, name), child) for name, child in _children(module))
+        for name, child in _children(module):
+            pending.append((_join(path, name), child))
 
 
-def _children(module: Any) -> Iterator[tuple[str, Any]]:
+def _children(module: Any) -> list[tuple[str, Any]]:
     contents = object.__getattribute__(module, "__dict__")
     children = contents.get("_modules")
-    if children is not None:
-        yield from ((name, child) for name, child in children.items() if child is not None)
+    found = [(n, c) for n, c in children.items() if c is not None] if children else []
     traced = contents.get("_actual_script_module")  # What torch.jit.trace puts a shell around.
-    if traced is not None:
-        yield "", traced
+    return found if traced is None else [*found, ("", traced)]
 
 
 def find_shared(roots: Sequence[Any]) -> set[int]:
