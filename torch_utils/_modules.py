@@ -70,25 +70,14 @@ class ModuleStep(Step):
 
 # What every module has; nothing is lost if a version of torch has more.
 _OWN_PARTS = frozenset(
-    [
-        "training",
-        "_parameters",
-        "_buffers",
-        "_modules",
-        "_non_persistent_buffers_set",
-        "_backward_pre_hooks",
-        "_backward_hooks",
-        "_is_full_backward_hook",
-        "_forward_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_forward_pre_hooks",
-        "_forward_pre_hooks_with_kwargs",
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-    ]
+    (
+        *("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+        *("_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook"),
+        *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+        *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+        *("_state_dict_hooks", "_state_dict_pre_hooks"),
+        *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+    )
 )
 _COUNTLESS = (bool, int, float, str, type(None))
 
