@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The packaged model is a local folder: nothing has to be looked up on a hub.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit examples clean
+.PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit bench-rag torture-save fuzz-index examples clean
 
 demo: .venv/.installed
 	$(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo
@@ -27,6 +27,15 @@ bench-release: .venv/.installed
 
 bench-clean-exit: .venv/.installed
 	$(BIN)/python benchmarks/bench_clean_exit.py
+
+bench-rag: .venv/.installed
+	$(BIN)/python benchmarks/bench_rag.py
+
+torture-save: .venv/.installed
+	$(BIN)/python tests/torture.py save 200
+
+fuzz-index: .venv/.installed
+	$(BIN)/python tests/torture.py fuzz 100000
 
 examples: .venv/.installed
 	$(BIN)/python -m pytest -q -n 2 tests/test_readme.py

@@ -6,7 +6,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 
 from rag_demo.retriever import SearchResult
 
@@ -63,5 +62,5 @@ def print_results(question: str, results: Sequence[SearchResult]) -> None:
 
 def print_json(question: str, results: Sequence[SearchResult]) -> None:
     """Print the answers to a question as one JSON object."""
-    record = {"question": question, "results": [asdict(result) for result in results]}
+    record = {"question": question, "results": [result._asdict() for result in results]}
     sys.stdout.write(json.dumps(record) + "\n")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from rag_demo.retriever import Embedder, Retriever, Rows, Vectors, rounding
+from rag_demo.retriever import Embedder, Pairs, Retriever, Rows, Vectors, rounding
 
 __all__ = ["FaissRetriever"]
 
@@ -48,12 +49,20 @@ class FaissRetriever(Retriever):
             vectors = self._index.reconstruct_batch(rows)
         return vectors
 
-    def _candidates(self, queries: Vectors, top_k: int, rows: Rows | None) -> list[Rows]:
+    def _storage(self) -> tuple[str, str, int]:
+        nbytes = 0 if self._index is None else 4 * self._index.ntotal * self._index.d
+        return "cpu", "float32", nbytes
+
+    def _candidates(
+        self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
+    ) -> Pairs:
         import faiss
 
-        available = self._index.ntotal if rows is None else len(rows)
+        available = self._index.ntotal
         options = {}
-        if rows is not None:
+        if allowed is not None:
+            rows = np.flatnonzero(allowed)
+            available = len(rows)
             options["params"] = faiss.SearchParameters(  # type: ignore[call-arg]  # SWIG takes attributes as keywords
                 sel=faiss.IDSelectorBatch(rows)
             )
@@ -69,7 +78,8 @@ class FaissRetriever(Retriever):
                 more = self._index.search(queries[query : query + 1], wanted, **options)
                 its_scores, its_rows = more[0][0], more[1][0]
             found.append(its_rows[its_scores >= bar])
-        return found
+        counts = [len(its_rows) for its_rows in found]
+        return np.repeat(np.arange(len(queries)), counts), np.concatenate(found)
 
     def _release(self) -> None:
         with self._lock:  # A search that is under way in another thread ends first.

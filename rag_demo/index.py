@@ -1,6 +1,6 @@
 """The saved index: a folder that is always the old one or the new one, never a mixture.
 
-``manifest.json`` names the files that belong together, with their sizes and SHA-256. The
+``manifest.json`` names the files that belong together, with their sizes and checksums. The
 files of a save get names of their own; renaming the new manifest over the old one is the one
 moment in which the index changes. Arrays are safetensors, texts are JSON lines: nothing here
 can run code when it is read.
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,26 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.errors import IndexFileError, ModelMismatchError
+from rag_demo.index_files import (
+    AGAIN,
+    LOCK,
+    MappedFile,
+    TextFile,
+    checksums,
+    damaged,
+    lock,
+    sync,
+)
+from rag_demo.records import Record, Records, dump_record
 
 __all__ = ["SavedIndex", "read_index", "read_manifest", "write_index"]
 
 FORMAT = "rag-demo index"
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
-_AGAIN = "make it again with: rag-demo index SOURCE --out"
+_MOST_MANIFEST_BYTES = 1 << 20
+_CHECKED_ROWS = 1 << 16
+_CHECKED_AT_ONCE_BYTES = 1 << 26  # takes 30 ms
 
 
 @dataclass(frozen=True)
@@ -36,58 +48,86 @@ class SavedIndex:
 
     Attributes:
         model: The embedding model that made the vectors.
-        vectors: Shape (n, d), float32, each of length 1.
-        ids: A name for each row.
-        texts: The document of each row.
-        metadata: What was given with each.
+        vectors: Shape (n, d), float32, each of length 1. Of an index that was read they are
+            mapped, read-only, and not checked yet: see `check_vectors`.
+        records: What belongs to each row.
+        file: Where the vectors come from, if the index was read.
     """
 
     model: str
     vectors: npt.NDArray[np.float32]
-    ids: Sequence[str]
-    texts: Sequence[str]
-    metadata: Sequence[Mapping[str, Any]]
+    records: Records
+    file: MappedFile | None = None
+
+    def check_vectors(self) -> None:
+        """Compare the vectors with their checksums, which takes a second for two gigabytes.
+
+        Raises:
+            IndexFileError: They are not what was written, or none of length 1.
+        """
+        if self.file is None:
+            return
+        self.file.check_all()
+        for start in range(0, len(self.vectors), _CHECKED_ROWS):
+            part = self.vectors[start : start + _CHECKED_ROWS]
+            lengths = np.einsum("ij,ij->i", part, part)
+            if not (np.abs(lengths - 1) < 1e-3).all():  # Also where one is not a number.
+                raise damaged(self.file.path, "a vector is not of length 1")
 
 
-def write_index(folder: Path, index: SavedIndex) -> None:
+def write_index(
+    folder: Path, model: str, vectors: npt.NDArray[np.float32], records: Iterable[Record]
+) -> None:
     """Write an index, replacing the one in the folder once everything is on the disk.
 
+    Args:
+        folder: Where to.
+        model: The embedding model that made the vectors.
+        vectors: Shape (n, d), each of length 1.
+        records: What belongs to each row.
+
     Raises:
-        IndexFileError: The folder holds something else, cannot be written, or the metadata
-            are not JSON.
+        IndexFileError: The folder holds something else, is being written by another process,
+            cannot be written, or the metadata are not JSON.
     """
     from safetensors.numpy import save_file
 
     refuse_foreign_folder(folder)
     save_id = uuid.uuid4().hex[:12]
-    vectors = folder / f"vectors-{save_id}.safetensors"
-    texts = folder / f"texts-{save_id}.jsonl"
-    try:
-        lines = "".join(
-            json.dumps({"id": name, "text": text, "metadata": dict(metadata)}, ensure_ascii=True)
-            + "\n"
-            for name, text, metadata in zip(index.ids, index.texts, index.metadata, strict=True)
+    paths = {
+        part: folder / f"{part}-{save_id}.{kind}"
+        for part, kind in (
+            ("vectors", "safetensors"),
+            ("texts", "jsonl"),
+            ("checks", "safetensors"),
         )
-    except TypeError as error:
-        raise IndexFileError(f"the metadata cannot be saved as JSON: {error}") from None
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({"vectors": np.ascontiguousarray(index.vectors)}, vectors)
-        texts.write_text(lines, encoding="ascii")
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": index.model,
-            "count": len(index.ids),
-            "dimension": int(index.vectors.shape[1]),
-            "files": {"vectors": _describe(vectors), "texts": _describe(texts)},
-        }
-        for path in (vectors, texts):
-            _sync(path)
-        _replace_manifest(folder, manifest, save_id)
+        with lock(folder):
+            save_file({"vectors": np.ascontiguousarray(vectors)}, paths["vectors"])
+            offsets = _write_texts(paths["texts"], records)
+            checks = {part: checksums(paths[part]) for part in ("vectors", "texts")}
+            save_file({**checks, "offsets": offsets}, paths["checks"])
+            for path in paths.values():
+                sync(path)
+            manifest = {
+                "format": FORMAT,
+                "version": VERSION,
+                "model": model,
+                "count": len(vectors),
+                "dimension": int(vectors.shape[1]),
+                "files": {part: _describe(path) for part, path in paths.items()},
+                "checks_sha256": hashlib.sha256(paths["checks"].read_bytes()).hexdigest(),
+            }
+            _replace_manifest(folder, manifest, save_id)
+            _remove_others(folder, keep={*(p.name for p in paths.values()), MANIFEST, LOCK})
     except OSError as error:
         raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
-    _remove_others(folder, keep={vectors.name, texts.name, MANIFEST})
+    except (TypeError, ValueError) as error:
+        raise IndexFileError(f"the metadata cannot be saved as JSON: {error}") from None
+    finally:
+        _remove_unfinished(folder, save_id)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -99,26 +139,34 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         what = "holds no index" if folder.is_dir() else "does not exist"
-        raise IndexFileError(f"{folder} {what}; {_AGAIN} {folder}")
+        raise IndexFileError(f"{folder} {what}; {AGAIN} {folder}")
     try:
+        if path.stat().st_size > _MOST_MANIFEST_BYTES:
+            raise ValueError("it is far too large")
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
+        raise damaged(path, error) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise IndexFileError(f"{path} is not a rag-demo index; {_AGAIN} another folder")
+        raise IndexFileError(f"{path} is not a rag-demo index; {AGAIN} another folder")
     if manifest.get("version") != VERSION:
         raise IndexFileError(
             f"{path} has format version {manifest.get('version')!r}, this rag-demo reads "
-            f"{VERSION}; upgrade it, or {_AGAIN} {folder}"
+            f"{VERSION}; upgrade it, or {AGAIN} {folder}"
         )
+    if manifest.pop("sha256", None) != _digest(manifest):
+        raise damaged(path, "its checksum is wrong")
     model, count, dimension = (manifest.get(key) for key in ("model", "count", "dimension"))
-    if not (isinstance(model, str) and isinstance(count, int) and isinstance(dimension, int)):
-        raise _damaged(path, "an entry is missing or of the wrong type")
+    numbers = all(type(n) is int and n >= 0 for n in (count, dimension))
+    if not (isinstance(model, str) and numbers):
+        raise damaged(path, "an entry is missing or of the wrong type")
     return manifest
 
 
 def read_index(folder: Path, *, expected_model: str | None = None) -> SavedIndex:
-    """Read an index, checked against its checksums.
+    """Open an index: its files are mapped, and checked as they are used.
+
+    Takes milliseconds, whatever its size; one of less than 64 MB is checked at once. An index
+    that is replaced meanwhile stays whole for who has it open.
 
     Args:
         folder: Where it is.
@@ -128,33 +176,24 @@ def read_index(folder: Path, *, expected_model: str | None = None) -> SavedIndex
         IndexFileError: A file is missing, damaged, of another kind, or from a newer version.
         ModelMismatchError: Another model made it.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     manifest = read_manifest(folder)
     if expected_model is not None and manifest["model"] != expected_model:
         raise ModelMismatchError(
             f"the index in {folder} was made with the model {manifest['model']!r}, "
-            f"not with {expected_model!r}; use that model, or {_AGAIN} {folder}"
+            f"not with {expected_model!r}; use that model, or {AGAIN} {folder}"
         )
-    vectors_path, vectors_bytes = _checked(folder, manifest, "vectors")
-    try:
-        vectors = load(vectors_bytes)["vectors"]
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise _damaged(vectors_path, str(error)) from None
-    texts_path, texts_bytes = _checked(folder, manifest, "texts")
-    records = _records(texts_path, texts_bytes)
-    if vectors.dtype != np.float32 or vectors.shape != (manifest["count"], manifest["dimension"]):
-        raise _damaged(vectors_path, f"its vectors are {vectors.dtype} {vectors.shape}")
-    if len(records) != manifest["count"]:
-        raise _damaged(texts_path, f"it holds {len(records)} texts, not {manifest['count']}")
-    return SavedIndex(
-        model=manifest["model"],
-        vectors=vectors,
-        ids=[record["id"] for record in records],
-        texts=[record["text"] for record in records],
-        metadata=[record["metadata"] for record in records],
-    )
+    entries = {part: _entry(folder, manifest, part) for part in ("vectors", "texts", "checks")}
+    checks = _read_checks(*entries["checks"], manifest)
+    file = MappedFile(*entries["vectors"], checks["vectors"])
+    vectors = _map_vectors(file, manifest)
+    texts = TextFile(MappedFile(*entries["texts"], checks["texts"]), checks["offsets"])
+    if len(texts) != len(vectors):
+        raise damaged(entries["texts"][0], f"it holds {len(texts)} texts, not {len(vectors)}")
+    index = SavedIndex(manifest["model"], vectors, Records(texts), file)
+    if len(file) + entries["texts"][1] <= _CHECKED_AT_ONCE_BYTES:
+        texts.check_all()
+        index.check_vectors()
+    return index
 
 
 def refuse_foreign_folder(folder: Path) -> None:
@@ -173,76 +212,88 @@ def refuse_foreign_folder(folder: Path) -> None:
             )
 
 
-def _records(path: Path, content: bytes) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = []
-    try:
-        for line in content.decode("ascii").splitlines():
-            record = json.loads(line)
-            if not (
-                isinstance(record, dict)
-                and isinstance(record.get("id"), str)
-                and isinstance(record.get("text"), str)
-                and isinstance(record.get("metadata"), dict)
-            ):
-                raise ValueError(f"line {len(records) + 1} is no record")
-            records.append(record)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
-    return records
+def _write_texts(path: Path, records: Iterable[Record]) -> npt.NDArray[np.uint64]:
+    """Write one line for each record; return where each begins, and where the last one ends."""
+    offsets = [0]
+    with path.open("wb") as file:
+        for record in records:
+            offsets.append(offsets[-1] + file.write(dump_record(record)))
+    return np.asarray(offsets, np.uint64)
 
 
-def _checked(folder: Path, manifest: dict[str, Any], part: str) -> tuple[Path, bytes]:
-    """Read a file of the index, if it is the one that the manifest describes."""
+def _entry(folder: Path, manifest: dict[str, Any], part: str) -> tuple[Path, int]:
+    """Return where a file of the index is, and how many bytes it has to have."""
     files = manifest.get("files")
     entry = files.get(part) if isinstance(files, dict) else None
-    if not isinstance(entry, dict) or not _is_ours(str(entry.get("name"))):
-        raise _damaged(folder / MANIFEST, f"it does not name its {part}")
-    path = folder / entry["name"]
+    name = entry.get("name") if isinstance(entry, dict) else None
+    nbytes = entry.get("bytes") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not _is_ours(name) or type(nbytes) is not int:
+        raise damaged(folder / MANIFEST, f"it does not name its {part}")
+    return folder / name, nbytes
+
+
+def _read_checks(path: Path, nbytes: int, manifest: dict[str, Any]) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
     try:
-        if path.stat().st_size != entry.get("bytes"):
-            raise _damaged(path, f"it has {path.stat().st_size} bytes, not {entry.get('bytes')}")
+        if path.stat().st_size != nbytes:
+            raise damaged(path, f"it has {path.stat().st_size} bytes, not {nbytes}")
         content = path.read_bytes()
-    except OSError as error:
-        raise _damaged(path, str(error)) from None
-    if hashlib.sha256(content).hexdigest() != entry.get("sha256"):
-        raise _damaged(path, "its checksum is wrong")
-    return path, content
+        if hashlib.sha256(content).hexdigest() != manifest.get("checks_sha256"):
+            raise damaged(path, "its checksum is wrong")
+        checks = load(content)
+        kinds = {"vectors": np.uint32, "texts": np.uint32, "offsets": np.uint64}
+        if any(
+            checks[name].dtype != kind or checks[name].ndim != 1 for name, kind in kinds.items()
+        ):
+            raise damaged(path, "its arrays are of other types")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise damaged(path, error) from None
+    return dict(checks)
 
 
-def _damaged(path: Path, reason: str) -> IndexFileError:
-    return IndexFileError(f"{path} is damaged ({reason}); {_AGAIN} {path.parent}")
+def _map_vectors(file: MappedFile, manifest: dict[str, Any]) -> npt.NDArray[np.float32]:
+    """Find the array in a safetensors file: 8 bytes of length, a header of JSON, the data."""
+    shape = (manifest["count"], manifest["dimension"])
+    nbytes = 4 * shape[0] * shape[1]
+    start = len(file) - nbytes
+    if start < 8 or start % 4:
+        raise damaged(file.path, f"it is too small for {shape[0]} vectors of {shape[1]}")
+    try:
+        length = int.from_bytes(file.read(0, 8), "little")
+        header = json.loads(bytes(file.read(8, start)))["vectors"] if length == start - 8 else {}
+        fits = header == {"dtype": "F32", "shape": list(shape), "data_offsets": [0, nbytes]}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise damaged(file.path, error) from None
+    if not fits:
+        raise damaged(file.path, f"it does not hold {shape[0]} vectors of {shape[1]}")
+    return np.frombuffer(file.unchecked, np.float32, shape[0] * shape[1], start).reshape(shape)
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"name": path.name, "bytes": path.stat().st_size}
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    text = json.dumps(manifest, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def _replace_manifest(folder: Path, manifest: dict[str, Any], save_id: str) -> None:
     new = folder / f"manifest-{save_id}.tmp"
-    new.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    _sync(new)
+    described = {**manifest, "sha256": _digest(manifest)}
+    new.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    sync(new)
     new.replace(folder / MANIFEST)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder)
 
 
 def _is_ours(name: str) -> bool:
     return name == Path(name).name and (
-        name == MANIFEST
+        name in (MANIFEST, LOCK)
         or (
-            name.startswith(("vectors-", "texts-", "manifest-"))
+            name.startswith(("vectors-", "texts-", "checks-", "manifest-"))
             and name.endswith((".safetensors", ".jsonl", ".tmp"))
         )
     )
@@ -252,4 +303,15 @@ def _remove_others(folder: Path, keep: set[str]) -> None:
     """Remove the files of earlier saves; one that cannot be removed only takes up space."""
     for entry in folder.iterdir():
         if _is_ours(entry.name) and entry.name not in keep:
+            entry.unlink(missing_ok=True)
+
+
+def _remove_unfinished(folder: Path, save_id: str) -> None:
+    """Remove what a save has written that did not get as far as its manifest."""
+    try:
+        current = json.loads((folder / MANIFEST).read_text())["files"]["vectors"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        current = ""
+    if save_id not in current and folder.is_dir():
+        for entry in folder.glob(f"*-{save_id}.*"):
             entry.unlink(missing_ok=True)

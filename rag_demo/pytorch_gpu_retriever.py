@@ -5,93 +5,153 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from rag_demo.retriever import Embedder, Retriever, Rows, Vectors, rounding
+from rag_demo.int8_product import int8_product
+from rag_demo.retriever import Embedder, Pairs, Retriever, Rows, Vectors, rounding
+from rag_demo.scan import Scan, make_scan
 from torch_utils import get_optimal_device, release
 
 __all__ = ["PyTorchGPURetriever"]
 
-_CHUNK_ROWS = 1 << 16  # scores at once: 128 MB for 512 questions
+_FEW_ROWS = 1 << 15
+DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
 class PyTorchGPURetriever(Retriever):
     """Exact cosine top-k with PyTorch. See `Retriever` for what it does.
 
+    A search scans rounded vectors, knows by how much they can mislead it, and scores all that
+    may be among the best from the float32 vectors: see `rag_demo.scan`. On a CPU that multiplies
+    int8 fast it scans an int8 copy whatever the dtype, made by the first search.
+
     Args:
         embedding_model: What turns texts into vectors; it is not closed with this.
         device: torch's name of the device; by default the best there is.
-        dtype: Of the stored vectors: "float32", "float16" or "bfloat16". Products are taken
-            in float32.
+        dtype: Of the tensor on the device: "float32", "float16", "bfloat16" or "int8".
+        exact: Whether the float32 vectors are kept, in host memory or in the index's file, and
+            answers are theirs whatever the dtype. If not, answers are those of the rounded
+            vectors, and only these are kept.
 
     Attributes:
         embeddings_tensor: Shape (n, d), on the device; None while empty and once closed.
     """
 
     def __init__(
-        self, embedding_model: Embedder, *, device: str | None = None, dtype: str = "float32"
+        self,
+        embedding_model: Embedder,
+        *,
+        device: str | None = None,
+        dtype: str = "float32",
+        exact: bool = True,
     ) -> None:
-        if dtype not in ("float32", "float16", "bfloat16"):
-            raise ValueError(f'dtype must be "float32", "float16" or "bfloat16", not {dtype!r}')
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
         super().__init__(embedding_model)
         self.device = device or get_optimal_device()
         self.dtype = dtype
+        self.exact = exact
         self.embeddings_tensor: Any = None
+        self._originals: Vectors | None = None
+        self._scan: Scan | None = None
 
     def _append(self, vectors: Vectors) -> None:
-        import torch
-
-        new = torch.tensor(vectors, dtype=getattr(torch, self.dtype), device=self.device)
-        old = self.embeddings_tensor
-        self.embeddings_tensor = new if old is None else torch.cat([old, new])
+        old = self._vectors()
+        # Alone they are taken as they are: mapped, if they come from a file.
+        everything = np.concatenate([old, vectors]) if len(old) else vectors
+        self._hold(everything)
 
     def _keep(self, rows: Rows) -> None:
+        if len(rows):
+            self._hold(self._vectors(rows))
+        else:
+            self._clear()
+
+    def _hold(self, vectors: Vectors) -> None:
+        """Take vectors in place of those that are there."""
         import torch
 
-        if not len(rows):
-            self._clear()
+        self._clear()
+        if self.dtype == "float32":
+            self.embeddings_tensor = torch.from_numpy(vectors).to(self.device)
             return
-        self.embeddings_tensor = self.embeddings_tensor[torch.from_numpy(rows).to(self.device)]
+        self._scan = make_scan(vectors, self.dtype, self.device)
+        self.embeddings_tensor = self._scan.vectors
+        if self.exact:
+            self._originals = vectors
 
     def _clear(self) -> None:
-        self.embeddings_tensor = None
+        self.embeddings_tensor = self._originals = self._scan = None
 
     def _vectors(self, rows: Rows | None = None) -> Vectors:
-        import torch
-
         if self.embeddings_tensor is None:
             return np.empty((0, 0), np.float32)
-        tensor = self.embeddings_tensor
-        if rows is not None:
-            tensor = tensor[torch.tensor(rows, device=self.device)]
-        vectors: Vectors = tensor.float().cpu().numpy()
+        if self._originals is not None:
+            return self._originals if rows is None else self._originals[rows]
+        vectors: Vectors = self._fetch(rows).numpy()
         return vectors
 
-    def _candidates(self, queries: Vectors, top_k: int, rows: Rows | None) -> list[Rows]:
+    def _fetch(self, rows: Rows | None) -> Any:
+        """Return vectors as a float32 tensor in host memory."""
         import torch
 
-        margin = rounding(queries.shape[1])
-        best: Any = None  # shape (b, at most k): the best scores of the chunks so far
-        found: list[tuple[Any, Any, Any]] = []
-        with torch.inference_mode():
-            questions = torch.tensor(queries, device=self.device)
-            chosen = None if rows is None else torch.tensor(rows, device=self.device)
-            count = len(self) if rows is None else len(rows)
-            for start in range(0, count, _CHUNK_ROWS):
-                stop = min(start + _CHUNK_ROWS, count)
-                part = slice(start, stop) if chosen is None else chosen[start:stop]
-                scores = questions @ self.embeddings_tensor[part].float().T
-                top = scores.topk(min(top_k, stop - start), dim=1).values
-                best = top if best is None else torch.cat([best, top], dim=1)
-                best = best.topk(min(top_k, best.shape[1]), dim=1).values
-                query, column = (scores >= best[:, -1:] - margin).nonzero(as_tuple=True)
-                row = column + start if chosen is None else chosen[column + start]
-                found.append((query, row, scores[query, column]))
-            query, row, score = (torch.cat(parts) for parts in zip(*found, strict=True))
-            good = score >= best[query, -1] - margin
-            query, row = query[good].cpu().numpy(), row[good].cpu().numpy()
-        return [row[query == which] for which in range(len(queries))]
+        if self._originals is not None:
+            return torch.from_numpy(self._originals[rows])
+        tensor = self.embeddings_tensor
+        chosen = None if rows is None else torch.from_numpy(rows).to(tensor.device)
+        if chosen is not None:
+            tensor = tensor.index_select(0, chosen)
+        tensor = tensor.float()
+        if self.dtype == "int8" and self._scan is not None:
+            tensor = self._scan.unscaled(tensor, chosen)
+        return tensor.cpu()
+
+    def _storage(self) -> tuple[str, str, int]:
+        tensor = self.embeddings_tensor
+        if tensor is None:
+            return self.device, self.dtype, 0
+        nbytes = tensor.numel() * tensor.element_size()
+        if self._originals is not None:
+            nbytes += self._originals.nbytes
+        if self._scan is not None and self._scan.vectors is not tensor:
+            nbytes += self._scan.nbytes
+        return self.device, self.dtype, nbytes
+
+    def _candidates(
+        self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
+    ) -> Pairs:
+        if len(queries) == 1 and len(self) <= _FEW_ROWS and self._scans_floats_in_host():
+            return self._scan_directly(queries[0], top_k, allowed)
+        if self._scan is None:
+            self._scan = self._make_scan()
+        exact = self._originals is not None or self.dtype == "float32"
+        return self._scan.candidates(queries, top_k, self._fetch, allowed, exact=exact)
+
+    def _scans_floats_in_host(self) -> bool:
+        return self.dtype == "float32" and self.embeddings_tensor.device.type == "cpu"
+
+    def _scan_directly(
+        self, query: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
+    ) -> Pairs:
+        """Multiply all of it, with numpy, which does that three times faster for one query."""
+        scores = self.embeddings_tensor.numpy() @ query
+        if allowed is not None:
+            scores[~allowed] = -np.inf
+        bar = np.partition(scores, -top_k)[-top_k] - rounding(len(query))
+        rows = np.flatnonzero(scores >= bar)
+        return np.zeros(len(rows), np.int64), rows
+
+    def _make_scan(self) -> Scan:
+        import torch
+
+        tensor = self.embeddings_tensor
+        if tensor.device.type == "cpu" and int8_product(torch, tensor.shape[1]) is not None:
+            return make_scan(tensor.numpy(), "int8", "cpu")
+        return Scan.of_floats(tensor)
 
     def _release(self) -> None:
         with self._lock:  # A search that is under way in another thread ends first.
-            tensor, self.embeddings_tensor = self.embeddings_tensor, None
-            release(tensor)
+            tensor, scan = self.embeddings_tensor, self._scan
+            self._clear()
+            self._unchecked = None
+            release(tensor, [] if scan is None else [scan.vectors, scan.scales, scan.errors])

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.filters import Where, predicate
 from rag_demo.index import SavedIndex, read_index, write_index
+from rag_demo.records import Record, Records
 from torch_utils import Resource
 
-__all__ = ["Embedder", "Retriever", "SearchResult", "Where"]
+__all__ = ["Embedder", "Retriever", "SearchResult", "Stats", "Where"]
 
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
-Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
-"""A filter: wanted values by key (a set or list: any of them), or a function of the metadata."""
+Pairs = tuple[Rows, Rows]
+
+_PAIRS = 512  # scored at once: 1.5 MB of vectors
 
 
 class Embedder(Protocol):
@@ -37,8 +42,7 @@ class Embedder(Protocol):
         """Embed documents: shape (n, d)."""
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(NamedTuple):
     """One answer.
 
     Attributes:
@@ -53,7 +57,26 @@ class SearchResult:
     score: float
     id: str
     text: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a retriever holds.
+
+    Attributes:
+        size: Documents.
+        dimension: Of the vectors; 0 while there are none.
+        device: Where they are searched.
+        dtype: What they are searched in.
+        nbytes: Of the vectors, their rounded copies included; mapped files count as well.
+    """
+
+    size: int
+    dimension: int
+    device: str
+    dtype: str
+    nbytes: int
 
 
 class Retriever(Resource, ABC):
@@ -69,15 +92,13 @@ class Retriever(Resource, ABC):
 
     def __init__(self, embedding_model: Embedder) -> None:
         self.embedding_model = embedding_model
-        self._ids: list[str] = []
-        self._texts: list[str] = []
-        self._metadata: list[Mapping[str, Any]] = []
-        self._row_of: dict[str, int] = {}
+        self._records = Records()
+        self._unchecked: SavedIndex | None = None
         self._next_id = 0
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._records)
 
     def add(
         self,
@@ -126,9 +147,11 @@ class Retriever(Resource, ABC):
                     f"those already here {self._dimension()}"
                 )
             names = [str(name) for name in ids] if ids is not None else self._new_ids(len(texts))
-            self.delete([name for name in names if name in self._row_of])
+            self.delete([name for name in names if self._records.row_of(name) is not None])
             self._append(vectors)
-            self._remember(names, texts, metadata or [{}] * len(texts))
+            given = metadata or [{}] * len(texts)
+            entries = zip(names, texts, given, strict=True)
+            self._records.extend([Record(name, text, dict(entry)) for name, text, entry in entries])
             return names
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -141,15 +164,21 @@ class Retriever(Resource, ABC):
             raise TypeError("delete() takes a sequence of ids, not one id")
         with self._lock:
             self.ensure_open()
-            gone = {self._row_of[name] for name in map(str, ids) if name in self._row_of}
+            rows = (self._records.row_of(str(name)) for name in ids)
+            gone = sorted({row for row in rows if row is not None})
             if gone:
-                kept = [row for row in range(len(self)) if row not in gone]
-                self._keep(np.asarray(kept, np.int64))
-                self._ids = [self._ids[row] for row in kept]
-                self._texts = [self._texts[row] for row in kept]
-                self._metadata = [self._metadata[row] for row in kept]
-                self._row_of = {name: row for row, name in enumerate(self._ids)}
+                self._check_loaded()
+                kept = np.delete(np.arange(len(self), dtype=np.int64), gone)
+                self._keep(kept)
+                self._records.keep(kept)
             return len(gone)
+
+    def stats(self) -> Stats:
+        """Say how many documents there are, and what their vectors are and take."""
+        with self._lock:
+            self.ensure_open()
+            device, dtype, nbytes = self._storage()
+            return Stats(len(self), self._dimension() if len(self) else 0, device, dtype, nbytes)
 
     def search(
         self,
@@ -190,15 +219,13 @@ class Retriever(Resource, ABC):
         vectors = self._embed_queries(queries)
         with self._lock:
             self.ensure_open()
-            rows = None if where is None else self._matching(where)
-            if rows is not None and not len(rows):
+            self._check_loaded()
+            allowed = None if where is None else self._matching(where)
+            available = len(self) if allowed is None else int(allowed.sum())
+            if not available:
                 return [[] for _ in queries]
-            available = len(self) if rows is None else len(rows)
-            found = self._candidates(vectors, min(top_k, available), rows)
-            return [
-                self._results(vector, candidates, top_k, min_score)
-                for vector, candidates in zip(vectors, found, strict=True)
-            ]
+            query, row = self._candidates(vectors, min(top_k, available), allowed)
+            return self._results(vectors, query, row, top_k, min_score)
 
     def save(self, path: str | Path) -> None:
         """Save the index into a folder, replacing one that is there only when all is written.
@@ -208,25 +235,21 @@ class Retriever(Resource, ABC):
         """
         with self._lock:
             self.ensure_open()
-            write_index(
-                Path(path),
-                SavedIndex(
-                    model=model_name(self.embedding_model),
-                    vectors=self._vectors(),
-                    ids=self._ids,
-                    texts=self._texts,
-                    metadata=self._metadata,
-                ),
-            )
+            self._check_loaded()
+            name = model_name(self.embedding_model)
+            write_index(Path(path), name, self._vectors(), self._records)
 
     def load(self, path: str | Path) -> int:
-        """Load a saved index in place of what is here.
+        """Open a saved index in place of what is here.
+
+        It stays in its files, which are mapped into memory and checked before they are used.
 
         Returns:
             How many documents it holds.
 
         Raises:
-            IndexFileError: It is missing or damaged; what was here stays.
+            IndexFileError: It is missing or damaged; what was here stays. Damage in an index of
+                more than 64 MB may be found by the first search only.
             ModelMismatchError: It was made with another embedding model.
         """
         self.ensure_open()
@@ -234,24 +257,22 @@ class Retriever(Resource, ABC):
         with self._lock:
             self.ensure_open()
             self._clear()
-            self._ids, self._texts, self._metadata, self._row_of = [], [], [], {}
-            if len(saved.ids):
+            self._records = saved.records
+            if len(saved.records):
                 self._append(saved.vectors)
-            self._remember(saved.ids, saved.texts, saved.metadata)
+            self._unchecked = saved
             return len(self)
 
-    def _remember(
-        self, ids: Sequence[str], texts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> None:
-        self._row_of.update((name, row) for row, name in enumerate(ids, start=len(self._ids)))
-        self._ids.extend(ids)
-        self._texts.extend(texts)
-        self._metadata.extend(dict(entry) for entry in metadata)
+    def _check_loaded(self) -> None:
+        """Check the vectors of an opened index, once, before they are first used."""
+        if self._unchecked is not None:
+            self._unchecked.check_vectors()
+            self._unchecked = None
 
     def _new_ids(self, count: int) -> list[str]:
         names: list[str] = []
         while len(names) < count:
-            if str(self._next_id) not in self._row_of:
+            if self._records.row_of(str(self._next_id)) is None:
                 names.append(str(self._next_id))
             self._next_id += 1
         return names
@@ -262,31 +283,53 @@ class Retriever(Resource, ABC):
             return normalized(embed_queries(list(queries)))
         return normalized([self.embedding_model.embed_query(query) for query in queries])
 
-    def _matching(self, where: Where) -> Rows:
-        matches = _predicate(where)
-        rows = [row for row, metadata in enumerate(self._metadata) if matches(metadata)]
-        return np.asarray(rows, np.int64)
+    def _matching(self, where: Where) -> npt.NDArray[np.bool_]:
+        matches = predicate(where)
+        return np.fromiter((matches(r.metadata) for r in self._records), bool, len(self))
 
     def _results(
-        self, query: Vectors, candidates: Rows, top_k: int, min_score: float | None
-    ) -> list[SearchResult]:
-        """Score the candidates again, each by itself and in float64.
+        self, queries: Vectors, query: Rows, row: Rows, top_k: int, min_score: float | None
+    ) -> list[list[SearchResult]]:
+        """Score candidates again, each by itself and in float64, and order them.
 
         How a matrix product rounds depends on its shape and on the count of threads; this does
         not, so neither do scores, ties and the order of the answers.
+
+        Args:
+            queries: Shape (b, d).
+            query: Which query each candidate is for, sorted: shape (p,).
+            row: The candidates: shape (p,).
+            top_k: How many answers at most.
+            min_score: Leave out what scores lower.
         """
-        vectors = self._vectors(candidates).astype(np.float64)
-        scores = (vectors * query.astype(np.float64)).sum(axis=1)
-        hits = zip(scores.tolist(), candidates.tolist(), strict=True)
-        best = sorted(hits, key=self._order)[:top_k]
-        return [
-            SearchResult(rank, score, self._ids[row], self._texts[row], self._metadata[row])
-            for rank, (score, row) in enumerate(best, start=1)
-            if min_score is None or score >= min_score
-        ]
+        scores = np.empty(len(row))
+        for start in range(0, len(row), _PAIRS):
+            part = slice(start, start + _PAIRS)
+            vectors = self._vectors(row[part]).astype(np.float64)
+            scores[part] = (vectors * queries[query[part]]).sum(axis=1)
+        order = np.lexsort((-scores, query))
+        row, scores = row[order], scores[order]
+        starts = np.searchsorted(query, np.arange(len(queries) + 1))
+        answers: list[list[SearchResult]] = []
+        for start, stop in itertools.pairwise(starts.tolist()):
+            rows, its_scores = row[start:stop].tolist(), scores[start:stop].tolist()
+            if any(map(operator.eq, its_scores[: top_k + 1], its_scores[1 : top_k + 1])):
+                # Equal scores: the smaller id comes first.
+                hits = sorted(zip(its_scores, rows, strict=True), key=self._order)
+                its_scores, rows = map(list, zip(*hits, strict=True))
+            answers.append(
+                [
+                    SearchResult(rank, score, *self._records[number])
+                    for rank, (score, number) in enumerate(
+                        zip(its_scores[:top_k], rows[:top_k], strict=True), start=1
+                    )
+                    if min_score is None or score >= min_score
+                ]
+            )
+        return answers
 
     def _order(self, hit: tuple[float, int]) -> tuple[float, str]:
-        return -hit[0], self._ids[hit[1]]
+        return -hit[0], self._records[hit[1]].id
 
     def _dimension(self) -> int:
         return int(self._vectors().shape[1])
@@ -308,15 +351,22 @@ class Retriever(Resource, ABC):
         """Return these vectors, by default all: shape (n, d)."""
 
     @abstractmethod
-    def _candidates(self, queries: Vectors, top_k: int, rows: Rows | None) -> list[Rows]:
-        """For each query, the rows of the ``top_k`` best, and of all that might tie with them.
+    def _storage(self) -> tuple[str, str, int]:
+        """Return the device, the dtype that is searched in, and the bytes of the vectors."""
 
-        That is every row whose float32 score is at most `rounding` below the k-th best one.
+    @abstractmethod
+    def _candidates(
+        self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
+    ) -> Pairs:
+        """Find the ``top_k`` best of each query, and all that might tie with them.
 
         Args:
             queries: Shape (b, d), each of length 1.
             top_k: At most as many as there are.
-            rows: Look only at these; None for all.
+            allowed: Shape (n,): look only at these; None for all.
+
+        Returns:
+            Pairs of a query's number and a row: two arrays of one length, sorted by the query.
         """
 
 
@@ -351,21 +401,3 @@ def model_name(embedding_model: Any) -> str:
     """Name an embedding model, so that an index can say which one made it."""
     name = getattr(embedding_model, "name", None)
     return name if isinstance(name, str) else type(embedding_model).__name__
-
-
-def _predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
-    if callable(where):
-        return where
-
-    def matches(metadata: Mapping[str, Any]) -> bool:
-        for key, wanted in where.items():
-            if key not in metadata:
-                return False
-            if isinstance(wanted, (list, tuple, set, frozenset)):
-                if metadata[key] not in wanted:
-                    return False
-            elif metadata[key] != wanted:
-                return False
-        return True
-
-    return matches

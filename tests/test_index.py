@@ -9,41 +9,44 @@ import numpy as np
 import pytest
 
 from rag_demo.errors import IndexFileError, ModelMismatchError
-from rag_demo.index import MANIFEST, SavedIndex, read_index, write_index
+from rag_demo.index import MANIFEST, _digest, read_index, write_index
+from rag_demo.index_files import lock
+from rag_demo.records import Record
 
-INDEX = SavedIndex(
-    model="letters",
-    vectors=np.eye(3, 5, dtype=np.float32),
-    ids=["a", "b", "c"],
-    texts=["one", "two\nlines\u2028", "three \U0001f600"],
-    metadata=[{"n": 1}, {}, {"s": "\u00e9"}],
-)
+VECTORS = np.eye(3, 5, dtype=np.float32)
+RECORDS = [
+    Record("a", "one", {"n": 1}),
+    Record("b", "two\nlines\u2028", {}),
+    Record("c", "three \U0001f600", {"s": "\u00e9"}),
+]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_index(tmp_path / "index", INDEX)
+    write_index(tmp_path / "index", "letters", VECTORS, RECORDS)
     return tmp_path / "index"
 
 
 def test_round_trip(folder: Path) -> None:
     """What was written comes back, line separators and characters beyond the BMP included."""
     back = read_index(folder, expected_model="letters")
-    assert np.array_equal(back.vectors, INDEX.vectors)
-    assert (back.ids, back.texts, back.metadata) == (INDEX.ids, INDEX.texts, INDEX.metadata)
+    assert np.array_equal(back.vectors, VECTORS)
+    assert list(back.records) == RECORDS
 
 
 def test_saving_again_replaces(folder: Path) -> None:
-    """A second save leaves exactly its own three files."""
-    write_index(folder, SavedIndex("letters", INDEX.vectors[:1], ["z"], ["last"], [{}]))
-    assert read_index(folder).ids == ["z"]
-    assert len(list(folder.iterdir())) == 3
+    """A second save leaves exactly its own files; who has the first one open keeps it."""
+    first = read_index(folder)
+    write_index(folder, "letters", VECTORS[:1], [Record("z", "last", {})])
+    assert [record.id for record in read_index(folder).records] == ["z"]
+    assert len(list(folder.iterdir())) == 5  # vectors, texts, checks, manifest, lock
+    assert list(first.records) == RECORDS
 
 
 def test_empty_index(tmp_path: Path) -> None:
     """An index of nothing is an index."""
-    write_index(tmp_path / "i", SavedIndex("m", np.empty((0, 0), np.float32), [], [], []))
-    assert read_index(tmp_path / "i").ids == []
+    write_index(tmp_path / "i", "m", np.empty((0, 0), np.float32), [])
+    assert len(read_index(tmp_path / "i").records) == 0
 
 
 def test_missing(tmp_path: Path) -> None:
@@ -60,7 +63,7 @@ def test_other_model_names_both(folder: Path) -> None:
         read_index(folder, expected_model="words")
 
 
-@pytest.mark.parametrize("part", ["vectors", "texts"])
+@pytest.mark.parametrize("part", ["vectors", "texts", "checks"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "empty"])
 def test_damage_is_named(folder: Path, part: str, damage: str) -> None:
     """One wrong bit, a short file or none: the error names the file."""
@@ -85,17 +88,68 @@ def test_damage_is_named(folder: Path, part: str, damage: str) -> None:
         ({"version": 99}, "format version 99"),
         ({"format": "other"}, "is not a rag-demo index"),
         ({"count": "3"}, "of the wrong type"),
-        ({"count": 4}, "its vectors are"),
+        ({"count": True}, "of the wrong type"),
+        ({"count": -1}, "of the wrong type"),
+        ({"count": 4}, "it does not hold 4 vectors|it is too small"),
+        ({"count": 10**15}, "too small"),
         ({"files": None}, "does not name its vectors"),
-        ({"files": {"vectors": {"name": "../../secret"}}}, "does not name its vectors"),
+        ({"files": {"vectors": {"name": "../../secret", "bytes": 1}}}, "does not name its vectors"),
     ],
 )
 def test_bad_manifest(folder: Path, change: dict[str, object], message: str) -> None:
-    """A manifest from elsewhere is refused, and cannot point outside of its folder."""
+    """A stranger's manifest, with a right checksum, cannot mislead or point elsewhere."""
     path = folder / MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    manifest = {**json.loads(path.read_text()), **change}
+    manifest.pop("sha256")
+    path.write_text(json.dumps({**manifest, "sha256": _digest(manifest)}))
     with pytest.raises(IndexFileError, match=message):
         read_index(folder)
+
+
+def test_changed_manifest(folder: Path) -> None:
+    """A manifest whose content does not fit its checksum."""
+    path = folder / MANIFEST
+    path.write_text(path.read_text().replace('"letters"', '"lettres"'))
+    with pytest.raises(IndexFileError, match=r"manifest.json is damaged \(its checksum is wrong"):
+        read_index(folder)
+
+
+def test_vectors_of_strangers(tmp_path: Path) -> None:
+    """Vectors that are no numbers, or not of length 1, are refused before they are used."""
+    for row in (np.full(5, np.nan), np.full(5, np.inf), np.zeros(5), np.full(5, 9.0)):
+        vectors = VECTORS.copy()
+        vectors[1] = row
+        write_index(tmp_path / "i", "letters", vectors, RECORDS)
+        with pytest.raises(IndexFileError, match="not of length 1"):
+            read_index(tmp_path / "i")
+
+
+def test_large_index_is_checked_when_it_is_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening does not read it; what is used is checked, and what is damaged is not used."""
+    monkeypatch.setattr("rag_demo.index._CHECKED_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("rag_demo.index_files.BLOCK_BYTES", 128)
+    write_index(folder, "letters", VECTORS, RECORDS)
+    (texts,), (vectors,) = folder.glob("texts-*"), folder.glob("vectors-*")
+    for path in (texts, vectors):
+        content = bytearray(path.read_bytes())
+        content[-2] ^= 4
+        path.write_bytes(content)
+    index = read_index(folder)
+    assert index.records[0] == RECORDS[0]  # In a block that is whole.
+    with pytest.raises(IndexFileError, match=f"{texts.name} is damaged"):
+        index.records[2]
+    with pytest.raises(IndexFileError, match=f"{vectors.name} is damaged"):
+        index.check_vectors()
+
+
+def test_second_writer_is_refused(folder: Path) -> None:
+    """Another process, or thread, that writes at the same time: one clear error, no harm."""
+    with lock(folder), pytest.raises(IndexFileError, match="is being written by another process"):
+        write_index(folder, "letters", VECTORS, RECORDS)
+    assert list(read_index(folder).records) == RECORDS
+    write_index(folder, "letters", VECTORS, RECORDS)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000])
@@ -110,15 +164,15 @@ def test_foreign_folder_is_not_written_to(tmp_path: Path) -> None:
     """A folder with other files, and a file, are refused and stay as they are."""
     (tmp_path / "thesis.txt").write_text("do not touch")
     with pytest.raises(IndexFileError, match="holds other files"):
-        write_index(tmp_path, INDEX)
+        write_index(tmp_path, "m", VECTORS, RECORDS)
     with pytest.raises(IndexFileError, match="is a file"):
-        write_index(tmp_path / "thesis.txt", INDEX)
+        write_index(tmp_path / "thesis.txt", "m", VECTORS, RECORDS)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_metadata_must_be_json(tmp_path: Path) -> None:
     """Nothing is written if the metadata cannot be."""
-    bad = SavedIndex("m", INDEX.vectors[:1], ["a"], ["b"], [{"x": object()}])
+    bad = [Record("a", "b", {"x": object()})]
     with pytest.raises(IndexFileError, match="cannot be saved as JSON"):
-        write_index(tmp_path / "index", bad)
-    assert not (tmp_path / "index").exists()
+        write_index(tmp_path / "index", "m", VECTORS[:1], bad)
+    assert [path.name for path in (tmp_path / "index").iterdir()] == ["lock"]

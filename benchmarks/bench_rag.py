@@ -1,0 +1,186 @@
+"""Exact search beside what people use: faiss, sentence-transformers' own search, numpy, usearch.
+
+Vectors go in and answers come out, on each side by its public interface; embedding costs nothing
+here. Rounds alternate, so that all see the same noise; medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from results_file import write
+from sentence_transformers.util import semantic_search
+from usearch.index import MetricKind
+from usearch.index import search as usearch_search
+
+from rag_demo import PyTorchGPURetriever
+from torch_utils import memory_snapshot
+
+DIMENSION, TOP_K = 384, 10
+SIZES, BATCHES = (10_000, 100_000, 1_000_000), (1, 32, 512)
+
+
+class Vectors:
+    """An embedding model that has its vectors already; a text is a number."""
+
+    dimension = DIMENSION
+
+    def __init__(self, documents: Any, queries: Any) -> None:
+        self._documents, self._queries = documents, queries
+
+    def embed_documents(self, texts: Any) -> Any:
+        return self._documents
+
+    def embed_queries(self, texts: Any) -> Any:
+        return self._queries[: len(texts)]
+
+    def embed_query(self, text: str) -> Any:
+        return self._queries[0]
+
+
+def make(count: int, seed: int) -> Any:
+    """Vectors of length 1 in a hundred loose clusters, as those of texts are."""
+    chance = np.random.default_rng(seed)
+    centres = np.random.default_rng(7).standard_normal((100, DIMENSION), dtype=np.float32)
+    vectors = chance.standard_normal((count, DIMENSION), dtype=np.float32)
+    vectors += 0.5 * centres[chance.integers(0, 100, count)]
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
+def numpy_search(documents: Any, queries: Any) -> Any:
+    rows = []
+    for start in range(0, len(queries), 64):  # All of it at once would take 2 GB.
+        scores = queries[start : start + 64] @ documents.T
+        best = np.argpartition(scores, -TOP_K, axis=1)[:, -TOP_K:]
+        order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1)
+        rows.append(np.take_along_axis(best, order, axis=1))
+    return np.concatenate(rows)
+
+
+def peers(documents: Any, index: Any, retriever: Any) -> dict[str, Callable[[Any, int], Any]]:
+    tensor = torch.from_numpy(documents)
+    return {
+        "torch_utils": lambda q, b: retriever.search_batch(["0"] * b, top_k=TOP_K),
+        "faiss": lambda q, b: index.search(q, TOP_K),
+        "semantic_search": lambda q, b: semantic_search(torch.from_numpy(q), tensor, top_k=TOP_K),
+        "numpy": lambda q, b: numpy_search(documents, q),
+        "usearch": lambda q, b: usearch_search(documents, q, TOP_K, MetricKind.IP, exact=True),
+    }
+
+
+def seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def extra_bytes(action: Callable[[], object]) -> int:
+    """Measure by how much resident memory rises while something runs."""
+    before = memory_snapshot().host.rss_bytes
+    peak, done = before, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, memory_snapshot().host.rss_bytes)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    action()
+    done.set()
+    watcher.join()
+    return peak - before
+
+
+def floor_s(bytes_read: int) -> float:
+    """Time the fastest that this machine reads so many bytes."""
+    block = np.ones(bytes_read // 8, np.int64)
+    return min(seconds(block.sum) for _ in range(5))
+
+
+def cell(count: int, batch: int, rounds: int, all_peers: bool) -> dict[str, Any]:
+    documents, queries = make(count, 0), make(batch, 1)
+    index = faiss.IndexFlatIP(DIMENSION)
+    index.add(documents)
+    names = [str(row) for row in range(count)]
+    with PyTorchGPURetriever(Vectors(documents, queries), device="cpu") as retriever:
+        retriever.add(names, ids=names)
+        retriever.search_batch(["0"])  # Makes the int8 copy.
+        searches = peers(documents, index, retriever)
+        if not all_peers:
+            searches = {name: searches[name] for name in ("torch_utils", "faiss", "numpy")}
+        found = searches["torch_utils"](queries, batch)
+        true = (
+            np.argsort(-(queries.astype(np.float64) @ documents.T.astype(np.float64)), axis=1)
+            if (count * batch <= 5_000_000)
+            else index.search(queries, TOP_K)[1]
+        )
+        hits = sum(
+            len({int(result.id) for result in results} & set(rows[:TOP_K].tolist()))
+            for results, rows in zip(found, true, strict=True)
+        )
+        times: dict[str, list[float]] = {name: [] for name in searches}
+        for name in searches:
+            searches[name](queries, batch)
+        for _ in range(rounds):
+            for name, search in searches.items():
+                times[name].append(seconds(lambda s=search: s(queries, batch)))
+        extra = extra_bytes(lambda: searches["torch_utils"](queries, batch))
+        stats = retriever.stats()
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    # What the scan reads: float32 for one query in a small corpus, else the int8 copy.
+    read = documents.nbytes if count <= 1 << 15 and batch == 1 else documents.nbytes // 4
+    return {
+        "count": count,
+        "batch": batch,
+        "median_s": medians,
+        "ratio_to_faiss": medians["faiss"] / medians["torch_utils"],
+        "recall": hits / (batch * TOP_K),
+        "floor_s": floor_s(read),
+        "bytes_read": read,
+        "extra_bytes": extra,
+        "index_bytes": stats.nbytes,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    rows = []
+    print(
+        f"{'N':>8} {'b':>4} {'ours':>9} {'faiss':>9} {'st':>9} {'numpy':>9} {'usearch':>9}  (ms)",
+        end="",
+    )
+    print(f" {'x faiss':>8} {'recall':>7} {'x floor':>8} {'extra MB':>9}")
+    for count in options.sizes:
+        for batch in BATCHES:
+            # The slowest peers take half a minute for a round of the largest cells.
+            row = cell(count, batch, options.rounds, all_peers=count * batch <= 50_000_000)
+            rows.append(row)
+            median = row["median_s"]
+            columns = ("torch_utils", "faiss", "semantic_search", "numpy", "usearch")
+            shown = " ".join(
+                f"{median[name] * 1e3:9.1f}" if name in median else f"{'-':>9}" for name in columns
+            )
+            print(
+                f"{count:8} {batch:4} {shown}       "
+                f"{row['ratio_to_faiss']:8.1f} {row['recall']:7.4f} "
+                f"{median['torch_utils'] / row['floor_s']:8.1f} {row['extra_bytes'] / 1e6:9.0f}",
+                flush=True,
+            )
+    write("rag", {"dimension": DIMENSION, "top_k": TOP_K, "rounds": options.rounds, "cells": rows})
+
+
+if __name__ == "__main__":
+    main()
