@@ -41,17 +41,29 @@ def index(source: str, out: Path, model: str | None, device: str | None) -> None
     from rag_demo.index import refuse_foreign_folder
 
     refuse_foreign_folder(out)  # Before minutes of work, not after them.
-    documents = _read(source)
+    from rag_demo.console import progress
+    from rag_demo.corpus import Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
+    from rag_demo.ingest import ingest
 
-    with (
-        EmbeddingModel(model, device=device) as embedder,
-        PyTorchGPURetriever(embedder, device="cpu") as retriever,
-    ):
-        _fill(retriever, documents)
-        retriever.save(out)
-    click.echo(f"indexed {len(documents)} text{'s' * (len(documents) != 1)} of {source} in {out}")
+    total = sum(1 for _ in read_source(source, Skipped()))
+    if not total:
+        raise SourceError(f"{source} holds no text to index; name another folder or package")
+    skipped = Skipped()
+    with EmbeddingModel(model, device=device) as embedder, progress("embedding", total) as advance:
+        done = ingest(read_source(source, skipped), embedder, out, on_progress=advance)
+    if skipped.undecodable:
+        click.echo(f"rag-demo: {skipped}", err=True)
+    if not done.finished:
+        count = done.embedded + done.reused
+        click.echo(
+            f"rag-demo: interrupted; {count} of {total} texts are in {out}, "
+            "and the same command goes on from there",
+            err=True,
+        )
+        raise click.Abort
+    known = f", {done.reused} of them unchanged" if done.reused else ""
+    click.echo(f"indexed {total} text{'s' * (total != 1)} of {source} in {out}{known}")
 
 
 @cli.command()

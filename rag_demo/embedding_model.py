@@ -47,6 +47,8 @@ class EmbeddingModel(Resource):
         trust_remote_code: Run code that comes with the model. Never on unless asked for.
     """
 
+    reports_progress = True  # embed_documents takes on_progress
+
     def __init__(
         self,
         model_name_or_path: str | Path | None = None,

@@ -37,6 +37,7 @@ __all__ = ["SavedIndex", "read_index", "read_manifest", "write_index"]
 FORMAT = "rag-demo index"
 VERSION = 2
 MANIFEST = "manifest.json"
+SPOOL = "texts-spool-"  # a folder of an ingestion under way
 _MOST_MANIFEST_BYTES = 1 << 20
 _CHECKED_ROWS = 1 << 16
 _CHECKED_AT_ONCE_BYTES = 1 << 26  # takes 30 ms
@@ -90,9 +91,21 @@ def write_index(
         IndexFileError: The folder holds something else, is being written by another process,
             cannot be written, or the metadata are not JSON.
     """
+    refuse_foreign_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
+    with lock(folder):
+        replace_index(folder, model, vectors, records)
+
+
+def replace_index(
+    folder: Path, model: str, vectors: npt.NDArray[np.float32], records: Iterable[Record]
+) -> None:
+    """Do what `write_index` does, for who holds the folder's `lock` already."""
     from safetensors.numpy import save_file
 
-    refuse_foreign_folder(folder)
     save_id = uuid.uuid4().hex[:12]
     paths = {
         part: folder / f"{part}-{save_id}.{kind}"
@@ -103,25 +116,23 @@ def write_index(
         )
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with lock(folder):
-            save_file({"vectors": np.ascontiguousarray(vectors)}, paths["vectors"])
-            offsets = _write_texts(paths["texts"], records)
-            checks = {part: checksums(paths[part]) for part in ("vectors", "texts")}
-            save_file({**checks, "offsets": offsets}, paths["checks"])
-            for path in paths.values():
-                sync(path)
-            manifest = {
-                "format": FORMAT,
-                "version": VERSION,
-                "model": model,
-                "count": len(vectors),
-                "dimension": int(vectors.shape[1]),
-                "files": {part: _describe(path) for part, path in paths.items()},
-                "checks_sha256": hashlib.sha256(paths["checks"].read_bytes()).hexdigest(),
-            }
-            _replace_manifest(folder, manifest, save_id)
-            _remove_others(folder, keep={*(p.name for p in paths.values()), MANIFEST, LOCK})
+        save_file({"vectors": np.ascontiguousarray(vectors)}, paths["vectors"])
+        offsets = _write_texts(paths["texts"], records)
+        checks = {part: checksums(paths[part]) for part in ("vectors", "texts")}
+        save_file({**checks, "offsets": offsets}, paths["checks"])
+        for path in paths.values():
+            sync(path)
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": model,
+            "count": len(vectors),
+            "dimension": int(vectors.shape[1]),
+            "files": {part: _describe(path) for part, path in paths.items()},
+            "checks_sha256": hashlib.sha256(paths["checks"].read_bytes()).hexdigest(),
+        }
+        _replace_manifest(folder, manifest, save_id)
+        _remove_others(folder, keep={*(p.name for p in paths.values()), MANIFEST, LOCK})
     except OSError as error:
         raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
     except (TypeError, ValueError) as error:
@@ -294,7 +305,7 @@ def _is_ours(name: str) -> bool:
         name in (MANIFEST, LOCK)
         or (
             name.startswith(("vectors-", "texts-", "checks-", "manifest-"))
-            and name.endswith((".safetensors", ".jsonl", ".tmp"))
+            and (name.endswith((".safetensors", ".jsonl", ".tmp")) or name.startswith(SPOOL))
         )
     )
 
@@ -302,7 +313,7 @@ def _is_ours(name: str) -> bool:
 def _remove_others(folder: Path, keep: set[str]) -> None:
     """Remove the files of earlier saves; one that cannot be removed only takes up space."""
     for entry in folder.iterdir():
-        if _is_ours(entry.name) and entry.name not in keep:
+        if _is_ours(entry.name) and entry.name not in keep and not entry.is_dir():
             entry.unlink(missing_ok=True)
 
 

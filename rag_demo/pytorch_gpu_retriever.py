@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.int8_product import int8_product
-from rag_demo.retriever import Embedder, Pairs, Retriever, Rows, Vectors, rounding
+from rag_demo.retriever import Embedder, Pairs, Retriever
 from rag_demo.scan import Scan, make_scan
+from rag_demo.vectors import Rows, Vectors, rounding
 from torch_utils import get_optimal_device, release
 
 __all__ = ["PyTorchGPURetriever"]

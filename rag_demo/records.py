@@ -57,6 +57,10 @@ class Records:
     def __iter__(self) -> Iterator[Record]:
         return iter(self._loaded())
 
+    def stream(self) -> Iterator[Record]:
+        """Yield all of them without keeping them in memory."""
+        return (self[row] for row in range(len(self)))
+
     def row_of(self, name: str) -> int | None:
         """Return the row of an id; None if there is none."""
         return self._rows().get(name)

@@ -17,12 +17,11 @@ import numpy.typing as npt
 from rag_demo.filters import Where, predicate
 from rag_demo.index import SavedIndex, read_index, write_index
 from rag_demo.records import Record, Records
+from rag_demo.vectors import Rows, Vectors, normalized
 from torch_utils import Resource
 
 __all__ = ["Embedder", "Retriever", "SearchResult", "Stats", "Where"]
 
-Vectors = npt.NDArray[np.float32]
-Rows = npt.NDArray[np.int64]
 Pairs = tuple[Rows, Rows]
 
 _PAIRS = 512  # scored at once: 1.5 MB of vectors
@@ -368,33 +367,6 @@ class Retriever(Resource, ABC):
         Returns:
             Pairs of a query's number and a row: two arrays of one length, sorted by the query.
         """
-
-
-def rounding(dimension: int) -> float:
-    """Bound the difference of two float32 products of vectors of length 1 from exact ones.
-
-    Each errs by at most d * 2**-24 (Higham, Accuracy and Stability of Numerical Algorithms,
-    section 3.1), whatever the order of summation.
-    """
-    return 4 * dimension * 2.0**-24
-
-
-def normalized(vectors: Any) -> Vectors:
-    """Return vectors as float32 of length 1.
-
-    Raises:
-        ValueError: One is zero or not finite; the message names its row.
-    """
-    array = np.asarray(vectors, np.float32)
-    if array.ndim != 2:
-        raise ValueError(f"the model's vectors must have the shape (n, d), not {array.shape}")
-    lengths = np.linalg.norm(array.astype(np.float64), axis=1)
-    bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
-    if len(bad):
-        what = "zero" if lengths[bad[0]] == 0 else "not finite"
-        raise ValueError(f"the vector of row {bad[0]} is {what} and has no direction to compare")
-    result: Vectors = (array / lengths[:, None]).astype(np.float32)
-    return result
 
 
 def model_name(embedding_model: Any) -> str:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from rag_demo.int8_product import int8_product
-from rag_demo.retriever import normalized
 from rag_demo.scan import BLOCK, make_scan
+from rag_demo.vectors import normalized
 
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 
