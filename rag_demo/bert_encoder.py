@@ -1,0 +1,330 @@
+"""A BERT that computes nothing for padding, from its published files: no other package's model.
+
+Tokens of all texts of a batch stand behind each other, so every matrix product is over real
+tokens only; attention is computed for texts of one length together. Needs torch, tokenizers and
+safetensors, and is checked against sentence-transformers in the tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rag_demo.vectors import Vectors
+
+__all__ = ["BertEncoder", "UnsupportedModelError", "read_settings"]
+
+TOKENS_PER_TEXT = 64  # what a batch size of texts stands for
+_LONG_CHARS = 20_000
+_PIECES = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+
+Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class UnsupportedModelError(Exception):
+    """The model's files say that it is another kind; sentence-transformers can run it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the files of a sentence-transformers model say about it.
+
+    Attributes:
+        folder: Where the transformer's files are.
+        hidden: Width of the layers.
+        layers, heads: How many.
+        norm_eps: Of the layer norms.
+        max_tokens: What is longer is cut off.
+        pooling: "mean" or "cls".
+        prompts: What is put before a text, by "query" and "document".
+        lower: Whether texts are lower-cased before they are tokenised.
+    """
+
+    folder: Path
+    hidden: int
+    layers: int
+    heads: int
+    norm_eps: float
+    max_tokens: int
+    pooling: str
+    prompts: dict[str, str]
+    lower: bool
+
+
+def read_settings(folder: Path) -> Settings:
+    """Read a model's files.
+
+    Raises:
+        UnsupportedModelError: It is not a BERT with mean or CLS pooling, as files of safetensors.
+    """
+    modules = _json(folder / "modules.json")
+    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise UnsupportedModelError(f"its modules are {', '.join(kinds)}")
+    where = folder / modules[0]["path"]
+    config = _json(where / "config.json")
+    wanted = {"model_type": ("bert",), "hidden_act": ("gelu",), "is_decoder": (None, False)}
+    wanted["position_embedding_type"] = (None, "absolute")
+    for key, values in wanted.items():
+        if config.get(key) not in values:
+            raise UnsupportedModelError(f"its {key} is {config.get(key)!r}")
+    for name in ("model.safetensors", "tokenizer.json"):
+        if not (where / name).is_file():
+            raise UnsupportedModelError(f"it has no {name}")
+    own = _json(where / "sentence_bert_config.json", {})
+    limit = own.get("max_seq_length") or _json(where / "tokenizer_config.json", {}).get(
+        "model_max_length"
+    )
+    positions = int(config["max_position_embeddings"])
+    return Settings(
+        folder=where,
+        hidden=int(config["hidden_size"]),
+        layers=int(config["num_hidden_layers"]),
+        heads=int(config["num_attention_heads"]),
+        norm_eps=float(config.get("layer_norm_eps", 1e-12)),
+        max_tokens=min(int(limit or positions), positions),
+        pooling=_pooling(_json(folder / modules[1]["path"] / "config.json")),
+        prompts=_prompts(_json(folder / "config_sentence_transformers.json", {})),
+        lower=bool(own.get("do_lower_case", False)),
+    )
+
+
+def _json(path: Path, default: Any = None) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if default is None:
+            raise UnsupportedModelError(f"it has no {path.name}") from None
+        return default
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from None
+
+
+def _pooling(config: dict[str, Any]) -> str:
+    mode = config.get("pooling_mode")
+    if mode is None:
+        chosen = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
+        names = {old: new for new, old in _PIECES.items()}
+        mode = names.get(chosen[0]) if len(chosen) == 1 else None
+    if mode not in _PIECES or not config.get("include_prompt", True):
+        raise UnsupportedModelError("its pooling is neither that of means nor of CLS tokens")
+    return str(mode)
+
+
+def _prompts(config: dict[str, Any]) -> dict[str, str]:
+    prompts = config.get("prompts") or {}
+    if config.get("default_prompt_name"):
+        raise UnsupportedModelError("it has a default prompt")
+    documents = (prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name))
+    return {"query": prompts.get("query") or "", "document": next(documents, "")}
+
+
+class BertEncoder(nn.Module):
+    """Turns texts into vectors of length 1.
+
+    Args:
+        settings: Of the model.
+        device: torch's name of the device.
+        dtype: Of the weights and of the computation; vectors are float32.
+
+    Raises:
+        UnsupportedModelError: The weights are not what the settings say.
+    """
+
+    def __init__(self, settings: Settings, device: str, dtype: torch.dtype) -> None:
+        from safetensors.torch import load_file
+        from tokenizers import Tokenizer
+
+        super().__init__()
+        self.settings = settings
+        self.tokenizer = Tokenizer.from_file(str(settings.folder / "tokenizer.json"))
+        self.tokenizer.enable_truncation(settings.max_tokens)
+        self.tokenizer.no_padding()
+        weights = load_file(settings.folder / "model.safetensors")
+        prefix = "bert." if "bert.embeddings.word_embeddings.weight" in weights else ""
+        try:
+            for name, parts in _names(settings.layers).items():
+                value = torch.cat([weights[prefix + part] for part in parts])
+                self.register_buffer(name, value.to(device=device, dtype=dtype))
+        except KeyError as error:
+            raise UnsupportedModelError(f"its weights have no {error}") from None
+        self.linear = choose_linear(self.get_buffer("0_up_weight"))
+        self.truncated = 0
+        self.eval()
+
+    @property
+    def dimension(self) -> int:
+        """Length of the vectors."""
+        return self.settings.hidden
+
+    def tokenize(self, texts: Sequence[str], kind: str) -> list[list[int]]:
+        """Turn texts into tokens, cut off where the model's limit is.
+
+        Args:
+            texts: Any strings.
+            kind: "query" or "document", which decides on the prompt.
+        """
+        prompt = self.settings.prompts[kind]
+        prepared = [self._prepare(prompt + text) for text in texts]
+        encodings = self.tokenizer.encode_batch(prepared)
+        self.truncated += sum(bool(encoding.overflowing) for encoding in encodings)
+        return [encoding.ids for encoding in encodings]
+
+    def _prepare(self, text: str) -> str:
+        if len(text) > _LONG_CHARS:  # A word is a token at least, so more words say nothing.
+            text = " ".join(text.split(None, self.settings.max_tokens)[: self.settings.max_tokens])
+        return text.lower() if self.settings.lower else text
+
+    def embed(self, texts: Sequence[str], kind: str, batch_size: int) -> Vectors:
+        """Embed texts as "query" or "document": shape (n, d), float32, of length 1."""
+        return self.encode(self.tokenize(texts, kind), batch_size)
+
+    def encode(self, tokens: Sequence[list[int]], batch_size: int) -> Vectors:
+        """Embed tokenised texts.
+
+        Args:
+            tokens: Of each text.
+            batch_size: Times `TOKENS_PER_TEXT`: about how many tokens are computed at once.
+
+        Returns:
+            Shape (n, d), float32, each row of length 1.
+        """
+        order = sorted(range(len(tokens)), key=lambda row: -len(tokens[row]))
+        vectors = np.empty((len(tokens), self.dimension), np.float32)
+        with torch.inference_mode():
+            for rows in _packed(order, tokens, batch_size * TOKENS_PER_TEXT):
+                vectors[rows] = self([tokens[row] for row in rows]).float().cpu().numpy()
+        return vectors
+
+    def forward(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Embed one batch, sorted by length: shape (n, d), each row of length 1."""
+        device = self.get_buffer("words").device
+        lengths = [len(text) for text in texts]
+        ids = torch.tensor(list(itertools.chain.from_iterable(texts)), device=device)
+        places = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        groups = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
+        hidden = functional.embedding(ids, self.get_buffer("words"))
+        hidden = hidden + functional.embedding(places, self.get_buffer("places"))
+        hidden = self._norm(hidden + self.get_buffer("types")[0], "first_norm")
+        for layer in range(self.settings.layers):
+            hidden = self._layer(hidden, str(layer), groups)
+        pooled = []
+        for (length, count), part in zip(groups, _parts(hidden, groups), strict=True):
+            tokens = part.view(count, length, -1)
+            pooled.append(tokens.mean(dim=1) if self.settings.pooling == "mean" else tokens[:, 0])
+        return functional.normalize(torch.cat(pooled).float(), dim=1)
+
+    def _layer(self, hidden: Tensor, layer: str, groups: list[tuple[int, int]]) -> Tensor:
+        attended = self._attend(self._linear(hidden, f"{layer}_attention"), groups)
+        hidden = self._norm(hidden + self._linear(attended, f"{layer}_out"), f"{layer}_norm")
+        inner = functional.gelu(self._linear(hidden, f"{layer}_up"))
+        return self._norm(hidden + self._linear(inner, f"{layer}_down"), f"{layer}_last_norm")
+
+    def _attend(self, projected: Tensor, groups: list[tuple[int, int]]) -> Tensor:
+        heads = self.settings.heads
+        size = self.settings.hidden // heads
+        result = projected.new_empty(len(projected), self.settings.hidden)
+        targets = _parts(result, groups)
+        for (length, count), part, target in zip(
+            groups, _parts(projected, groups), targets, strict=True
+        ):
+            query, key, value = part.view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+            attended = functional.scaled_dot_product_attention(query, key, value)
+            target.view(count, length, heads, size).copy_(attended.transpose(1, 2))
+        return result
+
+    def _linear(self, hidden: Tensor, name: str) -> Tensor:
+        return self.linear(
+            hidden, self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
+        )
+
+    def _norm(self, hidden: Tensor, name: str) -> Tensor:
+        weight, bias = self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
+        return functional.layer_norm(hidden, weight.shape, weight, bias, self.settings.norm_eps)
+
+
+def _names(layers: int) -> dict[str, tuple[str, ...]]:
+    """Say which of the file's tensors make up which of the encoder's."""
+    names: dict[str, tuple[str, ...]] = {
+        "words": ("embeddings.word_embeddings.weight",),
+        "places": ("embeddings.position_embeddings.weight",),
+        "types": ("embeddings.token_type_embeddings.weight",),
+    }
+    places = {"first_norm": ("embeddings.LayerNorm",)}
+    for layer in range(layers):
+        own = f"encoder.layer.{layer}"
+        parts = ("query", "key", "value")
+        places[f"{layer}_attention"] = tuple(f"{own}.attention.self.{part}" for part in parts)
+        places[f"{layer}_out"] = (f"{own}.attention.output.dense",)
+        places[f"{layer}_norm"] = (f"{own}.attention.output.LayerNorm",)
+        places[f"{layer}_up"] = (f"{own}.intermediate.dense",)
+        places[f"{layer}_down"] = (f"{own}.output.dense",)
+        places[f"{layer}_last_norm"] = (f"{own}.output.LayerNorm",)
+    for name, parts in places.items():
+        for kind in ("weight", "bias"):
+            names[f"{name}_{kind}"] = tuple(f"{part}.{kind}" for part in parts)
+    return names
+
+
+def _packed(order: list[int], tokens: Sequence[list[int]], budget: int) -> Iterator[list[int]]:
+    """Yield texts that together have about so many tokens; one text at least."""
+    batch: list[int] = []
+    total = 0
+    for row in order:
+        if batch and total + len(tokens[row]) > budget:
+            yield batch
+            batch, total = [], 0
+        batch.append(row)
+        total += len(tokens[row])
+    if batch:
+        yield batch
+
+
+def _parts(packed: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
+    ends = list(itertools.accumulate((length * count for length, count in groups), initial=0))
+    return [packed[start:stop] for start, stop in itertools.pairwise(ends)]
+
+
+def choose_linear(weight: Tensor) -> Linear:
+    """Choose how to multiply by a weight: torch's own way, or oneDNN's where that is faster.
+
+    oneDNN's is a private operator, so it is tried beside the other one on the model's own
+    weights first. Which one wins depends on the processor.
+    """
+    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or operator is None:
+        return functional.linear
+
+    def onednn(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        result: Tensor = operator(hidden, weight, bias, "none", [], "")
+        return result
+
+    sample, bias = torch.randn(512, weight.shape[1]), torch.randn(weight.shape[0])
+    try:
+        with torch.inference_mode():
+            expected = functional.linear(sample, weight, bias)
+            if not torch.allclose(onednn(sample, weight, bias), expected, atol=1e-4, rtol=1e-4):
+                return functional.linear
+            times = [_seconds(way, sample, weight, bias) for way in (onednn, functional.linear)]
+    except (RuntimeError, NotImplementedError, TypeError):
+        return functional.linear
+    return onednn if times[0] < times[1] else functional.linear
+
+
+def _seconds(way: Linear, sample: Tensor, weight: Tensor, bias: Tensor) -> float:
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        way(sample, weight, bias)
+        times.append(time.perf_counter() - started)
+    return min(times)

@@ -1,0 +1,166 @@
+"""Loading, searching and closing again and again: nothing stays, and nobody sees a mixture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from programs import ROOT
+from rag_demo import FaissRetriever, PyTorchGPURetriever
+from rag_demo.index import write_index
+from rag_demo.records import Record
+
+ROUNDS = """
+import json, os, sys, threading
+from pathlib import Path
+import numpy as np
+from rag_demo import {kind}
+from torch_utils import memory_snapshot
+
+class Model:
+    name = "m"
+    dimension = 64
+    def embed_documents(self, texts): return np.ones((len(texts), 64))
+    def embed_query(self, text): return np.arange(64) + 1.0
+
+folders = [Path(name) for name in sys.argv[1:3]]
+growth = []
+for round in range(100):
+    with {kind}(Model(){options}) as retriever:
+        retriever.load(folders[round % 2])
+        retriever.search("x", top_k=3)
+        retriever.load(folders[1 - round % 2])
+        assert len(retriever.search("x", top_k=3)) == 3
+        assert len(retriever.search_batch(["x"] * 8, top_k=3)) == 8
+    if round in (9, 99):
+        files = len(os.listdir("/proc/self/fd"))
+        growth.append([memory_snapshot().host.rss_bytes, files, len(os.listdir("/proc/self/task"))])
+print(json.dumps(growth))
+"""
+
+
+class Model:
+    """Every text lies where the others do."""
+
+    name = "m"
+    dimension = 64
+
+    def embed_documents(self, texts: Any) -> Any:
+        return np.ones((len(texts), 64))
+
+    def embed_query(self, text: str) -> Any:
+        return np.arange(64) + 1.0
+
+
+def make_index(folder: Path, name: str, count: int = 20_000) -> Path:
+    vectors = np.random.default_rng(len(name)).standard_normal((count, 64)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    records = [Record(f"{name}{n}", f"{name} text {n}", {"of": name}) for n in range(count)]
+    write_index(folder, "m", vectors, records)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("PyTorchGPURetriever", ", device='cpu'"), ("FaissRetriever", "")],
+)
+def test_a_hundred_rounds_leave_nothing(kind: str, options: str, tmp_path: Path) -> None:
+    """From the tenth round on: at most 1 MB more in all, no thread and no file more."""
+    folders = [str(make_index(tmp_path / name, name)) for name in ("a", "bb")]
+    program = ROUNDS.format(kind=kind, options=options)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *folders],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    (rss, files, threads), (rss_after, files_after, threads_after) = json.loads(done.stdout)
+    assert rss_after - rss < 1 << 20
+    assert (files_after, threads_after) == (files, threads)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
+def test_searches_while_the_index_is_replaced(kind: Any, tmp_path: Path) -> None:
+    """Eight threads see answers of one index or of the other, each from a single one."""
+    first = make_index(tmp_path / "a", "a", 500)
+    second = make_index(tmp_path / "b", "b", 700)
+    done, wrong, seen = threading.Event(), [], set()
+    with kind(Model()) as retriever:
+        retriever.load(first)
+
+        def ask() -> None:
+            while not done.is_set():
+                for results in retriever.search_batch(["x", "y"], top_k=20):
+                    of = {result.metadata["of"] for result in results}
+                    seen.update(of)
+                    if len(of) != 1 or len(results) != 20:
+                        wrong.append(results)
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for _ in range(15):
+            retriever.load(second)
+            retriever.load(first)
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert seen == {"a", "b"}
+
+
+def test_index_replaced_on_the_disk_while_open(tmp_path: Path) -> None:
+    """Who has the old one open goes on with it; who opens it now gets the new one."""
+    folder = make_index(tmp_path / "i", "a", 500)
+    with PyTorchGPURetriever(Model(), device="cpu") as old:
+        old.load(folder)
+        make_index(folder, "b", 300)
+        assert {result.metadata["of"] for result in old.search("x", top_k=500)} == {"a"}
+        with PyTorchGPURetriever(Model(), device="cpu") as new:
+            assert new.load(folder) == 300
+            assert new.search("x")[0].metadata == {"of": "b"}
+
+
+@pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
+def test_stats(kind: Any) -> None:
+    """Size, dimension, device, dtype and bytes."""
+    options = {"device": "cpu"} if kind is PyTorchGPURetriever else {}
+    with kind(Model(), **options) as retriever:
+        assert (retriever.stats().size, retriever.stats().dimension) == (0, 0)
+        retriever.add([str(n) for n in range(100)])
+        stats = retriever.stats()
+        assert (stats.size, stats.dimension, stats.device) == (100, 64, "cpu")
+        assert (stats.dtype, stats.nbytes) == ("float32", 100 * 64 * 4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_bytes_of_rounded_vectors(dtype: str) -> None:
+    """With exact answers the float32 vectors are kept beside them, without they are not."""
+    size = 1 if dtype == "int8" else 2
+    for exact, nbytes in ((True, 128 * 64 * (size + 4)), (False, 128 * 64 * size)):
+        with PyTorchGPURetriever(Model(), device="cpu", dtype=dtype, exact=exact) as retriever:
+            retriever.add([str(n) for n in range(128)])
+            assert retriever.stats().nbytes == nbytes
+            assert len(retriever.search("x", top_k=5)) == 5
+
+
+def test_opening_does_not_read(tmp_path: Path) -> None:
+    """A large index is there before its bytes are: opening takes a fraction of reading."""
+    folder = make_index(tmp_path / "i", "a", 300_000)
+    size = next(folder.glob("vectors-*")).stat().st_size
+    with PyTorchGPURetriever(Model(), device="cpu") as retriever:
+        from torch_utils import memory_snapshot
+
+        before = memory_snapshot().host.rss_bytes
+        assert retriever.load(folder) == 300_000
+        assert memory_snapshot().host.rss_bytes - before < size / 4
+        assert retriever.search("x", top_k=1)
