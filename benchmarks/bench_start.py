@@ -30,7 +30,8 @@ vectors = np.load(sys.argv[1])
 index = faiss.IndexFlatIP(vectors.shape[1])
 index.add(vectors)
 model = SentenceTransformer(str(get_model_path()), device="cpu")
-print(index.search(model.encode([sys.argv[2]], normalize_embeddings=True), 5)[1].tolist(), flush=True)
+query = model.encode([sys.argv[2]], normalize_embeddings=True)
+print(index.search(query, 5)[1].tolist(), flush=True)
 """
 
 

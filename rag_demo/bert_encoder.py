@@ -260,11 +260,11 @@ def _names(layers: int) -> dict[str, tuple[str, ...]]:
         "places": ("embeddings.position_embeddings.weight",),
         "types": ("embeddings.token_type_embeddings.weight",),
     }
-    places = {"first_norm": ("embeddings.LayerNorm",)}
+    places: dict[str, tuple[str, ...]] = {"first_norm": ("embeddings.LayerNorm",)}
     for layer in range(layers):
         own = f"encoder.layer.{layer}"
-        parts = ("query", "key", "value")
-        places[f"{layer}_attention"] = tuple(f"{own}.attention.self.{part}" for part in parts)
+        projections = (f"{own}.attention.self.{part}" for part in ("query", "key", "value"))
+        places[f"{layer}_attention"] = tuple(projections)
         places[f"{layer}_out"] = (f"{own}.attention.output.dense",)
         places[f"{layer}_norm"] = (f"{own}.attention.output.LayerNorm",)
         places[f"{layer}_up"] = (f"{own}.intermediate.dense",)

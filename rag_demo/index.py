@@ -74,6 +74,8 @@ class SavedIndex:
             lengths = np.einsum("ij,ij->i", part, part)
             if not (np.abs(lengths - 1) < 1e-3).all():  # Also where one is not a number.
                 raise damaged(self.file.path, "a vector is not of length 1")
+            if not self.file.resident:
+                self.file.drop()
 
 
 def write_index(

@@ -35,6 +35,7 @@ class MappedFile:
     Attributes:
         path: Where it is.
         unchecked: The bytes, for who sees to the checks: `check_all`.
+        resident: Whether what was checked may stay in memory.
 
     Args:
         path: Where it is.
@@ -60,6 +61,7 @@ class MappedFile:
             raise damaged(path, "its checksums are not all there")
         self._view = memoryview(self._map)
         self.unchecked = self._map
+        self.resident = True
         self._expected = expected
         self._checked = np.zeros(len(expected), bool)
         self._lock = threading.Lock()
@@ -77,6 +79,14 @@ class MappedFile:
             self._check(block)
         return self._view[start:stop]
 
+    def drop(self, start: int = 0, nbytes: int | None = None) -> None:
+        """Let go of resident pages; they are read again when they are needed."""
+        if isinstance(self._map, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            first = start // mmap.PAGESIZE * mmap.PAGESIZE
+            stop = len(self._map) if nbytes is None else min(start + nbytes, len(self._map))
+            if stop > first:
+                self._map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
     def check_all(self) -> None:
         """Check every block, on two threads: computing a CRC leaves the interpreter free."""
         if self._checked.all():
@@ -90,6 +100,8 @@ class MappedFile:
         start = block * BLOCK_BYTES
         if zlib.crc32(self._view[start : start + BLOCK_BYTES]) != self._expected[block]:
             raise damaged(self.path, f"the checksum of its bytes from {start} on is wrong")
+        if not self.resident:
+            self.drop(start, BLOCK_BYTES)
         self._checked[block] = True
 
 

@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.index_files import MappedFile
 from rag_demo.int8_product import int8_product
 from rag_demo.retriever import Embedder, Pairs, Retriever
 from rag_demo.scan import Scan, make_scan
+from rag_demo.streamed_scan import make_streamed_scan
 from rag_demo.vectors import Rows, Vectors, rounding
 from torch_utils import get_optimal_device, release
 
 __all__ = ["PyTorchGPURetriever"]
 
 _FEW_ROWS = 1 << 15
+_ROWS_AT_ONCE = 64
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
@@ -33,9 +36,13 @@ class PyTorchGPURetriever(Retriever):
         exact: Whether the float32 vectors are kept, in host memory or in the index's file, and
             answers are theirs whatever the dtype. If not, answers are those of the rounded
             vectors, and only these are kept.
+        memory_budget: Bytes that vectors may take, on the device and in host memory. A loaded
+            index of more than that is streamed from its file by each search, in float32,
+            through two buffers that take half of it. None for no limit.
 
     Attributes:
-        embeddings_tensor: Shape (n, d), on the device; None while empty and once closed.
+        embeddings_tensor: Shape (n, d), on the device; None while empty, while streamed, and
+            once closed.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class PyTorchGPURetriever(Retriever):
         device: str | None = None,
         dtype: str = "float32",
         exact: bool = True,
+        memory_budget: int | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -52,6 +60,9 @@ class PyTorchGPURetriever(Retriever):
         self.device = device or get_optimal_device()
         self.dtype = dtype
         self.exact = exact
+        if memory_budget is not None and memory_budget < 1:
+            raise ValueError(f"memory_budget must be positive, not {memory_budget}")
+        self.memory_budget = memory_budget
         self.embeddings_tensor: Any = None
         self._originals: Vectors | None = None
         self._scan: Scan | None = None
@@ -73,6 +84,9 @@ class PyTorchGPURetriever(Retriever):
         import torch
 
         self._clear()
+        if self._file is not None and self._is_over_budget(vectors):
+            self._stream(vectors, self._file)
+            return
         if self.dtype == "float32":
             self.embeddings_tensor = torch.from_numpy(vectors).to(self.device)
             return
@@ -81,23 +95,52 @@ class PyTorchGPURetriever(Retriever):
         if self.exact:
             self._originals = vectors
 
+    def _is_over_budget(self, vectors: Vectors) -> bool:
+        sizes = {"float32": 5, "int8": 1}  # The float32 tensor has an int8 copy beside it.
+        per_value = sizes.get(self.dtype, 2) + (4 if self.exact and self.dtype != "float32" else 0)
+        return self.memory_budget is not None and vectors.size * per_value > self.memory_budget
+
+    def _stream(self, vectors: Vectors, file: MappedFile) -> None:
+        """Leave vectors in their file, of which no page stays longer than it is needed."""
+        assert self.memory_budget is not None
+        file.resident = False
+        row_bytes = 4 * vectors.shape[1]
+        header = len(file) - vectors.nbytes
+
+        def passed(start: int, count: int) -> None:
+            file.drop(header + start * row_bytes, count * row_bytes)
+
+        self._scan = make_streamed_scan(vectors, self.device, self.memory_budget, passed)
+        self._originals = vectors
+
     def _clear(self) -> None:
         self.embeddings_tensor = self._originals = self._scan = None
 
     def _vectors(self, rows: Rows | None = None) -> Vectors:
+        if self._originals is not None:
+            if rows is None or self.embeddings_tensor is not None or self._file is None:
+                return self._originals if rows is None else self._originals[rows]
+            return self._read_rows(rows, self._originals, self._file)
         if self.embeddings_tensor is None:
             return np.empty((0, 0), np.float32)
-        if self._originals is not None:
-            return self._originals if rows is None else self._originals[rows]
         vectors: Vectors = self._fetch(rows).numpy()
         return vectors
+
+    def _read_rows(self, rows: Rows, vectors: Vectors, file: MappedFile) -> Vectors:
+        """Copy single rows of a streamed index; the system maps 64 kB around each of them."""
+        result = np.empty((len(rows), vectors.shape[1]), np.float32)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            result[part] = vectors[rows[part]]
+            file.drop()
+        return result
 
     def _fetch(self, rows: Rows | None) -> Any:
         """Return vectors as a float32 tensor in host memory."""
         import torch
 
         if self._originals is not None:
-            return torch.from_numpy(self._originals[rows])
+            return torch.from_numpy(self._vectors(rows))
         tensor = self.embeddings_tensor
         chosen = None if rows is None else torch.from_numpy(rows).to(tensor.device)
         if chosen is not None:
@@ -110,7 +153,7 @@ class PyTorchGPURetriever(Retriever):
     def _storage(self) -> tuple[str, str, int]:
         tensor = self.embeddings_tensor
         if tensor is None:
-            return self.device, self.dtype, 0
+            return self.device, self.dtype, 0 if self._originals is None else self._originals.nbytes
         nbytes = tensor.numel() * tensor.element_size()
         if self._originals is not None:
             nbytes += self._originals.nbytes
@@ -129,7 +172,8 @@ class PyTorchGPURetriever(Retriever):
         return self._scan.candidates(queries, top_k, self._fetch, allowed, exact=exact)
 
     def _scans_floats_in_host(self) -> bool:
-        return self.dtype == "float32" and self.embeddings_tensor.device.type == "cpu"
+        tensor = self.embeddings_tensor
+        return self.dtype == "float32" and tensor is not None and tensor.device.type == "cpu"
 
     def _scan_directly(
         self, query: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from rag_demo.filters import Where, predicate
 from rag_demo.index import SavedIndex, read_index, write_index
+from rag_demo.index_files import MappedFile
 from rag_demo.records import Record, Records
 from rag_demo.vectors import Rows, Vectors, normalized
 from torch_utils import Resource
@@ -93,6 +94,7 @@ class Retriever(Resource, ABC):
         self.embedding_model = embedding_model
         self._records = Records()
         self._unchecked: SavedIndex | None = None
+        self._file: MappedFile | None = None  # where the vectors are, if all are of an index
         self._next_id = 0
         self._lock = threading.RLock()
 
@@ -147,6 +149,7 @@ class Retriever(Resource, ABC):
                 )
             names = [str(name) for name in ids] if ids is not None else self._new_ids(len(texts))
             self.delete([name for name in names if self._records.row_of(name) is not None])
+            self._file = None
             self._append(vectors)
             given = metadata or [{}] * len(texts)
             entries = zip(names, texts, given, strict=True)
@@ -167,6 +170,7 @@ class Retriever(Resource, ABC):
             gone = sorted({row for row in rows if row is not None})
             if gone:
                 self._check_loaded()
+                self._file = None
                 kept = np.delete(np.arange(len(self), dtype=np.int64), gone)
                 self._keep(kept)
                 self._records.keep(kept)
@@ -257,6 +261,7 @@ class Retriever(Resource, ABC):
             self.ensure_open()
             self._clear()
             self._records = saved.records
+            self._file = saved.file
             if len(saved.records):
                 self._append(saved.vectors)
             self._unchecked = saved

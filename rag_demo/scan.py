@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,14 +102,18 @@ class Scan:
 
         with torch.inference_mode():
             errors = self.errors if exact else torch.zeros_like(self.errors)
-            scan = Scan(self.vectors, self.scales, errors)
-            search = _Search(scan, queries, top_k, fetch, allowed)
+            search = _Search(replace(self, errors=errors), queries, top_k, fetch, allowed)
             step = max(BLOCK, min(_MOST_ROWS, _SCORES // len(queries)) // BLOCK * BLOCK)
             if len(self) <= 2 * step:
                 step = -(-len(self) // BLOCK) * BLOCK
-            for start in range(0, len(self), step):
-                search.look_at(start, min(start + step, len(self)))
+            for start, part in self.parts(step):
+                search.look_at(start, part)
             return search.finish()
+
+    def parts(self, step: int) -> Iterator[tuple[int, Any]]:
+        """Yield the vectors, ``step`` rows at a time, with the number of the first."""
+        for start in range(0, len(self), step):
+            yield start, self.vectors[start : start + step]
 
 
 def make_scan(vectors: Array, kind: str, device: str) -> Scan:
@@ -190,11 +194,12 @@ class _Search:
         self._query_errors = ones * _product_error(torch, dimension)
         return lambda part: part.float() @ transposed
 
-    def look_at(self, start: int, stop: int) -> None:
+    def look_at(self, start: int, part: Any) -> None:
         """Take the rows of a few blocks."""
         torch, scan = self._torch, self._scan
+        stop = start + len(part)
         blocks = slice(start // BLOCK, -(-stop // BLOCK))
-        products = self._multiply(scan.vectors[start:stop])  # shape (rows, b)
+        products = self._multiply(part)  # shape (rows, b)
         lowest = torch.iinfo(products.dtype).min // 2 if not products.is_floating_point() else -1e9
         if self._allowed is not None:
             products.masked_fill_(~self._allowed[start:stop, None], lowest)
