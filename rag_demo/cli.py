@@ -72,6 +72,7 @@ def index(source: str, out: Path, model: str | None, device: str | None) -> None
 @click.argument("question")
 @click.option("--top-k", default=5, show_default=True, help="How many answers.")
 @click.option("--retriever", type=click.Choice(["torch", "faiss"]), default="torch")
+@click.option("--mode", type=click.Choice(["dense", "bm25", "hybrid"]), default="dense")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @_model_option
 @_device_option
@@ -80,6 +81,7 @@ def search(
     question: str,
     top_k: int,
     retriever: str,
+    mode: str,
     as_json: bool,
     model: str | None,
     device: str | None,
@@ -95,7 +97,7 @@ def search(
 
     with EmbeddingModel(model, device=device) as embedder, _open(retriever, embedder) as opened:
         opened.load(folder)
-        results = opened.search(question, top_k=top_k)
+        results = opened.search(question, top_k=top_k, mode=mode)
     (print_json if as_json else print_results)(question, results)
 
 
@@ -125,6 +127,41 @@ def demo(top_k: int) -> None:
             f"released in {report.duration_s * 1e3:.0f} ms: resident memory "
             f"{before:,} bytes before, {after:,} bytes after, {before - after:,} bytes freed"
         )
+
+
+@cli.command()
+@click.argument("folder", metavar="PATH", type=click.Path(path_type=Path))
+@click.option("--format", "layout", type=click.Choice(["beir"]), default="beir")
+@click.option("--mode", type=click.Choice(["dense", "bm25", "hybrid"]), default="dense")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
+@_model_option
+@_device_option
+def evaluate(
+    folder: Path, layout: str, mode: str, dtype: str, model: str | None, device: str | None
+) -> None:
+    """Measure the quality of the answers on the collection in PATH, which has judgements."""
+    from rag_demo.console import print_scores, progress
+    from rag_demo.embedding_model import EmbeddingModel
+    from rag_demo.evaluate import evaluate, read_beir
+    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
+
+    collection = read_beir(folder)
+    with (
+        EmbeddingModel(model, device=device, dtype=dtype) as embedder,
+        PyTorchGPURetriever(embedder, device=device) as retriever,
+        progress("embedding", len(collection.documents)) as advance,
+    ):
+        texts = [document.text for document in collection.documents]
+        names = [document.id for document in collection.documents]
+        retriever.add(texts, ids=names, on_progress=advance)
+        scores = evaluate(
+            collection,
+            lambda questions: [
+                [result.id for result in results]
+                for results in retriever.search_batch(questions, top_k=100, mode=mode)
+            ],
+        )
+    print_scores(f"{folder.name}, {mode}, {len(collection.questions)} questions", scores)
 
 
 def _read(source: str) -> list[Any]:

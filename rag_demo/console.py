@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rag_demo.retriever import SearchResult
 
-__all__ = ["print_json", "print_results", "progress"]
+if TYPE_CHECKING:
+    from rag_demo.evaluate import Score
+
+__all__ = ["print_json", "print_results", "print_scores", "progress"]
 
 
 @contextlib.contextmanager
@@ -58,6 +62,19 @@ def print_results(question: str, results: Sequence[SearchResult]) -> None:
         console.print(table)
     else:
         console.print(f"{escape(question)}: nothing found")
+
+
+def print_scores(title: str, scores: Mapping[str, Score]) -> None:
+    """Print metrics with their intervals as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in ("metric", "mean", "95% interval"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
+    for metric, score in scores.items():
+        table.add_row(metric, f"{score.mean:.4f}", f"{score.low:.4f} to {score.high:.4f}")
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def print_json(question: str, results: Sequence[SearchResult]) -> None:

@@ -39,7 +39,7 @@ VERSION = 2
 MANIFEST = "manifest.json"
 SPOOL = "texts-spool-"  # a folder of an ingestion under way
 _MOST_MANIFEST_BYTES = 1 << 20
-_CHECKED_ROWS = 1 << 16
+_CHECKED_ROWS = 1 << 13
 _CHECKED_AT_ONCE_BYTES = 1 << 26  # takes 30 ms
 
 

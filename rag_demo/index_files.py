@@ -118,6 +118,7 @@ class TextFile:
 
     def __init__(self, file: MappedFile, offsets: npt.NDArray[np.uint64]) -> None:
         self._file = file
+        file.resident = False  # Of a block that was checked one line is needed.
         self._offsets = offsets.astype(np.int64)
         ordered = bool((np.diff(self._offsets) > 0).all())
         if not (len(offsets) and ordered and self._offsets[0] == 0):

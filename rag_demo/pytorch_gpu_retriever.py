@@ -38,7 +38,7 @@ class PyTorchGPURetriever(Retriever):
             vectors, and only these are kept.
         memory_budget: Bytes that vectors may take, on the device and in host memory. A loaded
             index of more than that is streamed from its file by each search, in float32,
-            through two buffers that take half of it. None for no limit.
+            through two buffers that take a quarter of it. None for no limit.
 
     Attributes:
         embeddings_tensor: Shape (n, d), on the device; None while empty, while streamed, and

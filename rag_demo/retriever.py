@@ -7,9 +7,8 @@ import operator
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,9 @@ import numpy.typing as npt
 from rag_demo.filters import Where, predicate
 from rag_demo.index import SavedIndex, read_index, write_index
 from rag_demo.index_files import MappedFile
+from rag_demo.lexical import FUSED_FROM, MODES, LexicalIndex, fuse
 from rag_demo.records import Record, Records
+from rag_demo.results import Embedder, SearchResult, Stats
 from rag_demo.vectors import Rows, Vectors, normalized
 from torch_utils import Resource
 
@@ -26,57 +27,6 @@ __all__ = ["Embedder", "Retriever", "SearchResult", "Stats", "Where"]
 Pairs = tuple[Rows, Rows]
 
 _PAIRS = 512  # scored at once: 1.5 MB of vectors
-
-
-class Embedder(Protocol):
-    """What a retriever needs of an embedding model; ``embed_queries`` is used if it is there."""
-
-    @property
-    def dimension(self) -> int:
-        """Length of its vectors."""
-
-    def embed_query(self, text: str) -> Any:
-        """Embed one question: shape (d,)."""
-
-    def embed_documents(self, texts: Sequence[str]) -> Any:
-        """Embed documents: shape (n, d)."""
-
-
-class SearchResult(NamedTuple):
-    """One answer.
-
-    Attributes:
-        rank: 1 for the best.
-        score: Cosine similarity to the question, from -1 to 1.
-        id: The document's id.
-        text: The document.
-        metadata: What was given with it.
-    """
-
-    rank: int
-    score: float
-    id: str
-    text: str
-    metadata: Mapping[str, Any] = {}
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What a retriever holds.
-
-    Attributes:
-        size: Documents.
-        dimension: Of the vectors; 0 while there are none.
-        device: Where they are searched.
-        dtype: What they are searched in.
-        nbytes: Of the vectors, their rounded copies included; mapped files count as well.
-    """
-
-    size: int
-    dimension: int
-    device: str
-    dtype: str
-    nbytes: int
 
 
 class Retriever(Resource, ABC):
@@ -94,6 +44,7 @@ class Retriever(Resource, ABC):
         self.embedding_model = embedding_model
         self._records = Records()
         self._unchecked: SavedIndex | None = None
+        self._lexical: LexicalIndex | None = None  # made by the first search that needs it
         self._file: MappedFile | None = None  # where the vectors are, if all are of an index
         self._next_id = 0
         self._lock = threading.RLock()
@@ -149,7 +100,7 @@ class Retriever(Resource, ABC):
                 )
             names = [str(name) for name in ids] if ids is not None else self._new_ids(len(texts))
             self.delete([name for name in names if self._records.row_of(name) is not None])
-            self._file = None
+            self._file = self._lexical = None
             self._append(vectors)
             given = metadata or [{}] * len(texts)
             entries = zip(names, texts, given, strict=True)
@@ -170,7 +121,7 @@ class Retriever(Resource, ABC):
             gone = sorted({row for row in rows if row is not None})
             if gone:
                 self._check_loaded()
-                self._file = None
+                self._file = self._lexical = None
                 kept = np.delete(np.arange(len(self), dtype=np.int64), gone)
                 self._keep(kept)
                 self._records.keep(kept)
@@ -189,6 +140,8 @@ class Retriever(Resource, ABC):
         top_k: int = 5,
         min_score: float | None = None,
         where: Where | None = None,
+        *,
+        mode: str = "dense",
     ) -> list[SearchResult]:
         """Find the documents nearest to a question.
 
@@ -197,12 +150,14 @@ class Retriever(Resource, ABC):
             top_k: How many at most.
             min_score: Leave out what scores lower.
             where: Search only among documents whose metadata match.
+            mode: "dense" compares vectors, and scores are cosines; "bm25" compares words;
+                "hybrid" fuses the first hundred of both by their ranks, which scores say.
 
         Raises:
-            ValueError: ``top_k`` is not positive.
+            ValueError: ``top_k`` is not positive, or there is no such mode.
             ResourceClosedError: This retriever, or its embedding model, is closed.
         """
-        return self.search_batch([query], top_k, min_score, where)[0]
+        return self.search_batch([query], top_k, min_score, where, mode=mode)[0]
 
     def search_batch(
         self,
@@ -210,6 +165,8 @@ class Retriever(Resource, ABC):
         top_k: int = 5,
         min_score: float | None = None,
         where: Where | None = None,
+        *,
+        mode: str = "dense",
     ) -> list[list[SearchResult]]:
         """Find the documents nearest to each of several questions; see `search`."""
         self.ensure_open()
@@ -217,9 +174,11 @@ class Retriever(Resource, ABC):
             raise TypeError("search_batch() takes a sequence of questions, not one; use search()")
         if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
             raise ValueError(f"top_k must be a positive whole number, not {top_k!r}")
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         if not len(self) or not queries:
             return [[] for _ in queries]
-        vectors = self._embed_queries(queries)
+        vectors = None if mode == "bm25" else self._embed_queries(queries)
         with self._lock:
             self.ensure_open()
             self._check_loaded()
@@ -227,8 +186,43 @@ class Retriever(Resource, ABC):
             available = len(self) if allowed is None else int(allowed.sum())
             if not available:
                 return [[] for _ in queries]
-            query, row = self._candidates(vectors, min(top_k, available), allowed)
-            return self._results(vectors, query, row, top_k, min_score)
+            if vectors is not None and mode == "dense":
+                query, row = self._candidates(vectors, min(top_k, available), allowed)
+                return self._results(vectors, query, row, top_k, min_score)
+            return self._search_words(queries, vectors, top_k, min_score, allowed)
+
+    def _search_words(
+        self,
+        queries: Sequence[str],
+        vectors: Vectors | None,
+        top_k: int,
+        min_score: float | None,
+        allowed: npt.NDArray[np.bool_] | None,
+    ) -> list[list[SearchResult]]:
+        """Search by words, and by ``vectors`` too if there are any."""
+        if self._lexical is None:
+            self._lexical = LexicalIndex(record.text for record in self._records)
+        depth = max(top_k, FUSED_FROM)
+        dense: list[list[SearchResult]] = [[] for _ in queries]
+        if vectors is not None:
+            available = len(self) if allowed is None else int(allowed.sum())
+            pairs = self._candidates(vectors, min(depth, available), allowed)
+            dense = self._results(vectors, *pairs, depth, None)
+        answers = []
+        for query, results in zip(queries, dense, strict=True):
+            rows, scores = self._lexical.search(query, depth, allowed)
+            scored = list(zip(rows.tolist(), scores.tolist(), strict=True))[:top_k]
+            if vectors is not None:
+                by_vector = [self._records.row_of(result.id) for result in results]
+                scored = fuse([by_vector, rows.tolist()], top_k)
+            answers.append(
+                [
+                    SearchResult(rank, score, *self._records[row])
+                    for rank, (row, score) in enumerate(scored, start=1)
+                    if min_score is None or score >= min_score
+                ]
+            )
+        return answers
 
     def save(self, path: str | Path) -> None:
         """Save the index into a folder, replacing one that is there only when all is written.
@@ -261,6 +255,7 @@ class Retriever(Resource, ABC):
             self.ensure_open()
             self._clear()
             self._records = saved.records
+            self._lexical = None
             self._file = saved.file
             if len(saved.records):
                 self._append(saved.vectors)

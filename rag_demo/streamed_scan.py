@@ -10,6 +10,8 @@ from typing import Any
 from rag_demo.scan import BLOCK, Scan
 from rag_demo.vectors import Vectors
 
+_COPIED_ROWS = 1024  # between two moments when the file's pages are let go
+
 __all__ = ["StreamedScan", "make_streamed_scan"]
 
 
@@ -41,10 +43,12 @@ class StreamedScan(Scan):
 
         def read(number: int) -> Any:
             start = number * step
-            rows = self.source[start : start + step]
-            buffer = buffers[number % 2][: len(rows)]
-            buffer.numpy()[:] = rows
-            self.passed(start, len(rows))
+            buffer = buffers[number % 2][: len(self) - start]
+            values = buffer.numpy()
+            for first in range(0, len(values), _COPIED_ROWS):
+                part = values[first : first + _COPIED_ROWS]
+                part[:] = self.source[start + first : start + first + len(part)]
+                self.passed(start + first, len(part))
             return buffer
 
         count = -(-len(self) // step)
@@ -64,9 +68,10 @@ class StreamedScan(Scan):
 def make_streamed_scan(
     source: Vectors, device: str, budget_bytes: int, passed: Callable[[int, int], object]
 ) -> StreamedScan:
-    """Make a scan that takes half of ``budget_bytes`` for its two buffers.
+    """Make a scan that takes a quarter of ``budget_bytes`` for its two buffers.
 
-    The other half is for the scores, and for the vectors that are scored exactly.
+    The rest is for the scores, for the vectors that are scored exactly, and for pages of the
+    file that are on their way.
 
     Raises:
         ValueError: The budget is too small for a block of vectors.
@@ -74,9 +79,9 @@ def make_streamed_scan(
     import torch
 
     row_bytes = 4 * source.shape[1]
-    rows = budget_bytes // 4 // row_bytes
+    rows = budget_bytes // 8 // row_bytes
     if rows < BLOCK:
-        least = 4 * BLOCK * row_bytes
+        least = 8 * BLOCK * row_bytes
         raise ValueError(f"memory_budget must be at least {least} bytes for these vectors")
     blocks = -(-len(source) // BLOCK)
     empty = torch.empty(0, source.shape[1], device=device)

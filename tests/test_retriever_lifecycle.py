@@ -168,7 +168,9 @@ class Model:
 
 budget = eval(sys.argv[2])
 with PyTorchGPURetriever(Model(), device="cpu", memory_budget=budget) as retriever:
-    import torch; torch.ones(300, 64) @ torch.ones(64, 300)
+    with PyTorchGPURetriever(Model(), device="cpu", dtype="bfloat16") as other:
+        other.add([str(n) for n in range(100)])  # Brings torch's own code into memory.
+        other.search_batch(["x", "y"], top_k=10)
     with measuring() as result:
         retriever.load(sys.argv[1])
         for n in range(3):
@@ -180,7 +182,7 @@ with PyTorchGPURetriever(Model(), device="cpu", memory_budget=budget) as retriev
 def test_memory_budget_is_kept(tmp_path: Path) -> None:
     """An index of 128 MB within 32 MB, and the answers are the same; without, it is not."""
     folder = make_index(tmp_path / "i", "a", 500_000)
-    # Beside the budget: where the lines of the texts are, 16 bytes each, and torch's own code.
+    # Beside the budget: where the lines of the texts are, some 16 bytes each.
     peaks, answers = [], []
     for budget in ("32 << 20", "None"):
         done = subprocess.run(
@@ -194,7 +196,7 @@ def test_memory_budget_is_kept(tmp_path: Path) -> None:
         peaks.append(int(peak))
         answers.append(answer)
     assert answers[0] == answers[1]
-    assert peaks[0] < (32 << 20) + 16 * 500_000 + (24 << 20)
+    assert peaks[0] < (32 << 20) + 16 * 500_000 + (16 << 20)
     assert peaks[1] > 128 << 20
 
 

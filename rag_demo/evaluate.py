@@ -1,0 +1,130 @@
+"""Quality on a collection with judgements: nDCG, recall, MRR, with bootstrap intervals."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rag_demo.corpus import Document
+from rag_demo.errors import SourceError
+
+__all__ = ["Collection", "Score", "evaluate", "metrics_of", "read_beir"]
+
+Judgements = Mapping[str, int]
+Ranking = Sequence[str]
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents, questions by id, and for each question the relevant documents' grades."""
+
+    documents: list[Document]
+    questions: dict[str, str]
+    judgements: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The mean of a metric over the questions, and its 95% interval by bootstrap."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def read_beir(folder: Path, split: str = "test") -> Collection:
+    """Read a collection in the layout of BEIR; questions without judgements are left out.
+
+    Raises:
+        SourceError: A file is missing, or a line is not what it should be.
+    """
+    documents = []
+    for record in _lines(folder / "corpus.jsonl"):
+        title, text = record.get("title") or "", record.get("text") or ""
+        documents.append(Document(str(record["_id"]), f"{title} {text}".strip(), {"title": title}))
+    questions = {str(r["_id"]): str(r["text"]) for r in _lines(folder / "queries.jsonl")}
+    judgements: dict[str, dict[str, int]] = {}
+    path = folder / "qrels" / f"{split}.tsv"
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file, delimiter="\t"):
+                grades = judgements.setdefault(row["query-id"], {})
+                grades[row["corpus-id"]] = int(row["score"])
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise SourceError(f"{path} cannot be read as judgements: {error!r}") from None
+    missing = sorted(set(judgements) - set(questions))
+    if missing or not judgements:
+        what = f"the question {missing[0]!r}, which is not there" if missing else "nothing"
+        raise SourceError(f"{path} judges {what}")
+    asked = {name: questions[name] for name in judgements}
+    return Collection(documents, asked, judgements)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    records = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                record = json.loads(line)
+                if not isinstance(record, dict) or "_id" not in record or "text" not in record:
+                    raise SourceError(f'{path}:{number}: expected an object with "_id" and "text"')
+                records.append(record)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} cannot be read as JSON lines: {error}") from None
+    return records
+
+
+def metrics_of(ranking: Ranking, judgements: Judgements) -> dict[str, float]:
+    """Compute a question's metrics.
+
+    Args:
+        ranking: Ids of documents, the best first.
+        judgements: Grades; what is missing has 0.
+    """
+    gains = [judgements.get(name, 0) for name in ranking]
+    ideal = sorted((grade for grade in judgements.values() if grade > 0), reverse=True)
+    best = _discounted(ideal[:10])
+    first = next((rank for rank, gain in enumerate(gains[:10], start=1) if gain > 0), None)
+    found = sum(gain > 0 for gain in gains[:100])
+    return {
+        "nDCG@10": _discounted(gains[:10]) / best if best else 0.0,
+        "Recall@100": found / len(ideal) if ideal else 0.0,
+        "MRR@10": 1 / first if first else 0.0,
+    }
+
+
+def _discounted(gains: Sequence[int]) -> float:
+    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1) if gain > 0)
+
+
+def evaluate(
+    collection: Collection, search: Callable[[Sequence[str]], Sequence[Ranking]]
+) -> dict[str, Score]:
+    """Ask all questions, and average the metrics.
+
+    Args:
+        collection: What to ask, and what the answers are.
+        search: Returns, for each question, at least 100 ids of documents, the best first.
+    """
+    names = list(collection.questions)
+    rankings = search([collection.questions[name] for name in names])
+    each = [
+        metrics_of(ranking, collection.judgements[name])
+        for name, ranking in zip(names, rankings, strict=True)
+    ]
+    chance = np.random.default_rng(0)
+    samples = chance.integers(0, len(each), (_RESAMPLES, len(each)))
+    scores = {}
+    for metric in each[0]:
+        values = np.asarray([one[metric] for one in each])
+        low, high = np.percentile(values[samples].mean(axis=1), [2.5, 97.5])
+        scores[metric] = Score(float(values.mean()), float(low), float(high))
+    return scores

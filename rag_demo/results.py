@@ -1,0 +1,60 @@
+"""What a retriever needs, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+__all__ = ["Embedder", "SearchResult", "Stats"]
+
+
+class Embedder(Protocol):
+    """What a retriever needs of an embedding model; ``embed_queries`` is used if it is there."""
+
+    @property
+    def dimension(self) -> int:
+        """Length of its vectors."""
+
+    def embed_query(self, text: str) -> Any:
+        """Embed one question: shape (d,)."""
+
+    def embed_documents(self, texts: Sequence[str]) -> Any:
+        """Embed documents: shape (n, d)."""
+
+
+class SearchResult(NamedTuple):
+    """One answer.
+
+    Attributes:
+        rank: 1 for the best.
+        score: Cosine similarity to the question, from -1 to 1.
+        id: The document's id.
+        text: The document.
+        metadata: What was given with it.
+    """
+
+    rank: int
+    score: float
+    id: str
+    text: str
+    metadata: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a retriever holds.
+
+    Attributes:
+        size: Documents.
+        dimension: Of the vectors; 0 while there are none.
+        device: Where they are searched.
+        dtype: What they are searched in.
+        nbytes: Of the vectors, their rounded copies included; mapped files count as well.
+    """
+
+    size: int
+    dimension: int
+    device: str
+    dtype: str
+    nbytes: int
