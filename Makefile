@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The packaged model is a local folder: nothing has to be looked up on a hub.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-start torture-save fuzz-index examples clean
+.PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-start bench-quality torture-save fuzz-index examples clean
 
 demo: .venv/.installed
 	$(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo
@@ -37,6 +37,10 @@ bench-encode: .venv/.installed
 
 bench-start: .venv/.installed
 	$(BIN)/python benchmarks/bench_start.py
+
+# BEIR names a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv.
+bench-quality: .venv/.installed
+	$(BIN)/python benchmarks/bench_quality.py --beir $(BEIR)
 
 torture-save: .venv/.installed
 	$(BIN)/python tests/torture.py save 200

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -302,14 +303,15 @@ def _replace_manifest(folder: Path, manifest: dict[str, Any], save_id: str) -> N
     sync(folder)
 
 
+_OURS = re.compile(
+    r"manifest\.json|lock|(vectors|texts|checks|manifest)-\w+\.(safetensors|jsonl|tmp)"
+    rf"|{SPOOL}\w+"
+    r"|\.tmp\w{6}"  # what safetensors writes to before it renames
+)
+
+
 def _is_ours(name: str) -> bool:
-    return name == Path(name).name and (
-        name in (MANIFEST, LOCK)
-        or (
-            name.startswith(("vectors-", "texts-", "checks-", "manifest-"))
-            and (name.endswith((".safetensors", ".jsonl", ".tmp")) or name.startswith(SPOOL))
-        )
-    )
+    return _OURS.fullmatch(name) is not None
 
 
 def _remove_others(folder: Path, keep: set[str]) -> None:

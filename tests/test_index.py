@@ -170,6 +170,17 @@ def test_foreign_folder_is_not_written_to(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_leftovers_of_a_killed_first_save(tmp_path: Path) -> None:
+    """What a save leaves that was killed before there was an index is no obstacle, and goes."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name in (".tmpA1b2C3", "vectors-0123abcd.safetensors", "manifest-0123abcd.tmp", "lock"):
+        (folder / name).write_text("half")
+    write_index(folder, "m", VECTORS, RECORDS)
+    assert len(list(folder.iterdir())) == 5
+    assert list(read_index(folder).records) == RECORDS
+
+
 def test_metadata_must_be_json(tmp_path: Path) -> None:
     """Nothing is written if the metadata cannot be."""
     bad = [Record("a", "b", {"x": object()})]

@@ -1,0 +1,53 @@
+"""Quality on a collection in BEIR's layout: vectors, words, and both, of one index."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from results_file import write
+
+from rag_demo import EmbeddingModel, PyTorchGPURetriever
+from rag_demo.console import print_scores
+from rag_demo.evaluate import evaluate, read_beir
+from rag_demo.lexical import MODES
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--beir", type=Path, required=True)
+    parser.add_argument("--dtype", default="float32")
+    options = parser.parse_args()
+    collection = read_beir(options.beir)
+    rows = {}
+    with (
+        EmbeddingModel(dtype=options.dtype) as model,
+        PyTorchGPURetriever(model) as retriever,
+    ):
+        retriever.add(
+            [document.text for document in collection.documents],
+            ids=[document.id for document in collection.documents],
+        )
+        for mode in MODES:
+            scores = evaluate(
+                collection,
+                lambda questions, mode=mode: [
+                    [result.id for result in results]
+                    for results in retriever.search_batch(questions, top_k=100, mode=mode)
+                ],
+            )
+            print_scores(f"{options.beir.name}, {mode}", scores)
+            rows[mode] = {metric: asdict(score) for metric, score in scores.items()}
+    questions = len(collection.questions)
+    write(
+        f"quality_{options.beir.name}",
+        {"dtype": options.dtype, "questions": questions, "modes": rows},
+    )
+
+
+if __name__ == "__main__":
+    main()
