@@ -29,6 +29,9 @@ def cli() -> None:
 _model_option = click.option(
     "--model", help="A sentence-transformers model: folder or name. [default: packaged MiniLM]"
 )
+_cache_option = click.option(
+    "--cache/--no-cache", default=True, help="Keep embeddings on the disk. [default: yes]"
+)
 _device_option = click.option("--device", help="torch's name of a device. [default: the best]")
 
 
@@ -37,13 +40,15 @@ _device_option = click.option("--device", help="torch's name of a device. [defau
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @_model_option
 @_device_option
-def index(source: str, out: Path, model: str | None, device: str | None) -> None:
+@_cache_option
+def index(source: str, out: Path, model: str | None, device: str | None, cache: bool) -> None:
     """Index SOURCE: a folder, a text or .jsonl file, or an installed package's docstrings."""
     from rag_demo.index import refuse_foreign_folder
 
     refuse_foreign_folder(out)  # Before minutes of work, not after them.
     from rag_demo.console import progress
     from rag_demo.corpus import Skipped, read_source
+    from rag_demo.embedding_cache import default_cache_path
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.ingest import ingest
 
@@ -51,7 +56,9 @@ def index(source: str, out: Path, model: str | None, device: str | None) -> None
     if not total:
         raise SourceError(f"{source} holds no text to index; name another folder or package")
     skipped = Skipped()
-    with EmbeddingModel(model, device=device) as embedder, progress("embedding", total) as advance:
+    where = default_cache_path() if cache else None
+    embedder = EmbeddingModel(model, device=device, cache=where)
+    with embedder, progress("embedding", total) as advance:
         done = ingest(read_source(source, skipped), embedder, out, on_progress=advance)
     if skipped.undecodable:
         click.echo(f"rag-demo: {skipped}", err=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rag_demo.embedding_cache import EmbeddingCache, fingerprint, make_key
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
@@ -47,6 +48,8 @@ class EmbeddingModel(Resource):
             padding is avoided.
         dtype: Of the weights: "float32" (default), "bfloat16" or "float16".
         trust_remote_code: Run code that comes with the model. Never on unless asked for.
+        cache: A file in which embeddings are kept, of models in a folder of their own: see
+            `rag_demo.embedding_cache`. None for none.
     """
 
     reports_progress = True  # embed_documents takes on_progress
@@ -59,6 +62,7 @@ class EmbeddingModel(Resource):
         batch_size: int | None = None,
         dtype: str | None = None,
         trust_remote_code: bool = False,
+        cache: str | Path | None = None,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -70,6 +74,8 @@ class EmbeddingModel(Resource):
         self.batch_size = batch_size or 32
         self._dtype = dtype or "float32"
         self._trust_remote_code = trust_remote_code
+        self._cache = None if cache is None else EmbeddingCache(Path(cache))
+        self._fingerprint: bytes | None = None
         self._model: Any = None
         self._was_unloaded = False
         # Reentrant: a signal handler may close the model in the thread that is encoding.
@@ -103,6 +109,8 @@ class EmbeddingModel(Resource):
             path = _packaged_weights() if self._is_default else self.name
             self.device = self.device or get_optimal_device()
             self._model = self._load(path)
+            if self._cache is not None and self._fingerprint is None and Path(path).is_dir():
+                self._fingerprint = fingerprint(Path(path))
             self._was_unloaded = False
             log.debug("loaded %s on %s", self.name, self.device)
             return True
@@ -163,8 +171,12 @@ class EmbeddingModel(Resource):
         with self._in_use:
             model = self._loaded()
             vectors = np.empty((len(texts), model.dimension), np.float32)
+            keys = self._look_up(texts, kind, vectors)
+            missing = [row for row in range(len(texts)) if keys.get(row, b"") is not None]
+            if on_progress is not None and len(missing) < len(texts):
+                on_progress(len(texts) - len(missing))
             # By length, longest first: what does not fit into memory shows at once.
-            order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+            order = sorted(missing, key=lambda row: -len(texts[row]))
 
             # When memory runs out the batch is halved, and stays so for the texts that follow.
             @find_batch_size(starting_batch_size=self.batch_size)
@@ -179,11 +191,36 @@ class EmbeddingModel(Resource):
                 self.ensure_open()  # Another thread may be waiting to close it.
                 rows = order[start : start + _SLICE]
                 vectors[rows] = embed(rows)
+                self._keep([keys.get(row) for row in rows], vectors[rows])
                 if on_progress is not None:
                     on_progress(len(rows))
             cut = getattr(model, "truncated", 0) - truncated
             log.debug("embedded %d texts, of which %d were cut off", len(texts), cut)
         return vectors
+
+    def _look_up(
+        self, texts: Sequence[str], kind: str, vectors: Vectors
+    ) -> dict[int, bytes | None]:
+        """Fill in the vectors that the cache has.
+
+        Returns:
+            For each row its key, or None if its vector was there; nothing without a cache.
+        """
+        if self._cache is None or self._fingerprint is None:
+            return {}
+        computed = f"{self._dtype} {self.device}"
+        keys = [make_key(self._fingerprint, computed, kind, text) for text in texts]
+        known = self._cache.get(list(dict.fromkeys(keys)), vectors.shape[1])
+        for row, key in enumerate(keys):
+            if key in known:
+                vectors[row] = known[key]
+        return {row: None if key in known else key for row, key in enumerate(keys)}
+
+    def _keep(self, keys: list[bytes | None], vectors: Vectors) -> None:
+        if self._cache is not None:
+            rows = [row for row, key in enumerate(keys) if key is not None]
+            if rows:
+                self._cache.put([key for key in keys if key is not None], vectors[rows])
 
     def _loaded(self) -> Any:
         self.ensure_open()
@@ -217,6 +254,8 @@ class EmbeddingModel(Resource):
             raise ModelError(f"the model {self.name!r} cannot be loaded: {reason}") from error
 
     def _release(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
         self.unload_model()
 
 
