@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The packaged model is a local folder: nothing has to be looked up on a hub.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-start bench-quality torture-save fuzz-index examples clean
+.PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index examples clean
 
 demo: .venv/.installed
 	$(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo
@@ -30,10 +30,14 @@ bench-clean-exit: .venv/.installed
 
 bench-rag: .venv/.installed
 	$(BIN)/python benchmarks/bench_rag.py
+	$(BIN)/python benchmarks/bench_open.py
 
 # BEIR names a folder with corpus.jsonl and queries.jsonl, such as that of SciFact.
 bench-encode: .venv/.installed
 	$(BIN)/python benchmarks/bench_encode.py $(if $(BEIR),--beir $(BEIR))
+
+bench-unload: .venv/.installed
+	$(BIN)/python benchmarks/bench_unload.py
 
 bench-start: .venv/.installed
 	$(BIN)/python benchmarks/bench_start.py

@@ -27,12 +27,21 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeRemainingColumn,
     )
 
+    class Rate(ProgressColumn):
+        """How many are done in a second."""
+
+        def render(self, task: Task) -> str:
+            speed = task.finished_speed or task.speed
+            return f"{speed:.0f}/s" if speed else ""
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+    with Progress(*columns, Rate(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
 

@@ -50,6 +50,8 @@ class EmbeddingModel(Resource):
         trust_remote_code: Run code that comes with the model. Never on unless asked for.
         cache: A file in which embeddings are kept, of models in a folder of their own: see
             `rag_demo.embedding_cache`. None for none.
+        workers: Processes that embed, for machines with many cores; each loads the model. 0
+            embeds in this process.
     """
 
     reports_progress = True  # embed_documents takes on_progress
@@ -63,6 +65,7 @@ class EmbeddingModel(Resource):
         dtype: str | None = None,
         trust_remote_code: bool = False,
         cache: str | Path | None = None,
+        workers: int = 0,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -74,6 +77,9 @@ class EmbeddingModel(Resource):
         self.batch_size = batch_size or 32
         self._dtype = dtype or "float32"
         self._trust_remote_code = trust_remote_code
+        if workers < 0:
+            raise ValueError(f"workers must be 0 or more, not {workers}")
+        self._worker_count = workers
         self._cache = None if cache is None else EmbeddingCache(Path(cache))
         self._fingerprint: bytes | None = None
         self._model: Any = None
@@ -187,9 +193,10 @@ class EmbeddingModel(Resource):
                 return encoded
 
             truncated = getattr(model, "truncated", 0)
-            for start in range(0, len(order), _SLICE):
+            step = _SLICE * max(1, self._worker_count)
+            for start in range(0, len(order), step):
                 self.ensure_open()  # Another thread may be waiting to close it.
-                rows = order[start : start + _SLICE]
+                rows = order[start : start + step]
                 vectors[rows] = embed(rows)
                 self._keep([keys.get(row) for row in rows], vectors[rows])
                 if on_progress is not None:
@@ -232,6 +239,13 @@ class EmbeddingModel(Resource):
 
     def _load(self, path: str) -> Any:
         """Load the model that needs no padding where it can be, any other by the way it has."""
+        if self._worker_count:
+            from rag_demo.embedding_workers import EmbeddingWorkers
+
+            name = None if self._is_default else self.name
+            options: dict[str, Any] = {"model_name_or_path": name, "device": self.device}
+            options |= {"dtype": self._dtype, "trust_remote_code": self._trust_remote_code}
+            return EmbeddingWorkers(self._worker_count, options)
         import torch
 
         device, dtype = str(self.device), getattr(torch, self._dtype)

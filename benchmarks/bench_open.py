@@ -1,0 +1,71 @@
+"""How long a saved index of a million vectors takes to open, and to answer."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from results_file import write
+
+from rag_demo import PyTorchGPURetriever
+from rag_demo.index import write_index
+from rag_demo.records import Record
+from torch_utils import memory_snapshot
+
+COUNT, DIMENSION, ROUNDS = 1_000_000, 384, 5
+
+
+class Query:
+    """An embedding model with one question."""
+
+    name = "bench"
+    dimension = DIMENSION
+
+    def __init__(self, vector: Any) -> None:
+        self._vector = vector
+
+    def embed_query(self, text: str) -> Any:
+        return self._vector
+
+    def embed_documents(self, texts: Any) -> Any:
+        return np.stack([self._vector] * len(texts))
+
+
+def main() -> None:
+    chance = np.random.default_rng(0)
+    vectors = chance.standard_normal((COUNT, DIMENSION), dtype=np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    model = Query(vectors[0])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "index")
+        started = time.perf_counter()
+        records = (Record(str(n), f"the text of document {n}", {}) for n in range(COUNT))
+        write_index(folder, "bench", vectors, records)
+        row = {"save_s": time.perf_counter() - started}
+        del vectors
+        times = []
+        for _ in range(ROUNDS):
+            with PyTorchGPURetriever(model, device="cpu") as retriever:
+                before = memory_snapshot().host.rss_bytes
+                started = time.perf_counter()
+                retriever.load(folder)
+                times.append(time.perf_counter() - started)
+                row["resident_after_open_bytes"] = memory_snapshot().host.rss_bytes - before
+        row["open_s"] = statistics.median(times)
+        with PyTorchGPURetriever(model, device="cpu") as retriever:
+            retriever.load(folder)
+            for which in ("first_answer_s", "next_answer_s"):
+                started = time.perf_counter()
+                retriever.search("question")
+                row[which] = time.perf_counter() - started
+    for what, value in row.items():
+        print(f"{what:26} {value:,.3f}" if what.endswith("_s") else f"{what:26} {value:,}")
+    write("open", {"count": COUNT, "dimension": DIMENSION, **row})
+
+
+if __name__ == "__main__":
+    main()

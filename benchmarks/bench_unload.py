@@ -1,0 +1,83 @@
+"""What ``unload_model`` gives back of loading and encoding, beside ``del`` and a collection.
+
+Each way in a process of its own: first the memory before, after encoding, and after giving
+back; then rounds of all of it, to see what each leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+from results_file import write
+
+PROGRAM = """
+import gc, json, sys
+import torch
+from rag_demo import EmbeddingModel
+from torch_utils import memory_snapshot
+
+ours, texts_count, rounds = sys.argv[1] == "unload_model", int(sys.argv[2]), int(sys.argv[3])
+text = "about memory, caches and heaps "
+texts = [f"number {n} " + text * (1 + n % 8) for n in range(texts_count)]
+
+def rss():
+    return memory_snapshot().host.rss_bytes
+
+def once(texts):
+    model = EmbeddingModel(device="cpu")
+    model.embed_documents(texts)
+    after = rss()
+    if ours:
+        model.unload_model()
+    else:
+        model._model = None
+        gc.collect()
+    return after
+
+torch.ones(500, 500) @ torch.ones(500, 500)
+import tokenizers, safetensors.torch
+once(texts[:64])  # What is loaded once and stays: libraries, thread pools.
+before = rss()
+loaded = once(texts)
+after = rss()
+ends = []
+for _ in range(rounds):
+    once(texts[:256])
+    ends.append(rss())
+print(json.dumps([before, loaded, after, ends]))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--texts", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=50)
+    options = parser.parse_args()
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    rows = {}
+    print(f"{'':14} {'taken':>9} {'given back':>11} {'growth in all':>14}")
+    for way in ("unload_model", "del and gc"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, way, str(options.texts), str(options.rounds)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        before, loaded, after, ends = json.loads(done.stdout)
+        share = (loaded - after) / (loaded - before)
+        growth = ends[-1] - ends[0]
+        rows[way] = {"taken_bytes": loaded - before, "returned": share, "growth_bytes": growth}
+        print(
+            f"{way:14} {(loaded - before) / 1e6:6.0f} MB {share:10.1%} {growth / 1e6:11.1f} MB "
+            f"in {options.rounds} rounds"
+        )
+    write("unload", {"texts": options.texts, "rounds": options.rounds, "ways": rows})
+
+
+if __name__ == "__main__":
+    main()
