@@ -24,6 +24,7 @@ __all__ = ["SUFFIXES", "Document", "Skipped", "read_source"]
 
 SUFFIXES = (".md", ".txt", ".rst", ".py", ".html", ".htm")
 _CHUNK_CHARS = 800  # about the 256 tokens that small models read
+_SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
 _SHORTEST = 20  # characters; less than that is no document but a separator
 
 
@@ -199,14 +200,26 @@ def chunks(text: str) -> Iterator[Chunk]:
 
 
 def _pieces(paragraph: str) -> Iterator[tuple[int, str]]:
-    """Cut a paragraph that is too long for one passage, at a space where there is one."""
+    """Cut a paragraph that is too long for one passage: after a sentence, else at a space."""
     start = 0
     while len(paragraph) - start > _CHUNK_CHARS:
-        cut = paragraph.rfind(" ", start, start + _CHUNK_CHARS)
-        stop = cut if cut > start else start + _CHUNK_CHARS
+        stop = _cut(paragraph, start)
         yield start, paragraph[start:stop].rstrip()
-        start = stop + (cut > start)  # The space itself belongs to neither piece.
-    yield start, paragraph[start:].rstrip()
+        start = stop
+        while start < len(paragraph) and paragraph[start].isspace():
+            start += 1  # The space itself belongs to neither piece.
+    if start < len(paragraph):
+        yield start, paragraph[start:].rstrip()
+
+
+def _cut(paragraph: str, start: int) -> int:
+    """Say where the piece from ``start`` on ends."""
+    stop = start + _CHUNK_CHARS
+    sentences = [match.end() for match in _SENTENCE_END.finditer(paragraph, start, stop)]
+    if sentences and sentences[-1] - start >= _CHUNK_CHARS // 3:
+        return sentences[-1]
+    space = paragraph.rfind(" ", start, stop)
+    return space if space > start else stop
 
 
 class _HtmlText(HTMLParser):

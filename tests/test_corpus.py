@@ -133,3 +133,18 @@ def test_docstrings_of_c_extensions() -> None:
     ((name, _, text),) = docstrings_of_file(source, "torch._torch_docs")
     assert name == "torch.mm"
     assert opening_paragraph(text) == "Multiplies a by b."
+
+
+def test_long_paragraphs_are_cut_after_sentences() -> None:
+    """Where there are any; at a space, or within a word, otherwise. Nothing is lost."""
+    sentence = 'He said: "This is a sentence of some length!" And so it was, at 3.5 per cent. '
+    text = sentence * 40
+    parts = list(chunks(text))
+    assert len(parts) > 3
+    assert all(part.text.endswith(("cent.", 'length!"')) for part in parts)
+    assert all(text[part.start :].startswith(part.text) for part in parts)
+    assert "".join("".join(p.text.split()) for p in parts) == "".join(text.split())
+    for text in ("word " * 600, "x" * 3000):
+        parts = list(chunks(text))
+        assert all(0 < len(part.text) <= 800 for part in parts)
+        assert "".join("".join(p.text.split()) for p in parts) == "".join(text.split())
