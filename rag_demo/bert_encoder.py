@@ -158,7 +158,9 @@ class BertEncoder(nn.Module):
                 self.register_buffer(name, value.to(device=device, dtype=dtype))
         except KeyError as error:
             raise UnsupportedModelError(f"its weights have no {error}") from None
-        self.linear = choose_linear(self.get_buffer("0_up_weight"))
+        # Chosen by the first batch, not here: OpenMP's threads, once they have run, make a forked
+        # child hang that computes, and a process that only loads must not have any.
+        self.linear: Linear | None = None
         self.truncated = 0
         self.eval()
 
@@ -244,9 +246,10 @@ class BertEncoder(nn.Module):
         return result
 
     def _linear(self, hidden: Tensor, name: str) -> Tensor:
-        return self.linear(
-            hidden, self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
-        )
+        if self.linear is None:
+            self.linear = choose_linear(self.get_buffer("0_up_weight"))
+        weight, bias = self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
+        return self.linear(hidden, weight, bias)
 
     def _norm(self, hidden: Tensor, name: str) -> Tensor:
         weight, bias = self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
