@@ -23,7 +23,7 @@ from torch_utils.clean_exit.report import (
     ExitReport,
 )
 from torch_utils.clean_exit.run import Run
-from torch_utils.clean_exit.settings import apply, read_settings
+from torch_utils.clean_exit.settings import read_settings
 
 _EPILOG = """\
 exit codes: 0 clean; 120 the program said 0 but did not leave cleanly; 124 timeout; 125 wrong
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, command = split_arguments(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser()
     try:
-        apply(parser, read_settings(Path.cwd()))
+        parser.set_defaults(**read_settings(Path.cwd()))
     except (ValueError, OSError) as error:
         parser.error(str(error))
     options = parser.parse_args(own)
@@ -155,9 +155,9 @@ def _run_repeatedly(
                 break
     try:
         if options.report_json:
-            formats.write(options.report_json, formats.to_json(reports))
+            Path(options.report_json).write_text(formats.to_json(reports), encoding="utf-8")
         if options.report_junit:
-            formats.write(options.report_junit, formats.to_junit(reports))
+            Path(options.report_junit).write_text(formats.to_junit(reports), encoding="utf-8")
     except OSError as error:
         print(f"clean-exit: the report cannot be written: {error}", file=sys.stderr)
         return USAGE

@@ -17,7 +17,6 @@ class Inside:
 
     Attributes:
         pid: The process that the probe was loaded in; None where it was not.
-        version: Its Python.
         main_ended_s: When its main module ended, on the monotonic clock; None if it did not, or
             not in order (a signal, os._exit).
         atexit_s: When its threads had been joined and its atexit callbacks began.
@@ -30,7 +29,6 @@ class Inside:
     """
 
     pid: int | None = None
-    version: str = ""
     main_ended_s: float | None = None
     atexit_s: float | None = None
     teardown_s: float | None = None
@@ -50,7 +48,7 @@ def read_events(path: Path, program_pid: int) -> Inside:
         return inside
     # A wrapper (a shell, say) may start several; the program itself comes first.
     start = next((entry for entry in starts if entry[1] == program_pid), starts[0])
-    inside.pid, inside.version = start[1], start[4]
+    inside.pid = start[1]
     inside.spawned = len(starts) > 1
     for entry in entries:
         _note(inside, entry)

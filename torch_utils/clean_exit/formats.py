@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from torch_utils.clean_exit.findings import FINDINGS, PHASES, Finding
 from torch_utils.clean_exit.report import SCHEMA_VERSION, ExitReport, summarise
@@ -113,12 +112,3 @@ def to_github(report: ExitReport) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def write(path: str, text: str) -> None:
-    """Write a report's file.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    Path(path).write_text(text, encoding="utf-8")

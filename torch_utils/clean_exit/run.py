@@ -124,8 +124,7 @@ class Run:
         """Wait until everything is over, end what is left, and say what was observed."""
         try:
             self._watch()
-        except BaseException:
-            # The checker itself is interrupted: nothing of the run stays behind.
+        except BaseException:  # The checker is interrupted: nothing of the run may stay behind.
             end(self._members())
             raise
         finally:

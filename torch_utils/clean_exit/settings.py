@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,8 +67,3 @@ def _checked(table: dict[str, Any], path: Path) -> dict[str, Any]:
             raise ValueError(f"{path}: [tool.clean_exit] {key} has to be {wanted}, not {value!r}")
         settings[name] = value
     return settings
-
-
-def apply(parser: argparse.ArgumentParser, settings: dict[str, Any]) -> None:
-    """Make the settings the parser's defaults; the command line goes before them."""
-    parser.set_defaults(**settings)

@@ -13,22 +13,11 @@ def _prepare():
     import os
 
     here = os.path.dirname(os.path.abspath(__file__))
-    events = os.environ.pop("CLEAN_EXIT_EVENTS", None)
-    original = os.environ.pop("CLEAN_EXIT_PYTHONPATH", None)
-    if original is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = original
     isolated = sys.flags.isolated or getattr(sys.flags, "safe_path", False)
-    sys.path[:] = [entry for entry in sys.path if entry != here]
-    if events:
-        sys.path.insert(0, here)
-        import clean_exit_probe
+    sys.path.insert(0, here)
+    import clean_exit_entry
 
-        sys.path.remove(here)
-        sys.path_importer_cache.pop(here, None)
-        del sys.modules["clean_exit_probe"]
-        clean_exit_probe.install(events)
+    clean_exit_entry.enter(here)
     arguments = sys.argv[1:]
     if arguments[0] == "-m":
         sys.argv[:] = ["-m", *arguments[2:]]

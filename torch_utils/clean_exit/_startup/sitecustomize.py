@@ -4,29 +4,12 @@ Kept to what every Python understands, for any of them may be started with this 
 of its PYTHONPATH.
 """
 
+import os
 import sys
 
+import clean_exit_entry
 
-def _start():
-    import os
-
-    here = os.path.dirname(os.path.abspath(__file__))
-    events = os.environ.pop("CLEAN_EXIT_EVENTS", None)
-    original = os.environ.pop("CLEAN_EXIT_PYTHONPATH", None)
-    if original is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = original
-    if events and sys.version_info >= (3, 9):
-        import clean_exit_probe
-
-        del sys.modules["clean_exit_probe"]
-        clean_exit_probe.install(events)
-    sys.path[:] = [entry for entry in sys.path if entry != here]
-    sys.path_importer_cache.pop(here, None)
-
-
-_start()
+clean_exit_entry.enter(os.path.dirname(os.path.abspath(__file__)))
 _own = sys.modules.pop("sitecustomize")
 try:
     import sitecustomize  # noqa: F401 - the program's, if it has one
