@@ -56,8 +56,8 @@ class EmbeddingWorkers:
                 _send(worker.stdin, options)
             answers = [self._answer(worker) for worker in self._workers]
             self.dimension = int(answers[0]["dimension"])
-        except BaseException:
-            self.close()  # Of any kind: no process stays behind.
+        except BaseException:  # Whatever it is, no process may stay behind.
+            self.close()
             raise
 
     def embed(self, texts: Sequence[str], kind: str, batch_size: int) -> Vectors:

@@ -166,12 +166,12 @@ class _Ingestion:
         new = [position for position, row in enumerate(rows) if row is None]
         old = [position for position, row in enumerate(rows) if row is not None]
         made = self._embed([batch[position].text for position in new], on_progress)
-        kept = self._earlier.vectors([row for row in rows if row is not None]) if old else None
+        kept = self._earlier.vectors([row for row in rows if row is not None]) if old else made
         on_progress(len(old))
-        some = made if kept is None else kept
-        vectors = np.empty((len(batch), some.shape[1]), np.float32)
-        vectors[new] = made.reshape(len(new), -1) if len(new) else vectors[new]
-        if kept is not None:
+        vectors = np.empty((len(batch), kept.shape[1]), np.float32)
+        if new:
+            vectors[new] = made
+        if old:
             vectors[old] = kept
         self._write(vectors, [Record(d.id, d.text, d.metadata) for d in batch])
         self.embedded += len(new)

@@ -25,6 +25,7 @@ from torch_utils import Resource
 __all__ = ["Embedder", "Retriever", "SearchResult", "Stats", "Where"]
 
 Pairs = tuple[Rows, Rows]
+Hit = tuple[int, float]  # a row and its score
 
 _PAIRS = 512  # scored at once: 1.5 MB of vectors
 
@@ -188,7 +189,8 @@ class Retriever(Resource, ABC):
                 return [[] for _ in queries]
             if vectors is not None and mode == "dense":
                 query, row = self._candidates(vectors, min(top_k, available), allowed)
-                return self._results(vectors, query, row, top_k, min_score)
+                ranked = self._ranked(vectors, query, row, top_k)
+                return [self._answers(hits, min_score) for hits in ranked]
             return self._search_words(queries, vectors, top_k, min_score, allowed)
 
     def _search_words(
@@ -203,26 +205,27 @@ class Retriever(Resource, ABC):
         if self._lexical is None:
             self._lexical = LexicalIndex(record.text for record in self._records)
         depth = max(top_k, FUSED_FROM)
-        dense: list[list[SearchResult]] = [[] for _ in queries]
+        by_vector: list[list[Hit]] = [[] for _ in queries]
         if vectors is not None:
             available = len(self) if allowed is None else int(allowed.sum())
             pairs = self._candidates(vectors, min(depth, available), allowed)
-            dense = self._results(vectors, *pairs, depth, None)
+            by_vector = self._ranked(vectors, *pairs, depth)
         answers = []
-        for query, results in zip(queries, dense, strict=True):
+        for query, near in zip(queries, by_vector, strict=True):
             rows, scores = self._lexical.search(query, depth, allowed)
-            scored = list(zip(rows.tolist(), scores.tolist(), strict=True))[:top_k]
+            hits: list[Hit] = list(zip(rows.tolist(), scores.tolist(), strict=True))[:top_k]
             if vectors is not None:
-                by_vector = [self._records.row_of(result.id) for result in results]
-                scored = fuse([by_vector, rows.tolist()], top_k)
-            answers.append(
-                [
-                    SearchResult(rank, score, *self._records[row])
-                    for rank, (row, score) in enumerate(scored, start=1)
-                    if min_score is None or score >= min_score
-                ]
-            )
+                hits = fuse([[row for row, _ in near], rows.tolist()], top_k)
+            answers.append(self._answers(hits, min_score))
         return answers
+
+    def _answers(self, hits: Sequence[Hit], min_score: float | None) -> list[SearchResult]:
+        """Make answers of rows and scores, the best first."""
+        return [
+            SearchResult(rank, score, *self._records[row])
+            for rank, (row, score) in enumerate(hits, start=1)
+            if min_score is None or score >= min_score
+        ]
 
     def save(self, path: str | Path) -> None:
         """Save the index into a folder, replacing one that is there only when all is written.
@@ -286,9 +289,7 @@ class Retriever(Resource, ABC):
         matches = predicate(where)
         return np.fromiter((matches(r.metadata) for r in self._records), bool, len(self))
 
-    def _results(
-        self, queries: Vectors, query: Rows, row: Rows, top_k: int, min_score: float | None
-    ) -> list[list[SearchResult]]:
+    def _ranked(self, queries: Vectors, query: Rows, row: Rows, top_k: int) -> list[list[Hit]]:
         """Score candidates again, each by itself and in float64, and order them.
 
         How a matrix product rounds depends on its shape and on the count of threads; this does
@@ -298,8 +299,10 @@ class Retriever(Resource, ABC):
             queries: Shape (b, d).
             query: Which query each candidate is for, sorted: shape (p,).
             row: The candidates: shape (p,).
-            top_k: How many answers at most.
-            min_score: Leave out what scores lower.
+            top_k: How many at most.
+
+        Returns:
+            For each query the best rows with their scores, ties by id.
         """
         scores = np.empty(len(row))
         for start in range(0, len(row), _PAIRS):
@@ -309,26 +312,18 @@ class Retriever(Resource, ABC):
         order = np.lexsort((-scores, query))
         row, scores = row[order], scores[order]
         starts = np.searchsorted(query, np.arange(len(queries) + 1))
-        answers: list[list[SearchResult]] = []
+        ranked: list[list[Hit]] = []
         for start, stop in itertools.pairwise(starts.tolist()):
-            rows, its_scores = row[start:stop].tolist(), scores[start:stop].tolist()
+            its_scores = scores[start:stop].tolist()
+            hits = list(zip(row[start:stop].tolist(), its_scores, strict=True))
             if any(map(operator.eq, its_scores[: top_k + 1], its_scores[1 : top_k + 1])):
-                # Equal scores: the smaller id comes first.
-                hits = sorted(zip(its_scores, rows, strict=True), key=self._order)
-                its_scores, rows = map(list, zip(*hits, strict=True))
-            answers.append(
-                [
-                    SearchResult(rank, score, *self._records[number])
-                    for rank, (score, number) in enumerate(
-                        zip(its_scores[:top_k], rows[:top_k], strict=True), start=1
-                    )
-                    if min_score is None or score >= min_score
-                ]
-            )
-        return answers
+                hits.sort(key=self._order)  # Equal scores: the smaller id comes first.
+            ranked.append(hits[:top_k])
+        return ranked
 
-    def _order(self, hit: tuple[float, int]) -> tuple[float, str]:
-        return -hit[0], self._records[hit[1]].id
+    def _order(self, hit: Hit) -> tuple[float, str]:
+        row, score = hit
+        return -score, self._records[row].id
 
     def _dimension(self) -> int:
         return int(self._vectors().shape[1])

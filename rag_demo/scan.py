@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.int8_product import int8_product
+from rag_demo.vectors import rounding
 
 __all__ = ["BLOCK", "Scan", "make_scan"]
 
@@ -126,11 +127,9 @@ def make_scan(vectors: Array, kind: str, device: str) -> Scan:
     blocks = -(-len(vectors) // BLOCK)
     rounded = torch.empty(source.shape, dtype=torch.int8)
     scales, errors = torch.empty(blocks), torch.empty(blocks)
-    for start in range(0, len(vectors), _MOST_ROWS):
-        stop = min(start + _MOST_ROWS, len(vectors))
-        part = slice(start // BLOCK, -(-stop // BLOCK))
-        values, its_scales, its_errors = _round(source[start:stop], BLOCK)
-        rounded[start:stop], scales[part], errors[part] = values, its_scales, its_errors
+    for rows in chunks(0, len(vectors), _MOST_ROWS):
+        part = slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
+        rounded[rows], scales[part], errors[part] = _round(source[rows], BLOCK)
     return Scan(rounded.to(device), scales.to(device), errors.to(device))
 
 
@@ -244,8 +243,8 @@ class _Search:
         """Keep of the pool what is at least as good as the k-th best of it."""
         query, row, true, bars = self._rescored()
         self._pool, self._pooled = [(query, row, true)], len(row)
-        rounding = _product_error(self._torch, self._in_host.shape[1])
-        bars = (bars - np.float32(rounding + _SLACK)).astype(np.float32)
+        error = _product_error(self._torch, self._in_host.shape[1])
+        bars = (bars - np.float32(error + _SLACK)).astype(np.float32)
         least = self._torch.from_numpy(bars).to(self._least.device)
         self._least = self._torch.maximum(self._least, least)
 
@@ -263,16 +262,16 @@ class _Search:
         query, row, score = self._sorted_pool()
         worst = float(self._scan.errors.max()) if len(self._scan) else 0.0
         errors = worst + (1 + worst) * self._query_errors.cpu().numpy() + _SLACK
-        rounding = 2 * np.float32(_product_error(self._torch, self._in_host.shape[1]))
+        margin = 2 * np.float32(_product_error(self._torch, self._in_host.shape[1]))
         # First those that look best. None of the others matters that cannot reach the worst.
-        bars, first = _kth_best(query, score, self._count, self._top_k)
+        _, first = _kth_best(query, score, self._count, self._top_k)
         true = np.full(len(query), -np.inf, np.float32)
         true[first] = self._products(query[first], row[first])
         bars, _ = _kth_best(query[first], true[first], self._count, self._top_k)
-        rest = ~first & (score >= (bars - errors - rounding)[query])
+        rest = ~first & (score >= (bars - errors - margin)[query])
         true[rest] = self._products(query[rest], row[rest])
         bars, _ = _kth_best(query, true, self._count, self._top_k)
-        kept = (first | rest) & (true >= (bars - rounding)[query])
+        kept = (first | rest) & (true >= (bars - margin)[query])
         return query[kept], row[kept], true[kept], bars
 
     def _sorted_pool(self) -> tuple[Array, Array, Array]:
@@ -327,12 +326,12 @@ def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array
 def _product_error(torch: Any, dimension: int) -> float:
     """Bound the error of a float32 matrix product of vectors of length 1.
 
-    Of d * 2**-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), unless
-    the program has allowed torch to round the factors first: to 8 bits at the worst.
+    As `rounding` says, unless the program has allowed torch to round the factors first: to 8
+    bits at the worst.
     """
     exact = torch.get_float32_matmul_precision() == "highest"
     tf32 = torch.backends.cuda.matmul.allow_tf32
-    return dimension * 2.0**-23 + (0.0 if exact and not tf32 else 2.0**-7)
+    return rounding(dimension) / 2 + (0.0 if exact and not tf32 else 2.0**-7)
 
 
 def chunks(start: int, stop: int, size: int) -> Iterator[slice]:
