@@ -21,6 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--beir", type=Path, required=True)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--passages", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     collection = read_beir(options.beir)
     rows = {}
@@ -30,7 +31,9 @@ def main() -> None:
     ):
         retriever.add(
             [document.text for document in collection.documents],
-            ids=[document.id for document in collection.documents],
+            [document.metadata for document in collection.documents],
+            [document.id for document in collection.documents],
+            passages=options.passages,
         )
         for mode in MODES:
             scores = evaluate(
@@ -45,7 +48,12 @@ def main() -> None:
     questions = len(collection.questions)
     write(
         f"quality_{options.beir.name}",
-        {"dtype": options.dtype, "questions": questions, "modes": rows},
+        {
+            "dtype": options.dtype,
+            "passages": options.passages,
+            "questions": questions,
+            "modes": rows,
+        },
     )
 
 

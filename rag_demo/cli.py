@@ -115,7 +115,7 @@ def demo(top_k: int) -> None:
     if top_k < 1:
         raise click.BadParameter(f"--top-k must be positive, not {top_k}")
     documents = _read("torch")
-    from rag_demo.console import print_results
+    from rag_demo.console import print_results, progress
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from torch_utils import SafePyTorchCleanup
@@ -124,7 +124,8 @@ def demo(top_k: int) -> None:
     with SafePyTorchCleanup() as scope:
         embedder = scope.manage(EmbeddingModel())
         retriever = scope.manage(PyTorchGPURetriever(embedder))
-        _fill(retriever, documents)
+        with progress("embedding", len(documents)) as advance:
+            _add(retriever, documents, advance, passages=False)
         for question in QUESTIONS:
             print_results(question, retriever.search(question, top_k=top_k))
     report = scope.report
@@ -141,10 +142,17 @@ def demo(top_k: int) -> None:
 @click.option("--format", "layout", type=click.Choice(["beir"]), default="beir")
 @click.option("--mode", type=click.Choice(["dense", "bm25", "hybrid"]), default="dense")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
+@click.option("--passages/--no-passages", default=True, help="Embed long documents by passage too.")
 @_model_option
 @_device_option
 def evaluate(
-    folder: Path, layout: str, mode: str, dtype: str, model: str | None, device: str | None
+    folder: Path,
+    layout: str,
+    mode: str,
+    dtype: str,
+    passages: bool,
+    model: str | None,
+    device: str | None,
 ) -> None:
     """Measure the quality of the answers on the collection in PATH, which has judgements."""
     from rag_demo.console import print_scores, progress
@@ -158,9 +166,7 @@ def evaluate(
         PyTorchGPURetriever(embedder, device=device) as retriever,
         progress("embedding", len(collection.documents)) as advance,
     ):
-        texts = [document.text for document in collection.documents]
-        names = [document.id for document in collection.documents]
-        retriever.add(texts, ids=names, on_progress=advance)
+        _add(retriever, collection.documents, advance, passages=passages)
         scores = evaluate(
             collection,
             lambda questions: [
@@ -183,16 +189,14 @@ def _read(source: str) -> list[Any]:
     return documents
 
 
-def _fill(retriever: Any, documents: list[Any]) -> None:
-    from rag_demo.console import progress
-
-    with progress("embedding", len(documents)) as advance:
-        retriever.add(
-            [document.text for document in documents],
-            [document.metadata for document in documents],
-            [document.id for document in documents],
-            on_progress=advance,
-        )
+def _add(retriever: Any, documents: list[Any], advance: Any, *, passages: bool) -> None:
+    retriever.add(
+        [document.text for document in documents],
+        [document.metadata for document in documents],
+        [document.id for document in documents],
+        passages=passages,
+        on_progress=advance,
+    )
 
 
 def _open(kind: str, embedder: Any) -> Any:

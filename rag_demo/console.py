@@ -60,7 +60,8 @@ def print_results(question: str, results: Sequence[SearchResult]) -> None:
     table.add_column("text", ratio=3)
     table.add_column("source", ratio=2, overflow="fold")
     for result in results:
-        text = " ".join(result.text.split())
+        start, stop = result.passage or (0, len(result.text))
+        text = " ".join(result.text[start:stop].split())
         table.add_row(
             str(result.rank),
             f"{result.score:.3f}",

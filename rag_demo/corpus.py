@@ -19,13 +19,11 @@ from rag_demo.docstrings import (
     opening_paragraph,
 )
 from rag_demo.errors import SourceError
+from rag_demo.passages import SHORTEST, chunks
 
 __all__ = ["SUFFIXES", "Document", "Skipped", "read_source"]
 
 SUFFIXES = (".md", ".txt", ".rst", ".py", ".html", ".htm")
-_CHUNK_CHARS = 800  # about the 256 tokens that small models read
-_SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
-_SHORTEST = 20  # characters; less than that is no document but a separator
 
 
 @dataclass(frozen=True)
@@ -164,62 +162,11 @@ def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]
         for title, line, docstring in docstrings_of_file(source, module):
             text = opening_paragraph(docstring)
             # The same sentence stands under many overloads: the first is enough.
-            if not is_public(title) or len(text) < _SHORTEST or text in seen:
+            if not is_public(title) or len(text) < SHORTEST or text in seen:
                 continue
             seen.add(text)
             place = f"{path.relative_to(root.parent).as_posix()}:{line}"
             yield Document(place, f"{title}: {text}", {"source": place, "title": title})
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A passage of a text: its offset in characters, and the heading that it stands under."""
-
-    start: int
-    text: str
-    heading: str = ""
-
-
-def chunks(text: str) -> Iterator[Chunk]:
-    """Cut a text between paragraphs into passages; a heading begins a new one."""
-    heading, gathered, start = "", "", 0
-    for match in re.finditer(r"\S[\s\S]*?(?=\n[ \t]*\n|\Z)", text):
-        for offset, piece in _pieces(match.group()):
-            title = re.match(r"#{1,6}\s+(.+)", piece)
-            if gathered and (title or len(gathered) + len(piece) > _CHUNK_CHARS):
-                if len(gathered) >= _SHORTEST:
-                    yield Chunk(start, gathered, heading)
-                gathered = ""
-            if not gathered:
-                start = match.start() + offset
-            if title:
-                heading = title.group(1).strip()
-            gathered = f"{gathered}\n\n{piece}" if gathered else piece
-    if len(gathered) >= _SHORTEST:
-        yield Chunk(start, gathered, heading)
-
-
-def _pieces(paragraph: str) -> Iterator[tuple[int, str]]:
-    """Cut a paragraph that is too long for one passage: after a sentence, else at a space."""
-    start = 0
-    while len(paragraph) - start > _CHUNK_CHARS:
-        stop = _cut(paragraph, start)
-        yield start, paragraph[start:stop].rstrip()
-        start = stop
-        while start < len(paragraph) and paragraph[start].isspace():
-            start += 1  # The space itself belongs to neither piece.
-    if start < len(paragraph):
-        yield start, paragraph[start:].rstrip()
-
-
-def _cut(paragraph: str, start: int) -> int:
-    """Say where the piece from ``start`` on ends."""
-    stop = start + _CHUNK_CHARS
-    sentences = [match.end() for match in _SENTENCE_END.finditer(paragraph, start, stop)]
-    if sentences and sentences[-1] - start >= _CHUNK_CHARS // 3:
-        return sentences[-1]
-    space = paragraph.rfind(" ", start, stop)
-    return space if space > start else stop
 
 
 class _HtmlText(HTMLParser):

@@ -31,12 +31,13 @@ from rag_demo.index_files import (
     lock,
     sync,
 )
+from rag_demo.parts import Parts
 from rag_demo.records import Record, Records, dump_record
 
 __all__ = ["SavedIndex", "read_index", "read_manifest", "write_index"]
 
 FORMAT = "rag-demo index"
-VERSION = 2
+VERSION = 3
 MANIFEST = "manifest.json"
 SPOOL = "texts-spool-"  # a folder of an ingestion under way
 _MOST_MANIFEST_BYTES = 1 << 20
@@ -52,13 +53,15 @@ class SavedIndex:
         model: The embedding model that made the vectors.
         vectors: Shape (n, d), float32, each of length 1. Of an index that was read they are
             mapped, read-only, and not checked yet: see `check_vectors`.
-        records: What belongs to each row.
+        records: The documents.
+        parts: Which rows belong to each of them.
         file: Where the vectors come from, if the index was read.
     """
 
     model: str
     vectors: npt.NDArray[np.float32]
     records: Records
+    parts: Parts
     file: MappedFile | None = None
 
     def check_vectors(self) -> None:
@@ -80,7 +83,11 @@ class SavedIndex:
 
 
 def write_index(
-    folder: Path, model: str, vectors: npt.NDArray[np.float32], records: Iterable[Record]
+    folder: Path,
+    model: str,
+    vectors: npt.NDArray[np.float32],
+    records: Iterable[Record],
+    parts: Parts | None = None,
 ) -> None:
     """Write an index, replacing the one in the folder once everything is on the disk.
 
@@ -88,7 +95,8 @@ def write_index(
         folder: Where to.
         model: The embedding model that made the vectors.
         vectors: Shape (n, d), each of length 1.
-        records: What belongs to each row.
+        records: The documents.
+        parts: Which rows belong to each of them; None where each has one.
 
     Raises:
         IndexFileError: The folder holds something else, is being written by another process,
@@ -100,19 +108,23 @@ def write_index(
     except OSError as error:
         raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
     with lock(folder):
-        replace_index(folder, model, vectors, records)
+        replace_index(folder, model, vectors, records, parts or Parts(len(vectors)))
 
 
 def replace_index(
-    folder: Path, model: str, vectors: npt.NDArray[np.float32], records: Iterable[Record]
+    folder: Path,
+    model: str,
+    vectors: npt.NDArray[np.float32],
+    records: Iterable[Record],
+    parts: Parts,
 ) -> None:
     """Do what `write_index` does, for who holds the folder's `lock` already."""
     from safetensors.numpy import save_file
 
     save_id = uuid.uuid4().hex[:12]
     paths = {
-        part: folder / f"{part}-{save_id}.{kind}"
-        for part, kind in (
+        name: folder / f"{name}-{save_id}.{kind}"
+        for name, kind in (
             ("vectors", "safetensors"),
             ("texts", "jsonl"),
             ("checks", "safetensors"),
@@ -121,8 +133,8 @@ def replace_index(
     try:
         save_file({"vectors": np.ascontiguousarray(vectors)}, paths["vectors"])
         offsets = _write_texts(paths["texts"], records)
-        checks = {part: checksums(paths[part]) for part in ("vectors", "texts")}
-        save_file({**checks, "offsets": offsets}, paths["checks"])
+        checks = {name: checksums(paths[name]) for name in ("vectors", "texts")}
+        save_file({**checks, "offsets": offsets, **_arrays(parts)}, paths["checks"])
         for path in paths.values():
             sync(path)
         manifest = {
@@ -131,7 +143,7 @@ def replace_index(
             "model": model,
             "count": len(vectors),
             "dimension": int(vectors.shape[1]),
-            "files": {part: _describe(path) for part, path in paths.items()},
+            "files": {name: _describe(path) for name, path in paths.items()},
             "checks_sha256": hashlib.sha256(paths["checks"].read_bytes()).hexdigest(),
         }
         _replace_manifest(folder, manifest, save_id)
@@ -201,9 +213,13 @@ def read_index(folder: Path, *, expected_model: str | None = None) -> SavedIndex
     file = MappedFile(*entries["vectors"], checks["vectors"])
     vectors = _map_vectors(file, manifest)
     texts = TextFile(MappedFile(*entries["texts"], checks["texts"]), checks["offsets"])
-    if len(texts) != len(vectors):
-        raise damaged(entries["texts"][0], f"it holds {len(texts)} texts, not {len(vectors)}")
-    index = SavedIndex(manifest["model"], vectors, Records(texts), file)
+    try:
+        parts = Parts(len(texts), checks.get("counts"), checks.get("spans"))
+    except ValueError as error:
+        raise damaged(entries["checks"][0], error) from None
+    if len(parts) != len(vectors):
+        raise damaged(entries["texts"][0], f"it is for {len(parts)} vectors, not {len(vectors)}")
+    index = SavedIndex(manifest["model"], vectors, Records(texts), parts, file)
     if len(file) + entries["texts"][1] <= _CHECKED_AT_ONCE_BYTES:
         texts.check_all()
         index.check_vectors()
@@ -235,6 +251,12 @@ def _write_texts(path: Path, records: Iterable[Record]) -> npt.NDArray[np.uint64
     return np.asarray(offsets, np.uint64)
 
 
+def _arrays(parts: Parts) -> dict[str, npt.NDArray[np.int64]]:
+    if parts.counts is None or parts.spans is None:
+        return {}
+    return {"counts": parts.counts, "spans": parts.spans}
+
+
 def _entry(folder: Path, manifest: dict[str, Any], part: str) -> tuple[Path, int]:
     """Return where a file of the index is, and how many bytes it has to have."""
     files = manifest.get("files")
@@ -257,10 +279,11 @@ def _read_checks(path: Path, nbytes: int, manifest: dict[str, Any]) -> dict[str,
         if hashlib.sha256(content).hexdigest() != manifest.get("checks_sha256"):
             raise damaged(path, "its checksum is wrong")
         checks = load(content)
-        kinds = {"vectors": np.uint32, "texts": np.uint32, "offsets": np.uint64}
-        if any(
-            checks[name].dtype != kind or checks[name].ndim != 1 for name, kind in kinds.items()
-        ):
+        kinds = {"vectors": ("uint32", 1), "texts": ("uint32", 1), "offsets": ("uint64", 1)}
+        if "counts" in checks or "spans" in checks:
+            kinds |= {"counts": ("int64", 1), "spans": ("int64", 2)}
+        found = {name: (checks[name].dtype.name, checks[name].ndim) for name in kinds}
+        if found != kinds:
             raise damaged(path, "its arrays are of other types")
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise damaged(path, error) from None

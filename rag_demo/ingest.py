@@ -15,18 +15,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_demo.corpus import Document
 from rag_demo.errors import IndexFileError, ModelMismatchError
 from rag_demo.index import SPOOL, SavedIndex, read_index, refuse_foreign_folder, replace_index
 from rag_demo.index_files import lock
+from rag_demo.parts import DocumentProgress, Parts, split
 from rag_demo.records import Record, dump_record, parse_record
 from rag_demo.retriever import Embedder, model_name
-from rag_demo.vectors import normalized
+from rag_demo.vectors import Rows, Vectors, normalized
 
 __all__ = ["Ingested", "ingest"]
 
@@ -117,10 +117,10 @@ class _Earlier:
 
     def __init__(self, index: SavedIndex | None) -> None:
         self._index = index
-        self._rows: dict[str, tuple[int, bytes]] = {}
+        self._known: dict[str, tuple[int, bytes]] = {}
         if index is not None:
-            for row, record in enumerate(index.records.stream()):
-                self._rows[record.id] = (row, _digest(record.text))
+            for number, record in enumerate(index.records.stream()):
+                self._known[record.id] = (number, _digest(record.text))
 
     @classmethod
     def open(cls, folder: Path, embedder: Embedder) -> _Earlier:
@@ -132,20 +132,44 @@ class _Earlier:
         return cls(index)
 
     def find(self, document: Document) -> int | None:
-        """Return the row of a document with the same id and text."""
-        row, digest = self._rows.get(document.id, (None, b""))
-        return row if digest == _digest(document.text) else None
+        """Return the number of a document with the same id and text."""
+        number, digest = self._known.get(document.id, (None, b""))
+        return number if digest == _digest(document.text) else None
 
-    def vectors(self, rows: list[int]) -> npt.NDArray[np.float32]:
-        """Return vectors by their rows."""
-        assert self._index is not None
-        return self._index.vectors[rows]
+    def take(self, numbers: list[int]) -> _Embedded:
+        """Return the vectors of documents, by their numbers."""
+        if self._index is None or not numbers:
+            return _NOTHING
+        chosen = np.asarray(numbers, np.int64)
+        parts = self._index.parts
+        return _Embedded(self._index.vectors[parts.rows(chosen)], parts.keep(chosen))
 
     def not_in(self, seen: set[str]) -> Iterator[tuple[int, Record]]:
-        """Yield the documents that were not seen, with their rows."""
-        for name, (row, _) in self._rows.items():
+        """Yield the documents that were not seen, with their numbers."""
+        for name, (number, _) in self._known.items():
             if name not in seen and self._index is not None:
-                yield row, self._index.records[row]
+                yield number, self._index.records[number]
+
+
+class _Embedded(NamedTuple):
+    """Documents' vectors, and which of them belong to which document."""
+
+    vectors: Vectors
+    parts: Parts
+
+
+def _in_order(first: _Embedded, second: _Embedded, order: Rows) -> _Embedded:
+    """Put documents together: ``order`` has the number of each, those of ``second`` behind."""
+    if not len(second.parts):
+        return first
+    if not len(first.parts):
+        return second
+    parts = Parts.join([first.parts, second.parts])
+    vectors = np.concatenate([first.vectors, second.vectors])
+    return _Embedded(vectors[parts.rows(order)], parts.keep(order))
+
+
+_NOTHING = _Embedded(np.empty((0, 0), np.float32), Parts(0))
 
 
 class _Ingestion:
@@ -157,68 +181,66 @@ class _Ingestion:
         self._vectors: IO[bytes] = self._vectors_path.open("wb")
         self._records: IO[bytes] = self._records_path.open("wb")
         self._seen: set[str] = set()
+        self._parts: list[Parts] = []
         self._dimension = 0
         self.embedded = self.reused = 0
 
     def take(self, batch: list[Document], on_progress: Callable[[int], object]) -> None:
         """Put a batch of documents behind those that are there."""
-        rows = [self._earlier.find(document) for document in batch]
-        new = [position for position, row in enumerate(rows) if row is None]
-        old = [position for position, row in enumerate(rows) if row is not None]
-        made = self._embed([batch[position].text for position in new], on_progress)
-        kept = self._earlier.vectors([row for row in rows if row is not None]) if old else made
+        numbers = [self._earlier.find(document) for document in batch]
+        old = [place for place, number in enumerate(numbers) if number is not None]
+        new = [place for place, number in enumerate(numbers) if number is None]
+        kept = self._earlier.take([number for number in numbers if number is not None])
         on_progress(len(old))
-        vectors = np.empty((len(batch), kept.shape[1]), np.float32)
-        if new:
-            vectors[new] = made
-        if old:
-            vectors[old] = kept
-        self._write(vectors, [Record(d.id, d.text, d.metadata) for d in batch])
+        made = self._embed([batch[place] for place in new], on_progress)
+        self._write(_in_order(kept, made, np.argsort([*old, *new])), batch)
         self.embedded += len(new)
         self.reused += len(old)
 
-    def _embed(
-        self, texts: list[str], on_progress: Callable[[int], object]
-    ) -> npt.NDArray[np.float32]:
-        if not texts:
-            return np.empty((0, 0), np.float32)
+    def _embed(self, documents: list[Document], on_progress: Callable[[int], object]) -> _Embedded:
+        if not documents:
+            return _NOTHING
+        inputs, parts = split((document.text, document.metadata) for document in documents)
+        done = DocumentProgress(len(documents), len(inputs), on_progress)
         if getattr(self._embedder, "reports_progress", False):
             embed: Any = self._embedder.embed_documents
-            return normalized(embed(texts, on_progress=on_progress))
-        vectors = normalized(self._embedder.embed_documents(texts))
-        on_progress(len(texts))
-        return vectors
+            return _Embedded(normalized(embed(inputs, on_progress=done)), parts)
+        vectors = normalized(self._embedder.embed_documents(inputs))
+        done(len(inputs))
+        return _Embedded(vectors, parts)
 
-    def _write(self, vectors: npt.NDArray[np.float32], records: list[Record]) -> None:
-        self._dimension = vectors.shape[1]
-        for record in records:
-            self._records.write(_line(record))
-            self._seen.add(record.id)
-        self._vectors.write(np.ascontiguousarray(vectors).data)
+    def _write(self, made: _Embedded, documents: Iterable[Document | Record]) -> None:
+        for document in documents:
+            self._records.write(_line(Record(document.id, document.text, document.metadata)))
+            self._seen.add(document.id)
+        if len(made.parts):
+            self._dimension = made.vectors.shape[1]
+            self._parts.append(made.parts)
+            self._vectors.write(np.ascontiguousarray(made.vectors).data)
 
     def save(self, *, finished: bool) -> None:
         """Make an index of all that was taken; of an earlier one too, what was not reached."""
+        sizes = (self._vectors.tell(), self._records.tell())
+        taken, seen = list(self._parts), set(self._seen)
         if not finished:
             left = list(self._earlier.not_in(self._seen))
-            size = (self._vectors.tell(), self._records.tell())
             for start in range(0, len(left), BATCH):
                 part = left[start : start + BATCH]
-                vectors = self._earlier.vectors([row for row, _ in part])
-                self._vectors.write(np.ascontiguousarray(vectors).data)
-                self._records.writelines(_line(record) for _, record in part)
-                self._dimension = vectors.shape[1]
+                made = self._earlier.take([number for number, _ in part])
+                self._write(made, [record for _, record in part])
         self._vectors.flush()
         self._records.flush()
-        count = self._vectors.tell() // (4 * self._dimension) if self._dimension else 0
+        parts = Parts.join(self._parts)
         vectors = np.empty((0, 0), np.float32)
-        if count:
-            shape = (count, self._dimension)
+        if len(parts):
+            shape = (len(parts), self._dimension)
             vectors = np.memmap(self._vectors_path, np.float32, "r", shape=shape)
-        replace_index(self._folder, model_name(self._embedder), vectors, self._stored())
-        if not finished:  # Those are read again from the earlier index when their turn comes.
-            for file, position in zip((self._vectors, self._records), size, strict=True):
-                file.seek(position)
-                file.truncate()
+        replace_index(self._folder, model_name(self._embedder), vectors, self._stored(), parts)
+        # What was not reached is read again from the earlier index when its turn comes.
+        self._parts, self._seen = taken, seen
+        for file, position in zip((self._vectors, self._records), sizes, strict=True):
+            file.seek(position)
+            file.truncate()
 
     def _stored(self) -> Iterator[Record]:
         with self._records_path.open("rb") as file:

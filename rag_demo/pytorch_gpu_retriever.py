@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from rag_demo.index_files import MappedFile
 from rag_demo.int8_product import int8_product
-from rag_demo.retriever import Embedder, Pairs, Retriever
+from rag_demo.ranking import Pairs
+from rag_demo.retriever import Embedder, Retriever
 from rag_demo.scan import Scan, make_scan
 from rag_demo.streamed_scan import make_streamed_scan
 from rag_demo.vectors import Rows, Vectors, rounding
@@ -164,7 +165,7 @@ class PyTorchGPURetriever(Retriever):
     def _candidates(
         self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
     ) -> Pairs:
-        if len(queries) == 1 and len(self) <= _FEW_ROWS and self._scans_floats_in_host():
+        if len(queries) == 1 and len(self._parts) <= _FEW_ROWS and self._scans_floats_in_host():
             return self._scan_directly(queries[0], top_k, allowed)
         if self._scan is None:
             self._scan = self._make_scan()

@@ -32,6 +32,8 @@ class SearchResult(NamedTuple):
         id: The document's id.
         text: The document.
         metadata: What was given with it.
+        passage: Start and stop of the part of the text that fits best, if it was split into
+            passages and one of them scored higher than the whole; else None.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class SearchResult(NamedTuple):
     id: str
     text: str
     metadata: Mapping[str, Any] = {}
+    passage: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +15,14 @@ from rag_demo.filters import Where, predicate
 from rag_demo.index import SavedIndex, read_index, write_index
 from rag_demo.index_files import MappedFile
 from rag_demo.lexical import FUSED_FROM, MODES, LexicalIndex, fuse
+from rag_demo.parts import DocumentProgress, Parts, split
+from rag_demo.ranking import Found, Pairs, best_of_each, rank
 from rag_demo.records import Record, Records
 from rag_demo.results import Embedder, SearchResult, Stats
 from rag_demo.vectors import Rows, Vectors, normalized
 from torch_utils import Resource
 
 __all__ = ["Embedder", "Retriever", "SearchResult", "Stats", "Where"]
-
-Pairs = tuple[Rows, Rows]
-Hit = tuple[int, float]  # a row and its score
-
-_PAIRS = 512  # scored at once: 1.5 MB of vectors
 
 
 class Retriever(Resource, ABC):
@@ -44,6 +39,7 @@ class Retriever(Resource, ABC):
     def __init__(self, embedding_model: Embedder) -> None:
         self.embedding_model = embedding_model
         self._records = Records()
+        self._parts = Parts(0)
         self._unchecked: SavedIndex | None = None
         self._lexical: LexicalIndex | None = None  # made by the first search that needs it
         self._file: MappedFile | None = None  # where the vectors are, if all are of an index
@@ -59,6 +55,7 @@ class Retriever(Resource, ABC):
         metadata: Sequence[Mapping[str, Any]] | None = None,
         ids: Sequence[str] | None = None,
         *,
+        passages: bool = False,
         on_progress: Callable[[int], object] | None = None,
     ) -> list[str]:
         """Add documents; one whose id is there already replaces the old one.
@@ -67,7 +64,11 @@ class Retriever(Resource, ABC):
             texts: The documents.
             metadata: A mapping for each, to filter by and to get back; JSON values.
             ids: A name for each; by default "0", "1", ...
-            on_progress: See `EmbeddingModel.embed_documents`; only for models that take it.
+            passages: Embed texts over 1,000 characters by passage too, which their answers then
+                name: a document scores as the best of its passages and the whole, of which a
+                model reads the beginning only. Metadata's "title" is put before passages.
+            on_progress: Called now and then with the count of documents embedded since the last
+                call; only for models whose ``embed_documents`` takes it.
 
         Returns:
             The ids.
@@ -88,10 +89,15 @@ class Retriever(Resource, ABC):
             raise ValueError(f"the id {twice!r} stands twice: ids must differ")
         if not texts:
             return []
-        options = {} if on_progress is None else {"on_progress": on_progress}
-        vectors = normalized(self.embedding_model.embed_documents(list(texts), **options))
-        if len(vectors) != len(texts):
-            raise ValueError(f"the model made {len(vectors)} vectors of {len(texts)} texts")
+        given = metadata or [{}] * len(texts)
+        documents = zip(texts, given, strict=True)
+        inputs, parts = split(documents) if passages else (texts, Parts(len(texts)))
+        options = {}
+        if on_progress is not None:
+            options["on_progress"] = DocumentProgress(len(texts), len(inputs), on_progress)
+        vectors = normalized(self.embedding_model.embed_documents(list(inputs), **options))
+        if len(vectors) != len(inputs):
+            raise ValueError(f"the model made {len(vectors)} vectors of {len(inputs)} texts")
         with self._lock:
             self.ensure_open()
             if len(self) and vectors.shape[1] != self._dimension():
@@ -103,7 +109,7 @@ class Retriever(Resource, ABC):
             self.delete([name for name in names if self._records.row_of(name) is not None])
             self._file = self._lexical = None
             self._append(vectors)
-            given = metadata or [{}] * len(texts)
+            self._parts = Parts.join([self._parts, parts])
             entries = zip(names, texts, given, strict=True)
             self._records.extend([Record(name, text, dict(entry)) for name, text, entry in entries])
             return names
@@ -124,7 +130,8 @@ class Retriever(Resource, ABC):
                 self._check_loaded()
                 self._file = self._lexical = None
                 kept = np.delete(np.arange(len(self), dtype=np.int64), gone)
-                self._keep(kept)
+                self._keep(self._parts.rows(kept))
+                self._parts = self._parts.keep(kept)
                 self._records.keep(kept)
             return len(gone)
 
@@ -184,12 +191,10 @@ class Retriever(Resource, ABC):
             self.ensure_open()
             self._check_loaded()
             allowed = None if where is None else self._matching(where)
-            available = len(self) if allowed is None else int(allowed.sum())
-            if not available:
+            if allowed is not None and not allowed.any():
                 return [[] for _ in queries]
             if vectors is not None and mode == "dense":
-                query, row = self._candidates(vectors, min(top_k, available), allowed)
-                ranked = self._ranked(vectors, query, row, top_k)
+                ranked = self._search_vectors(vectors, top_k, allowed)
                 return [self._answers(hits, min_score) for hits in ranked]
             return self._search_words(queries, vectors, top_k, min_score, allowed)
 
@@ -205,25 +210,41 @@ class Retriever(Resource, ABC):
         if self._lexical is None:
             self._lexical = LexicalIndex(record.text for record in self._records)
         depth = max(top_k, FUSED_FROM)
-        by_vector: list[list[Hit]] = [[] for _ in queries]
+        near: list[list[Found]] = [[] for _ in queries]
         if vectors is not None:
-            available = len(self) if allowed is None else int(allowed.sum())
-            pairs = self._candidates(vectors, min(depth, available), allowed)
-            by_vector = self._ranked(vectors, *pairs, depth)
+            near = self._search_vectors(vectors, depth, allowed)
         answers = []
-        for query, near in zip(queries, by_vector, strict=True):
+        for query, by_vector in zip(queries, near, strict=True):
             rows, scores = self._lexical.search(query, depth, allowed)
-            hits: list[Hit] = list(zip(rows.tolist(), scores.tolist(), strict=True))[:top_k]
+            ranked: list[tuple[int, float]] = list(zip(rows.tolist(), scores.tolist(), strict=True))
+            spans = {document: span for document, _, span in by_vector}
             if vectors is not None:
-                hits = fuse([[row for row, _ in near], rows.tolist()], top_k)
-            answers.append(self._answers(hits, min_score))
+                ranked = fuse([list(spans), rows.tolist()], top_k)
+            best = [(document, score, spans.get(document)) for document, score in ranked[:top_k]]
+            answers.append(self._answers(best, min_score))
         return answers
 
-    def _answers(self, hits: Sequence[Hit], min_score: float | None) -> list[SearchResult]:
-        """Make answers of rows and scores, the best first."""
+    def _search_vectors(
+        self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
+    ) -> list[list[Found]]:
+        """Find the best documents for each query: shape (b, d) to b lists."""
+        wanted = min(top_k, len(self) if allowed is None else int(allowed.sum()))
+        rows = None if allowed is None else self._parts.spread(allowed)
+        available = len(self._parts) if rows is None else int(rows.sum())
+        depth = wanted
+        while True:  # Until so many rows are of as many documents as are wanted.
+            pairs = self._candidates(queries, depth, rows)
+            ranked = rank(self._vectors, queries, pairs, depth, self._name_of)
+            best = [best_of_each(hits, self._parts)[:wanted] for hits in ranked]
+            if depth == available or all(len(found) == wanted for found in best):
+                return best
+            depth = min(4 * depth, available)
+
+    def _answers(self, best: Sequence[Found], min_score: float | None) -> list[SearchResult]:
+        """Make answers of documents, the best first."""
         return [
-            SearchResult(rank, score, *self._records[row])
-            for rank, (row, score) in enumerate(hits, start=1)
+            SearchResult(rank, score, *self._records[document], span)
+            for rank, (document, score, span) in enumerate(best, start=1)
             if min_score is None or score >= min_score
         ]
 
@@ -237,7 +258,7 @@ class Retriever(Resource, ABC):
             self.ensure_open()
             self._check_loaded()
             name = model_name(self.embedding_model)
-            write_index(Path(path), name, self._vectors(), self._records)
+            write_index(Path(path), name, self._vectors(), self._records, self._parts)
 
     def load(self, path: str | Path) -> int:
         """Open a saved index in place of what is here.
@@ -257,7 +278,7 @@ class Retriever(Resource, ABC):
         with self._lock:
             self.ensure_open()
             self._clear()
-            self._records = saved.records
+            self._records, self._parts = saved.records, saved.parts
             self._lexical = None
             self._file = saved.file
             if len(saved.records):
@@ -289,41 +310,8 @@ class Retriever(Resource, ABC):
         matches = predicate(where)
         return np.fromiter((matches(r.metadata) for r in self._records), bool, len(self))
 
-    def _ranked(self, queries: Vectors, query: Rows, row: Rows, top_k: int) -> list[list[Hit]]:
-        """Score candidates again, each by itself and in float64, and order them.
-
-        How a matrix product rounds depends on its shape and on the count of threads; this does
-        not, so neither do scores, ties and the order of the answers.
-
-        Args:
-            queries: Shape (b, d).
-            query: Which query each candidate is for, sorted: shape (p,).
-            row: The candidates: shape (p,).
-            top_k: How many at most.
-
-        Returns:
-            For each query the best rows with their scores, ties by id.
-        """
-        scores = np.empty(len(row))
-        for start in range(0, len(row), _PAIRS):
-            part = slice(start, start + _PAIRS)
-            vectors = self._vectors(row[part]).astype(np.float64)
-            scores[part] = (vectors * queries[query[part]]).sum(axis=1)
-        order = np.lexsort((-scores, query))
-        row, scores = row[order], scores[order]
-        starts = np.searchsorted(query, np.arange(len(queries) + 1))
-        ranked: list[list[Hit]] = []
-        for start, stop in itertools.pairwise(starts.tolist()):
-            its_scores = scores[start:stop].tolist()
-            hits = list(zip(row[start:stop].tolist(), its_scores, strict=True))
-            if any(map(operator.eq, its_scores[: top_k + 1], its_scores[1 : top_k + 1])):
-                hits.sort(key=self._order)  # Equal scores: the smaller id comes first.
-            ranked.append(hits[:top_k])
-        return ranked
-
-    def _order(self, hit: Hit) -> tuple[float, str]:
-        row, score = hit
-        return -score, self._records[row].id
+    def _name_of(self, row: int) -> str:
+        return self._records[int(self._parts.owners(np.asarray(row)))].id
 
     def _dimension(self) -> int:
         return int(self._vectors().shape[1])

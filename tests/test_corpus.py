@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rag_demo.corpus import Document, Skipped, chunks, read_source
+from rag_demo.corpus import Document, Skipped, read_source
 from rag_demo.docstrings import docstrings_of_file, opening_paragraph
 from rag_demo.errors import SourceError
+from rag_demo.passages import chunks
 
 
 def read(source: str | Path) -> tuple[list[Document], Skipped]:
@@ -125,6 +126,7 @@ def test_chunks_keep_offsets_and_headings() -> None:
     assert parts[-1].heading == "Two"
     for part in parts:
         assert text[part.start :].startswith(part.text[:20])
+        assert text[: part.stop].endswith(part.text[-20:])
 
 
 def test_docstrings_of_c_extensions() -> None:
