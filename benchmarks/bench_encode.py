@@ -43,7 +43,7 @@ def read_texts(beir: Path | None) -> dict[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--beir", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     theirs = SentenceTransformer(str(get_model_path()), device="cpu")
     models = {dtype: EmbeddingModel(device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16")}

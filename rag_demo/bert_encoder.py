@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rag_demo.linear_layers import LinearLayer, TorchLinear, fastest
 from rag_demo.vectors import Vectors
 
 __all__ = ["BertEncoder", "UnsupportedModelError", "read_settings"]
 
 TOKENS_PER_TEXT = 64  # what a batch size of texts stands for
+_ROWS, _FEW_ROWS = 128, 16  # to whose multiples counts of rows, many or few, are rounded up
 _LONG_CHARS = 20_000
 _PIECES = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 
-Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
+Layers = dict[str, LinearLayer]
+
+_FREED_BYTES = 31 << 20
+_FEW_TOKENS, _MANY_TOKENS = 32, 512  # of a query; of a batch of many texts
+_CHECKED_TEXTS = 4
+_LEAST_COSINE = 1 - 1e-5  # of vectors made in another way, in float32
 
 
 class UnsupportedModelError(Exception):
@@ -160,7 +166,7 @@ class BertEncoder(nn.Module):
             raise UnsupportedModelError(f"its weights have no {error}") from None
         # Chosen by the first batch, not here: OpenMP's threads, once they have run, make a forked
         # child hang that computes, and a process that only loads must not have any.
-        self.linear: Linear | None = None
+        self._chosen: dict[bool, Layers] = {}
         self.truncated = 0
         self.eval()
 
@@ -187,16 +193,23 @@ class BertEncoder(nn.Module):
             text = " ".join(text.split(None, self.settings.max_tokens)[: self.settings.max_tokens])
         return text.lower() if self.settings.lower else text
 
-    def embed(self, texts: Sequence[str], kind: str, batch_size: int) -> Vectors:
+    def embed(
+        self, texts: Sequence[str], kind: str, batch_size: int, *, many: bool = False
+    ) -> Vectors:
         """Embed texts as "query" or "document": shape (n, d), float32, of length 1."""
-        return self.encode(self.tokenize(texts, kind), batch_size)
+        return self.encode(self.tokenize(texts, kind), batch_size, many=many)
 
-    def encode(self, tokens: Sequence[list[int]], batch_size: int) -> Vectors:
+    def encode(
+        self, tokens: Sequence[list[int]], batch_size: int, *, many: bool = False
+    ) -> Vectors:
         """Embed tokenised texts.
 
         Args:
             tokens: Of each text.
             batch_size: Times `TOKENS_PER_TEXT`: about how many tokens are computed at once.
+            many: Whether to compute in the way that is fastest for many texts, or for few;
+                float32 vectors of these have a cosine of at least 0.99999 with each other. In
+                one way, vectors do not depend on what is computed beside them.
 
         Returns:
             Shape (n, d), float32, each row of length 1.
@@ -205,37 +218,59 @@ class BertEncoder(nn.Module):
         vectors = np.empty((len(tokens), self.dimension), np.float32)
         with torch.inference_mode():
             for rows in _packed(order, tokens, batch_size * TOKENS_PER_TEXT):
-                vectors[rows] = self([tokens[row] for row in rows]).float().cpu().numpy()
+                texts = [tokens[row] for row in rows]
+                if many not in self._chosen:
+                    self._chosen[many] = self._fastest_layers(texts, many=many)
+                vectors[rows] = self(texts, self._chosen[many]).float().cpu().numpy()
         return vectors
 
-    def forward(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Embed one batch, sorted by length: shape (n, d), each row of length 1."""
+    def forward(self, texts: Sequence[Sequence[int]], layers: Layers) -> Tensor:
+        """Embed one batch, sorted by length: shape (n, d), each row of length 1.
+
+        Args:
+            texts: The tokens of each.
+            layers: The linear layers, by name.
+        """
         device = self.get_buffer("words").device
         lengths = [len(text) for text in texts]
-        ids = torch.tensor(list(itertools.chain.from_iterable(texts)), device=device)
-        places = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        # The count of rows is rounded up: oneDNN makes, and keeps, code for each count it meets.
+        total = sum(lengths)
+        spare = [0] * (-total % (_ROWS if total >= 8 * _ROWS else _FEW_ROWS))
+        ids = torch.tensor([*itertools.chain.from_iterable(texts), *spare], device=device)
+        places = torch.tensor([*itertools.chain.from_iterable(map(range, lengths)), *spare])
         groups = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
-        hidden = functional.embedding(ids, self.get_buffer("words"))
-        hidden = hidden + functional.embedding(places, self.get_buffer("places"))
-        hidden = self._norm(hidden + self.get_buffer("types")[0], "first_norm")
-        for layer in range(self.settings.layers):
-            hidden = self._layer(hidden, str(layer), groups)
+        hidden = self._first_hidden(ids, places.to(device))
+        for number in range(self.settings.layers):
+            hidden = self._layer(hidden, number, layers, groups)
         pooled = []
         for (length, count), part in zip(groups, _parts(hidden, groups), strict=True):
             tokens = part.view(count, length, -1)
             pooled.append(tokens.mean(dim=1) if self.settings.pooling == "mean" else tokens[:, 0])
         return functional.normalize(torch.cat(pooled).float(), dim=1)
 
-    def _layer(self, hidden: Tensor, layer: str, groups: list[tuple[int, int]]) -> Tensor:
-        attended = self._attend(self._linear(hidden, f"{layer}_attention"), groups)
-        hidden = self._norm(hidden + self._linear(attended, f"{layer}_out"), f"{layer}_norm")
-        inner = functional.gelu(self._linear(hidden, f"{layer}_up"))
-        return self._norm(hidden + self._linear(inner, f"{layer}_down"), f"{layer}_last_norm")
+    def _first_hidden(self, ids: Tensor, places: Tensor) -> Tensor:
+        hidden = functional.embedding(ids, self.get_buffer("words"))
+        hidden = hidden + functional.embedding(places, self.get_buffer("places"))
+        return self._norm(hidden + self.get_buffer("types")[0], "first_norm")
+
+    def _layer(
+        self,
+        hidden: Tensor,
+        number: int,
+        layers: Layers,
+        groups: list[tuple[int, int]],
+    ) -> Tensor:
+        attended = self._attend(layers[f"{number}_attention"](hidden), groups)
+        attended = layers[f"{number}_out"](attended, spent=True)
+        hidden = self._norm(attended.add_(hidden), f"{number}_norm")
+        inner = layers[f"{number}_up"](hidden, gelu=True)
+        inner = layers[f"{number}_down"](inner, spent=True)
+        return self._norm(inner.add_(hidden), f"{number}_last_norm")
 
     def _attend(self, projected: Tensor, groups: list[tuple[int, int]]) -> Tensor:
         heads = self.settings.heads
         size = self.settings.hidden // heads
-        result = projected.new_empty(len(projected), self.settings.hidden)
+        result = projected.new_zeros(len(projected), self.settings.hidden)
         targets = _parts(result, groups)
         for (length, count), part, target in zip(
             groups, _parts(projected, groups), targets, strict=True
@@ -245,11 +280,39 @@ class BertEncoder(nn.Module):
             target.view(count, length, heads, size).copy_(attended.transpose(1, 2))
         return result
 
-    def _linear(self, hidden: Tensor, name: str) -> Tensor:
-        if self.linear is None:
-            self.linear = choose_linear(self.get_buffer("0_up_weight"))
-        weight, bias = self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
-        return self.linear(hidden, weight, bias)
+    def _fastest_layers(self, texts: Sequence[Sequence[int]], *, many: bool) -> Layers:
+        """Return linear layers of the fastest kind, with which ``texts`` get the same vectors."""
+        words = self.get_buffer("words")
+        if many and words.device.type == "cpu":
+            # glibc returns the end of its heap to the system once it is twice as large as the
+            # largest block of up to 32 MB that was ever freed. Without this one, the memory of
+            # each layer is returned and faulted in again, for a sixth of the time in float32.
+            torch.empty(_FREED_BYTES, dtype=torch.uint8)
+        count = _MANY_TOKENS if many else _FEW_TOKENS
+        ids = torch.arange(count, device=words.device) * 37 % len(words)
+        sample = self._first_hidden(ids, torch.zeros_like(ids))
+        weight, bias = self.get_buffer("0_up_weight"), self.get_buffer("0_up_bias")
+        plain = self._made_of(TorchLinear)
+        for way in fastest(weight, bias, sample, many=many):
+            if way is TorchLinear:
+                break
+            layers = self._made_of(way)
+            some = texts[:: -(-len(texts) // _CHECKED_TEXTS)]
+            cosines = (self(some, layers) * self(some, plain)).sum(dim=1)
+            if weight.dtype != torch.float32 or cosines.min() >= _LEAST_COSINE:
+                return layers
+        return plain
+
+    def _made_of(self, kind: type) -> Layers:
+        names = [
+            f"{number}_{part}"
+            for number in range(self.settings.layers)
+            for part in ("attention", "out", "up", "down")
+        ]
+        return {
+            name: kind(self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias"))
+            for name in names
+        }
 
     def _norm(self, hidden: Tensor, name: str) -> Tensor:
         weight, bias = self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
@@ -296,38 +359,3 @@ def _packed(order: list[int], tokens: Sequence[list[int]], budget: int) -> Itera
 def _parts(packed: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
     ends = list(itertools.accumulate((length * count for length, count in groups), initial=0))
     return [packed[start:stop] for start, stop in itertools.pairwise(ends)]
-
-
-def choose_linear(weight: Tensor) -> Linear:
-    """Choose how to multiply by a weight: torch's own way, or oneDNN's where that is faster.
-
-    oneDNN's is a private operator, so it is tried beside the other one on the model's own
-    weights first. Which one wins depends on the processor.
-    """
-    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or operator is None:
-        return functional.linear
-
-    def onednn(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        result: Tensor = operator(hidden, weight, bias, "none", [], "")
-        return result
-
-    sample, bias = torch.randn(512, weight.shape[1]), torch.randn(weight.shape[0])
-    try:
-        with torch.inference_mode():
-            expected = functional.linear(sample, weight, bias)
-            if not torch.allclose(onednn(sample, weight, bias), expected, atol=1e-4, rtol=1e-4):
-                return functional.linear
-            times = [_seconds(way, sample, weight, bias) for way in (onednn, functional.linear)]
-    except (RuntimeError, NotImplementedError, TypeError):
-        return functional.linear
-    return onednn if times[0] < times[1] else functional.linear
-
-
-def _seconds(way: Linear, sample: Tensor, weight: Tensor, bias: Tensor) -> float:
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        way(sample, weight, bias)
-        times.append(time.perf_counter() - started)
-    return min(times)

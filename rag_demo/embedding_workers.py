@@ -60,7 +60,9 @@ class EmbeddingWorkers:
             self.close()
             raise
 
-    def embed(self, texts: Sequence[str], kind: str, batch_size: int) -> Vectors:
+    def embed(
+        self, texts: Sequence[str], kind: str, batch_size: int, *, many: bool = False
+    ) -> Vectors:
         """Embed texts, dealt out in turns: shape (n, d), float32, each row of length 1.
 
         Raises:
@@ -71,7 +73,7 @@ class EmbeddingWorkers:
         vectors = np.empty((len(texts), self.dimension), np.float32)
         for number, worker in enumerate(self._workers):
             job = {"texts": list(texts[number::count]), "kind": kind, "batch_size": batch_size}
-            self._tell(worker, job)
+            self._tell(worker, {**job, "many": many})
         errors = []
         for number, worker in enumerate(self._workers):
             answer = self._answer(worker)
@@ -170,7 +172,7 @@ def serve() -> None:
         while (message := _read(stdin)) is not None:
             job = json.loads(message)
             try:
-                vectors = model._model.embed(job["texts"], job["kind"], job["batch_size"])
+                vectors = model._model.embed(**job)
             except Exception as error:
                 # The parent halves the batch if memory ran out, and raises anything else.
                 what = "out of memory: " if is_out_of_memory(error) else ""

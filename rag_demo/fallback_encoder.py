@@ -52,7 +52,9 @@ class FallbackEncoder(nn.Module):
         """Length of the vectors."""
         return int(self.model.get_embedding_dimension())
 
-    def embed(self, texts: Sequence[str], kind: str, batch_size: int) -> Vectors:
+    def embed(
+        self, texts: Sequence[str], kind: str, batch_size: int, *, many: bool = False
+    ) -> Vectors:
         """Embed texts as "query" or "document": shape (n, d), float32, of length 1."""
         encode: Any = getattr(self.model, f"encode_{kind}")
         vectors: Vectors = encode(

@@ -15,7 +15,7 @@ from conftest import write_tiny_model
 from sentence_transformers import SentenceTransformer
 
 from rag_demo import EmbeddingModel
-from rag_demo.bert_encoder import BertEncoder, choose_linear, read_settings
+from rag_demo.bert_encoder import BertEncoder, read_settings
 from rag_demo.fallback_encoder import FallbackEncoder
 
 TEXTS = [
@@ -166,21 +166,6 @@ def test_damaged_model(folder: Path, tmp_path: Path) -> None:
         pytest.raises(ModelError, match="cannot be"),
     ):
         model.load_model()
-
-
-def test_wrong_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN's private operator is tried before it is trusted."""
-    weight = torch.randn(64, 32)
-
-    class Namespace:
-        @staticmethod
-        def _linear_pointwise(x: Any, w: Any, b: Any, *rest: Any) -> Any:
-            return torch.nn.functional.linear(x, w, b) + 1
-
-    monkeypatch.setattr(torch.ops, "mkldnn", Namespace)
-    assert choose_linear(weight) is torch.nn.functional.linear
-    monkeypatch.setattr(torch.ops, "mkldnn", object())
-    assert choose_linear(weight) is torch.nn.functional.linear
 
 
 def test_only_what_is_needed_is_imported() -> None:

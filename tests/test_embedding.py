@@ -78,11 +78,11 @@ def test_out_of_memory_halves_the_batch(
     inner, tried = model._model, []
     encode = type(inner).encode
 
-    def limited(self: object, tokens: list[list[int]], batch_size: int) -> object:
+    def limited(self: object, tokens: list[list[int]], batch_size: int, **how: bool) -> object:
         tried.append(batch_size)
         if batch_size > 8:
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return encode(self, tokens, batch_size)
+        return encode(self, tokens, batch_size, **how)
 
     monkeypatch.setattr(type(inner), "encode", limited)
     assert np.abs(model.embed_documents(ANSWERS) - expected).max() < 1e-5

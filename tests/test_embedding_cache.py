@@ -26,9 +26,9 @@ def counted(model: EmbeddingModel, monkeypatch: pytest.MonkeyPatch) -> list[str]
     seen: list[str] = []
     embed = type(model._model).embed
 
-    def noting(self: Any, texts: Any, kind: str, batch_size: int) -> Any:
+    def noting(self: Any, texts: Any, kind: str, batch_size: int, **how: bool) -> Any:
         seen.extend(texts)
-        return embed(self, texts, kind, batch_size)
+        return embed(self, texts, kind, batch_size, **how)
 
     monkeypatch.setattr(type(model._model), "embed", noting)
     return seen
