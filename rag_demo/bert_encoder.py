@@ -8,131 +8,28 @@ safetensors, and is checked against sentence-transformers in the tests.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rag_demo.bert_settings import Settings, UnsupportedModelError
 from rag_demo.linear_layers import LinearLayer, TorchLinear, fastest
 from rag_demo.vectors import Vectors
 
-__all__ = ["BertEncoder", "UnsupportedModelError", "read_settings"]
+__all__ = ["BertEncoder"]
 
 TOKENS_PER_TEXT = 64  # what a batch size of texts stands for
-_ROWS, _FEW_ROWS = 128, 16  # to whose multiples counts of rows, many or few, are rounded up
 _LONG_CHARS = 20_000
-_PIECES = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
-
-Layers = dict[str, LinearLayer]
-
+_ROWS, _FEW_ROWS = 128, 16  # to whose multiples counts of rows, many or few, are rounded up
 _FREED_BYTES = 31 << 20
 _FEW_TOKENS, _MANY_TOKENS = 32, 512  # of a query; of a batch of many texts
 _CHECKED_TEXTS = 4
 _LEAST_COSINE = 1 - 1e-5  # of vectors made in another way, in float32
 
-
-class UnsupportedModelError(Exception):
-    """The model's files say that it is another kind; sentence-transformers can run it."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the files of a sentence-transformers model say about it.
-
-    Attributes:
-        folder: Where the transformer's files are.
-        hidden: Width of the layers.
-        layers, heads: How many.
-        norm_eps: Of the layer norms.
-        max_tokens: What is longer is cut off.
-        pooling: "mean" or "cls".
-        prompts: What is put before a text, by "query" and "document".
-        lower: Whether texts are lower-cased before they are tokenised.
-    """
-
-    folder: Path
-    hidden: int
-    layers: int
-    heads: int
-    norm_eps: float
-    max_tokens: int
-    pooling: str
-    prompts: dict[str, str]
-    lower: bool
-
-
-def read_settings(folder: Path) -> Settings:
-    """Read a model's files.
-
-    Raises:
-        UnsupportedModelError: It is not a BERT with mean or CLS pooling, as files of safetensors.
-    """
-    modules = _json(folder / "modules.json")
-    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise UnsupportedModelError(f"its modules are {', '.join(kinds)}")
-    where = folder / modules[0]["path"]
-    config = _json(where / "config.json")
-    wanted = {"model_type": ("bert",), "hidden_act": ("gelu",), "is_decoder": (None, False)}
-    wanted["position_embedding_type"] = (None, "absolute")
-    for key, values in wanted.items():
-        if config.get(key) not in values:
-            raise UnsupportedModelError(f"its {key} is {config.get(key)!r}")
-    for name in ("model.safetensors", "tokenizer.json"):
-        if not (where / name).is_file():
-            raise UnsupportedModelError(f"it has no {name}")
-    own = _json(where / "sentence_bert_config.json", {})
-    limit = own.get("max_seq_length") or _json(where / "tokenizer_config.json", {}).get(
-        "model_max_length"
-    )
-    positions = int(config["max_position_embeddings"])
-    return Settings(
-        folder=where,
-        hidden=int(config["hidden_size"]),
-        layers=int(config["num_hidden_layers"]),
-        heads=int(config["num_attention_heads"]),
-        norm_eps=float(config.get("layer_norm_eps", 1e-12)),
-        max_tokens=min(int(limit or positions), positions),
-        pooling=_pooling(_json(folder / modules[1]["path"] / "config.json")),
-        prompts=_prompts(_json(folder / "config_sentence_transformers.json", {})),
-        lower=bool(own.get("do_lower_case", False)),
-    )
-
-
-def _json(path: Path, default: Any = None) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if default is None:
-            raise UnsupportedModelError(f"it has no {path.name}") from None
-        return default
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from None
-
-
-def _pooling(config: dict[str, Any]) -> str:
-    mode = config.get("pooling_mode")
-    if mode is None:
-        chosen = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
-        names = {old: new for new, old in _PIECES.items()}
-        mode = names.get(chosen[0]) if len(chosen) == 1 else None
-    if mode not in _PIECES or not config.get("include_prompt", True):
-        raise UnsupportedModelError("its pooling is neither that of means nor of CLS tokens")
-    return str(mode)
-
-
-def _prompts(config: dict[str, Any]) -> dict[str, str]:
-    prompts = config.get("prompts") or {}
-    if config.get("default_prompt_name"):
-        raise UnsupportedModelError("it has a default prompt")
-    documents = (prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name))
-    return {"query": prompts.get("query") or "", "document": next(documents, "")}
+Layers = dict[str, LinearLayer]
 
 
 class BertEncoder(nn.Module):
@@ -175,29 +72,22 @@ class BertEncoder(nn.Module):
         """Length of the vectors."""
         return self.settings.hidden
 
-    def tokenize(self, texts: Sequence[str], kind: str) -> list[list[int]]:
-        """Turn texts into tokens, cut off where the model's limit is.
+    def prepare(self, texts: Sequence[str], kind: str) -> list[list[int]]:
+        """Turn texts into tokens, cut off where the model's limit is; any thread may do so.
 
         Args:
             texts: Any strings.
             kind: "query" or "document", which decides on the prompt.
         """
         prompt = self.settings.prompts[kind]
-        prepared = [self._prepare(prompt + text) for text in texts]
-        encodings = self.tokenizer.encode_batch(prepared)
+        encodings = self.tokenizer.encode_batch([self._cleaned(prompt + text) for text in texts])
         self.truncated += sum(bool(encoding.overflowing) for encoding in encodings)
         return [encoding.ids for encoding in encodings]
 
-    def _prepare(self, text: str) -> str:
+    def _cleaned(self, text: str) -> str:
         if len(text) > _LONG_CHARS:  # A word is a token at least, so more words say nothing.
             text = " ".join(text.split(None, self.settings.max_tokens)[: self.settings.max_tokens])
         return text.lower() if self.settings.lower else text
-
-    def embed(
-        self, texts: Sequence[str], kind: str, batch_size: int, *, many: bool = False
-    ) -> Vectors:
-        """Embed texts as "query" or "document": shape (n, d), float32, of length 1."""
-        return self.encode(self.tokenize(texts, kind), batch_size, many=many)
 
     def encode(
         self, tokens: Sequence[list[int]], batch_size: int, *, many: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rag_demo.ahead import ahead
 from rag_demo.embedding_cache import EmbeddingCache, fingerprint, make_key
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
@@ -186,25 +188,28 @@ class EmbeddingModel(Resource):
             if on_progress is not None and len(missing) < len(texts):
                 on_progress(len(texts) - len(missing))
             many = len(texts) >= _MANY_TEXTS
-            # By length, longest first: what does not fit into memory shows at once.
-            order = sorted(missing, key=lambda row: -len(texts[row]))
 
             # When memory runs out the batch is halved, and stays so for the texts that follow.
             @find_batch_size(starting_batch_size=self.batch_size)
-            def embed(batch_size: int, rows: list[int]) -> Vectors:
-                several = [_encodable(texts[r]) for r in rows]
-                encoded: Vectors = model.embed(several, kind, batch_size, many=many)
+            def encode(batch_size: int, prepared: Any) -> Vectors:
+                encoded: Vectors = model.encode(prepared, batch_size, many=many)
                 return encoded
 
             truncated = getattr(model, "truncated", 0)
+            # By length, longest first: what does not fit into memory shows at once.
+            order = sorted(missing, key=lambda row: -len(texts[row]))
             step = _SLICE * max(1, self._worker_count)
-            for start in range(0, len(order), step):
-                self.ensure_open()  # Another thread may be waiting to close it.
-                rows = order[start : start + step]
-                vectors[rows] = embed(rows)
-                self._keep([keys.get(row) for row in rows], vectors[rows])
-                if on_progress is not None:
-                    on_progress(len(rows))
+            slices = [order[start : start + step] for start in range(0, len(order), step)]
+            inputs = ahead(
+                lambda rows: model.prepare([_encodable(texts[row]) for row in rows], kind), slices
+            )
+            with contextlib.closing(inputs):
+                for rows, prepared in zip(slices, inputs, strict=True):
+                    self.ensure_open()  # Another thread may be waiting to close it.
+                    vectors[rows] = encode(prepared)
+                    self._keep([keys.get(row) for row in rows], vectors[rows])
+                    if on_progress is not None:
+                        on_progress(len(rows))
             cut = getattr(model, "truncated", 0) - truncated
             log.debug("embedded %d texts, of which %d were cut off", len(texts), cut)
         return vectors
@@ -255,7 +260,8 @@ class EmbeddingModel(Resource):
         device, dtype = str(self.device), getattr(torch, self._dtype)
         try:
             if Path(path).is_dir() and not self._trust_remote_code:
-                from rag_demo.bert_encoder import BertEncoder, UnsupportedModelError, read_settings
+                from rag_demo.bert_encoder import BertEncoder
+                from rag_demo.bert_settings import UnsupportedModelError, read_settings
 
                 try:
                     return BertEncoder(read_settings(Path(path)), device, dtype)

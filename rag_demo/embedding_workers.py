@@ -60,8 +60,12 @@ class EmbeddingWorkers:
             self.close()
             raise
 
-    def embed(
-        self, texts: Sequence[str], kind: str, batch_size: int, *, many: bool = False
+    def prepare(self, texts: Sequence[str], kind: str) -> tuple[str, list[str]]:
+        """Put down what `encode` takes: the workers make tokens of it."""
+        return kind, list(texts)
+
+    def encode(
+        self, prepared: tuple[str, list[str]], batch_size: int, *, many: bool = False
     ) -> Vectors:
         """Embed texts, dealt out in turns: shape (n, d), float32, each row of length 1.
 
@@ -69,11 +73,12 @@ class EmbeddingWorkers:
             ModelError: A worker has ended.
             RuntimeError: A worker ran out of memory.
         """
+        kind, texts = prepared
         count = len(self._workers)
         vectors = np.empty((len(texts), self.dimension), np.float32)
         for number, worker in enumerate(self._workers):
-            job = {"texts": list(texts[number::count]), "kind": kind, "batch_size": batch_size}
-            self._tell(worker, {**job, "many": many})
+            job = {"texts": texts[number::count], "kind": kind}
+            self._tell(worker, {**job, "batch_size": batch_size, "many": many})
         errors = []
         for number, worker in enumerate(self._workers):
             answer = self._answer(worker)
@@ -172,7 +177,8 @@ def serve() -> None:
         while (message := _read(stdin)) is not None:
             job = json.loads(message)
             try:
-                vectors = model._model.embed(**job)
+                prepared = model._model.prepare(job["texts"], job["kind"])
+                vectors = model._model.encode(prepared, job["batch_size"], many=job["many"])
             except Exception as error:
                 # The parent halves the batch if memory ran out, and raises anything else.
                 what = "out of memory: " if is_out_of_memory(error) else ""

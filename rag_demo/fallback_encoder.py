@@ -52,13 +52,18 @@ class FallbackEncoder(nn.Module):
         """Length of the vectors."""
         return int(self.model.get_embedding_dimension())
 
-    def embed(
-        self, texts: Sequence[str], kind: str, batch_size: int, *, many: bool = False
+    def prepare(self, texts: Sequence[str], kind: str) -> tuple[str, list[str]]:
+        """Put down what `encode` takes."""
+        return kind, list(texts)
+
+    def encode(
+        self, prepared: tuple[str, list[str]], batch_size: int, *, many: bool = False
     ) -> Vectors:
         """Embed texts as "query" or "document": shape (n, d), float32, of length 1."""
+        kind, texts = prepared
         encode: Any = getattr(self.model, f"encode_{kind}")
         vectors: Vectors = encode(
-            list(texts),
+            texts,
             batch_size=batch_size,
             normalize_embeddings=True,
             convert_to_numpy=True,

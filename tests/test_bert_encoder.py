@@ -15,7 +15,8 @@ from conftest import write_tiny_model
 from sentence_transformers import SentenceTransformer
 
 from rag_demo import EmbeddingModel
-from rag_demo.bert_encoder import BertEncoder, read_settings
+from rag_demo.bert_encoder import BertEncoder
+from rag_demo.bert_settings import read_settings
 from rag_demo.fallback_encoder import FallbackEncoder
 
 TEXTS = [
@@ -74,9 +75,9 @@ def test_pooling_matters(folder: Path) -> None:
     """The control: vectors of another pooling would have been noticed."""
     settings = read_settings(folder)
     encoder = BertEncoder(settings, "cpu", torch.float32)
-    mean = encoder.embed(TEXTS, "document", 32)
+    mean = encoder.encode(encoder.prepare(TEXTS, "document"), 32)
     object.__setattr__(settings, "pooling", "cls")
-    assert np.abs(encoder.embed(TEXTS, "document", 32) - mean).max() > 1e-2
+    assert np.abs(encoder.encode(encoder.prepare(TEXTS, "document"), 32) - mean).max() > 1e-2
 
 
 def test_real_model_in_both_types() -> None:

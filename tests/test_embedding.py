@@ -107,7 +107,7 @@ def test_unload_and_load(tiny_model: Path) -> None:
     assert report.still_held == ()
     assert not model.is_loaded
     with pytest.raises(ReleasedError, match="BertEncoder was released"):
-        inner.embed(["text"], "query", 1)
+        inner.prepare(["text"], "query")
     with pytest.raises(ModelError, match=r"call load_model\(\)"):
         model.embed_query("the cache")
     assert model.unload_model().freed_bytes == {}

@@ -24,13 +24,13 @@ def counted(model: EmbeddingModel, monkeypatch: pytest.MonkeyPatch) -> list[str]
     """Note the texts that a model really embeds."""
     model.load_model()
     seen: list[str] = []
-    embed = type(model._model).embed
+    prepare = type(model._model).prepare
 
-    def noting(self: Any, texts: Any, kind: str, batch_size: int, **how: bool) -> Any:
+    def noting(self: Any, texts: Any, kind: str) -> Any:
         seen.extend(texts)
-        return embed(self, texts, kind, batch_size, **how)
+        return prepare(self, texts, kind)
 
-    monkeypatch.setattr(type(model._model), "embed", noting)
+    monkeypatch.setattr(type(model._model), "prepare", noting)
     return seen
 
 

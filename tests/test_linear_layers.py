@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_demo import bert_encoder
-from rag_demo.bert_encoder import BertEncoder, read_settings
+from rag_demo.bert_encoder import BertEncoder
+from rag_demo.bert_settings import read_settings
 from rag_demo.linear_layers import OneDnnLinear, TorchLinear, WideLinear, fastest
 from rag_demo.two_byte_linear import TwoByteLinear
 
@@ -141,6 +142,10 @@ def encoder(folder: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> BertEnco
     return BertEncoder(read_settings(folder), "cpu", torch.float32)
 
 
+def encode(model: BertEncoder, texts: list[str] = TEXTS, batch_size: int = 32) -> Any:
+    return model.encode(model.prepare(texts, "document"), batch_size, many=True)
+
+
 @pytest.mark.parametrize("way", [TorchLinear, OneDnnLinear, TwoByteLinear])
 def test_each_way_makes_the_same_vectors(
     folder: Path, way: Any, monkeypatch: pytest.MonkeyPatch
@@ -149,13 +154,13 @@ def test_each_way_makes_the_same_vectors(
     if way is TwoByteLinear:
         two_bytes(*layer()[:2])
     model = encoder(folder, way, monkeypatch)
-    together = model.embed(TEXTS, "document", 32, many=True)
+    together = encode(model)
     assert type(model._chosen[True]["0_up"]) is way
-    plain = encoder(folder, TorchLinear, monkeypatch).embed(TEXTS, "document", 32, many=True)
+    plain = encode(encoder(folder, TorchLinear, monkeypatch))
     assert (together * plain).sum(axis=1).min() > 1 - 1e-5
-    assert np.abs(model.embed(TEXTS, "document", 1, many=True) - together).max() < 1e-6
+    assert np.abs(encode(model, batch_size=1) - together).max() < 1e-6
     other = encoder(folder, way, monkeypatch)
-    alone = [other.embed([text], "document", 32, many=True) for text in TEXTS]
+    alone = [encode(other, [text]) for text in TEXTS]
     assert np.abs(np.concatenate(alone) - together).max() < 1e-6
 
 
@@ -169,8 +174,8 @@ def test_a_way_with_other_vectors_is_not_used(
             return super().__call__(hidden, **options).roll(1, dims=1)
 
     model = encoder(folder, Turned, monkeypatch)
-    vectors = model.embed(TEXTS, "document", 32, many=True)
+    vectors = encode(model)
     assert type(model._chosen[True]["0_up"]) is TorchLinear
     monkeypatch.setattr(bert_encoder, "_LEAST_COSINE", -2.0)  # The control: it would be used.
-    wrong = encoder(folder, Turned, monkeypatch).embed(TEXTS, "document", 32, many=True)
+    wrong = encode(encoder(folder, Turned, monkeypatch))
     assert (vectors * wrong).sum(axis=1).min() < 0.999
