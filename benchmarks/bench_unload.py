@@ -1,7 +1,8 @@
 """What ``unload_model`` gives back of loading and encoding, beside ``del`` and a collection.
 
 Each way in a process of its own: first the memory before, after encoding, and after giving
-back; then rounds of all of it, to see what each leaves.
+back; then rounds of all of it, to see what each leaves. And how resident memory grows while
+very many texts are encoded, but for their vectors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 from results_file import write
 
@@ -50,25 +52,41 @@ for _ in range(rounds):
 print(json.dumps([first, second, ends]))
 """
 
+FLAT = """
+import json, sys
+from rag_demo import EmbeddingModel
+from torch_utils import memory_snapshot
+
+count = int(sys.argv[1])
+# Longest first, as they are encoded: so the pages of the vectors are written one by one.
+text = "number {:06} is about memory, caches and heaps "
+texts = [text.format(n) * (3 - 3 * n // count) for n in range(count)]
+done, seen = 0, []
+
+def note(more):
+    global done
+    done += more
+    # Vectors are float32 of dimension 384, and in memory once they are written.
+    seen.append((done, memory_snapshot().host.rss_bytes - done * 384 * 4))
+
+with EmbeddingModel(device="cpu") as model:
+    model.embed_documents(texts, on_progress=note)
+early = max(rss for n, rss in seen if n <= count // 10)
+print(json.dumps([early, max(rss for n, rss in seen if n > count // 10)]))
+"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--many", type=int, default=100_000)
     options = parser.parse_args()
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     rows: dict[str, dict[str, object]] = {}
     heads = ("first: taken", "back", "second: taken", "back", "growth in all")
     print(f"{'':14} {heads[0]} {heads[1]:>6} {heads[2]} {heads[3]:>4} {heads[4]:>13}")
     for way in ("unload_model", "del and gc"):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, way, str(options.texts), str(options.rounds)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        first, second, ends = json.loads(done.stdout)
+        first, second, ends = run(PROGRAM, way, options.texts, options.rounds)
         growth = ends[-1] - ends[0]
         line = f"{way:14}"
         for name, (before, loaded, after) in (("first", first), ("second", second)):
@@ -77,7 +95,21 @@ def main() -> None:
             line += f" {taken / 1e6:8.0f} MB {share:7.1%}"
         rows[way]["growth_bytes"] = growth
         print(f"{line} {growth / 1e6:11.1f} MB in {options.rounds} rounds")
-    write("unload", {"texts": options.texts, "rounds": options.rounds, "ways": rows})
+    early, late = run(FLAT, options.many)
+    print(f"{options.many:,} texts: {(late - early) / 1e6:+.1f} MB after the first tenth of them")
+    flat = {"texts": options.many, "first_tenth_bytes": early, "rest_bytes": late}
+    write("unload", {"texts": options.texts, "rounds": options.rounds, "ways": rows, "flat": flat})
+
+
+def run(program: str, *arguments: object) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":
