@@ -40,7 +40,7 @@ def main() -> None:
                 collection,
                 lambda questions, mode=mode: [
                     [result.id for result in results]
-                    for results in retriever.search_batch(questions, top_k=100, mode=mode)
+                    for results in retriever.search_batch(questions, top_k=101, mode=mode)
                 ],
             )
             print_scores(f"{options.beir.name}, {mode}", scores)

@@ -143,6 +143,7 @@ def demo(top_k: int) -> None:
 @click.option("--mode", type=click.Choice(["dense", "bm25", "hybrid"]), default="dense")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
 @click.option("--passages/--no-passages", default=True, help="Embed long documents by passage too.")
+@click.option("--split", default="test", show_default=True, help="Of the judgements.")
 @_model_option
 @_device_option
 def evaluate(
@@ -151,6 +152,7 @@ def evaluate(
     mode: str,
     dtype: str,
     passages: bool,
+    split: str,
     model: str | None,
     device: str | None,
 ) -> None:
@@ -160,7 +162,7 @@ def evaluate(
     from rag_demo.evaluate import evaluate, read_beir
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
 
-    collection = read_beir(folder)
+    collection = read_beir(folder, split)
     with (
         EmbeddingModel(model, device=device, dtype=dtype) as embedder,
         PyTorchGPURetriever(embedder, device=device) as retriever,
@@ -171,7 +173,7 @@ def evaluate(
             collection,
             lambda questions: [
                 [result.id for result in results]
-                for results in retriever.search_batch(questions, top_k=100, mode=mode)
+                for results in retriever.search_batch(questions, top_k=101, mode=mode)
             ],
         )
     print_scores(f"{folder.name}, {mode}, {len(collection.questions)} questions", scores)

@@ -101,7 +101,7 @@ def _read_file(path: Path, source: str, skipped: Skipped) -> Iterator[Document]:
     if suffix in (".html", ".htm"):
         text = _text_of_html(text)
     for part in chunks(text):
-        metadata = {"source": source, "start": part.start}
+        metadata = {"source": source, "start": part.start, "stop": part.stop}
         if part.heading:
             metadata["title"] = part.heading
         yield Document(f"{source}#{part.start}", part.text, metadata)

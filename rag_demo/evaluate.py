@@ -73,6 +73,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
                 record = json.loads(line)
                 if not isinstance(record, dict) or "_id" not in record or "text" not in record:
                     raise SourceError(f'{path}:{number}: expected an object with "_id" and "text"')
@@ -110,14 +112,17 @@ def evaluate(
 ) -> dict[str, Score]:
     """Ask all questions, and average the metrics.
 
+    A document with the id of the question is left out of its answers, as BEIR does it: in
+    some collections (ArguAna, Quora) questions are documents.
+
     Args:
         collection: What to ask, and what the answers are.
-        search: Returns, for each question, at least 100 ids of documents, the best first.
+        search: Returns, for each question, at least 101 ids of documents, the best first.
     """
     names = list(collection.questions)
     rankings = search([collection.questions[name] for name in names])
     each = [
-        metrics_of(ranking, collection.judgements[name])
+        metrics_of([answer for answer in ranking if answer != name], collection.judgements[name])
         for name, ranking in zip(names, rankings, strict=True)
     ]
     chance = np.random.default_rng(0)

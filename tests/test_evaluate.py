@@ -72,6 +72,25 @@ def test_read_beir(tmp_path: Path) -> None:
     assert collection.judgements == {"q1": {"d1": 1}}
 
 
+def test_other_splits_and_blank_lines(tmp_path: Path) -> None:
+    """Judgements of another split; a file that ends with an empty line is no error."""
+    folder = write_beir(tmp_path / "c")
+    (folder / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq9\td2\t2\n")
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write("\n\n")
+    assert len(read_beir(folder).documents) == 3
+    assert read_beir(folder, "dev").judgements == {"q9": {"d2": 2}}
+
+
+def test_questions_that_are_documents_do_not_answer_themselves() -> None:
+    """As BEIR scores collections such as ArguAna; other documents move up by one rank."""
+    collection = Collection([], {"a": "q", "b": "q"}, {"a": {"c": 1}, "b": {"a": 1}})
+    scores = evaluate(collection, lambda questions: [["a", "c", "b"], ["a", "b", "c"]])
+    assert scores["MRR@10"].mean == 1.0
+    control = metrics_of(["a", "c", "b"], {"c": 1})
+    assert control["MRR@10"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
