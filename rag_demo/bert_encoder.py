@@ -8,6 +8,7 @@ safetensors, and is checked against sentence-transformers in the tests.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -30,6 +31,8 @@ _CHECKED_TEXTS = 4
 _LEAST_COSINE = 1 - 1e-5  # of vectors made in another way, in float32
 
 Layers = dict[str, LinearLayer]
+
+log = logging.getLogger("rag_demo")
 
 
 class BertEncoder(nn.Module):
@@ -190,7 +193,9 @@ class BertEncoder(nn.Module):
             some = texts[:: -(-len(texts) // _CHECKED_TEXTS)]
             cosines = (self(some, layers) * self(some, plain)).sum(dim=1)
             if weight.dtype != torch.float32 or cosines.min() >= _LEAST_COSINE:
+                log.debug("%s texts are computed by %s", "many" if many else "few", way.__name__)
                 return layers
+            log.debug("%s is not used: it makes other vectors", way.__name__)
         return plain
 
     def _made_of(self, kind: type) -> Layers:

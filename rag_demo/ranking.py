@@ -48,7 +48,7 @@ def rank(
         part = slice(start, start + _PAIRS)
         vectors = vectors_of(row[part]).astype(np.float64)
         scores[part] = (vectors * queries[query[part]]).sum(axis=1)
-    order = np.lexsort((row, -scores, query))
+    order = np.lexsort((-scores, query))
     row, scores = row[order], scores[order]
     starts = np.searchsorted(query, np.arange(len(queries) + 1))
     ranked: list[list[Hit]] = []
@@ -56,7 +56,7 @@ def rank(
         its_scores = scores[start:stop].tolist()
         hits = list(zip(row[start:stop].tolist(), its_scores, strict=True))
         if any(map(operator.eq, its_scores[: top_k + 1], its_scores[1 : top_k + 1])):
-            hits.sort(key=lambda hit: (-hit[1], name_of(hit[0])))
+            hits.sort(key=lambda hit: (-hit[1], name_of(hit[0]), hit[0]))
         ranked.append(hits[:top_k])
     return ranked
 

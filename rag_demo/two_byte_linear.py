@@ -34,12 +34,12 @@ class TwoByteLinear:
         bias: Shape (out,).
 
     Raises:
-        NotImplementedError: This processor's products of bytes overflow.
+        RuntimeError: This processor's products of bytes overflow.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         if not _products_are_exact():
-            raise NotImplementedError("products of bytes overflow: a processor without VNNI")
+            raise RuntimeError("products of bytes overflow: a processor without VNNI")
         self._product = torch.ops.onednn.qlinear_pointwise
         self._bias = bias
         numbers, greatest = _two_bytes(weight, spent=False)
