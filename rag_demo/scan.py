@@ -196,6 +196,10 @@ class _Search:
     def look_at(self, start: int, part: Any) -> None:
         """Take the rows of a few blocks."""
         torch, scan = self._torch, self._scan
+        whole = len(part) // BLOCK * BLOCK
+        if 0 < whole < len(part):  # Only the last block has to be filled up, and copied for it.
+            self.look_at(start, part[:whole])
+            start, part = start + whole, part[whole:]
         stop = start + len(part)
         blocks = slice(start // BLOCK, -(-stop // BLOCK))
         products = self._multiply(part)  # shape (rows, b)
