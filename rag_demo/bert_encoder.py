@@ -24,7 +24,7 @@ __all__ = ["BertEncoder"]
 
 TOKENS_PER_TEXT = 64  # what a batch size of texts stands for
 _LONG_CHARS = 20_000
-_ROWS, _FEW_ROWS = 128, 16  # to whose multiples counts of rows, many or few, are rounded up
+_ROWS = {True: 128, False: 16}  # to whose multiples the rows of many, or few, texts are filled up
 _FREED_BYTES = 31 << 20
 _FEW_TOKENS, _MANY_TOKENS = 32, 512  # of a query; of a batch of many texts
 _CHECKED_TEXTS = 4
@@ -114,21 +114,22 @@ class BertEncoder(nn.Module):
                 texts = [tokens[row] for row in rows]
                 if many not in self._chosen:
                     self._chosen[many] = self._fastest_layers(texts, many=many)
-                vectors[rows] = self(texts, self._chosen[many]).float().cpu().numpy()
+                made = self(texts, self._chosen[many], _ROWS[many])
+                vectors[rows] = made.float().cpu().numpy()
         return vectors
 
-    def forward(self, texts: Sequence[Sequence[int]], layers: Layers) -> Tensor:
+    def forward(self, texts: Sequence[Sequence[int]], layers: Layers, rows: int) -> Tensor:
         """Embed one batch, sorted by length: shape (n, d), each row of length 1.
 
         Args:
             texts: The tokens of each.
             layers: The linear layers, by name.
+            rows: To whose multiples their rows are filled up.
         """
         device = self.get_buffer("words").device
         lengths = [len(text) for text in texts]
         # The count of rows is rounded up: oneDNN makes, and keeps, code for each count it meets.
-        total = sum(lengths)
-        spare = [0] * (-total % (_ROWS if total >= 8 * _ROWS else _FEW_ROWS))
+        spare = [0] * (-sum(lengths) % rows)
         ids = torch.tensor([*itertools.chain.from_iterable(texts), *spare], device=device)
         places = torch.tensor([*itertools.chain.from_iterable(map(range, lengths)), *spare])
         groups = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
@@ -191,7 +192,8 @@ class BertEncoder(nn.Module):
                 break
             layers = self._made_of(way)
             some = texts[:: -(-len(texts) // _CHECKED_TEXTS)]
-            cosines = (self(some, layers) * self(some, plain)).sum(dim=1)
+            made, expected = (self(some, each, _ROWS[many]) for each in (layers, plain))
+            cosines = (made * expected).sum(dim=1)
             if weight.dtype != torch.float32 or cosines.min() >= _LEAST_COSINE:
                 log.debug("%s texts are computed by %s", "many" if many else "few", way.__name__)
                 return layers
