@@ -32,6 +32,13 @@ _model_option = click.option(
 _cache_option = click.option(
     "--cache/--no-cache", default=True, help="Keep embeddings on the disk. [default: yes]"
 )
+_dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="What the model computes in; bfloat16 is faster where the processor has it.",
+)
 _device_option = click.option("--device", help="torch's name of a device. [default: the best]")
 
 
@@ -40,8 +47,11 @@ _device_option = click.option("--device", help="torch's name of a device. [defau
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @_model_option
 @_device_option
+@_dtype_option
 @_cache_option
-def index(source: str, out: Path, model: str | None, device: str | None, cache: bool) -> None:
+def index(
+    source: str, out: Path, model: str | None, device: str | None, dtype: str, cache: bool
+) -> None:
     """Index SOURCE: a folder, a text or .jsonl file, or an installed package's docstrings."""
     from rag_demo.index import refuse_foreign_folder
 
@@ -57,7 +67,7 @@ def index(source: str, out: Path, model: str | None, device: str | None, cache: 
         raise SourceError(f"{source} holds no text to index; name another folder or package")
     skipped = Skipped()
     where = default_cache_path() if cache else None
-    embedder = EmbeddingModel(model, device=device, cache=where)
+    embedder = EmbeddingModel(model, device=device, dtype=dtype, cache=where)
     with embedder, progress("embedding", total) as advance:
         done = ingest(read_source(source, skipped), embedder, out, on_progress=advance)
     if skipped.undecodable:
@@ -141,7 +151,7 @@ def demo(top_k: int) -> None:
 @click.argument("folder", metavar="PATH", type=click.Path(path_type=Path))
 @click.option("--format", "layout", type=click.Choice(["beir"]), default="beir")
 @click.option("--mode", type=click.Choice(["dense", "bm25", "hybrid"]), default="dense")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32")
+@_dtype_option
 @click.option("--passages/--no-passages", default=True, help="Embed long documents by passage too.")
 @click.option("--split", default="test", show_default=True, help="Of the judgements.")
 @_model_option

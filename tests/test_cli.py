@@ -41,6 +41,22 @@ def test_search(saved: Path, tiny_model: Path, retriever: str) -> None:
     assert answer["results"][0]["rank"] == 1
 
 
+def test_long_documents_in_bfloat16(tmp_path: Path, tiny_model: Path) -> None:
+    """What stands late in a line of JSON is found, and the answer says where; dtype is taken."""
+    text = "the capital of france . " * 60 + "\n\n" + "give memory back . " * 40
+    (tmp_path / "c.jsonl").write_text(json.dumps({"id": "long", "text": text}) + "\n")
+    source, out = tmp_path / "c.jsonl", tmp_path / "i"
+    command = ("index", source, "--out", out, "--model", tiny_model, "--dtype", "bfloat16")
+    assert_clean(rag_demo(*command, "--no-cache"))
+    result = rag_demo("search", out, "give memory back", "--model", tiny_model, "--json")
+    assert_clean(result)
+    (answer,) = json.loads(result.stdout)["results"]
+    start, stop = answer["passage"]
+    assert answer["text"] == text
+    assert "give memory back" in text[start:stop]
+    assert stop - start <= 800
+
+
 def test_table(saved: Path, tiny_model: Path) -> None:
     """People get a table with scores and sources."""
     result = rag_demo("search", saved, "the capital [of] France?", "--model", tiny_model)
