@@ -13,7 +13,7 @@ from results_file import write
 
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
 from rag_demo.console import print_scores
-from rag_demo.evaluate import evaluate, read_beir
+from rag_demo.evaluate import evaluate, read_beir, searching
 from rag_demo.lexical import MODES
 
 
@@ -36,13 +36,7 @@ def main() -> None:
             passages=options.passages,
         )
         for mode in MODES:
-            scores = evaluate(
-                collection,
-                lambda questions, mode=mode: [
-                    [result.id for result in results]
-                    for results in retriever.search_batch(questions, top_k=101, mode=mode)
-                ],
-            )
+            scores = evaluate(collection, searching(retriever, mode))
             print_scores(f"{options.beir.name}, {mode}", scores)
             rows[mode] = {metric: asdict(score) for metric, score in scores.items()}
     questions = len(collection.questions)

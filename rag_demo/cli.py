@@ -169,7 +169,7 @@ def evaluate(
     """Measure the quality of the answers on the collection in PATH, which has judgements."""
     from rag_demo.console import print_scores, progress
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.evaluate import evaluate, read_beir
+    from rag_demo.evaluate import evaluate, read_beir, searching
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
 
     collection = read_beir(folder, split)
@@ -179,13 +179,7 @@ def evaluate(
         progress("embedding", len(collection.documents)) as advance,
     ):
         _add(retriever, collection.documents, advance, passages=passages)
-        scores = evaluate(
-            collection,
-            lambda questions: [
-                [result.id for result in results]
-                for results in retriever.search_batch(questions, top_k=101, mode=mode)
-            ],
-        )
+        scores = evaluate(collection, searching(retriever, mode))
     print_scores(f"{folder.name}, {mode}, {len(collection.questions)} questions", scores)
 
 

@@ -27,7 +27,7 @@ _PATIENCE_S = 10.0  # for a worker that was asked to leave
 
 
 class EmbeddingWorkers:
-    """As an encoder: `embed`, `dimension`; and `close`.
+    """As an encoder: `prepare`, `encode`, `dimension`; and `close`.
 
     Args:
         count: How many processes.

@@ -8,18 +8,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rag_demo.corpus import Document
 from rag_demo.errors import SourceError
 
-__all__ = ["Collection", "Score", "evaluate", "metrics_of", "read_beir"]
+if TYPE_CHECKING:
+    from rag_demo.retriever import Retriever
+
+__all__ = ["Collection", "Score", "evaluate", "metrics_of", "read_beir", "searching"]
 
 Judgements = Mapping[str, int]
 Ranking = Sequence[str]
 _RESAMPLES = 2000
+_DEPTH = 101  # of what is asked for: one more than counts, for the question's own document
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,16 @@ def metrics_of(ranking: Ranking, judgements: Judgements) -> dict[str, float]:
 
 def _discounted(gains: Sequence[int]) -> float:
     return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1) if gain > 0)
+
+
+def searching(retriever: Retriever, mode: str) -> Callable[[Sequence[str]], list[list[str]]]:
+    """Make the ``search`` that `evaluate` takes of a retriever, in one of its modes."""
+
+    def search(questions: Sequence[str]) -> list[list[str]]:
+        answers = retriever.search_batch(questions, top_k=_DEPTH, mode=mode)
+        return [[result.id for result in results] for results in answers]
+
+    return search
 
 
 def evaluate(

@@ -194,6 +194,7 @@ class _Ingestion:
         on_progress(len(old))
         made = self._embed([batch[place] for place in new], on_progress)
         self._write(_in_order(kept, made, np.argsort([*old, *new])), batch)
+        self._seen.update(document.id for document in batch)
         self.embedded += len(new)
         self.reused += len(old)
 
@@ -212,7 +213,6 @@ class _Ingestion:
     def _write(self, made: _Embedded, documents: Iterable[Document | Record]) -> None:
         for document in documents:
             self._records.write(_line(Record(document.id, document.text, document.metadata)))
-            self._seen.add(document.id)
         if len(made.parts):
             self._dimension = made.vectors.shape[1]
             self._parts.append(made.parts)
@@ -221,7 +221,7 @@ class _Ingestion:
     def save(self, *, finished: bool) -> None:
         """Make an index of all that was taken; of an earlier one too, what was not reached."""
         sizes = (self._vectors.tell(), self._records.tell())
-        taken, seen = list(self._parts), set(self._seen)
+        taken = len(self._parts)
         if not finished:
             left = list(self._earlier.not_in(self._seen))
             for start in range(0, len(left), BATCH):
@@ -237,7 +237,7 @@ class _Ingestion:
             vectors = np.memmap(self._vectors_path, np.float32, "r", shape=shape)
         replace_index(self._folder, model_name(self._embedder), vectors, self._stored(), parts)
         # What was not reached is read again from the earlier index when its turn comes.
-        self._parts, self._seen = taken, seen
+        del self._parts[taken:]
         for file, position in zip((self._vectors, self._records), sizes, strict=True):
             file.seek(position)
             file.truncate()

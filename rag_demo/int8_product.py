@@ -7,13 +7,15 @@ the float32 product that it would replace, once in a process.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
+
+from rag_demo.timing import least_seconds
 
 __all__ = ["int8_product"]
 
 _ROWS, _COLUMNS = 2048, 33
+_TRIES = 5
 
 
 @functools.lru_cache(maxsize=32)
@@ -44,14 +46,6 @@ def int8_product(torch: Any, dimension: int) -> Callable[[Any, Any], Any] | None
                 return None
     except (RuntimeError, NotImplementedError, TypeError):
         return None
-    fast = _seconds(lambda: product(left, right.T)) < _seconds(lambda: left_float @ right_float.T)
-    return product if fast else None
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    seconds = least_seconds(lambda: product(left, right.T), _TRIES)
+    float_seconds = least_seconds(lambda: left_float @ right_float.T, _TRIES)
+    return product if seconds < float_seconds else None

@@ -7,14 +7,13 @@ beside it, on the model's own weights and activations, before they are used.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rag_demo.timing import least_seconds
 from rag_demo.two_byte_linear import TwoByteLinear, with_gelu
 
 __all__ = ["LinearLayer", "TorchLinear", "fastest"]
@@ -75,8 +74,8 @@ class WideLinear:
         return (with_gelu(result) if gelu else result).to(hidden.dtype)
 
 
-def fastest(weight: Tensor, bias: Tensor, sample: Tensor, *, many: bool) -> Iterator[Any]:
-    """Yield the kinds of layers that are right on a sample, the fastest first.
+def fastest(weight: Tensor, bias: Tensor, sample: Tensor, *, many: bool) -> list[Any]:
+    """Return the kinds of layers that are right on a sample, the fastest first.
 
     Takes some milliseconds. OpenMP's threads have run afterwards, so that a forked child that
     computes would hang.
@@ -96,7 +95,7 @@ def fastest(weight: Tensor, bias: Tensor, sample: Tensor, *, many: bool) -> Iter
     expected = TorchLinear(weight, bias)(sample, gelu=True)
     seconds = {kind: _try(kind, weight, bias, sample, expected) for kind in kinds}
     right = [kind for kind in kinds if seconds[kind] is not None]
-    yield from sorted(right, key=lambda kind: seconds[kind] or 0.0)
+    return sorted(right, key=lambda kind: seconds[kind] or 0.0)
 
 
 def _try(kind: Any, weight: Tensor, bias: Tensor, sample: Tensor, expected: Tensor) -> float | None:
@@ -106,11 +105,6 @@ def _try(kind: Any, weight: Tensor, bias: Tensor, sample: Tensor, expected: Tens
         error = (layer(sample, gelu=True) - expected).float().norm() / expected.float().norm()
         if kind is not TorchLinear and not error.item() <= _TOLERANCE[weight.dtype]:
             return None
-        times = []
-        for _ in range(_TRIES):
-            started = time.perf_counter()
-            layer(sample, gelu=True)
-            times.append(time.perf_counter() - started)
+        return least_seconds(lambda: layer(sample, gelu=True), _TRIES)
     except (AttributeError, RuntimeError, NotImplementedError, TypeError):
         return None  # A torch without the operator, or whose operator takes something else.
-    return min(times)

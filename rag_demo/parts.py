@@ -84,10 +84,6 @@ class Parts:
         start, stop = self.spans[row].tolist()
         return (start, stop) if stop else None
 
-    def count(self, document: int) -> int:
-        """Return how many rows a document has."""
-        return 1 if self.counts is None else int(self.counts[document])
-
     def rows(self, documents: Rows) -> Rows:
         """Return the rows of documents, in the order of these."""
         if self._first is None or self.counts is None:

@@ -138,7 +138,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def encoder(folder: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> BertEncoder:
-    monkeypatch.setattr(bert_encoder, "fastest", lambda *sample, many: iter([way]))
+    monkeypatch.setattr(bert_encoder, "fastest", lambda *sample, many: [way])
     return BertEncoder(read_settings(folder), "cpu", torch.float32)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_demo import FaissRetriever, PyTorchGPURetriever, ranking
+from rag_demo import FaissRetriever, PyTorchGPURetriever
 from rag_demo.corpus import Document
 from rag_demo.errors import IndexFileError
 from rag_demo.index import read_index, write_index
@@ -100,8 +100,9 @@ def test_documents_score_as_their_best_part(kind: Any, seed: int, top_k: int, wo
 
 def test_control_rows_alone_are_not_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that takes the best rows for documents answers with one document many times."""
-    monkeypatch.setattr(ranking, "best_of_each", lambda hits, parts: [(*hit, None) for hit in hits])
-    monkeypatch.setattr("rag_demo.retriever.best_of_each", ranking.best_of_each)
+    monkeypatch.setattr(
+        "rag_demo.retriever.best_of_each", lambda hits, parts: [(*hit, None) for hit in hits]
+    )
     text = " ".join(["alpha"] * 1000)
     with PyTorchGPURetriever(WordCounts(), device="cpu") as retriever:
         retriever.add(["alpha bravo", "bravo", text], passages=True)

@@ -41,7 +41,7 @@ def layers() -> dict[str, Any]:
                     warnings.simplefilter("ignore")
                     made[name] = kind(*arguments)
                 break
-            except Exception:
+            except Exception:  # Layers refuse arguments that are not theirs as they like.
                 continue
     return made
 

@@ -128,8 +128,7 @@ class Resource:
             return
         try:
             entry.close(self)
-        except BaseException:
-            # KeyboardInterrupt out of the release; the exception of the body, if any, wins.
+        except BaseException:  # KeyboardInterrupt out of the release; the body's own error wins.
             if exc is None:
                 raise
         if exc is not None and entry.error is not None:
@@ -158,8 +157,7 @@ class Resource:
         try:
             attempted = "attempt" in entry.__dict__
             mine = not attempted and entry.close(self)
-        except BaseException:
-            # A destructor has no caller: the registry has logged it, nobody else can be told.
+        except BaseException:  # A destructor has no caller to tell; the registry has logged it.
             return
         if mine and entry.built and not _down():
             # Last, because ``-W error`` turns it into an exception.

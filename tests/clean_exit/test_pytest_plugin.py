@@ -33,7 +33,7 @@ MARKED = """
         pytest.skip("not today")
 
     @pytest.mark.clean_exit
-    @pytest.mark.xfail(strict=True)
+    @pytest.mark.xfail(strict=True, reason="it fails, and the marker lets it")
     def test_expected_failure():
         assert False
 

@@ -76,8 +76,7 @@ def _remember_stacks(path, os):
         faulthandler.register(STACKS_SIGNAL, file=_STACKS_FD, all_threads=True)
         if not faulthandler.is_enabled():
             faulthandler.enable(file=_STACKS_FD)
-    except Exception:
-        # A Python without faulthandler, a small limit of open files: no stacks then.
+    except Exception:  # A Python without faulthandler, a small limit of open files: no stacks.
         pass
 
 
@@ -201,8 +200,7 @@ def _watch_shared_memory(record, state):
         from os import O_CREAT
 
         make, remove = _posixshmem.shm_open, _posixshmem.shm_unlink
-    except Exception:
-        # Not on this system; the program's own import says so.
+    except Exception:  # Not on this system; the program's own import says so.
         return
 
     def shm_open(path, flags, *args, **options):
