@@ -47,10 +47,10 @@ bench-quality: .venv/.installed
 	$(BIN)/python benchmarks/bench_quality.py --beir $(BEIR)
 
 torture-save: .venv/.installed
-	$(BIN)/python tests/torture.py save 200
+	$(BIN)/python tests/rag_demo/torture.py save 200
 
 fuzz-index: .venv/.installed
-	$(BIN)/python tests/torture.py fuzz 100000
+	$(BIN)/python tests/rag_demo/torture.py fuzz 100000
 
 examples: .venv/.installed
 	$(BIN)/python -m pytest -q -n 2 tests/test_readme.py

@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from types import TracebackType
 from typing import Any, TypeVar
 
-from torch_utils._dismantle import plan
-from torch_utils._use import Callback, Managed, Policy, Use, caller_key, needs_argument
+from torch_utils._releasing.plan import plan
+from torch_utils._releasing.work import Collect, check_collect
+from torch_utils._scope import Callback, Managed, Policy, Use, caller_key, needs_argument
 from torch_utils.errors import TorchUtilsError
-from torch_utils.release import Collect, check_collect
 from torch_utils.report import CleanupReport
 
 __all__ = ["CleanupReport", "SafePyTorchCleanup"]

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch_utils._references import Frames
-from torch_utils._steps import Step
-from torch_utils._storages import Inventory
-from torch_utils._tombstone import bury
+from torch_utils._releasing.references import Frames
+from torch_utils._releasing.storages import Inventory
+from torch_utils._releasing.target import Target
+from torch_utils._releasing.tombstone import bury
 
 
-class FaissStep(Step):
+class FaissTarget(Target):
     """A faiss index, of any kind."""
 
     _nbytes = 0
@@ -54,7 +54,7 @@ def _code_bytes(index: Any) -> int:
 
 def _refuse_in_use(index: Any, name: str) -> None:
     """Raise if a part of the program would crash when the index went."""
-    with Frames(__package__) as frames:
+    with Frames(__name__.partition(".")[0]) as frames:
         users = {id(value) for value, _ in frames.arguments_of("faiss")}
     if id(index) in users:
         raise RuntimeError(f"this {name} is being used by another thread and was not released")

@@ -13,7 +13,7 @@ from hazards.pythons import other_pythons
 from torch_utils.clean_exit import FINDINGS, Finding, check
 from torch_utils.clean_exit.gpu import memory_of_processes
 
-CATALOGUE = Path(__file__).parents[2] / "docs" / "catalogue.md"
+CATALOGUE = Path(__file__).parents[3] / "docs" / "catalogue.md"
 
 
 class NVML(types.ModuleType):
@@ -152,6 +152,6 @@ def test_oldest_python_runs_the_checker() -> None:
     """It needs the standard library only, of each Python from 3.10 on."""
     for python in other_pythons().values():
         command = [python, "-m", "torch_utils.clean_exit", "-q", python, "-c", "print(1)"]
-        root = Path(__file__).parents[2]
+        root = Path(__file__).parents[3]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
         assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)

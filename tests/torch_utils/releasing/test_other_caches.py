@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from programs import assert_clean, run
 from torch_utils import release
-from torch_utils._thorough import clear_other_caches
+from torch_utils._releasing.other_caches import clear_other_caches
 
 
 def stand_in(initialized: bool, log: list[str]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from programs import assert_clean, run
+from programs import ROOT, assert_clean, run
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from torch_utils import ReleasedError, ResourceClosedError
 
@@ -66,7 +66,7 @@ class Naive:
 
 torch.kept = {kept}
 """
-TESTS = {"PYTHONPATH": f"{Path(__file__).parent.parent}:{Path(__file__).parent}"}
+TESTS = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{Path(__file__).parent}"}
 
 
 def test_naive_destructor_is_caught() -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from torch_utils._dismantle import plan
 from torch_utils._flags import read_flags, restore_flags
 from torch_utils._registry import REGISTRY, Entry
+from torch_utils._releasing.plan import plan
+from torch_utils._releasing.work import Collect, Release
 from torch_utils._runtime import is_shutting_down
 from torch_utils.errors import CleanupError
 from torch_utils.oom import clear_exception_frames, is_out_of_memory
-from torch_utils.release import Collect, Release
 from torch_utils.report import CleanupReport
 from torch_utils.resource import add_note
 

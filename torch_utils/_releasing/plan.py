@@ -11,46 +11,50 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from torch_utils._faiss import FaissStep, is_index
-from torch_utils._modules import ModuleStep, find_shared
+from torch_utils._releasing.closables import ClosableTarget
+from torch_utils._releasing.faiss_indexes import FaissTarget, is_index
+from torch_utils._releasing.modules import ModuleTarget
+from torch_utils._releasing.optimizers import OptimizerTarget
+from torch_utils._releasing.sharing import find_shared
+from torch_utils._releasing.target import Target
+from torch_utils._releasing.tensors import TensorTarget
+from torch_utils._releasing.tombstone import is_released
 from torch_utils._runtime import loaded_torch
-from torch_utils._steps import CloseStep, OptimizerStep, Step, TensorStep
-from torch_utils._tombstone import is_released
 from torch_utils.resource import Resource
 
 _SCALARS = (str, bytes, bytearray, int, float, complex)
 
 
-def plan(objects: Sequence[Any]) -> list[Step]:
+def plan(objects: Sequence[Any]) -> list[Target]:
     """Say how each object will be released, in order, without touching any.
 
     Raises:
         TypeError: An object is of a kind that nobody here knows how to release.
     """
-    steps: list[Step] = []
+    targets: list[Target] = []
     seen: set[int] = set()
     for thing in objects:
         if isinstance(thing, _SCALARS):
             raise _unknown(thing, type(thing).__name__)
-        steps.extend(_plan(thing, type(thing).__name__, seen))
-    modules = [step for step in steps if isinstance(step, ModuleStep)]
+        targets.extend(_plan(thing, type(thing).__name__, seen))
+    modules = [target for target in targets if isinstance(target, ModuleTarget)]
     if modules:
-        shared = find_shared([step.module for step in modules])
-        for step in modules:
-            step.shared = shared
-    return steps
+        shared = find_shared([target.module for target in modules])
+        for target in modules:
+            target.shared = shared
+    return targets
 
 
-def _plan(thing: Any, name: str, seen: set[int]) -> Iterator[Step]:
+def _plan(thing: Any, name: str, seen: set[int]) -> Iterator[Target]:
     """Plan one object; what a container holds is planned one by one, each object once."""
     if thing is None or id(thing) in seen or is_released(thing) or isinstance(thing, _SCALARS):
         return
     seen.add(id(thing))
-    step = None if isinstance(thing, Resource) else _step_of_library(thing, name)
-    if step is not None:
-        yield step
+    target = None if isinstance(thing, Resource) else _target_of_library(thing, name)
+    if target is not None:
+        yield target
     elif callable(getattr(thing, "close", None)) and not isinstance(thing, type):
-        yield CloseStep(thing, name)
+        yield ClosableTarget(thing, name)
     elif isinstance(thing, Mapping):
         for key, value in list(thing.items()):
             yield from _plan(value, f"{name}[{key!r}]", seen)
@@ -61,20 +65,20 @@ def _plan(thing: Any, name: str, seen: set[int]) -> Iterator[Step]:
         raise _unknown(thing, name)
 
 
-def _step_of_library(thing: Any, name: str) -> Step | None:
+def _target_of_library(thing: Any, name: str) -> Target | None:
     if is_index(thing):
-        return FaissStep(thing, type(thing).__name__)
+        return FaissTarget(thing, type(thing).__name__)
     torch = loaded_torch()
     if torch is None:
         return None
     if isinstance(thing, torch.nn.Module):
-        return ModuleStep(thing, type(thing).__name__)
+        return ModuleTarget(thing, type(thing).__name__)
     # A nested tensor keeps its sizes when its data are swapped, and would then read beyond them.
     if isinstance(thing, torch.Tensor) and not thing.is_nested:
-        return TensorStep(thing, name)
+        return TensorTarget(thing, name)
     optim = sys.modules.get("torch.optim")
     if optim is not None and isinstance(thing, optim.Optimizer):
-        return OptimizerStep(thing, type(thing).__name__)
+        return OptimizerTarget(thing, type(thing).__name__)
     return None
 
 

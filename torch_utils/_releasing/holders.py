@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from torch_utils import _references
+from torch_utils._releasing import references
+from torch_utils._releasing.storages import Held, parts_of
 from torch_utils._runtime import DEBUG, log
-from torch_utils._storages import Held, parts_of
 
 SEARCH_S = 0.01
 _BETWEEN_LOOKS = 64  # objects that are passed between two looks at the clock
@@ -56,7 +56,7 @@ def find_holders(torch: Any, survivors: list[Held], search_s: float) -> Holders:
     if not survivors or torch is None or search_s <= 0:
         return holders
     try:
-        with _references.Frames(_PACKAGE) as frames:
+        with references.Frames(_PACKAGE) as frames:
             _Search(torch, survivors, holders, time.perf_counter() + search_s).run(frames)
     except Exception as error:
         # This looks into whatever objects the program has; none of them may make a release fail.
@@ -78,9 +78,9 @@ class _Search:
         self._seen: set[int] = set()
         self._pending: deque[tuple[Any, str]] = deque()
 
-    def run(self, frames: _references.Frames) -> None:
+    def run(self, frames: references.Frames) -> None:
         """Follow the variables of functions first, then those of their modules, then all."""
-        rounds = (frames.variables, frames.globals, _references.globals_of_all_modules)
+        rounds = (frames.variables, frames.globals, references.globals_of_all_modules)
         for roots in rounds:
             self._pending.extend(roots())
             if not self._walk():
@@ -101,7 +101,7 @@ class _Search:
                     return False
             thing, holder = pending.popleft()
             kind = type(thing)
-            if kind in _references.LEAVES or id(thing) in seen:
+            if kind in references.LEAVES or id(thing) in seen:
                 continue
             seen.add(id(thing))
             try:
@@ -125,7 +125,7 @@ class _Search:
             holder = f"another module ({kind.__name__})"
         elif self._optimizer and issubclass(kind, self._optimizer):
             holder = f"an optimizer ({kind.__name__})"
-        self._pending.extend(_references.follow(thing, kind, holder))
+        self._pending.extend(references.follow(thing, kind, holder))
 
     def _check_tensor(self, tensor: Any, holder: str) -> None:
         self._note(tensor, holder)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_utils import memory_snapshot, release
-from torch_utils._unmap import LARGE_BYTES, drop_pages
+from torch_utils._releasing.pages import LARGE_BYTES, drop_pages
 
 COUNT = LARGE_BYTES  # bytes: one element each, and one page more
 

@@ -1,47 +1,16 @@
-"""The steps of a release: a tensor, an optimizer, something that closes itself."""
+"""Tensors: counted with their gradients, and emptied in place."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch_utils._releasing.storages import Inventory
+from torch_utils._releasing.target import Target
 from torch_utils._runtime import loaded_torch
-from torch_utils._storages import Inventory
-from torch_utils._tombstone import bury
 
 
-class Step:
-    """One object to release.
-
-    Attributes:
-        name: What reports call it.
-        closes: Whether giving it up calls the program's own code. Only such steps run while the
-            program ends; the memory of everything else goes with the process.
-    """
-
-    closes = False
-
-    def __init__(self, thing: Any, name: str) -> None:
-        self.thing = thing
-        self.name = name
-
-    def count(self, inventory: Inventory) -> None:
-        """Note the storages that it will give up."""
-
-    def give_up(self, place: str) -> None:
-        """Give up what it holds; ``place`` says where the program asked for that."""
-
-
-class CloseStep(Step):
-    """Something with ``close()``, which knows itself what to do."""
-
-    closes = True
-
-    def give_up(self, place: str) -> None:
-        self.thing.close()
-
-
-class TensorStep(Step):
+class TensorTarget(Target):
     """A tensor: the same object afterwards, of no elements."""
 
     def count(self, inventory: Inventory) -> None:
@@ -49,17 +18,6 @@ class TensorStep(Step):
 
     def give_up(self, place: str) -> None:
         empty_tensor(self.thing)
-
-
-class OptimizerStep(Step):
-    """An optimizer: its state (two copies of the weights for Adam) and its parameters."""
-
-    def count(self, inventory: Inventory) -> None:
-        count_contents(inventory, self.name, vars(self.thing), depth=4)
-
-    def give_up(self, place: str) -> None:
-        # A learning-rate scheduler that is still referred to keeps the optimizer, but empty.
-        bury(self.thing, f"this {self.name}", place)
 
 
 def count_tensor(inventory: Inventory, name: str, tensor: Any) -> None:

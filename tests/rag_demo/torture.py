@@ -1,7 +1,7 @@
 """Kill saves at random moments, and mutate the files of an index: what must never happen.
 
-``python tests/torture.py save 200`` and ``python tests/torture.py fuzz 100000``; the tests run
-both for a short time.
+``make torture-save`` and ``make fuzz-index`` run them at length; the tests run both for a
+short time.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ if __name__ == "__main__":
     result = {"save": torture_save, "fuzz": fuzz_index}[what](count, seed=int(time.time()))
     result["seconds"] = round(time.perf_counter() - started, 1)
     print(result)
-    benchmarks = Path(__file__).parents[1] / "benchmarks"
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
     sys.path.insert(0, str(benchmarks))
     from results_file import write
 

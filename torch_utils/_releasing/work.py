@@ -1,0 +1,137 @@
+"""One release under way: what was given up so far, and what came of it."""
+
+from __future__ import annotations
+
+import gc
+import time
+from contextvars import ContextVar
+from typing import Any, Literal
+
+from torch_utils._releasing.holders import SEARCH_S, Holders, find_holders
+from torch_utils._releasing.other_caches import clear_other_caches
+from torch_utils._releasing.storages import Inventory
+from torch_utils._releasing.target import Target
+from torch_utils._releasing.tombstone import caller
+from torch_utils._runtime import ERROR, is_shutting_down, loaded_torch, log
+from torch_utils.memory import MemorySnapshot, empty_caches, memory_snapshot
+from torch_utils.memory import trim_host as trim_host_heap
+from torch_utils.report import CleanupReport, StillHeld
+
+Collect = Literal["auto", "never", "full"]
+
+
+def check_collect(collect: str) -> None:
+    """Refuse a policy that does not exist, before anything is touched."""
+    if collect not in ("auto", "never", "full"):
+        raise ValueError(f'collect must be "auto", "never" or "full", not {collect!r}')
+
+
+class Release:
+    """One release under way: what was given up so far, and what came of it."""
+
+    def __init__(
+        self, *, collect: Collect, trim_host: bool, thorough: bool, search_s: float = SEARCH_S
+    ) -> None:
+        self._search_s = search_s
+        self._collect = collect
+        self._trim_host = trim_host
+        self._thorough = thorough
+        self._inventory = Inventory()
+        self._holders = Holders()
+        self._started = time.perf_counter()
+        self._before: MemorySnapshot = memory_snapshot()
+        self._place = caller()
+        self.errors: list[BaseException] = []
+        # A close() that this calls may release what the object holds: that belongs to this one.
+        self._outer = _UNDER_WAY.get()
+        _UNDER_WAY.set(self)
+
+    def run(self, targets: list[Target]) -> None:
+        """Give up what was planned: all is counted before the first is touched."""
+        if not is_shutting_down():
+            for target in targets:
+                self._isolated(target.name, lambda t=target: t.count(self._inventory))
+        for target in targets:
+            self._give_up(target)
+
+    def _give_up(self, target: Target) -> None:
+        if target.closes or not is_shutting_down():
+            self._isolated(target.name, lambda: target.give_up(self._place))
+
+    def _isolated(self, name: str, action: Any) -> None:
+        try:
+            action()
+        except BaseException as error:
+            # The boundary between one object's cleanup and the next one's: each target is given up,
+            # whatever the others raise. `raise_interrupt` passes on what is no Exception.
+            self.failed(name, error)
+
+    def failed(self, name: str, error: BaseException) -> None:
+        """Take note of an error in one target, and log it once."""
+        self.errors.append(error)
+        log(ERROR, "releasing %s failed: %r", name, error, exc_info=error)
+
+    def finish(self) -> CleanupReport:
+        """Collect, trim and empty what the policy asks for, and report.
+
+        A release within another leaves that to the outer one, which then counts for both.
+        """
+        _UNDER_WAY.set(self._outer)
+        if is_shutting_down():
+            return CleanupReport(
+                errors=tuple(self.errors),
+                duration_s=time.perf_counter() - self._started,
+                skipped="the program is ending, and the system takes the memory back",
+            )
+        if self._outer is not None:
+            self._outer._inventory.absorb(self._inventory)
+        else:
+            self._give_back()
+        return CleanupReport(
+            freed_bytes=self._inventory.freed_bytes(),
+            still_held=self._still_held(),
+            errors=tuple(self.errors),
+            duration_s=time.perf_counter() - self._started,
+            before=self._before,
+            after=memory_snapshot(),
+        )
+
+    def _still_held(self) -> tuple[StillHeld, ...]:
+        return tuple(
+            StillHeld(held.what, held.nbytes, held.device, self._holders.of(held))
+            for held in self._inventory.alive()
+        )
+
+    def _give_back(self) -> None:
+        if self._thorough:
+            clear_other_caches()
+        self._collect_garbage()
+        if self._inventory or self._collect == "full" or self._thorough:
+            empty_caches()
+            if self._trim_host:
+                trim_host_heap()
+
+    def _collect_garbage(self) -> None:
+        """Climb only as far as needed: each generation costs more than the one before."""
+        if self._collect == "full":
+            gc.collect()
+        elif self._collect == "auto":
+            for generation in range(2):
+                if not self._inventory.alive():
+                    return
+                gc.collect(generation)
+        survivors = self._inventory.alive()
+        self._holders = find_holders(loaded_torch(), survivors, self._search_s)
+        # What a variable leads to is no garbage, and looking for it there would be in vain.
+        if self._collect == "auto" and not self._holders.explain(survivors):
+            gc.collect()
+        self._inventory.alive()  # Forgets what is gone, before the heap is trimmed.
+
+    def raise_interrupt(self) -> None:
+        """Pass on a KeyboardInterrupt or SystemExit, now that everything was released."""
+        for error in self.errors:
+            if not isinstance(error, Exception):
+                raise error
+
+
+_UNDER_WAY: ContextVar[Release | None] = ContextVar("release_under_way", default=None)
