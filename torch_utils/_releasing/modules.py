@@ -6,55 +6,67 @@ its own reference. Or two models may contain the same submodule: that one is lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Set
 from typing import Any
 
-from torch_utils._releasing.pages import LARGE_BYTES, drop_pages
+from torch_utils._releasing.counting import count_part, count_tensor
+from torch_utils._releasing.reading import LEAF, contents_of, entries_of, undisturbed
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
-from torch_utils._releasing.tensors import count_contents, count_tensor
 from torch_utils._releasing.tombstone import bury, is_released
 from torch_utils._runtime import DEBUG, loaded_torch, log
 
 
 class ModuleTarget(Target):
-    """A module and what it contains."""
+    """A module and what it contains.
+
+    Two threads may release one module: one of them does it, and the other reports nothing.
+    """
 
     def __init__(self, module: Any, name: str) -> None:
         super().__init__(module, name)
         self.module = module
         self.shared: set[int] = set()
-        self._tree: list[tuple[str, Any]] = []
+        self._token = object()
+        self._tree: tuple[list[str], list[Any]] | None = None
+        self._counted: tuple[Inventory, int, int] | None = None
+        self._is_cleaned_up = False
 
     def count(self, inventory: Inventory) -> None:
-        # Once found out which parts are shared, for whoever refers to a part counts as a sharer.
-        self._tree = list(walk(self.module, self.shared))
-        for path, module in self._tree:
-            where = _join(self.name, path)
-            contents = vars(module)
-            for part in ("_parameters", "_buffers"):
-                tensors = contents.get(part)
-                if tensors:
-                    for name, tensor in list(tensors.items()):
-                        if tensor is not None:
-                            count_tensor(inventory, f"{where}.{name}", tensor)
-            for part in contents.keys() - _OWN_PARTS:
-                if type(contents[part]) not in _COUNTLESS and not part.startswith("_"):
-                    count_contents(inventory, f"{where}.{part}", contents[part], depth=2)
+        torch: Any = loaded_torch()
+        begin = inventory.count_contained()
+        # What is spared too: this model lets go of it, and the report says that it lives on.
+        paths, modules = tree_of(self.module)
+        if not self.shared:
+            self._tree = paths, modules
+        inventory.own_modules.update(map(id, modules))
+        with undisturbed(torch):
+            for path, module in zip(paths, modules, strict=True):
+                _count_module(inventory, _join(self.name, path), module)
+        self._counted = inventory, begin, inventory.count_contained()
 
     def give_up(self, place: str) -> None:
+        contents = contents_of(self.module)
+        if contents.setdefault("_released_by", self._token) is not self._token:
+            if self._counted is not None:
+                inventory, begin, end = self._counted
+                inventory.disown(begin, end)
+            return
+        if self._tree is None:
+            self._tree = tree_of(self.module, self.shared)
         self._run_own_cleanup()
-        torch = loaded_torch()
-        for path, module in self._tree:
-            if is_released(module):
-                continue  # Named twice: with a model and by itself.
-            _drop_one_by_one(torch, module)
+        # From the root down: a thread that is computing with the model meets a tombstone, and not
+        # a layer without its weights. Interrupted, this is called again, and goes over all of it.
+        for path, module in zip(*self._tree, strict=True):
             kind = type(module).__name__
             what = f"this {kind}" if not path else f"{path!r} of {self.name} (a {kind})"
             bury(module, what, place)
 
     def _run_own_cleanup(self) -> None:
         """Call the module's ``close`` and destructor while there is still something to clean."""
+        if self._is_cleaned_up:
+            return
+        self._is_cleaned_up = True
         for name in ("close", "__del__"):
             method: Callable[..., Any] | None = getattr(type(self.module), name, None)
             if method is None:
@@ -78,7 +90,21 @@ _OWN_PARTS = frozenset(
         *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
     )
 )
-_COUNTLESS = (bool, int, float, str, type(None))
+
+
+def _count_module(inventory: Inventory, where: str, module: Any) -> None:
+    contents = contents_of(module)
+    for part in ("_parameters", "_buffers"):
+        tensors = contents.get(part)
+        if type(tensors) is not dict or tensors:
+            for name, tensor in zip(*entries_of(tensors), strict=True):
+                if tensor is not None:
+                    count_tensor(inventory, name, tensor, owner=where)
+    for part in contents.keys() - _OWN_PARTS:
+        if inventory.kinds.of(type(contents.get(part))) != LEAF:
+            count_part(inventory, part, contents.get(part), owner=where)
+    for name, value in inventory.kinds.slots(module):
+        count_part(inventory, name, value, owner=where)
 
 
 def _join(path: str, name: str) -> str:
@@ -87,42 +113,37 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if name else path
 
 
-def _drop_one_by_one(torch: Any, module: Any) -> None:
-    """Drop a module's tensors, each in a step of its own.
+def tree_of(root: Any, spared: Set[int] = frozenset()) -> tuple[list[str], list[Any]]:
+    """List every module of a tree once, the root first, and its path in a second list.
 
-    Between two steps other threads get their turn, which they do not while a dictionary that
-    holds a gigabyte is cleared.
+    Without those that are spared, by their ids, and what only they lead to.
     """
-    plain = (torch.Tensor, torch.nn.Parameter)
-    for part in ("_parameters", "_buffers"):
-        tensors = vars(module).get(part)
-        if not isinstance(tensors, dict):
-            continue  # A scripted module's, which only shows what its C++ object holds.
-        for name in list(tensors):
-            tensor = tensors.pop(name)
-            # By exact type: a lazy layer's parameter, say, cannot be asked for its size.
-            if type(tensor) in plain and tensor.numel() * tensor.itemsize >= LARGE_BYTES:
-                drop_pages(torch, tensor)
-            del tensor
-
-
-def walk(root: Any, spared: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield every module of a tree once, with its path; not below those that are spared."""
-    seen: set[int] = set()
-    pending: list[tuple[str, Any]] = [("", root)]
+    paths: list[str] = []
+    modules: list[Any] = []
+    seen: set[int] = set(spared)
+    pending, their_paths = [root], [""]
     while pending:
-        path, module = pending.pop()
-        if id(module) in seen or id(module) in spared or is_released(module):
+        module, path = pending.pop(), their_paths.pop()
+        if id(module) in seen or is_released(module):
             continue
         seen.add(id(module))
-        yield path, module
-        for name, child in _children(module):
-            pending.append((_join(path, name), child))
+        modules.append(module)
+        paths.append(path)
+        names, children = children_of(module)
+        pending += children
+        their_paths += [_join(path, name if type(name) is str else "?") for name in names]
+    return paths, modules
 
 
-def _children(module: Any) -> list[tuple[str, Any]]:
-    contents = object.__getattribute__(module, "__dict__")
-    children = contents.get("_modules")
-    found = [(n, c) for n, c in children.items() if c is not None] if children else []
+def children_of(module: Any) -> tuple[list[Any], list[Any]]:
+    """List the names and the modules that a module contains."""
+    contents = contents_of(module)
+    names, children = entries_of(contents.get("_modules"))
     traced = contents.get("_actual_script_module")  # What torch.jit.trace puts a shell around.
-    return found if traced is None else [*found, ("", traced)]
+    if traced is not None:
+        names, children = [*names, ""], [*children, traced]
+    torch = loaded_torch()
+    if torch is None or all(issubclass(type(child), torch.nn.Module) for child in children):
+        return names, children
+    chosen = [i for i, c in enumerate(children) if issubclass(type(c), torch.nn.Module)]
+    return [names[i] for i in chosen], [children[i] for i in chosen]

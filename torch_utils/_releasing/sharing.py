@@ -4,65 +4,142 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from types import MethodType
 from typing import Any
 
-from torch_utils._releasing.modules import walk
+from torch_utils._releasing.modules import children_of, tree_of
+from torch_utils._releasing.reading import DICT, MODULE, SEQUENCE, Kinds, contents_of
+from torch_utils._runtime import loaded_torch
+
+_METHODS = (MethodType, partial)
+_LEVELS = 3  # of dictionaries and lists within each other, in another module's attributes
 
 
 def find_shared(roots: Sequence[Any]) -> set[int]:
-    """Find the submodules that a model outside these trees contains too, by their ids.
+    """Find the submodules that a module outside these trees has too, by their ids.
 
-    Counting references answers for most models, at no cost that grows with the heap. Only a
-    submodule that somebody else refers to makes the garbage collector look for a module among
-    those who do; a variable, a list or a hook does not count as sharing.
+    A module has what is among its submodules, whatever mapping it keeps those in, and what lies
+    in its attributes, or in dictionaries and lists there; a variable, a list or a hook does not
+    count as sharing. Whatever is below a shared one is shared as well.
+
+    Counting references answers for most models. If somebody else refers to a submodule, the
+    heap is walked, once for all of them. What `gc.freeze` has put aside that walk does not see:
+    then whoever else refers to a submodule is taken for a module.
     """
-    places, registries = _places(roots)
-    for root in roots:
-        places.pop(id(root), None)  # Asked for by name: not spared.
-    suspects = [found[0] for found in places.values() if _has_others(found)]
-    return {id(s) for s in suspects if _is_in_another_module(s, registries)}
+    trees = _Trees(roots)
+    suspects = trees.with_other_references()
+    if not suspects:
+        return set()
+    shared = set(suspects) if gc.get_freeze_count() else _had_by_others(suspects, trees.own)
+    below: set[int] = set()
+    for key in shared:
+        below.update(map(id, tree_of(suspects[key], below)[1]))
+    return below - {id(root) for root in roots}
 
 
-def _places(roots: Sequence[Any]) -> tuple[dict[int, list[Any]], set[int]]:
-    """List each submodule as often as the trees contain it, and the dictionaries they are in.
+class _Trees:
+    """The modules of some trees: each once, and how many references to it are their own.
 
-    A function of its own: when it has returned, no loop variable refers to a module any more.
+    Attributes:
+        own: The ids of all modules, the roots among them.
     """
-    places: dict[int, list[Any]] = {}
-    registries: set[int] = set()
-    for root in roots:
-        for _, module in walk(root, set()):
-            registry = vars(module).get("_modules") or {}
-            if id(registry) in registries:
+
+    def __init__(self, roots: Sequence[Any]) -> None:
+        self._modules: list[Any] = []
+        self._references: dict[int, int] = {}
+        self.own: set[int] = set()
+        for root in roots:
+            for module in tree_of(root, self.own)[1]:
+                self.own.add(id(module))
+                self._add_children(module)
+        for root in roots:
+            self._references[id(root)] = sys.maxsize  # Asked for by name: not spared.
+
+    def _add_children(self, module: Any) -> None:
+        contents = contents_of(module)
+        registry = contents.get("_modules")
+        # A shallow copy of a module has the very same dictionary.
+        own = 1 if sys.getrefcount(registry) <= _REFERENCES_TO_A_REGISTRY else -sys.maxsize
+        for child in children_of(module)[1]:
+            if id(child) not in self._references:
+                self._modules.append(child)
+            self._references[id(child)] = self._references.get(id(child), 0) + own
+
+    def with_other_references(self) -> dict[int, Any]:
+        """Choose the modules that something else may refer to, by their ids."""
+        chosen: dict[int, Any] = {}
+        for module in self._modules:
+            # Beside those in the trees: the list's, the loop's, and the argument.
+            if sys.getrefcount(module) > self._references[id(module)] + 3:
+                chosen[id(module)] = module
+        module = None
+        explained = _references_of_own_methods(chosen)
+        for key, count in explained.items():
+            # Now beside the list's the dictionary's, and the argument.
+            if sys.getrefcount(chosen[key]) <= self._references[key] + count + 3:
+                del chosen[key]
+        return chosen
+
+
+_REFERENCES_TO_A_REGISTRY = 3  # the module's, the variable's, and getrefcount's
+
+
+def _references_of_own_methods(modules: dict[int, Any]) -> dict[int, int]:
+    """Count the references that methods kept in the modules' own attributes make to them.
+
+    accelerate's hooks put them there: the former ``forward``, and a partial around it.
+    """
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    for module in modules.values():
+        pending = [v for v in contents_of(module).values() if type(v) in _METHODS]
+        while pending:
+            value = pending.pop()
+            if id(value) in seen:
                 continue
-            registries.add(id(registry))
-            for child in registry.values():
-                if child is not None:
-                    places.setdefault(id(child), []).append(child)
-    return places, registries
+            seen.add(id(value))
+            for referent in gc.get_referents(value):
+                if id(referent) in modules:
+                    found[id(referent)] = found.get(id(referent), 0) + 1
+                elif type(referent) in (*_METHODS, tuple):  # a partial's function and arguments
+                    pending.append(referent)
+    return found
 
 
-def _has_others(found: list[Any]) -> bool:
-    """Whether there are references beyond one per place, one per entry here, and the call's."""
-    return sys.getrefcount(found[0]) > 2 * len(found) + 1
+def _had_by_others(suspects: dict[int, Any], own: set[int]) -> set[int]:
+    """Find those that some module outside the trees has, in one walk of the heap."""
+    kinds = Kinds(loaded_torch())
+    shared: set[int] = set()
+    for module in _all_modules(kinds):
+        if id(module) not in own:
+            shared.update(found for found in _had_by(module, kinds) if found in suspects)
+    return shared
 
 
-def _is_in_another_module(module: Any, registries: set[int]) -> bool:
-    for referrer in gc.get_referrers(module):
-        if type(referrer) is not dict or id(referrer) in registries:
-            continue
-        if any(_is_registry_of(owner, referrer) for owner in gc.get_referrers(referrer)):
-            return True
-    return False
+def _all_modules(kinds: Kinds) -> list[Any]:
+    """List every module that there is."""
+    things = gc.get_objects()
+    # One step in C for each object, for there are millions of them.
+    module_kinds = {kind for kind in set(map(type, things)) if kinds.of(kind) == MODULE}
+    return [thing for thing in things if type(thing) in module_kinds]
 
 
-def _is_registry_of(owner: Any, registry: dict[Any, Any]) -> bool:
-    """Whether a dictionary is the ``_modules`` of an owner: a module, or a module's ``__dict__``.
-
-    `type` rather than `isinstance` decides, which asks foreign objects for their ``__class__``.
-    """
-    if type(owner) is dict:
-        return owner.get("_modules") is registry
-    contents = getattr(owner, "__dict__", None) if hasattr(type(owner), "named_modules") else None
-    return contents is not None and contents.get("_modules") is registry
+def _had_by(module: Any, kinds: Kinds) -> Iterator[int]:
+    """Yield the ids of the modules that a module has."""
+    try:
+        contents = contents_of(module)
+    except AttributeError:
+        return  # Not finished yet.
+    yield from map(id, children_of(module)[1])
+    things = list(contents.values())
+    for _ in range(_LEVELS):
+        containers = []
+        for thing in things:
+            kind = kinds.of(type(thing))
+            if kind == MODULE:
+                yield id(thing)
+            elif kind in (DICT, SEQUENCE) and gc.is_tracked(thing):
+                containers.append(thing)
+        things = gc.get_referents(*containers)

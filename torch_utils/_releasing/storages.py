@@ -6,119 +6,281 @@ a weak reference to its storage is right both times.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch_utils._releasing.reading import Kinds, undisturbed
+from torch_utils._releasing.weak_storages import Noted, StorageReader
 from torch_utils._runtime import DEBUG, loaded_torch, log
 
 SPARSE_PARTS = ("_indices", "_values")
 COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
+LENDER = "the array or buffer that it was made from"
+
+# glibc takes larger blocks from the system one by one: as long as they are mapped, they live.
+_OWN_MAPPING_BYTES = 32 << 20
+_MOST_LOOKS = 100_000  # at entries of containers; what lies behind them is not counted
 
 
 class Held(NamedTuple):
-    """One storage, as it was before the release."""
+    """One storage that is still there.
+
+    Attributes:
+        key: The storage's address; 0 if torch let go of it and only its lender has it.
+    """
 
     what: str
     nbytes: int
     device: str
-    weak: Any
     key: int
 
-    def is_alive(self) -> bool:
-        """Whether anything still refers to it."""
-        return not self.weak.expired()
+
+class _Notes:
+    """Storages: each an entry in flat lists, for thousands of records are thousands of objects."""
+
+    def __init__(self) -> None:
+        self.weak: list[int] = []
+        self.keys: list[int] = []
+        self.sizes: list[int] = []
+        self.devices: list[str] = []
+        self.owners: list[str] = []
+        self.names: list[str] = []
+
+    def append(self, weak: int, key: int, nbytes: int, device: str, owner: str, name: str) -> None:
+        self.weak.append(weak)
+        self.keys.append(key)
+        self.sizes.append(nbytes)
+        self.devices.append(device)
+        self.owners.append(owner)
+        self.names.append(name)
+
+    def entry(self, index: int) -> tuple[int, int, str, str, str]:
+        """Return what is noted beside the weak reference."""
+        return (
+            *(self.keys[index], self.sizes[index], self.devices[index]),
+            *(self.owners[index], self.names[index]),
+        )
+
+    def held(self, index: int) -> Held:
+        what = _join(self.owners[index], self.names[index])
+        return Held(what, self.sizes[index], self.devices[index], self.keys[index])
+
+
+class _Lent(NamedTuple):
+    """A storage over memory that is not torch's to free."""
+
+    held: Held
+    weak: int
+    begin: int
 
 
 class Inventory:
-    """The storages that a release is about to give up, each counted once."""
+    """The storages that a release is about to give up, each counted once.
+
+    What lies beyond (in a module that one of the released only refers to) is counted as freed
+    where it goes as well, but nobody said that it would. Used by one thread.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[int, Held] = {}
-        self._freed: dict[str, int] = {}
-        reductions: Any = sys.modules.get("torch.multiprocessing.reductions")
-        self._weak = getattr(reductions, "StorageWeakRef", None)
         torch = loaded_torch()
-        self._plain: tuple[type, ...] = ()
-        self._strided: Any = None
-        if torch is not None and self._weak is not None:
-            self._plain, self._strided = (torch.Tensor, torch.nn.Parameter), torch.strided
-        self._places: dict[Any, str] = {}
+        self.reader = StorageReader(torch) if torch is not None else None
+        self._is_expired: Any = self.reader.is_expired if self.reader is not None else None
+        self._free: Any = self.reader.free if self.reader is not None else None
+        self._own, self._beyond = _Notes(), _Notes()
+        self._lent: list[_Lent] = []
+        self._known: set[int] = set()
+        self._freed: dict[str, int] = {}
+        # How far the counting has come; see counting.py.
+        self.plain_tensors: tuple[Any, ...] = self.reader.plain_kinds if self.reader else ()
+        self.kinds = Kinds(torch)
+        self.own_modules: set[int] = set()
+        self.referred_to: list[Any] = []
+        self.looked_into: set[int] = set()
+        self.looks_left = _MOST_LOOKS
 
-    def add(self, what: str, tensor: Any) -> None:
+    def __bool__(self) -> bool:
+        return bool(self._own.weak or self._beyond.weak or self._lent or self._freed)
+
+    def __del__(self) -> None:
+        """Free the weak references, each of which keeps a hundred bytes of the C heap."""
+        if self._free is not None:
+            for numbers in (self._own.weak, self._beyond.weak):
+                while numbers:
+                    self._free(numbers.pop())
+            while self._lent:
+                self._free(self._lent.pop().weak)
+
+    def add(self, owner: str, name: str, tensor: Any, *, beyond: bool = False) -> None:
         """Note the storages under a tensor. One that has none in memory counts for nothing."""
-        if self._weak is None:
+        reader = self.reader
+        if reader is None:
             return
-        plain = type(tensor) in self._plain and tensor.layout == self._strided
-        for part in (tensor,) if plain else parts_of(tensor):
+        try:
+            if reader.is_plain(tensor):
+                key = reader.address(tensor)
+                if key not in self._known:
+                    self._known.add(key)
+                    self._enter(reader.note(key), key, "host", owner, name, beyond)
+                return
+        except NotImplementedError:
+            pass  # A sparse tensor has several.
+        for part in parts_of(tensor):
             try:
-                storage = part.untyped_storage()
-                key, nbytes = storage._cdata, storage.nbytes()
-                # The weak reference keeps the address from being used again.
-                if nbytes and key not in self._held:
-                    place = self._place_of(part.device)
-                    if place != "meta":
-                        weak = self._weak(storage)
-                        self._held[key] = Held(what, nbytes, place, weak, key)
-            except (RuntimeError, NotImplementedError, AttributeError) as error:
+                storage = reader.storage_of(part)
+                key, place = storage._cdata, place_of(storage.device)
+                if key not in self._known and place != "meta" and storage.data_ptr():
+                    self._known.add(key)
+                    self._enter(reader.note_object(storage), key, place, owner, name, beyond)
+            except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
                 # Opaque layouts (mkldnn), fake and functional tensors: no storage to speak of.
-                log(DEBUG, "%s: its storage cannot be counted: %r", what, error)
+                log(DEBUG, "%s.%s: its storage cannot be counted: %r", owner, name, error)
+
+    def _enter(
+        self, noted: Noted, key: int, place: str, owner: str, name: str, beyond: bool
+    ) -> None:
+        if not noted.nbytes:
+            self._free(noted.weak)
+        elif noted.is_lent:
+            held = Held(_join(owner, name), noted.nbytes, place, key)
+            self._lent.append(_Lent(held, noted.weak, noted.begin))
+        else:
+            notes = self._beyond if beyond else self._own
+            notes.append(noted.weak, key, noted.nbytes, place, owner, name)
 
     def add_freed(self, place: str, nbytes: int) -> None:
         """Note memory outside of storages that has been given back."""
         self._freed[place] = self._freed.get(place, 0) + nbytes
 
-    def _place_of(self, device: Any) -> str:
-        """Name where memory is: "host" for the CPU, else torch's name of the device."""
-        place = self._places.get(device)
-        if place is None:
-            kind = device.type
-            place = "host" if kind == "cpu" else kind if kind == "meta" else str(device)
-            self._places[device] = place
-        return place
+    def count_contained(self) -> int:
+        """Count the entries of what is contained, to tell one target's from the next one's."""
+        return len(self._own.weak)
+
+    def disown(self, begin: int, end: int) -> None:
+        """Take entries out that another thread's release has given up meanwhile."""
+        notes, self._own = self._own, _Notes()
+        for index, weak in enumerate(notes.weak):
+            if begin <= index < end:
+                self._free(weak)
+            else:
+                self._own.append(weak, *notes.entry(index))
 
     def absorb(self, other: Inventory) -> None:
-        """Count another inventory's storages too."""
-        for key, held in other._held.items():
-            self._held.setdefault(key, held)
+        """Count what another inventory has counted, which is empty afterwards."""
         for place, nbytes in other._freed.items():
-            self._freed[place] = self._freed.get(place, 0) + nbytes
+            self.add_freed(place, nbytes)
+        for mine, theirs in ((self._own, other._own), (self._beyond, other._beyond)):
+            while theirs.weak:
+                entry = theirs.entry(len(theirs.weak) - 1)
+                weak = theirs.weak.pop()
+                if entry[0] in self._known:
+                    self._free(weak)
+                else:
+                    self._known.add(entry[0])
+                    mine.append(weak, *entry)
+        while other._lent:
+            lent = other._lent.pop()
+            if lent.held.key in self._known:
+                self._free(lent.weak)
+            else:
+                self._known.add(lent.held.key)
+                self._lent.append(lent)
+        other._own, other._beyond = _Notes(), _Notes()
+
+    def forget_gone(self) -> None:
+        """Forget what is gone, but for its size: its weak references are a part of the heap."""
+        for name in ("_own", "_beyond"):
+            notes, kept = getattr(self, name), _Notes()
+            setattr(self, name, kept)  # First: what is interrupted must free nothing twice.
+            for index, weak in enumerate(notes.weak):
+                if self._is_expired(weak):
+                    self.add_freed(notes.devices[index], notes.sizes[index])
+                    self._known.discard(notes.keys[index])
+                    self._free(weak)
+                else:
+                    kept.append(weak, *notes.entry(index))
 
     def alive(self) -> list[Held]:
-        """List what is still there, the largest first.
+        """List what was expected to go and is still there, the largest first."""
+        notes = self._own
+        alive = [notes.held(i) for i, w in enumerate(notes.weak) if not self._is_expired(w)]
+        alive += [lent.held for lent in self._lent if not self._is_expired(lent.weak)]
+        return sorted(alive, key=lambda held: -held.nbytes)
 
-        Forgets what is gone, but for its size: a weak reference keeps a hundred bytes of the
-        C heap, and thousands of them would keep as many pages from going back.
-        """
-        for key in [key for key, held in self._held.items() if not held.is_alive()]:
-            gone = self._held.pop(key)
-            self._freed[gone.device] = self._freed.get(gone.device, 0) + gone.nbytes
-        return sorted(self._held.values(), key=lambda held: -held.nbytes)
+    def still_lent(self) -> list[Held]:
+        """List what torch let go of and its lender still has, where that is certain."""
+        return [
+            lent.held._replace(key=0)
+            for lent, is_mapped in self._given_back()
+            if is_mapped and lent.held.nbytes > _OWN_MAPPING_BYTES
+        ]
 
     def freed_bytes(self) -> dict[str, int]:
-        """Count what is gone, by place."""
-        alive = self.alive()
-        return {**{held.device: 0 for held in alive}, **self._freed}
+        """Count what is gone, by place; the places of what is not have their zero."""
+        freed = dict(self._freed)
+        for notes in (self._own, self._beyond):
+            for weak, place, nbytes in zip(notes.weak, notes.devices, notes.sizes, strict=True):
+                gone = self._is_expired(weak)
+                if gone or notes is self._own:
+                    freed[place] = freed.get(place, 0) + (nbytes if gone else 0)
+        for lent, is_mapped in self._given_back():
+            if is_mapped is False:
+                freed["host"] = freed.get("host", 0) + lent.held.nbytes
+        return freed
 
-    def __bool__(self) -> bool:
-        return bool(self._held or self._freed)
+    def _given_back(self) -> list[tuple[_Lent, bool | None]]:
+        """List the lent storages that are gone, and say whether their memory is still mapped.
+
+        None where that is not known: torch has given it back, but whether its lender has
+        freed it, nobody here can say.
+        """
+        gone = [lent for lent in self._lent if self._is_expired(lent.weak)]
+        mapped = _mapped_ranges() if gone else None
+        return [(lent, _is_mapped(lent, mapped)) for lent in gone]
 
 
-def parts_of(tensor: Any) -> Iterator[Any]:
-    """Yield the plain tensors that make up a tensor: itself, or what a composite one wraps."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is not None:
-        names, _ = flatten()
-        for name in names:
-            yield from parts_of(getattr(tensor, name))
-        return
-    layout = str(getattr(tensor, "layout", ""))
-    if layout == "torch.strided":
-        yield tensor
-        return
-    names = SPARSE_PARTS if layout == "torch.sparse_coo" else COMPRESSED_PARTS
-    for name in names:
-        try:
-            yield getattr(tensor, name)()
-        except (RuntimeError, AttributeError, NotImplementedError):
-            continue  # A CSR tensor has no ccol_indices, and so on.
+def _join(owner: str, name: str) -> str:
+    return f"{owner}.{name}" if owner and name else owner or name
+
+
+def place_of(device: Any) -> str:
+    """Name where memory is: "host" for the CPU, else torch's name of the device."""
+    kind: str = device.type
+    return "host" if kind == "cpu" else kind if kind == "meta" else str(device)
+
+
+def _mapped_ranges() -> list[tuple[int, int]] | None:
+    """List the process's mappings, in order; None where the system does not tell."""
+    try:
+        with Path("/proc/self/maps").open("rb") as maps:
+            ranges = [line.split(None, 1)[0].split(b"-") for line in maps]
+    except OSError:
+        return None
+    return [(int(begin, 16), int(end, 16)) for begin, end in ranges]
+
+
+def _is_mapped(lent: _Lent, ranges: list[tuple[int, int]] | None) -> bool | None:
+    if ranges is None or not lent.begin:
+        return None
+    end = lent.begin + lent.held.nbytes
+    return any(begin < end and lent.begin < stop for begin, stop in ranges)
+
+
+def parts_of(tensor: Any) -> list[Any]:
+    """List the plain tensors that make up a tensor: itself, or a sparse one's indices and values.
+
+    Runs no code of the tensor's class. What a wrapper has in its attributes is not among them.
+    """
+    torch = loaded_torch()
+    if torch is None:
+        return []
+    parts = []
+    with undisturbed(torch):
+        layout = torch.Tensor.layout.__get__(tensor)
+        if layout == torch.strided:
+            return [tensor]
+        for name in SPARSE_PARTS if layout == torch.sparse_coo else COMPRESSED_PARTS:
+            try:
+                parts.append(getattr(torch.Tensor, name)(tensor))
+            except (RuntimeError, AttributeError, NotImplementedError):
+                continue  # A CSR tensor has no ccol_indices, and so on.
+    return parts

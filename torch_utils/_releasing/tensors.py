@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
 from typing import Any
 
+from torch_utils._releasing.counting import count_contents
+from torch_utils._releasing.in_use import keep_while_used
+from torch_utils._releasing.reading import contents_of, slots_of, undisturbed
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
 from torch_utils._runtime import loaded_torch
@@ -14,69 +17,68 @@ class TensorTarget(Target):
     """A tensor: the same object afterwards, of no elements."""
 
     def count(self, inventory: Inventory) -> None:
-        count_tensor(inventory, self.name, self.thing)
+        count_contents(inventory, self.name, self.thing)
 
     def give_up(self, place: str) -> None:
         empty_tensor(self.thing)
 
 
-def count_tensor(inventory: Inventory, name: str, tensor: Any) -> None:
-    """Note a tensor and its gradient."""
-    inventory.add(name, tensor)
-    if tensor.is_leaf and tensor.grad is not None:
-        inventory.add(f"{name}.grad", tensor.grad)
-
-
-def count_contents(inventory: Inventory, name: str, contents: Any, depth: int) -> None:
-    """Note the tensors in nested dictionaries, lists and tuples."""
-    torch = loaded_torch()
-    if torch is None:
-        return
-    if isinstance(contents, torch.Tensor):
-        count_tensor(inventory, name, contents)
-    elif depth and isinstance(contents, Mapping):
-        for key, value in contents.items():
-            part = key if isinstance(key, str) else type(key).__name__
-            count_contents(inventory, f"{name}.{part}", value, depth - 1)
-    elif depth and isinstance(contents, Sequence) and not isinstance(contents, (str, bytes)):
-        for index, value in enumerate(contents):
-            count_contents(inventory, f"{name}[{index}]", value, depth - 1)
+# The caller's variable, `release`'s tuple of objects, the target, the two arguments on the way
+# here, and getrefcount's own. Where one is not there, the tensor is kept a little longer.
+_REFERENCES_IF_ALONE = 6
 
 
 def empty_tensor(tensor: Any) -> None:
-    """Make a tensor let go of its storage.
+    """Make a tensor object let go of its memory, its graph, its base and its attributes.
 
-    It keeps its class, layout and dtype, and has the shape (0,). Views of it, and an autograd
-    graph that saved it, keep the storage for themselves and stay right. Swapping ``data``
-    works for every kind of tensor, inference tensors included; `Tensor.set_` refuses many, and
-    resizing the storage to nothing makes a crash of the next use of a view.
+    The object gets another C++ tensor: of the same class, dtype and device, with the shape (0,).
+    The old one stays whole for whoever has a share in it (views, arrays, DLPack capsules,
+    autograd graphs, collectives, functions at work in other threads) and goes with the last of
+    them. Swapping ``data`` or calling `Tensor.set_` would change it under their hands.
+
+    Raises:
+        RuntimeError: This torch cannot do that. The tensor was left whole.
     """
     torch = loaded_torch()
     if torch is None:
         return
-    if tensor.is_leaf:
-        tensor.grad = None
-    with torch.no_grad():
-        tensor.data = _nothing_like(torch, tensor)
+    swap = getattr(torch._C, "_swap_tensor_impl", None)
+    if swap is None:
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot empty a tensor that others may be using, so it "
+            "was left whole; delete the variables that refer to it instead"
+        )
+    base = torch.Tensor
+    with undisturbed(torch):
+        if base.is_leaf.__get__(tensor):
+            base.grad.__set__(tensor, None)
+        nothing = _nothing_like(torch, tensor)
+        if sys.getrefcount(tensor) > _REFERENCES_IF_ALONE:
+            keep_while_used(nothing)  # Before the swap: it has the old C++ tensor afterwards.
+        swap(tensor, nothing)
+        _clear_attributes(tensor)
+
+
+def _clear_attributes(tensor: Any) -> None:
+    """Drop what the Python object itself holds: hooks, attributes, a wrapper's inner tensors."""
+    tensor._backward_hooks = None
+    contents_of(tensor).clear()
+    for _, slot in slots_of(type(tensor)):
+        try:
+            slot.__delete__(tensor)
+        except (AttributeError, TypeError):
+            continue  # It has none, or a class made in C has a read-only field of its own.
 
 
 def _nothing_like(torch: Any, tensor: Any) -> Any:
-    if tensor.layout == torch.sparse_coo:
-        return torch.sparse_coo_tensor(
-            tensor.new_empty((1, 0), dtype=torch.long, layout=torch.strided),
-            tensor.new_empty((0,), layout=torch.strided),
-            (0,),
-            check_invariants=True,
-        )
-    if tensor.layout == torch.strided and not tensor.is_quantized:
-        return torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    if tensor.layout == torch.strided:
-        return tensor.detach()[:0].clone()  # quantised: keeps its scale and zero point
-    if tensor.layout == torch._mkldnn:
-        return torch.empty(1, dtype=tensor.dtype).to_mkldnn()  # It has no empty ones.
-    blocks = (1, 1) if tensor.layout in (torch.sparse_bsr, torch.sparse_bsc) else ()
-    indices = torch.zeros(1, dtype=torch.long, device=tensor.device)
-    values = torch.empty((0, *blocks), dtype=tensor.dtype, device=tensor.device)
-    return torch.sparse_compressed_tensor(
-        indices, indices[:0], values, (0, 0), layout=tensor.layout, check_invariants=True
-    )
+    base = torch.Tensor
+    is_leaf, dtype = base.is_leaf.__get__(tensor), base.dtype.__get__(tensor)
+    device = base.device.__get__(tensor)
+    needs_gradient = is_leaf and base.requires_grad.__get__(tensor)
+    # Neither a mode of the program's nor its default device has a say in this.
+    with torch.inference_mode(base.is_inference(tensor)):
+        if base.is_quantized.__get__(tensor):
+            return torch._empty_affine_quantized(
+                (0,), scale=1.0, zero_point=0, dtype=dtype, device=device
+            )
+        return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)

@@ -23,6 +23,8 @@ class Tombstone:
     def __getattribute__(self, name: str) -> Any:
         if name == "__class__":
             return object.__getattribute__(self, "_released_class")
+        if name == "__dict__":  # Or a `Module.__getattr__` under way would find nothing in it.
+            return refuse(self, name)
         if name.startswith("__") and name.endswith("__") and hasattr(Tombstone, name):
             return object.__getattribute__(self, name)
         return refuse(self, name)
@@ -76,25 +78,28 @@ def is_released(thing: object) -> bool:
 
 
 def bury(thing: Any, name: str, place: str) -> None:
-    """Empty an object and make it a tombstone.
+    """Make an object a tombstone, and empty it.
 
+    In this order: a thread that is using the object meets the tombstone, never half an object.
     Everything that its dictionary held is dropped, cycles through it included. What others
-    refer to as well (a weight shared with a live model) is untouched.
+    refer to as well (a weight shared with a live model) is untouched. Done twice, or again after
+    it was interrupted anywhere, it comes to the same; of two threads the first has its say.
     """
-    former = type(thing)
     contents = object.__getattribute__(thing, "__dict__")
-    dropped = dict(contents)
-    contents.clear()
-    contents["_released_class"] = former
-    contents["_released_name"] = name
-    contents["_released_at"] = place
-    try:
-        object.__setattr__(thing, "__class__", Tombstone)
-    except TypeError:
-        object.__setattr__(thing, "__class__", _heir_of(former))
-    dropped.clear()
+    former = contents.setdefault("_released_class", type(thing))
+    contents.setdefault("_released_name", name)
+    contents.setdefault("_released_at", place)
+    if not is_released(thing):
+        try:
+            object.__setattr__(thing, "__class__", Tombstone)
+        except TypeError:
+            object.__setattr__(thing, "__class__", _heir_of(former))
+    for key in contents.keys() - _EPITAPH:
+        # One by one: what a dictionary drops as a whole, it drops without a turn for others.
+        contents.pop(key, None)
 
 
+_EPITAPH = frozenset(("_released_class", "_released_name", "_released_at", "_released_by"))
 _HEIRS: dict[type, type] = {}
 
 

@@ -7,9 +7,11 @@ import time
 from contextvars import ContextVar
 from typing import Any, Literal
 
+from torch_utils._releasing import in_use
+from torch_utils._releasing.counting import count_beyond
 from torch_utils._releasing.holders import SEARCH_S, Holders, find_holders
 from torch_utils._releasing.other_caches import clear_other_caches
-from torch_utils._releasing.storages import Inventory
+from torch_utils._releasing.storages import LENDER, Held, Inventory
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tombstone import caller
 from torch_utils._runtime import ERROR, is_shutting_down, loaded_torch, log
@@ -51,6 +53,7 @@ class Release:
         if not is_shutting_down():
             for target in targets:
                 self._isolated(target.name, lambda t=target: t.count(self._inventory))
+            self._isolated("what they refer to", lambda: count_beyond(self._inventory))
         for target in targets:
             self._give_up(target)
 
@@ -83,13 +86,14 @@ class Release:
                 duration_s=time.perf_counter() - self._started,
                 skipped="the program is ending, and the system takes the memory back",
             )
+        if self._outer is None:
+            self._give_back()
+        freed_bytes, still_held = self._inventory.freed_bytes(), self._still_held()
         if self._outer is not None:
             self._outer._inventory.absorb(self._inventory)
-        else:
-            self._give_back()
         return CleanupReport(
-            freed_bytes=self._inventory.freed_bytes(),
-            still_held=self._still_held(),
+            freed_bytes=freed_bytes,
+            still_held=still_held,
             errors=tuple(self.errors),
             duration_s=time.perf_counter() - self._started,
             before=self._before,
@@ -97,12 +101,12 @@ class Release:
         )
 
     def _still_held(self) -> tuple[StillHeld, ...]:
-        return tuple(
-            StillHeld(held.what, held.nbytes, held.device, self._holders.of(held))
-            for held in self._inventory.alive()
-        )
+        still_held = [(held, self._holders.of(held)) for held in self._inventory.alive()]
+        still_held += [(held, (LENDER,)) for held in self._inventory.still_lent()]
+        return tuple(StillHeld(h.what, h.nbytes, h.device, holders) for h, holders in still_held)
 
     def _give_back(self) -> None:
+        in_use.settle()
         if self._thorough:
             clear_other_caches()
         self._collect_garbage()
@@ -117,15 +121,19 @@ class Release:
             gc.collect()
         elif self._collect == "auto":
             for generation in range(2):
-                if not self._inventory.alive():
+                if not self._survivors():
                     return
                 gc.collect(generation)
-        survivors = self._inventory.alive()
+        survivors = self._survivors()
         self._holders = find_holders(loaded_torch(), survivors, self._search_s)
         # What a variable leads to is no garbage, and looking for it there would be in vain.
         if self._collect == "auto" and not self._holders.explain(survivors):
             gc.collect()
-        self._inventory.alive()  # Forgets what is gone, before the heap is trimmed.
+            self._inventory.forget_gone()
+
+    def _survivors(self) -> list[Held]:
+        self._inventory.forget_gone()
+        return self._inventory.alive()
 
     def raise_interrupt(self) -> None:
         """Pass on a KeyboardInterrupt or SystemExit, now that everything was released."""

@@ -1,0 +1,113 @@
+"""Count what objects hold, with none of their code run.
+
+What is theirs is followed: attributes, private ones and those in ``__slots__`` too, and what lies
+in dictionaries, lists and objects under them (a cache of keys and values, say). Other modules
+that they merely refer to come last: their tensors count only where they go as well.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from torch_utils._releasing.reading import (
+    DICT,
+    LEAF,
+    MODULE,
+    SEQUENCE,
+    TENSOR,
+    entries_of,
+    undisturbed,
+)
+from torch_utils._releasing.storages import Inventory
+from torch_utils._runtime import loaded_torch
+
+_LEVELS = 8  # of containers and objects within each other
+
+
+def count_tensor(
+    inventory: Inventory, name: str, tensor: Any, *, owner: str = "", beyond: bool = False
+) -> None:
+    """Note a tensor, its gradient, and what it has in its attributes (a wrapper's inner tensors).
+
+    To be called with torch functions disabled, as `count_contents` does.
+    """
+    inventory.add(owner, name, tensor, beyond=beyond)
+    kind = type(tensor)
+    if kind in inventory.plain_tensors:
+        gradient = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+    else:  # A class of the program's own may have redefined them.
+        base = inventory.plain_tensors[0]
+        has_one = base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor)
+        gradient = base.grad.__get__(tensor) if has_one else None
+    if gradient is not None:
+        inventory.add(owner, f"{name}.grad", gradient, beyond=beyond)
+    for referent in gc.get_referents(tensor):
+        if referent is not kind and gc.is_tracked(referent):
+            _count(inventory, owner, name, referent, _LEVELS, beyond)
+
+
+def count_part(inventory: Inventory, name: str, part: Any, *, owner: str) -> None:
+    """Note the tensors in an attribute. To be called with torch functions disabled."""
+    _count(inventory, owner, name, part, _LEVELS, beyond=False)
+
+
+def count_contents(
+    inventory: Inventory, name: str, contents: Any, depth: int = _LEVELS, *, owner: str = ""
+) -> None:
+    """Note the tensors in nested containers and objects."""
+    torch = loaded_torch()
+    if torch is not None:
+        with undisturbed(torch):
+            _count(inventory, owner, name, contents, depth, beyond=False)
+
+
+def count_beyond(inventory: Inventory) -> None:
+    """Note, when all that is given up was counted, what the modules hold that it refers to."""
+    torch = loaded_torch()
+    if torch is None:
+        return
+    with undisturbed(torch):
+        while inventory.referred_to:
+            module = inventory.referred_to.pop()
+            if id(module) not in inventory.own_modules:
+                _count(inventory, "", type(module).__name__, module, _LEVELS, beyond=True)
+
+
+def _count(
+    inventory: Inventory, owner: str, name: str, contents: Any, depth: int, beyond: bool
+) -> None:
+    kind_of, seen = inventory.kinds.of, inventory.looked_into
+    things, names, levels = [contents], [name], [depth]  # flat lists, no tuple for each
+    while things:
+        thing, where, level = things.pop(), names.pop(), levels.pop()
+        kind = kind_of(type(thing))
+        if kind == TENSOR:
+            if id(thing) not in seen:
+                seen.add(id(thing))
+                count_tensor(inventory, where, thing, owner=owner, beyond=beyond)
+            continue
+        if kind == LEAF or not level or id(thing) in seen or not gc.is_tracked(thing):
+            continue
+        if kind == MODULE and (not beyond or id(thing) in inventory.own_modules):
+            inventory.referred_to.append(thing)
+            continue
+        seen.add(id(thing))
+        keys, values = entries_of(thing) if kind == DICT else (None, gc.get_referents(thing))
+        inventory.looks_left -= len(values)
+        if inventory.looks_left < 0:
+            return
+        for index, value in enumerate(values):
+            if kind_of(type(value)) != LEAF:
+                things.append(value)
+                levels.append(level - 1)
+                names.append(_part(where, kind, keys[index] if keys else index))
+
+
+def _part(where: str, kind: int, key: Any) -> str:
+    """Name an entry, without asking its key for a text of its own."""
+    if kind == DICT and type(key) is str:
+        return f"{where}.{key}"
+    if type(key) is int and kind in (DICT, SEQUENCE):
+        return f"{where}[{key}]"
+    return where

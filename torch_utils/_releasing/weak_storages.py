@@ -1,0 +1,112 @@
+"""Weak references to storages, as plain numbers, and without a Python object for any storage.
+
+Such an object would cost a microsecond and a place in the garbage collector's lists, and worse:
+a storage that has one is freed while the GIL is held, so that other threads wait for the kernel to
+take back a gigabyte. One that never had is freed without it. So one scratch object is
+pointed at each storage in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch_utils._releasing.reading import undisturbed
+
+
+class Noted(NamedTuple):
+    """A storage as it was noted.
+
+    Attributes:
+        weak: The weak reference; to be freed once, by `StorageReader.free`.
+        nbytes: Its size.
+        is_lent: Whether its memory belongs to somebody else: an array, a buffer, a mapped file.
+        begin: Where that memory is; 0 if that was not asked.
+    """
+
+    weak: int
+    nbytes: int
+    is_lent: bool
+    begin: int
+
+
+class StorageReader:
+    """Notes storages; for one thread, and with torch functions disabled.
+
+    The private calls that it rests on are tried out once, on a tensor of its own. On a torch that
+    lacks them each storage gets its Python object, which costs time but is no less right.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        kind = torch.UntypedStorage
+        self.is_expired: Any = kind._expired
+        self.free: Any = kind._free_weak_ref
+        self.address: Callable[[Any], int] = getattr(torch._C, "_storage_address", _missing)
+        buffer = getattr(torch.nn, "Buffer", torch.nn.Parameter)  # from torch 2.5 on
+        self.plain_kinds = (torch.Tensor, torch.nn.Parameter, buffer)
+        self._untyped = torch.Tensor.untyped_storage
+        self._rest = 0
+        if _PROVEN.get("fast", True):
+            with undisturbed(torch):
+                # In this order: a tuple lets go of its last entry first, and the scratch object
+                # has to be alone with what it points at when it goes.
+                self._pair = kind(0, device="cpu"), _bytes_of_torch(torch, 0)
+                if "fast" not in _PROVEN:
+                    _PROVEN["fast"] = self._is_fast(torch)
+                if _PROVEN["fast"]:
+                    self._rest = self.address(self._pair[1])
+
+    def _is_fast(self, torch: Any) -> bool:
+        """Try the private calls on a tensor: counted once, seen to live, seen to go."""
+        try:
+            self._rest = self.address(self._pair[1])
+            tensor = _bytes_of_torch(torch, 3)
+            key = self.address(tensor)
+            noted = self.note(key)
+            alone = torch._C._storage_Use_Count(key) == 1
+            lives = not self.is_expired(noted.weak)
+            del tensor
+            gone = self.is_expired(noted.weak)
+            self.free(noted.weak)
+        except (AttributeError, TypeError, RuntimeError):
+            return False
+        finally:
+            self._rest = 0
+        return bool(noted.nbytes == 3 and not noted.is_lent and alone and lives and gone)
+
+    def is_plain(self, tensor: Any) -> bool:
+        """Whether a tensor's storage can be noted by its address."""
+        return self._rest != 0 and type(tensor) in self.plain_kinds and tensor.is_cpu
+
+    def note(self, address: int) -> Noted:
+        """Note the storage of a plain tensor, which the caller keeps meanwhile."""
+        scratch = self._pair[0]
+        try:
+            scratch._set_cdata(address)
+            if scratch.resizable():
+                return Noted(scratch._weak_ref(), scratch.nbytes(), False, 0)
+            return Noted(scratch._weak_ref(), scratch.nbytes(), True, scratch.data_ptr())
+        finally:
+            scratch._set_cdata(self._rest)
+
+    def storage_of(self, tensor: Any) -> Any:
+        """Return the storage of any other tensor that is made of one; it may have no memory."""
+        return self._untyped(tensor)
+
+    def note_object(self, storage: Any) -> Noted:
+        """Note a storage that has a Python object."""
+        on_host = storage.device.type == "cpu"
+        is_lent = not storage.resizable()
+        begin = storage.data_ptr() if is_lent and on_host else 0
+        return Noted(storage._weak_ref(), storage.nbytes(), is_lent, begin)
+
+
+def _missing(tensor: Any) -> int:
+    raise AttributeError("this torch has no _storage_address")
+
+
+def _bytes_of_torch(torch: Any, count: int) -> Any:
+    return torch.empty(count, dtype=torch.uint8, device="cpu")
+
+
+_PROVEN: dict[str, bool] = {}
