@@ -6,7 +6,7 @@ its own reference. Or two models may contain the same submodule: that one is lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch_utils._releasing.pages import LARGE_BYTES, drop_pages
@@ -14,7 +14,7 @@ from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tensors import count_contents, count_tensor
 from torch_utils._releasing.tombstone import bury, is_released
-from torch_utils._runtime import DEBUG, loaded_torch, log
+from torch_utils._runtime import loaded_torch
 
 
 class ModuleTarget(Target):
@@ -43,7 +43,6 @@ class ModuleTarget(Target):
                     count_contents(inventory, f"{where}.{part}", contents[part], depth=2)
 
     def give_up(self, place: str) -> None:
-        self._run_own_cleanup()
         torch = loaded_torch()
         for path, module in self._tree:
             if is_released(module):
@@ -52,19 +51,6 @@ class ModuleTarget(Target):
             kind = type(module).__name__
             what = f"this {kind}" if not path else f"{path!r} of {self.name} (a {kind})"
             bury(module, what, place)
-
-    def _run_own_cleanup(self) -> None:
-        """Call the module's ``close`` and destructor while there is still something to clean."""
-        for name in ("close", "__del__"):
-            method: Callable[..., Any] | None = getattr(type(self.module), name, None)
-            if method is None:
-                continue
-            try:
-                method(self.module)
-            except Exception as error:
-                # The program's own code, run on the way to giving its memory back: it must not
-                # keep that from happening.
-                log(DEBUG, "%s.%s() before its release: %r", self.name, name, error)
 
 
 # What every module has; nothing is lost if a version of torch has more.

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from programs import assert_clean, run
-from torch_utils import ReleasedError, release
+from torch_utils import ReleasedError, Resource, release
 from torch_utils._releasing.tombstone import bury
 
 
@@ -185,6 +185,22 @@ def test_heir_of_a_layout() -> None:
         odd.layer
     with pytest.raises(ReleasedError, match="this Odd was released"):
         len(odd)
+
+
+def test_closing_what_is_gone() -> None:
+    """A second close, and the end of a block, are no uses of an object that had them."""
+
+    class Model(nn.Linear, Resource):
+        def _release(self) -> None:
+            release(self)
+
+    with Model(2, 2) as model:
+        release(model)
+    model.close()
+    assert model.closed
+    assert not hasattr(released(), "close")
+    with pytest.raises(ReleasedError), model:
+        pass
 
 
 PARENTS = {
