@@ -34,6 +34,12 @@ def parts_of(thing: Any, name: str, kind: Kind) -> list[Part]:
     return own + list(_of_attributes(thing, name))
 
 
+def keys_of(thing: Any, name: str) -> list[Part]:
+    """List the keys of a mapping that might be more than keys."""
+    items = dict.items(thing) if isinstance_of(thing, dict) else _proxied(thing)
+    return [(k, _named(name, ".keys()")) for k, _ in list(items) if type(k) not in _SHOWN_KEYS]
+
+
 def isinstance_of(thing: Any, kind: type) -> bool:
     """Say what `isinstance` would, without asking the object for its ``__class__``."""
     return kind in bases_of(type(thing))
@@ -64,8 +70,6 @@ def _of_mapping(thing: Any, name: str) -> Iterator[Part]:
     items = dict.items(thing) if isinstance_of(thing, dict) else _proxied(thing)
     for key, value in list(items):
         label = repr(key) if type(key) in _SHOWN_KEYS else f"<{type(key).__name__}>"
-        if type(key) not in _SHOWN_KEYS:
-            yield key, _named(name, f"[{label}]")
         yield value, _named(name, f"[{label}]")
 
 

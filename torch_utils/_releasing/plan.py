@@ -17,7 +17,7 @@ from torch_utils._releasing.kinds import TARGETS, Kind, is_standard_stream, kind
 from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.optimizers import OptimizerTarget
 from torch_utils._releasing.own_cleanup import own_cleanups
-from torch_utils._releasing.parts import attributes_of, parts_of
+from torch_utils._releasing.parts import attributes_of, keys_of, parts_of
 from torch_utils._releasing.sharing import find_shared
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tensors import TensorTarget
@@ -148,6 +148,11 @@ class _Walk:
     def _enter(self, step: _Step, kind: Kind, holder: _Holder | None) -> None:
         parts = parts_of(step.thing, step.name, kind)
         self._pending.extend(_Step(part, name, holder) for part, name in reversed(parts))
+        if kind is Kind.MAPPING:
+            # A model may be a key, but any object may: what else is one is passed over.
+            owner = holder or _Holder(step.thing, step.name, Kind.OPAQUE)
+            keys = keys_of(step.thing, step.name)
+            self._pending.extend(_Step(key, name, owner) for key, name in keys)
 
     def _take(self, step: _Step, kind: Kind) -> None:
         if kind is Kind.TENSOR and refusals.is_nested(self._torch, step.thing):

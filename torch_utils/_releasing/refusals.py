@@ -41,6 +41,9 @@ def empty(thing: Any, name: str, kind_of: Callable[[Any], Kind]) -> TypeError:
     computed = [n for n in _USUAL_NAMES if find(type(thing), n) is not None]
     if computed:
         return _error(thing, name, f"pass {name}.{computed[0]}")
+    if find(type(thing), "__getattr__") is not None:
+        advice = "it may stand for something else: pass that, or name its close in manage()"
+        return _error(thing, name, advice)
     return _error(thing, name, "pass the models and tensors that it uses, or give it a close()")
 
 

@@ -21,7 +21,7 @@ import types
 import typing
 import uuid
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -256,6 +256,18 @@ class Empty:
     pass
 
 
+class Proxy:
+    """Finds what it stands for by code."""
+
+    _known: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, thing: Any) -> None:
+        self._known[id(self)] = thing
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("ran the program's code")
+
+
 class Far:
     def __init__(self, model: Any) -> None:
         self.parts = [Holder(model)]
@@ -277,6 +289,7 @@ REFUSED = {
     "map": (lambda m: map(str, [m]), "read only once"),
     "zip": (lambda m: [zip([m], [m])], "read only once"),
     "empty object": (lambda m: [m, Empty()], r"list\[1\] \(a .*Empty\); pass the models"),
+    "proxy": (lambda m: [m, Proxy(m.weight)], "may stand for something else: pass that"),
     "plain object": (lambda m: [m, object()], r"list\[1\] \(a builtins.object\)"),
     "far": (lambda m: [m, Far(layer())], r"pass list\[1\].parts\[0\].model"),
     "property": (lambda m: [m, Property()], r"pass list\[1\].model"),
@@ -306,6 +319,13 @@ def test_list_of_parameters() -> None:
     weak = storages(*model.parameters())
     release(list(model.parameters()))
     assert all(w.expired() for w in weak)
+
+
+def test_any_object_may_be_a_key() -> None:
+    """A key that holds nothing is a key."""
+    tensor = torch.ones(3)
+    release({Empty(): tensor, (1, 2): None, Colour.RED: 1})
+    assert tensor.numel() == 0
 
 
 def test_deep_and_huge() -> None:

@@ -58,9 +58,7 @@ LOOKS = {
     "format": lambda m: f"{m} {m!s} {m!r}",
     "logging": lambda m: logging.getLogger("x").info("%s", m),
     "pprint": pprint.pformat,
-    "pdb": lambda m: pdb.Pdb(
-        stdin=io.StringIO("pp m\np m.weight\nc\n"), stdout=io.StringIO()
-    ).onecmd("pp 1"),
+    "pdb": lambda m: _debug(m),
     "rich": lambda m: rich.print(m, {"model": m}, file=io.StringIO()),
     "rich inspect": lambda m: rich.inspect(
         m, all=True, console=rich.console.Console(file=io.StringIO())
@@ -82,6 +80,15 @@ def _tried(model: Any) -> None:
         model.weight.cpu()
     except AttributeError:
         pass
+
+
+def _debug(model: Any) -> None:
+    output = io.StringIO()
+    commands = "\n".join(["pp x", "p x.weight", "display x", "a", "whatis x", "n", "c"])
+    debugger = pdb.Pdb(stdin=io.StringIO(commands + "\n"), stdout=output, readrc=False)
+    debugger.use_rawinput = False
+    debugger.runcall(lambda x: x is None, model)
+    assert "<released this Sequential>" in output.getvalue()
 
 
 @pytest.mark.parametrize("look", LOOKS)
