@@ -45,7 +45,7 @@ class Managed:
 
     def run(self, work: Release) -> None:
         """Release it."""
-        work.run(plan([self.thing]))
+        work.run(plan([self.thing], again=True))
 
 
 @dataclass

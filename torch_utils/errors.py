@@ -20,6 +20,10 @@ class ReleasedError(TorchUtilsError, RuntimeError):
     """A module was used after `release` had taken its weights."""
 
 
+class ReleasedAttributeError(ReleasedError, AttributeError):
+    """The same, where an attribute was read: `hasattr` says no, and `getattr` takes a default."""
+
+
 class SignalError(TorchUtilsError, ValueError):
     """A signal handler cannot be installed here, or not for that signal."""
 

@@ -60,7 +60,6 @@ USES = {
     "len": len,
     "index": lambda m: m[0],
     "iterate": list,
-    "bool": bool,
     "set": lambda m: setattr(m, "x", 1),
     "delete": lambda m: delattr(m, "x"),
     "deepcopy": copy.deepcopy,

@@ -6,15 +6,15 @@ its own reference. Or two models may contain the same submodule: that one is lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from typing import Any
 
 from torch_utils._releasing.counting import count_part, count_tensor
 from torch_utils._releasing.reading import LEAF, contents_of, entries_of, undisturbed
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
-from torch_utils._releasing.tombstone import bury, is_released
-from torch_utils._runtime import DEBUG, loaded_torch, log
+from torch_utils._releasing.tombstone import CLAIM, bury, is_released
+from torch_utils._runtime import loaded_torch
 
 
 class ModuleTarget(Target):
@@ -30,7 +30,6 @@ class ModuleTarget(Target):
         self._token = object()
         self._tree: tuple[list[str], list[Any]] | None = None
         self._counted: tuple[Inventory, int, int] | None = None
-        self._is_cleaned_up = False
 
     def count(self, inventory: Inventory) -> None:
         torch: Any = loaded_torch()
@@ -47,36 +46,19 @@ class ModuleTarget(Target):
 
     def give_up(self, place: str) -> None:
         contents = contents_of(self.module)
-        if contents.setdefault("_released_by", self._token) is not self._token:
+        if contents.setdefault(CLAIM, self._token) is not self._token:
             if self._counted is not None:
                 inventory, begin, end = self._counted
                 inventory.disown(begin, end)
             return
         if self._tree is None:
             self._tree = tree_of(self.module, self.shared)
-        self._run_own_cleanup()
         # From the root down: a thread that is computing with the model meets a tombstone, and not
         # a layer without its weights. Interrupted, this is called again, and goes over all of it.
         for path, module in zip(*self._tree, strict=True):
             kind = type(module).__name__
             what = f"this {kind}" if not path else f"{path!r} of {self.name} (a {kind})"
             bury(module, what, place)
-
-    def _run_own_cleanup(self) -> None:
-        """Call the module's ``close`` and destructor while there is still something to clean."""
-        if self._is_cleaned_up:
-            return
-        self._is_cleaned_up = True
-        for name in ("close", "__del__"):
-            method: Callable[..., Any] | None = getattr(type(self.module), name, None)
-            if method is None:
-                continue
-            try:
-                method(self.module)
-            except Exception as error:
-                # The program's own code, run on the way to giving its memory back: it must not
-                # keep that from happening.
-                log(DEBUG, "%s.%s() before its release: %r", self.name, name, error)
 
 
 # What every module has; nothing is lost if a version of torch has more.

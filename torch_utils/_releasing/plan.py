@@ -1,91 +1,193 @@
-"""How each kind of object gives up what it holds, in place.
+"""What a release will do, object by object.
 
 First everything is understood, then everything is counted, and only then touched: an object
-of an unknown kind is refused while all the others are still whole.
+of an unknown kind is refused while all the others are still whole. None of the program's code
+runs meanwhile; see `kinds` and `parts`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from torch_utils._releasing import refusals
 from torch_utils._releasing.closables import ClosableTarget
-from torch_utils._releasing.faiss_indexes import FaissTarget, is_index
+from torch_utils._releasing.faiss_indexes import FaissTarget
+from torch_utils._releasing.kinds import TARGETS, Kind, is_standard_stream, kind_of, origin_of
 from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.optimizers import OptimizerTarget
+from torch_utils._releasing.own_cleanup import own_cleanups
+from torch_utils._releasing.parts import attributes_of, keys_of, parts_of
 from torch_utils._releasing.sharing import find_shared
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tensors import TensorTarget
 from torch_utils._releasing.tombstone import is_released
 from torch_utils._runtime import loaded_torch
-from torch_utils.resource import Resource
-
-_SCALARS = (str, bytes, bytearray, int, float, complex)
 
 
-def plan(objects: Sequence[Any]) -> list[Target]:
+def plan(objects: Sequence[Any], *, again: bool = False) -> list[Target]:
     """Say how each object will be released, in order, without touching any.
+
+    Args:
+        objects: What to release.
+        again: The objects were accepted before, and the program may have emptied some since.
 
     Raises:
         TypeError: An object is of a kind that nobody here knows how to release.
     """
+    found = _Walk(loaded_torch(), again).run(objects)
+    modules = [target for target in found if isinstance(target, ModuleTarget)]
+    shared = find_shared([target.module for target in modules]) if modules else set()
     targets: list[Target] = []
-    seen: set[int] = set()
-    for thing in objects:
-        if isinstance(thing, _SCALARS):
-            raise _unknown(thing, type(thing).__name__)
-        targets.extend(_plan(thing, type(thing).__name__, seen))
-    modules = [target for target in targets if isinstance(target, ModuleTarget)]
-    if modules:
-        shared = find_shared([target.module for target in modules])
-        for target in modules:
+    cleaned: set[tuple[int, str]] = set()
+    for target in found:
+        if isinstance(target, ModuleTarget):
             target.shared = shared
+            targets.extend(own_cleanups(target.module, shared, cleaned))
+        targets.append(target)
     return targets
 
 
-def _plan(thing: Any, name: str, seen: set[int]) -> Iterator[Target]:
-    """Plan one object; what a container holds is planned one by one, each object once."""
-    if thing is None or id(thing) in seen or is_released(thing) or isinstance(thing, _SCALARS):
-        return
-    seen.add(id(thing))
-    target = None if isinstance(thing, Resource) else _target_of_library(thing, name)
-    if target is not None:
-        yield target
-    elif callable(getattr(thing, "close", None)) and not isinstance(thing, type):
-        yield ClosableTarget(thing, name)
-    elif isinstance(thing, Mapping):
-        for key, value in list(thing.items()):
-            yield from _plan(value, f"{name}[{key!r}]", seen)
-    elif isinstance(thing, (Sequence, Set, deque)):
-        for index, value in enumerate(list(thing)):
-            yield from _plan(value, f"{name}[{index}]", seen)
-    else:
-        raise _unknown(thing, name)
+class _Holder:
+    """An object that is taken for what it holds, if it holds something."""
+
+    def __init__(self, thing: Any, name: str, kind: Kind) -> None:
+        self.thing = thing
+        self.name = name
+        self.kind = kind
+        self.is_taken = False
 
 
-def _target_of_library(thing: Any, name: str) -> Target | None:
-    if is_index(thing):
-        return FaissTarget(thing, type(thing).__name__)
-    torch = loaded_torch()
-    if torch is None:
-        return None
-    if isinstance(thing, torch.nn.Module):
-        return ModuleTarget(thing, type(thing).__name__)
-    # A nested tensor keeps its sizes when its data are swapped, and would then read beyond them.
-    if isinstance(thing, torch.Tensor) and not thing.is_nested:
-        return TensorTarget(thing, name)
-    optim = sys.modules.get("torch.optim")
-    if optim is not None and isinstance(thing, optim.Optimizer):
-        return OptimizerTarget(thing, type(thing).__name__)
-    return None
+class _Step(NamedTuple):
+    """One object to look at: named by the program, or an attribute of a holder."""
+
+    thing: Any
+    name: str
+    holder: _Holder | None
+    is_argument: bool = False
 
 
-def _unknown(thing: Any, name: str) -> TypeError:
-    kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
-    return TypeError(
-        f"release() does not know how to give up {name} (a {kind}); it takes modules, tensors, "
-        "optimizers, faiss indexes, containers of these, and objects with close(). Nothing was "
-        "released"
-    )
+class _Walk:
+    """A walk over the objects and what they consist of, each once; without recursion."""
+
+    def __init__(self, torch: Any, again: bool) -> None:
+        self._torch = torch
+        self._again = again
+        self._kinds: dict[type, Kind] = {}
+        self._seen: set[int] = set()
+        self._taken: set[int] = set()
+        self._pending: list[_Step | _Holder] = []
+        self._targets: list[Target] = []
+
+    def run(self, objects: Sequence[Any]) -> list[Target]:
+        """Plan all of them."""
+        steps = [_Step(thing, type(thing).__name__, None, True) for thing in objects]
+        pending = self._pending
+        pending.extend(reversed(steps))
+        while pending:
+            step = pending.pop()
+            if isinstance(step, _Holder):
+                self._end(step)
+            else:
+                self._look_at(step)
+        return self._targets
+
+    def kind(self, thing: Any) -> Kind:
+        """Say of what kind an object is."""
+        found = self._kinds.get(type(thing))
+        if found is None:
+            found = self._kinds[type(thing)] = kind_of(type(thing), self._torch)
+        return found
+
+    def _look_at(self, step: _Step) -> None:
+        thing, holder = step.thing, step.holder
+        if thing is None:
+            return
+        if is_released(thing) or id(thing) in self._seen:
+            if holder is not None and (is_released(thing) or id(thing) in self._taken):
+                holder.is_taken = True
+            return
+        kind = self.kind(thing)
+        if kind is Kind.LEAF:
+            if step.is_argument:
+                raise refusals.unknown(step.thing, step.name, kind)
+            return
+        self._seen.add(id(thing))
+        if kind in TARGETS:
+            self._take(step, kind)
+        elif holder is None:
+            self._look_at_named(step, kind)
+        elif kind in (Kind.MAPPING, Kind.ITEMS, Kind.RECORD, Kind.ARRAY) or (
+            kind is Kind.LIBRARY and holder.kind is Kind.LIBRARY
+        ):
+            self._enter(step, kind, holder)
+
+    def _look_at_named(self, step: _Step, kind: Kind) -> None:
+        """Look at what the program named, by itself or in a container; it is never passed over."""
+        thing = step.thing
+        if kind is Kind.CLOSABLE or (kind in _HOLDERS and _closes_itself(thing)):
+            if is_standard_stream(thing):
+                if step.is_argument:
+                    raise refusals.unknown(thing, step.name, Kind.LEAF)
+                return
+            self._targets.append(ClosableTarget(thing, step.name))
+        elif kind in (Kind.MAPPING, Kind.ITEMS, Kind.RECORD):
+            self._enter(step, kind, None)
+        elif kind is Kind.ARRAY:
+            parts = parts_of(thing, step.name, kind)
+            if step.is_argument and not parts:
+                raise refusals.unknown(thing, step.name, kind)
+            self._enter(step, kind, None)
+        elif kind in _HOLDERS:
+            holder = _Holder(thing, step.name, kind)
+            self._pending.append(holder)
+            self._enter(step, kind, holder)
+        elif kind is not Kind.HARMLESS:
+            raise refusals.unknown(thing, step.name, kind)
+
+    def _enter(self, step: _Step, kind: Kind, holder: _Holder | None) -> None:
+        parts = parts_of(step.thing, step.name, kind)
+        self._pending.extend(_Step(part, name, holder) for part, name in reversed(parts))
+        if kind is Kind.MAPPING:
+            # A model may be a key, but any object may: what else is one is passed over.
+            owner = holder or _Holder(step.thing, step.name, Kind.OPAQUE)
+            keys = keys_of(step.thing, step.name)
+            self._pending.extend(_Step(key, name, owner) for key, name in keys)
+
+    def _take(self, step: _Step, kind: Kind) -> None:
+        if kind is Kind.TENSOR and refusals.is_nested(self._torch, step.thing):
+            if step.holder is None:
+                raise refusals.unknown(step.thing, step.name, kind)
+            return
+        self._taken.add(id(step.thing))
+        if step.holder is not None:
+            step.holder.is_taken = True
+        self._targets.append(_TARGET_OF[kind](step.thing, _name_of(step, kind)))
+        if kind is Kind.TRAINING and origin_of(type(step.thing)) == "accelerate":
+            inner = attributes_of(step.thing).get("optimizer")  # Its wrapper has no state.
+            if self.kind(inner) is Kind.TRAINING:
+                self._pending.append(_Step(inner, step.name, step.holder))
+
+    def _end(self, holder: _Holder) -> None:
+        """Refuse an object that has been passed without finding anything in it."""
+        if not (holder.is_taken or self._again or holder.kind is Kind.LIBRARY):
+            raise refusals.empty(holder.thing, holder.name, self.kind)
+
+
+_HOLDERS = (Kind.OPAQUE, Kind.LIBRARY, Kind.DATASET, Kind.RECORD)
+_TARGET_OF: dict[Kind, Any] = {
+    Kind.MODULE: ModuleTarget,
+    Kind.TENSOR: TensorTarget,
+    Kind.TRAINING: OptimizerTarget,
+    Kind.INDEX: FaissTarget,
+    Kind.RESOURCE: ClosableTarget,
+}
+
+
+def _name_of(step: _Step, kind: Kind) -> str:
+    return step.name if kind in (Kind.TENSOR, Kind.RESOURCE) else type(step.thing).__name__
+
+
+def _closes_itself(thing: Any) -> bool:
+    """Say whether an instance has a ``close`` of its own, as a namespace may."""
+    return callable(attributes_of(thing).get("close"))

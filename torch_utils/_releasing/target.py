@@ -25,5 +25,10 @@ class Target:
     def count(self, inventory: Inventory) -> None:
         """Note the storages that it will give up."""
 
-    def give_up(self, place: str) -> None:
-        """Give up what it holds; ``place`` says where the program asked for that."""
+    def give_up(self, place: str) -> BaseException | None:
+        """Give up what it holds; ``place`` says where the program asked for that.
+
+        Returns:
+            An error that has been logged already. Others are raised.
+        """
+        return None

@@ -1,75 +1,185 @@
-"""What is left of a released object: its name, and one clear error for every further use."""
+"""What is left of a released object: its name, and one clear error for every further use.
+
+Looking at one is no use of it: destructors, debuggers and pretty-printers ask `hasattr`, take
+the truth value, and read attributes that may be missing. They get the answers that they expect
+of an object that has nothing, so reading an attribute raises an AttributeError as well.
+"""
 
 from __future__ import annotations
 
 import sys
-from types import FrameType
-from typing import Any, NoReturn
+from abc import ABCMeta
+from collections.abc import Callable
+from types import FrameType, MemberDescriptorType
+from typing import Any, NamedTuple, NoReturn
 
-from torch_utils.errors import ReleasedError
+from torch_utils.errors import ReleasedAttributeError, ReleasedError
 
 _PACKAGE = __name__.partition(".")[0]
+_KEY = "_released"  # Where a released object's dictionary holds its Epitaph.
+CLAIM = "_released_by"  # And who released it, which a second thread finds there.
+_KEPT = frozenset((_KEY, CLAIM))
+
+
+class Epitaph(NamedTuple):
+    """What a released object was."""
+
+    kind: type
+    name: str
+    place: str
+
+
+def refuse(
+    tombstone: Any,
+    use: str,
+    _error: type[ReleasedError] = ReleasedError,
+    _key: str = _KEY,
+    _read: Callable[[Any, str], Any] = object.__getattribute__,
+) -> NoReturn:
+    """Raise the error of a released object. Bound early: destructors get here at any time."""
+    epitaph = _read(tombstone, "__dict__")[_key]
+    error = _error(
+        f"{epitaph.name} was released {epitaph.place} and its weights are gone, so {use!r} cannot "
+        "be used; load it again, or release it after its last use"
+    )
+    if isinstance(error, AttributeError):
+        error.obj = None  # Else Python notes the object, and suggests names that it has.
+    # Chained to nothing: what led here is the program's own traceback.
+    raise error from None
+
+
+def _is_in_torch(frame: FrameType | None, _torch: str = "torch.nn.modules.module") -> bool:
+    """Say whether a frame runs what every module inherits; None where C asks by itself."""
+    return frame is not None and frame.f_globals.get("__name__") == _torch
+
+
+def _refuse_attribute(
+    tombstone: Any,
+    name: str,
+    _refuse: Callable[..., NoReturn] = refuse,
+    _plain: type[ReleasedError] = ReleasedError,
+    _missing: type[ReleasedError] = ReleasedAttributeError,
+    _frame: Callable[[int], FrameType] = sys._getframe,
+    _is_in_torch: Callable[[FrameType | None], bool] = _is_in_torch,
+) -> NoReturn:
+    """Raise for an attribute: as a missing one, but to torch walking a live module's children.
+
+    That happens in properties (``model.device``), and a module that meets an AttributeError in
+    one of its properties says that it has no such property.
+    """
+    _refuse(tombstone, name, _plain if _is_in_torch(_frame(1).f_back) else _missing)
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """Do nothing: to close what is gone, or to leave a block with it, is no use of it."""
+
+
+async def _nothing_to_await(*args: object, **kwargs: object) -> None:
+    """Do nothing, for `aclose` and ``async with``."""
+
+
+_READABLE = frozenset((*dir(object), "__dict__", "__call__"))
+# What destructors and the ends of blocks may still ask, if the object had it.
+_CLOSING = {"close": _nothing, "aclose": _nothing_to_await, "closed": True}
 
 
 class Tombstone:
     """The class that a released object has afterwards.
 
     The object stays the same object, empty; `isinstance` still says what it was, so that code
-    that checks before it calls gets to the error that explains.
+    that checks before it calls gets to the error that explains. It is true in a boolean
+    context, equal to itself only, and has no attribute but what every object has.
     """
 
     _is_tombstone = True
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(
+        self,
+        name: str,
+        _read: Callable[[Any, str], Any] = object.__getattribute__,
+        _key: str = _KEY,
+        _readable: frozenset[str] = _READABLE,
+        _closing: dict[str, Any] = _CLOSING,
+        _refuse: Callable[..., NoReturn] = _refuse_attribute,
+        _frame: Callable[[int], FrameType] = sys._getframe,
+        _is_in_torch: Callable[[FrameType | None], bool] = _is_in_torch,
+        _say: Callable[..., NoReturn] = refuse,
+        _missing: type[ReleasedError] = ReleasedAttributeError,
+    ) -> Any:
+        if name == "__dict__" and _is_in_torch(_frame(0).f_back):
+            _say(self, name, _missing)  # A thread that was in `Module.__getattr__` all the while.
         if name == "__class__":
-            return object.__getattribute__(self, "_released_class")
-        if name == "__dict__":  # Or a `Module.__getattr__` under way would find nothing in it.
-            return refuse(self, name)
-        if name.startswith("__") and name.endswith("__") and hasattr(Tombstone, name):
-            return object.__getattribute__(self, name)
-        return refuse(self, name)
+            return _read(self, "__dict__")[_key].kind
+        if name in _readable:
+            return _read(self, name)
+        if name in _closing and hasattr(_read(self, "__dict__")[_key].kind, name):
+            return _closing[name]
+        return _refuse(self, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        refuse(self, name)
+    # A former class with slots, which its tombstone inherits, may have one of its own.
+    __getattr__ = __getattribute__
 
-    def __delattr__(self, name: str) -> None:
-        refuse(self, name)
+    def __setattr__(
+        self, name: str, value: object, _refuse: Callable[..., NoReturn] = _refuse_attribute
+    ) -> None:
+        _refuse(self, name)
 
-    def __repr__(self) -> str:
-        return f"<released {object.__getattribute__(self, '_released_name')}>"
+    def __delattr__(self, name: str, _refuse: Callable[..., NoReturn] = _refuse_attribute) -> None:
+        _refuse(self, name)
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        refuse(self, "pickle")
+    def __dir__(self, _names: Callable[..., list[str]] = lambda: dir(object)) -> list[str]:
+        return _names()
+
+    def __bool__(self) -> bool:
+        return True  # ``if self.model`` in somebody's destructor asks whether there was one.
+
+    def __repr__(
+        self,
+        _read: Callable[[Any, str], Any] = object.__getattribute__,
+        _key: str = _KEY,
+    ) -> str:
+        return f"<released {_read(self, '__dict__')[_key].name}>"
+
+    __str__ = __repr__
+    __format__ = object.__format__
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __exit__ = _nothing
+    __aexit__ = _nothing_to_await
+
+    def __reduce_ex__(self, protocol: Any, _refuse: Callable[..., NoReturn] = refuse) -> NoReturn:
+        _refuse(self, "pickle")
 
     def __del__(self) -> None:
         """Keep the destructor of the former class from running on what is empty."""
 
 
 def _refusing(name: str) -> Any:
-    def method(self: Tombstone, *args: object, **kwargs: object) -> NoReturn:
-        refuse(self, name)
+    def method(
+        self: Any, *args: object, _refuse: Callable[..., NoReturn] = refuse, **kwargs: object
+    ) -> NoReturn:
+        _refuse(self, name)
 
     method.__name__ = name
     return method
 
 
 for _name in (
-    *("__call__", "__len__", "__iter__", "__next__", "__getitem__", "__setitem__", "__delitem__"),
-    *("__contains__", "__bool__", "__copy__", "__deepcopy__", "__enter__", "__exit__"),
-    *("__add__", "__iadd__", "__mul__", "__imul__", "__matmul__", "__dir__"),
+    *("__call__", "__len__", "__iter__", "__reversed__", "__contains__", "__enter__", "__aenter__"),
+    *("__getitem__", "__setitem__", "__delitem__", "__copy__", "__deepcopy__"),
+    *("__add__", "__iadd__", "__radd__", "__mul__", "__imul__", "__rmul__", "__matmul__"),
 ):
     setattr(Tombstone, _name, _refusing(_name))
 
-
-def refuse(tombstone: Tombstone, use: str) -> NoReturn:
-    """Raise the error of a released object."""
-    name = object.__getattribute__(tombstone, "_released_name")
-    place = object.__getattribute__(tombstone, "_released_at")
-    # Chained to nothing: what led here is the program's own traceback.
-    raise ReleasedError(
-        f"{name} was released {place} and its weights are gone, so {use!r} cannot be used; "
-        "load it again, or release it after its last use"
-    ) from None
+# For classes whose instances have a layout of their own; it adds none.
+_METHODS = {k: v for k, v in vars(Tombstone).items() if k not in ("__dict__", "__weakref__")}
+_Quiet = type(
+    "_Quiet",
+    (),
+    # Python tells the former class of every heir; that would be the program's code.
+    {**_METHODS, "__slots__": (), "__init_subclass__": classmethod(_nothing)},
+)
 
 
 def is_released(thing: object) -> bool:
@@ -78,43 +188,58 @@ def is_released(thing: object) -> bool:
 
 
 def bury(thing: Any, name: str, place: str) -> None:
-    """Make an object a tombstone, and empty it.
+    """Make an object a tombstone, and empty it; one that is one already stays what it is.
 
     In this order: a thread that is using the object meets the tombstone, never half an object.
-    Everything that its dictionary held is dropped, cycles through it included. What others
-    refer to as well (a weight shared with a live model) is untouched. Done twice, or again after
-    it was interrupted anywhere, it comes to the same; of two threads the first has its say.
+    Everything that its dictionary and its slots held is dropped, cycles through it included.
+    What others refer to as well (a weight shared with a live model) is untouched. Done twice, or
+    again after it was interrupted anywhere, it comes to the same; of two threads the first has
+    its say.
     """
     contents = object.__getattribute__(thing, "__dict__")
-    former = contents.setdefault("_released_class", type(thing))
-    contents.setdefault("_released_name", name)
-    contents.setdefault("_released_at", place)
+    epitaph = contents.setdefault(_KEY, Epitaph(type(thing), name, place))
     if not is_released(thing):
         try:
             object.__setattr__(thing, "__class__", Tombstone)
         except TypeError:
-            object.__setattr__(thing, "__class__", _heir_of(former))
-    for key in contents.keys() - _EPITAPH:
+            object.__setattr__(thing, "__class__", _heir_of(epitaph.kind))
+    for key in list(contents):
         # One by one: what a dictionary drops as a whole, it drops without a turn for others.
-        contents.pop(key, None)
+        if key not in _KEPT:
+            contents.pop(key, None)
+    for slot in _slots_of(epitaph.kind):
+        try:
+            slot.__delete__(thing)
+        except AttributeError:
+            continue  # It is empty.
 
 
-_EPITAPH = frozenset(("_released_class", "_released_name", "_released_at", "_released_by"))
-_HEIRS: dict[type, type] = {}
+def _slots_of(kind: type) -> list[MemberDescriptorType]:
+    """List the slots that Python classes declare; those of C's types cannot be emptied."""
+    slotted = [vars(c) for c in kind.__mro__ if "__slots__" in vars(c)]
+    return [v for names in slotted for v in names.values() if type(v) is MemberDescriptorType]
 
 
 def _heir_of(former: type) -> type:
     """Make a tombstone that derives from a class whose instances have a layout of their own.
 
-    Those with __slots__, and those whose first base is an ABC.
+    Those with __slots__, and those whose first base is an ABC. The former class is not told of
+    it: neither its metaclass's constructor nor its `__init_subclass__` runs, which are the
+    program's. It keeps its heir, since it knows its subclasses.
     """
-    if former not in _HEIRS:
-        namespace = {
-            k: v for k, v in vars(Tombstone).items() if k not in ("__dict__", "__weakref__")
-        }
-        namespace["__slots__"] = ()
-        _HEIRS[former] = type(former)(former.__name__, (former,), namespace)
-    return _HEIRS[former]
+    known: type
+    for known in type.__subclasses__(former):
+        if "_is_tombstone" in vars(known):
+            return known
+    # _Quiet comes before all of the former class's bases, but cannot be a base itself: a first
+    # base decides the layout.
+    metaclass = type.__new__(
+        type, "HeirType", (type(former),), {"mro": lambda cls: [cls, _Quiet, *former.__mro__]}
+    )
+    maker = ABCMeta if issubclass(metaclass, ABCMeta) else type
+    names = {name: _METHODS[name] for name in ("_is_tombstone", "__module__", "__doc__")}
+    heir: type = maker.__new__(metaclass, former.__name__, (former,), {**names, "__slots__": ()})
+    return heir
 
 
 def caller(_package: str = _PACKAGE) -> str:

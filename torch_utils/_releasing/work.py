@@ -63,7 +63,9 @@ class Release:
 
     def _isolated(self, name: str, action: Any) -> None:
         try:
-            action()
+            logged = action()
+            if logged is not None:
+                self.errors.append(logged)
         except BaseException as error:
             # The boundary between one object's cleanup and the next one's: each target is given up,
             # whatever the others raise. `raise_interrupt` passes on what is no Exception.

@@ -1,0 +1,481 @@
+"""Which kinds of objects release takes, passes over and refuses; and that it runs none of them."""
+
+from __future__ import annotations
+
+import argparse
+import array
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import itertools
+import logging
+import pathlib
+import re
+import sys
+import threading
+import types
+import typing
+import uuid
+import weakref
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.data import DataLoader, TensorDataset
+
+from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
+
+
+def layer() -> nn.Linear:
+    return nn.Linear(8, 8)
+
+
+def storages(*tensors: torch.Tensor) -> list[StorageWeakRef]:
+    return [StorageWeakRef(t.untyped_storage()) for t in tensors]
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class MyPath(type(pathlib.Path())):
+    pass
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float = 0.1
+    name: str = "adam"
+
+
+Point = collections.namedtuple("Point", "x y")
+
+LEAVES = {
+    "none": None,
+    "path": pathlib.Path("x"),
+    "pure path": pathlib.PurePosixPath("x"),
+    "own path": MyPath("x"),
+    "dtype": torch.float32,
+    "device": torch.device("cpu"),
+    "size": torch.Size([1, 2]),
+    "layout": torch.strided,
+    "memory format": torch.contiguous_format,
+    "generator": torch.Generator(),
+    "finfo": torch.finfo(torch.float32),
+    "enum": Colour.RED,
+    "flag": re.IGNORECASE,
+    "datetime": datetime.datetime(2020, 1, 1),
+    "timedelta": datetime.timedelta(1),
+    "timezone": datetime.timezone.utc,
+    "fraction": fractions.Fraction(1, 2),
+    "decimal": decimal.Decimal(1),
+    "uuid": uuid.uuid4(),
+    "pattern": re.compile("x"),
+    "function": layer,
+    "builtin": len,
+    "method": "x".join,
+    "partial": functools.partial(layer),
+    "class": Settings,
+    "abc": collections.abc.Mapping,
+    "module": typing,
+    "alias": list[int],
+    "typing": typing.Literal[1],
+    "range": range(3),
+    "slice": slice(1),
+    "ellipsis": ...,
+    "bytes": b"x",
+    "memoryview": memoryview(b"x"),
+    "numpy scalar": np.float32(1),
+    "numpy array": np.ones(3),
+    "numpy dtype": np.dtype("f4"),
+    "strings": np.array(["a", "b"]),
+    "array": array.array("d", [1.0]),
+    "rng": np.random.default_rng(0),
+    "lock": threading.Lock(),
+    "event": threading.Event(),
+    "logger": logging.getLogger("x"),
+    "weakref": weakref.ref(Settings),
+    "error": ValueError("x"),
+    "record": Settings(),
+    "namespace": types.SimpleNamespace(a=1),
+    "arguments": argparse.Namespace(a=1),
+    "namedtuple": Point(1, "y"),
+    "stdout": sys.stdout,
+}
+
+
+@pytest.mark.parametrize("kind", LEAVES)
+@pytest.mark.parametrize("deep", [False, True])
+def test_batch_with_a_harmless_leaf(kind: str, deep: bool) -> None:
+    """A leaf is passed over, and the tensors beside it go."""
+    tensor = torch.ones(100)
+    (weak,) = storages(tensor)
+    leaf = LEAVES[kind]
+    batch: Any = {"ids": tensor, "leaf": leaf}
+    if deep:
+        batch = [{"a": (batch, collections.deque([leaf])), "leaf": types.SimpleNamespace(x=[leaf])}]
+    assert release(batch).errors == ()
+    assert weak.expired()
+    assert not sys.stdout.closed
+
+
+@pytest.mark.parametrize("kind", ["path", "dtype", "enum", "function", "class", "numpy array"])
+def test_a_leaf_alone_is_refused(kind: str) -> None:
+    """Nothing can be given up, so nothing is promised."""
+    if kind == "dtype":
+        assert release(LEAVES[kind]).freed_bytes == {}  # Goes with models, like a tokenizer.
+        return
+    with pytest.raises(TypeError, match="does not know how to give up"):
+        release(LEAVES[kind])
+
+
+@dataclasses.dataclass
+class Bundle:
+    model: Any
+    others: Any = None
+
+
+class Holder:
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "_model")
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+
+class OwnMapping(collections.abc.Mapping):
+    """A mapping of one's own, whose methods are the program's code."""
+
+    def __init__(self, model: Any) -> None:
+        self._items = {"a": model}
+
+    def __getitem__(self, key: str) -> Any:
+        raise AssertionError("ran the program's code")
+
+    __len__ = __iter__ = __getitem__  # type: ignore[assignment]
+
+
+class OwnList(list):
+    def __iter__(self) -> Any:
+        raise AssertionError("ran the program's code")
+
+    __len__ = __getitem__ = __iter__  # type: ignore[assignment]
+
+
+class Rude:
+    """Everything that a look from outside might run, runs the program's code."""
+
+    def __init__(self, model: Any) -> None:
+        object.__getattribute__(self, "__dict__")["model"] = model
+
+    def _run(self, *args: Any) -> Any:
+        raise AssertionError("ran the program's code")
+
+    __getattribute__ = __iter__ = __len__ = __bool__ = __eq__ = __hash__ = __repr__ = _run
+    __class__ = property(_run)  # type: ignore[assignment]
+    closed = property(_run)
+
+
+class Property:
+    @property
+    def model(self) -> Any:
+        raise AssertionError("ran the program's code")
+
+
+def dict_key(model: Any) -> Any:
+    return {model: "name"}
+
+
+def object_array(model: Any) -> Any:
+    array = np.empty((1, 2), dtype=object)
+    array[0, 1] = model
+    return array
+
+
+HOLDERS = {
+    "dataclass": Bundle,
+    "dataclass with a list": lambda m: Bundle(None, [m]),
+    "namedtuple": lambda m: Point(1, m),
+    "namespace": lambda m: types.SimpleNamespace(m=m),
+    "object": Holder,
+    "object with a list": lambda m: Holder([("x", m)]),
+    "object in a dataclass": lambda m: Bundle(Holder(m)),
+    "slots": Slotted,
+    "mapping": OwnMapping,
+    "list": lambda m: OwnList([m]),
+    "rude": Rude,
+    "user dict": lambda m: collections.UserDict(a=m),
+    "user list": lambda m: collections.UserList([m]),
+    "ordered dict": lambda m: collections.OrderedDict(a=m),
+    "default dict": lambda m: collections.defaultdict(list, a=m),
+    "proxy": lambda m: types.MappingProxyType({"a": m}),
+    "values": lambda m: {"a": m}.values(),
+    "items": lambda m: {"a": m}.items(),
+    "key": dict_key,
+    "frozenset": lambda m: frozenset([m]),
+    "object array": object_array,
+}
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_what_holds_a_model(kind: str) -> None:
+    """It is taken for what it holds, without running its code; a second time is harmless."""
+    model = layer()
+    weak = storages(*model.parameters())
+    holder = HOLDERS[kind](model)
+    assert release(holder).errors == ()
+    assert all(w.expired() for w in weak)
+    with pytest.raises(ReleasedError):
+        model(torch.ones(1, 8))
+    assert release([holder], model).errors == ()
+
+
+def test_control_asking_runs_the_program() -> None:
+    """What `isinstance` and iteration do with the same objects."""
+    for use in (
+        lambda: isinstance(Rude(1), dict),
+        lambda: list(OwnList([1])),
+        lambda: Property().model,
+    ):
+        with pytest.raises(AssertionError, match="ran the program's code"):
+            use()
+
+
+class Empty:
+    pass
+
+
+class Proxy:
+    """Finds what it stands for by code."""
+
+    _known: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, thing: Any) -> None:
+        self._known[id(self)] = thing
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("ran the program's code")
+
+
+class Far:
+    def __init__(self, model: Any) -> None:
+        self.parts = [Holder(model)]
+
+
+class Awaited:
+    async def close(self) -> None: ...
+
+
+def generator(model: nn.Module) -> Any:
+    yield from model.parameters()
+
+
+REFUSED = {
+    "parameters": (lambda m: m.parameters(), r"pass list\(...\) of it, or the model itself"),
+    "named": (lambda m: {"p": m.named_parameters()}, r"dict\['p'\] \(a builtins.generator\)"),
+    "generator": (generator, "read only once"),
+    "iterator": (lambda m: iter([m]), "read only once"),
+    "map": (lambda m: map(str, [m]), "read only once"),
+    "zip": (lambda m: [zip([m], [m])], "read only once"),
+    "empty object": (lambda m: [m, Empty()], r"list\[1\] \(a .*Empty\); pass the models"),
+    "proxy": (lambda m: [m, Proxy(m.weight)], "may stand for something else: pass that"),
+    "plain object": (lambda m: [m, object()], r"list\[1\] \(a builtins.object\)"),
+    "far": (lambda m: [m, Far(layer())], r"pass list\[1\].parts\[0\].model"),
+    "property": (lambda m: [m, Property()], r"pass list\[1\].model"),
+    "array": (lambda m: np.ones(3), "use `del`"),
+    "storage": (lambda m: m.weight.untyped_storage(), "pass the tensor"),
+    "awaited": (lambda m: [m, Awaited()], "has to be awaited"),
+    "class": (lambda m: nn.Linear, "pass an instance"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_before_anything_is_touched(kind: str) -> None:
+    """A TypeError says what to pass instead, the model is whole, the iterator not consumed."""
+    model = layer()
+    make, message = REFUSED[kind]
+    thing = make(model)
+    with pytest.raises(TypeError, match=message):
+        release(model, thing)
+    assert model(torch.ones(1, 8)).shape == (1, 8)
+    if kind == "parameters":
+        assert len(list(thing)) == 2
+
+
+def test_list_of_parameters() -> None:
+    """What the error advises works."""
+    model = layer()
+    weak = storages(*model.parameters())
+    release(list(model.parameters()))
+    assert all(w.expired() for w in weak)
+
+
+def test_any_object_may_be_a_key() -> None:
+    """A key that holds nothing is a key."""
+    tensor = torch.ones(3)
+    release({Empty(): tensor, (1, 2): None, Colour.RED: 1})
+    assert tensor.numel() == 0
+
+
+def test_deep_and_huge() -> None:
+    """Nesting has no limit, cycles end, and many are many."""
+    tensor = torch.ones(1)
+    nested: Any = tensor
+    for _ in range(10_000):
+        nested = [nested]
+    spaces: Any = torch.ones(1)
+    for _ in range(10_000):
+        spaces = types.SimpleNamespace(inner=spaces)
+    cycle: list[Any] = [nested, spaces]
+    cycle.append({"again": cycle})
+    report = release(cycle)
+    assert tensor.numel() == 0
+    assert report.freed_bytes == {"host": 8}
+    many = [torch.ones(1) for _ in range(100_000)]
+    assert release(many, collect="never").freed_bytes == {"host": 400_000}
+    assert all(t.numel() == 0 for t in many)
+
+
+def test_closers_in_objects() -> None:
+    """A Resource is closed wherever it is; a file that an object happens to have is not."""
+
+    class Handle(Resource):
+        def _release(self) -> None:
+            pass
+
+    class File:
+        is_open = True
+
+        def close(self) -> None:
+            self.is_open = False
+
+    handle, file, model = Handle(), File(), layer()
+    holder = Holder(model)
+    holder.handle, holder.file = handle, file
+    release(holder)
+    assert handle.closed
+    assert file.is_open
+    release([file])
+    assert not file.is_open
+
+
+def test_emptied_before_the_scope_ends() -> None:
+    """What a scope has accepted is no error when the program has given it up itself."""
+    holder = Holder(layer())
+    with SafePyTorchCleanup(strict=True) as scope:
+        scope.manage(holder)
+        holder.model = None
+    with pytest.raises(TypeError):
+        release(holder)
+
+
+def test_training_parts() -> None:
+    """Schedulers, scalers and loaders let go of what they refer to, and own nothing of it."""
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    scaler = torch.amp.GradScaler("cpu")
+    data = torch.ones(4, 2)
+    loader = DataLoader(TensorDataset(data))
+    release(scheduler, plateau, scaler, {"loader": loader})
+    optimizer.step()
+    assert data.sum() == 8
+    uses = (scheduler.__class__.step, lambda s: s.step(), lambda s: s.state_dict())
+    for thing in (scheduler, plateau, scaler, loader):
+        for use in uses[1:]:
+            with pytest.raises(
+                ReleasedError, match=f"this {thing.__class__.__name__} was released"
+            ):
+                use(thing)
+    with pytest.raises(ReleasedError):
+        iter(loader)
+
+
+def test_workers_of_a_loader_end() -> None:
+    """Its processes end with it, though the variable lives on."""
+    loader = DataLoader(
+        TensorDataset(torch.ones(4, 2)),
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context="forkserver",
+    )
+    next(iter(loader))
+    (worker,) = loader._iterator._workers
+    assert worker.is_alive()
+    release(loader)
+    worker.join(60)
+    assert worker.exitcode == 0
+
+
+def test_transformers(tiny_model: Any) -> None:
+    """A pipeline, its tokenizer and configuration, and caches of every layer."""
+    from transformers import AutoModel, AutoTokenizer, DynamicCache, EncoderDecoderCache, pipeline
+
+    path = str(tiny_model.parent / "transformer")
+    model, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    pipe = pipeline("feature-extraction", model=model, tokenizer=tokenizer)
+    batch = tokenizer(["a city"], return_tensors="pt")
+    pipe("a city")
+    weak = storages(*model.parameters(), *batch.values())
+    assert release(pipe, tokenizer, model.config, batch).errors == ()
+    assert all(w.expired() for w in weak)
+    assert tokenizer("a city")
+    with pytest.raises(ReleasedError):
+        pipe("a city")
+    cache = DynamicCache()
+    cache.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
+    both = EncoderDecoderCache(cache, DynamicCache())
+    weak = storages(cache.layers[0].keys, cache.layers[0].values)
+    release({"past_key_values": both, "config": None})
+    assert all(w.expired() for w in weak)
+
+
+def test_accelerator() -> None:
+    """What it has prepared goes: models, optimizers, schedulers and loaders."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = layer()
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    prepared = accelerator.prepare(
+        model, optimizer, scheduler, DataLoader(TensorDataset(torch.ones(2)))
+    )
+    model(torch.ones(1, 8)).sum().backward()
+    prepared[1].step()
+    weak = storages(*model.parameters(), optimizer.state[model.weight]["exp_avg"])
+    assert release(accelerator).errors == ()
+    assert all(w.expired() for w in weak)
+    with pytest.raises(ReleasedError, match="this Adam was released"):
+        optimizer.step()
+
+
+def test_wrapped_optimizer() -> None:
+    """accelerate's wrapper alone takes the optimizer in it along."""
+    accelerate = pytest.importorskip("accelerate")
+    model = layer()
+    optimizer = torch.optim.Adam(model.parameters())
+    release(accelerate.Accelerator(cpu=True).prepare(optimizer))
+    with pytest.raises(ReleasedError, match="this Adam was released"):
+        optimizer.step()
+    assert model(torch.ones(1, 8)).shape == (1, 8)
+
+
+def test_iterators_are_not_read() -> None:
+    """One deep in an attribute is left as it is."""
+    counter = itertools.count()
+    holder = Holder(layer())
+    holder.counter = counter
+    release(holder)
+    assert next(counter) == 0

@@ -1,0 +1,212 @@
+"""Modules' own close and destructor: each once, before the weights go, errors reported."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from programs import assert_clean, run
+from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
+
+Log = list[tuple[str, str, int]]
+
+
+class Part(nn.Linear):
+    """Notes what is called, and how many weights it has left then."""
+
+    def __init__(self, name: str, log: Log, *children: Any, fail: Any = None) -> None:
+        super().__init__(2, 2)
+        self.name, self.log, self.fail = name, log, fail
+        for index, child in enumerate(children):
+            self.add_module(str(index), child)
+
+    def close(self) -> None:
+        self.log.append((self.name, "close", self.weight.numel()))
+        if self.fail is not None:
+            raise self.fail
+
+    def __del__(self) -> None:
+        self.log.append((self.name, "del", self.weight.numel()))
+
+
+class ClosesParts(Part):
+    def close(self) -> None:
+        for child in self.children():
+            child.close()
+        super().close()
+
+    def __del__(self) -> None:
+        self.close()
+        super().__del__()
+
+
+def test_each_once_and_parents_first() -> None:
+    """Also where a child has two parents, and where parents close their children themselves."""
+    log: Log = []
+    shared = Part("shared", log)
+    left = Part("left", log, shared)
+    model = nn.Sequential(shared, Part("top", log, left), nn.ReLU())
+    release(model, model[1], left)
+    assert log == [
+        (name, method, 4) for name in ("top", "left", "shared") for method in ("close", "del")
+    ]
+    del model, left, shared
+    assert len(log) == 6
+    log.clear()
+    model = ClosesParts("top", log, Part("child", log))
+    release(model)
+    del model
+    assert log == [
+        ("child", "close", 4),
+        ("top", "close", 4),
+        ("top", "del", 4),
+        ("child", "del", 4),
+    ]
+
+
+def test_control_a_loop_over_the_modules() -> None:
+    """Calling what is there, without remembering it, closes a child twice."""
+    log: Log = []
+    model = ClosesParts("top", log, Part("child", log))
+    for module in model.modules():
+        module.close()
+    assert [name for name, method, _ in log] == ["child", "top", "child"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_errors_are_reported_and_keep_nothing(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is in the report and logged once; an interrupt arrives when everything is gone."""
+    log: Log = []
+    model = nn.Sequential(Part("bad", log, fail=error("no")), Part("good", log))
+    weak = [StorageWeakRef(p.untyped_storage()) for p in model.parameters()]
+    tensor = torch.ones(3)
+    caplog.set_level(logging.ERROR, "torch_utils")
+    if error is ValueError:
+        assert [str(e) for e in release(model, tensor).errors] == ["no"]
+    else:
+        with pytest.raises(error, match="no"):
+            release(model, tensor)
+    assert all(w.expired() for w in weak)
+    assert tensor.numel() == 0
+    assert [name for name, _, _ in log] == ["bad", "bad", "good", "good"]
+    assert [r.getMessage() for r in caplog.records] == [
+        f"releasing Part.close() failed: {error('no')!r}"
+    ]
+
+
+class Child(nn.Linear, Resource):
+    """A Resource that is a module too."""
+
+    seen: Any = None
+    fail: Any = None
+
+    def _release(self) -> None:
+        self.seen.append(self.weight.numel())
+        if self.fail:
+            raise self.fail
+
+
+@pytest.mark.parametrize("fail", [None, ValueError("no"), SystemExit("no")])
+def test_child_resource(fail: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """It is closed through its own close, once, while it is whole."""
+    child, seen = Child(2, 2), []
+    child.seen, child.fail = seen, fail
+    model = nn.Sequential(child)
+    if isinstance(fail, SystemExit):
+        with pytest.raises(SystemExit):
+            release(model)
+    else:
+        assert release(model).errors == ((fail,) if fail else ())
+    assert seen == [4]
+    with pytest.raises(ReleasedError):
+        child(torch.ones(1, 2))
+    assert child.close() is None
+    del model, child  # Warns if it were still open.
+    assert seen == [4]
+    assert sum("failed" in r.getMessage() for r in caplog.records) <= (2 if fail else 0)
+
+
+def test_closed_before() -> None:
+    """A Resource that the program has closed is not closed again."""
+    child, seen = Child(2, 2), []
+    child.seen = seen
+    child.close()
+    release(nn.Sequential(child))
+    assert seen == [4]
+
+
+def test_error_of_a_resource_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Its own close logs it; the report has it too."""
+
+    class Bad(Resource):
+        def _release(self) -> None:
+            raise ValueError("no")
+
+    assert [str(e) for e in release(Bad()).errors] == ["no"]
+    assert [r.getMessage() for r in caplog.records] == ["releasing Bad failed: ValueError('no')"]
+
+
+def test_shared_parts_are_not_closed() -> None:
+    """What a live model contains too stays open as it stays whole."""
+    log: Log = []
+    part = Part("part", log)
+    live = nn.Sequential(part)
+    release(nn.Sequential(part))
+    assert log == []
+    assert live(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_two_threads() -> None:
+    """However many release one model, its methods run once."""
+    for _ in range(20):
+        log: Log = []
+        model = Part("one", log)
+        start = threading.Barrier(3)
+
+        def work(model: Any = model, start: Any = start) -> None:
+            start.wait()
+            release(model, collect="never", trim_host=False)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [method for _, method, _ in log] == ["close", "del"]
+
+
+def test_at_exit() -> None:
+    """A scope that is still open closes its model then, and the destructor runs at most once."""
+    program = """
+    import torch
+    from torch_utils import SafePyTorchCleanup
+
+    class Model(torch.nn.Linear):
+        def close(self):
+            print("close", self.weight.numel())
+        def __del__(self):
+            print("del", self.weight.numel())
+
+    scope = SafePyTorchCleanup()
+    scope.__enter__()
+    model = scope.manage(Model(2, 2))
+    """
+    result = run(program)
+    assert_clean(result)
+    assert result.stdout.split("\n") == ["close 4", "del 4", ""]
+
+
+def test_in_a_scope() -> None:
+    """An error of a module's close is in the scope's report."""
+    log: Log = []
+    with SafePyTorchCleanup() as scope:
+        scope.manage(Part("bad", log, fail=ValueError("no")))
+    assert [str(e) for e in scope.report.errors] == ["no"]

@@ -1,0 +1,152 @@
+"""What modules clean up themselves: their own ``close`` and destructor, before they are emptied.
+
+A module's class may define either, and afterwards nobody would call them any more. They are
+called for every module of a tree, a parent before what it contains, since its ``close`` may
+need its parts; dropping the last reference goes that way too. Each is a target of its own, so
+that an error is one step's error, and nothing that they raise keeps the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_utils._registry import REGISTRY
+from torch_utils._releasing.kinds import bases_of, find, is_awaitable, is_function
+from torch_utils._releasing.target import Target
+from torch_utils._releasing.tombstone import is_released
+from torch_utils._runtime import is_shutting_down
+from torch_utils.resource import Resource
+
+
+def close_resource(resource: Any) -> BaseException | None:
+    """Close a Resource; returns its error, which has been logged already."""
+    entry = REGISTRY.get(id(resource))
+    type(resource).close(resource)
+    return None if entry is None else entry.error
+
+
+class OwnCleanup(Target):
+    """One method of one module that is about to be released.
+
+    Attributes:
+        unprepared: All of one tree, until the first of them is called: its own code may call
+            the others.
+    """
+
+    def __init__(self, module: Any, method: str, unprepared: list[OwnCleanup]) -> None:
+        super().__init__(module, f"{type(module).__name__}.{method}()")
+        self.method = method
+        self.unprepared = unprepared
+        # At exit what is open is closed, as ever; destructors are left to the interpreter.
+        self.closes = method == "close"
+
+    def give_up(self, place: str) -> BaseException | None:
+        """Call it, unless the program itself or another release did since it was planned."""
+        while self.unprepared:
+            other = self.unprepared.pop()
+            if other.closes or not is_shutting_down():
+                other._prepare()
+        module = self.thing
+        if is_released(module):
+            return None
+        if self._is_of_resource():
+            return close_resource(module)
+        _once(module, self.method)()
+        return None
+
+    def _is_of_resource(self) -> bool:
+        return self.method == "close" and Resource in bases_of(type(self.thing))
+
+    def _prepare(self) -> None:
+        if not is_released(self.thing) and not self._is_of_resource():
+            _once(self.thing, self.method)
+
+
+class _Once:
+    """A method that runs once, whoever calls it: the parent's ``close``, or a destructor."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._methods = [method]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            method = self._methods.pop()  # Atomic: of several threads only one gets it.
+        except IndexError:
+            return None
+        return method(*args, **kwargs)
+
+
+def _once(module: Any, method: str) -> Any:
+    """Put what runs a method once in front of it, where the program's own calls find it too."""
+    contents = object.__getattribute__(module, "__dict__")
+    own = contents.get(method)
+    if type(own) is _Once:
+        return own
+    function = own if callable(own) else getattr(type(module), method).__get__(module)
+    once = _Once(function)
+    if own is None:
+        return contents.setdefault(method, once)
+    contents[method] = once
+    return once
+
+
+def own_cleanups(root: Any, spared: set[int], seen: set[tuple[int, str]]) -> list[OwnCleanup]:
+    """Plan what a tree of modules cleans up itself; each method of each module once."""
+    known = {kind: _methods_of(kind) for kind in _kinds_in(root, spared)}
+    found: list[OwnCleanup] = []
+    unprepared: list[OwnCleanup] = []
+    if not any(known.values()):  # As in most trees, which are not ordered for nothing.
+        return found
+    for module in _parents_first(root, spared):
+        for method in known[type(module)]:
+            if (id(module), method) not in seen:
+                seen.add((id(module), method))
+                found.append(OwnCleanup(module, method, unprepared))
+    unprepared.extend(found)
+    return found
+
+
+_METHODS = ("close", "__del__")
+
+
+def _methods_of(kind: type) -> tuple[str, ...]:
+    """List which of the methods a class of modules defines."""
+    if "_is_tombstone" in vars(kind):
+        return ()
+    found = [(name, find(kind, name)) for name in _METHODS]
+    return tuple(n for n, m in found if m is not None and is_function(m) and not is_awaitable(m))
+
+
+def _kinds_in(root: Any, spared: set[int]) -> set[type]:
+    """Collect the classes of a tree's modules: one quick pass, for a tree may have thousands."""
+    read = object.__getattribute__
+    seen = {id(None), *spared}
+    kinds: set[type] = set()
+    pending = [root]
+    while pending:
+        module = pending.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            kinds.add(type(module))
+            children = read(module, "__dict__").get("_modules")
+            if children:
+                pending.extend(children.values())
+    return kinds
+
+
+def _parents_first(root: Any, spared: set[int]) -> list[Any]:
+    """List the modules of a tree so that everything that contains a module comes before it."""
+    finished: list[Any] = []
+    seen: set[int] = set()
+    pending = [(root, False)]
+    while pending:
+        module, is_left = pending.pop()
+        if is_left:
+            finished.append(module)
+        elif id(module) not in seen and id(module) not in spared and not is_released(module):
+            seen.add(id(module))
+            pending.append((module, True))
+            children = object.__getattribute__(module, "__dict__").get("_modules") or {}
+            pending.extend((child, False) for child in children.values() if child is not None)
+    return finished[::-1]
