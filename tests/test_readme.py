@@ -17,7 +17,7 @@ COMMANDS = re.findall(r"^\$ (\S+) (\S+)", README, re.MULTILINE)
 
 def run(block: str) -> ExitReport:
     """Run an example under clean-exit, as the README tells everybody to."""
-    report = check(["-c", block], timeout_s=100, env={**os.environ, "TQDM_DISABLE": "1"})
+    report = check(["-c", block], timeout_s=600, env={**os.environ, "TQDM_DISABLE": "1"})
     assert (report.exit_code, report.stderr) == (0, ""), f"{report}\n{report.stderr}"
     return report
 
