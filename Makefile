@@ -1,21 +1,35 @@
 # `make demo` and `make test` set up all they need in .venv; nothing else is written outside
 # this folder but the package manager's cache.
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The versions in constraints.txt need Python 3.11; torch_utils itself runs on 3.10 too.
+AT_LEAST := sys.version_info >= (3, 11)
+PYTHON ?= $(or $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(not $(AT_LEAST))' 2>/dev/null && echo $$p && break; done),python3)
+FOUND = $(shell $(PYTHON) -c 'import sys; print("fine" if $(AT_LEAST) else sys.version.split()[0])' \
+	2>/dev/null)
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 # The packaged model is a local folder: nothing has to be looked up on a hub.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index examples clean
+# Two runs of the tests at once would each take the cores that the other needs.
+.NOTPARALLEL:
+.PHONY: demo test test-slow test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index examples clean
 
 demo: .venv/.installed
 	$(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo
 
+# A few minutes; test-slow is what it leaves out, test-all is both.
 test: .venv/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/.installed
+	$(PYTEST) -m slow
+
+test-all: test test-slow
 
 hazards: .venv/.installed
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/hazards
+	$(PYTEST) -q tests/hazards
 
 bench-exit: .venv/.installed
 	$(BIN)/python benchmarks/bench_exit.py
@@ -53,7 +67,7 @@ fuzz-index: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py fuzz 100000
 
 examples: .venv/.installed
-	$(BIN)/python -m pytest -q -n 2 tests/test_readme.py
+	$(PYTEST) -q tests/test_readme.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -65,6 +79,8 @@ format: .venv/.installed
 	$(BIN)/ruff format .
 
 .venv/.installed: pyproject.toml constraints.txt
+	$(if $(filter fine,$(FOUND)),,$(error this needs Python 3.11 or newer, \
+and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)))
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e '.[rag,model,test,dev,bench]'

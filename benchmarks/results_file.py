@@ -7,31 +7,40 @@ import os
 import platform
 import sys
 from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGES = ("torch", "sentence-transformers", "transformers", "accelerate", "faiss-cpu")
+# What torch and oneDNN choose their products by; a name such as "AMD EPYC" does not say.
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Return what Linux says about the first processor; elsewhere nothing."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def machine() -> dict[str, Any]:
     """Describe this machine, as far as figures depend on it."""
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    from importlib.metadata import PackageNotFoundError, version
-
+    cpu = _cpuinfo()
+    flags = cpu.get("flags", "").split()
     versions = {}
-    for name in ("torch", "sentence-transformers", "transformers", "accelerate", "faiss-cpu"):
+    for name in PACKAGES:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
     return {
-        "processor": model,
+        "processor": cpu.get("model name") or platform.processor() or platform.machine(),
+        "family_model": f"{cpu.get('cpu family', '?')}/{cpu.get('model', '?')}",
+        "instructions": [name for name in INSTRUCTIONS if name in flags],
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()} {' '.join(platform.libc_ver())}",
         "python": sys.version.split()[0],
@@ -40,10 +49,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def described(machine: dict[str, Any]) -> str:
+    """Return the line that stands under a table in the documentation."""
+    torch = machine["packages"].get("torch", "none")
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, "
+        f"Python {machine['python']}, torch {torch}"
+    )
+
+
 def write(name: str, result: dict[str, Any]) -> Path:
-    """Write ``results/<name>.json``."""
+    """Write ``results/<name>.json``, and print where it was measured."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), **result}, indent=2) + "\n")
+    here = machine()
+    path.write_text(json.dumps({"machine": here, **result}, indent=2) + "\n", encoding="utf-8")
+    print(f"measured on: {described(here)}")
     print(f"written: {path.relative_to(RESULTS.parent.parent)}")
     return path

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "hazards.summary"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Two workers on two cores: threads of torch that wait for each other by spinning keep those from
+# running that they wait for. Sleeping instead makes the tests with torch three times as fast.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 WORDS = "the a of how do i give memory back cache paris france capital heap trim city".split()
 
@@ -54,42 +57,3 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-def _hazards(reporter: pytest.TerminalReporter) -> dict[tuple[str, str], list[bool]]:
-    """Collect the outcomes of the hazard matrix, by subject and Python."""
-    table: dict[tuple[str, str], list[bool]] = {}
-    for reports in reporter.stats.values():
-        for report in reports:
-            for name, value in getattr(report, "user_properties", ()):
-                if name == "hazard" and report.when == "call":
-                    subject, version, fine = value
-                    table.setdefault((subject, version), []).append(fine)
-    return table
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table of the hazard matrix."""
-    table = _hazards(terminalreporter)
-    if not table:
-        return
-    versions = sorted({version for _, version in table})
-    others = ", ".join(v for v in versions if v[0].isdigit()) or "none was found"
-    terminalreporter.section("hazard matrix")
-    terminalreporter.line(f"other Pythons: {others}")
-    for (subject, version), fine in sorted(table.items()):
-        short = fine.count(False)
-        verdict = f"{short} fall short" if short else "all fine"
-        terminalreporter.line(f"{subject:12} {version:12} {len(fine):4} programs, {verdict}")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail if no naive destructor fell short: the matrix would then prove nothing."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or hasattr(session.config, "workerinput"):
-        return
-    naive = [fine for (s, _), fine in _hazards(reporter).items() if s.startswith("naive")]
-    if sum(map(len, naive)) > 20 and not any(False in fine for fine in naive):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        reporter.line("hazard matrix: no naive destructor fell short; the control has failed")

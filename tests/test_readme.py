@@ -12,12 +12,12 @@ from torch_utils.clean_exit import ExitReport, check
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-COMMANDS = re.findall(r"^\$ (\S+) (\S+)", README, re.MULTILINE)
+COMMANDS = re.findall(r"^\$ (?:[A-Z_]+=\S+ )?(\S+) (\S+)", README, re.MULTILINE)
 
 
 def run(block: str) -> ExitReport:
     """Run an example under clean-exit, as the README tells everybody to."""
-    report = check(["-c", block], timeout_s=100, env={**os.environ, "TQDM_DISABLE": "1"})
+    report = check(["-c", block], timeout_s=600, env={**os.environ, "TQDM_DISABLE": "1"})
     assert (report.exit_code, report.stderr) == (0, ""), f"{report}\n{report.stderr}"
     return report
 
@@ -68,6 +68,25 @@ def test_commands_exist() -> None:
             "clean-exit": {"--", "train.py"},
         }[command]
         assert argument in known, (command, argument)
+
+
+def test_pages_exist() -> None:
+    """Every file of this repository that a page links to is there."""
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_supported_pythons_are_those_of_the_package() -> None:
+    """What the README promises is what the package says, and what make wants is what pins need."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    assert f"Python {versions[0]} to {versions[-1]}" in README
+    assert f'requires-python = ">={versions[0]}"' in project
+    torch = re.search(r'^torch = \["torch>=([\d.]+)"\]', project, re.MULTILINE)
+    assert torch is not None
+    assert f"torch {torch[1]} or newer" in README
 
 
 def test_functions_of_the_table_exist() -> None:

@@ -13,11 +13,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from hazards.rows import Row
+from hazards.row import Row
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-TIMEOUT_S = 60
+TIMEOUT_S = 400  # Where the machine is busy, torch alone takes a minute to import.
 PRELUDE = "from hazards.subjects import close, is_alive, log, make\n"
 NEEDS_TORCH = ("retriever", "model", "naive-torch")
 

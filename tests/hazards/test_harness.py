@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from hazards.pythons import other_pythons
-from hazards.rows import Row
+from hazards.row import Row
 from hazards.runner import Runner
 
 MAKE = "import os; log('made', 1)\n"

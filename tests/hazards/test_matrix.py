@@ -1,52 +1,31 @@
 """Every row of the matrix against every subject; the naive destructors are the control.
 
 What the library makes must be silent and released exactly once. The naive ones only have to
-fall short somewhere, which `tests/conftest.py` checks and prints when all have run.
+fall short somewhere, which the plugin `summary` checks and prints when all have run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from hazards.more_rows import ROWS
+from hazards.matrix import CASES, HERE, ROWS, is_slow
 from hazards.pythons import other_pythons
-from hazards.rows import Row
+from hazards.row import OURS, Row
 from hazards.runner import NEEDS_TORCH, Runner
 
-HERE = "this Python"
-CASES = [
-    (row, subject, HERE)
-    for row in ROWS
-    for subject in row.subjects
-    if not (subject == "naive" and row.needs_torch)
-] + [
-    (row, subject, version)
-    for version in other_pythons()
-    for row in ROWS
-    for subject in row.subjects
-    if not row.needs_torch and subject not in NEEDS_TORCH
-]
 
-
-@pytest.fixture(scope="session")
-def runner(tiny_model: Path) -> Iterator[Runner]:
-    runner = Runner(tiny_model)
-    yield runner
-    runner.close()
+def _marks(row: Row, subject: str, version: str) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.slow] if is_slow(row, subject, version) else []
+    if subject in NEEDS_TORCH:
+        # The programs with torch of one kind in one worker, which then imports it once.
+        marks.append(pytest.mark.xdist_group(subject))
+    return marks
 
 
 @pytest.mark.parametrize(
     ("row", "subject", "version"),
     [
-        pytest.param(
-            *case,
-            id="-".join((case[0].name, *case[1:])),
-            # The programs with torch of one kind in one worker, which then imports it once.
-            marks=pytest.mark.xdist_group(case[1]) if case[1] in NEEDS_TORCH else (),
-        )
+        pytest.param(*case, id="-".join((case[0].name, *case[1:])), marks=_marks(*case))
         for case in CASES
     ],
 )
@@ -59,3 +38,12 @@ def test_row(
     record_property("hazard", (subject, version, not outcome.problems))
     if not subject.startswith("naive"):
         assert not outcome.problems, str(outcome)
+
+
+def test_every_row_is_in_the_fast_part() -> None:
+    """`make test` runs each program against something of ours, and knows no name twice."""
+    fast = {case[0].name for case in CASES if not is_slow(*case) and case[1] in OURS}
+    names = [row.name for row in ROWS]
+    slow_only = {row.name for row in ROWS if not {"resource", "retriever"} & set(row.subjects)}
+    assert set(names) - fast == slow_only
+    assert len(set(names)) == len(names)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from programs import ROOT
+from programs import IMPORT_PATH
 from rag_demo import EmbeddingModel
 from rag_demo.embedding_cache import EmbeddingCache, make_key
 
@@ -104,20 +104,20 @@ from pathlib import Path
 from test_embedding_cache import keys, vectors
 from rag_demo.embedding_cache import EmbeddingCache
 cache = EmbeddingCache(Path(sys.argv[1]))
-print("ready", flush=True)
 n = 0
 while True:
     n += 1
     cache.put(keys(50, 1000 * n), vectors(50, 1000 * n))
     found = cache.get(keys(50, 1000 * n), 8)
     assert len(found) == 50
+    if n == 1: print("ready", flush=True)
 """
 
 
 def test_two_processes_and_kills(tmp_path: Path) -> None:
     """Writers that are killed leave whole transactions, and do not disturb each other."""
     path = tmp_path / "c.sqlite"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     for round in range(4):
         writers = [
             subprocess.Popen(

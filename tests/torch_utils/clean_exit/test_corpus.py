@@ -16,6 +16,7 @@ from hazards.pythons import other_pythons
 from torch_utils.clean_exit import FINDINGS, ExitReport, check
 
 PYTHONS = {"this": sys.executable, **other_pythons()}
+VERSIONS = ["this", *(pytest.param(name, marks=pytest.mark.slow) for name in other_pythons())]
 HELPER = "import os\n\ndef check():\n    return os.path.exists(None)\n"
 WITHOUT_PROGRAMS = {"gpu-memory-held"}  # needs a GPU; see test_findings.py
 
@@ -34,7 +35,7 @@ def test_every_finding_has_a_program() -> None:
     assert {pair.id for pair in CORPUS} == set(FINDINGS) - WITHOUT_PROGRAMS
 
 
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("pair", CORPUS, ids=str)
 def test_dirty_is_caught(pair: Pair, version: str, tmp_path: Path) -> None:
     """The finding is there, with a summary, and nothing else is."""
@@ -46,7 +47,7 @@ def test_dirty_is_caught(pair: Pair, version: str, tmp_path: Path) -> None:
     assert report.probed == (pair.prefix != NO_PROBE), str(report)
 
 
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("pair", CORPUS, ids=str)
 def test_clean_twin_is_not(pair: Pair, version: str, tmp_path: Path) -> None:
     """The same program without its fault: no finding, and exit code 0."""
@@ -55,7 +56,7 @@ def test_clean_twin_is_not(pair: Pair, version: str, tmp_path: Path) -> None:
     assert report.exit_code == 0, f"{report}\n{report.stderr}"
 
 
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", CLEAN)
 def test_no_false_alarm(name: str, version: str, tmp_path: Path) -> None:
     """Programs that only look dirty."""
@@ -77,6 +78,7 @@ def test_exit_code_alone_tells_nothing(tmp_path: Path) -> None:
         assert done.returncode == 0, pair
 
 
+@pytest.mark.slow
 def test_200_clean_runs_under_load(tmp_path: Path) -> None:
     """More runs at once than cores, beside busy processes: no alarm."""
     burners = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import types
@@ -70,7 +71,7 @@ subprocess.Popen(["sleep", "63.5"])
 def main(): time.sleep(60)
 main()
 """
-    report = check(["-c", program], timeout_s=2)
+    report = check(["-c", program], timeout_s=6)
     assert report.timed_out
     (finding,) = report.findings
     assert "in wait_for_queue" in finding.evidence
@@ -90,12 +91,13 @@ def test_crash_shows_the_stack() -> None:
 
 def test_slow_shutdown_shows_where() -> None:
     """The time of each phase, and the stack when it had taken too long."""
-    program = "import atexit, time\ndef flush(): time.sleep(1.2)\natexit.register(flush)"
+    program = "import atexit, time\ndef flush(): time.sleep(1.5)\natexit.register(flush)"
     report = check(["-c", program], max_shutdown_s=0.5)
-    assert "atexit callbacks: 1.2" in report.findings[0].evidence
+    took = re.search(r"atexit callbacks: ([\d.]+)", report.findings[0].evidence)
+    assert took is not None
     assert "in flush" in report.findings[0].evidence
     assert report.shutdown_s is not None
-    assert 1.1 < report.shutdown_s < 2.5
+    assert 1.4 < float(took[1]) <= report.shutdown_s + 0.1  # Both are rounded.
 
 
 def test_real_process_group() -> None:
