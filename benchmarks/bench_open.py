@@ -12,8 +12,8 @@ import numpy as np
 from results_file import write
 
 from rag_demo import PyTorchGPURetriever
+from rag_demo.documents.document import Record
 from rag_demo.index import write_index
-from rag_demo.records import Record
 from torch_utils import memory_snapshot
 
 COUNT, DIMENSION, ROUNDS = 1_000_000, 384, 5

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from rag_demo.docstrings import (
+from rag_demo.documents.docstrings import (
     docstrings_of_file,
     find_package,
     is_public,
@@ -18,8 +18,8 @@ from rag_demo.docstrings import (
     module_name,
     opening_paragraph,
 )
+from rag_demo.documents.passages import SHORTEST, chunks
 from rag_demo.errors import SourceError
-from rag_demo.passages import SHORTEST, chunks
 
 __all__ = ["SUFFIXES", "Document", "Skipped", "read_source"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.ahead import ahead
-from rag_demo.embedding_cache import EmbeddingCache, fingerprint, make_key
+from rag_demo.encoding.ahead import ahead
+from rag_demo.encoding.embedding_cache import EmbeddingCache, fingerprint, make_key
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
@@ -37,11 +37,11 @@ class EmbeddingModel(Resource):
     """A sentence-transformers model, loaded on first use.
 
     A BERT with mean or CLS pooling in a folder of its own is run without sentence-transformers
-    and without padding: see `rag_demo.bert_encoder`. Every other model runs by its own
+    and without padding: see `rag_demo.encoding.bert_encoder`. Every other model runs by its own
     ``encode``; a DEBUG line says why. Lone surrogates in texts are replaced by "?". Vectors do
     not depend on batch size, order and neighbours; those of a call with 64 texts or more may be
     computed in another way than those of one with fewer, and have a cosine of at least 0.99999
-    with them in float32: see `rag_demo.two_byte_linear`.
+    with them in float32: see `rag_demo.encoding.two_byte_linear`.
 
     Closed at exit at the latest; see `torch_utils.Resource`. Threads: one encodes at a time,
     because the tokenizers are not safe for more; closing waits for the one that does.
@@ -55,7 +55,7 @@ class EmbeddingModel(Resource):
         dtype: Of the weights: "float32" (default), "bfloat16" or "float16".
         trust_remote_code: Run code that comes with the model. Never on unless asked for.
         cache: A file in which embeddings are kept, of models in a folder of their own: see
-            `rag_demo.embedding_cache`. None for none.
+            `rag_demo.encoding.embedding_cache`. None for none.
         workers: Processes that embed, for machines with many cores; each loads the model. 0
             embeds in this process.
     """
@@ -249,7 +249,7 @@ class EmbeddingModel(Resource):
     def _load(self, path: str) -> Any:
         """Load the model that needs no padding where it can be, any other by the way it has."""
         if self._worker_count:
-            from rag_demo.embedding_workers import EmbeddingWorkers
+            from rag_demo.encoding.worker_encoder import EmbeddingWorkers
 
             name = None if self._is_default else self.name
             options: dict[str, Any] = {"model_name_or_path": name, "device": self.device}
@@ -260,14 +260,14 @@ class EmbeddingModel(Resource):
         device, dtype = str(self.device), getattr(torch, self._dtype)
         try:
             if Path(path).is_dir() and not self._trust_remote_code:
-                from rag_demo.bert_encoder import BertEncoder
-                from rag_demo.bert_settings import UnsupportedModelError, read_settings
+                from rag_demo.encoding.bert_encoder import BertEncoder
+                from rag_demo.encoding.bert_settings import UnsupportedModelError, read_settings
 
                 try:
                     return BertEncoder(read_settings(Path(path)), device, dtype)
                 except UnsupportedModelError as why:
                     log.debug("%s is run by sentence-transformers: %s", self.name, why)
-            from rag_demo.fallback_encoder import FallbackEncoder
+            from rag_demo.encoding.sentence_transformers_encoder import FallbackEncoder
 
             return FallbackEncoder(path, device, dtype, self._trust_remote_code)
         except ModelError:

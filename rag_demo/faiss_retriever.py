@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.ranking import Pairs
 from rag_demo.retriever import Embedder, Retriever
+from rag_demo.searching.ranking import Pairs
 from rag_demo.vectors import Rows, Vectors, rounding
 
 __all__ = ["FaissRetriever"]

@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.documents.document import Record, Records, dump_record
+from rag_demo.documents.rows import Parts
 from rag_demo.errors import IndexFileError, ModelMismatchError
-from rag_demo.index_files import (
+from rag_demo.storage.mapped_file import (
     AGAIN,
     LOCK,
     MappedFile,
@@ -31,8 +33,6 @@ from rag_demo.index_files import (
     lock,
     sync,
 )
-from rag_demo.parts import Parts
-from rag_demo.records import Record, Records, dump_record
 
 __all__ = ["SavedIndex", "read_index", "read_manifest", "write_index"]
 

@@ -20,12 +20,12 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from rag_demo.corpus import Document
+from rag_demo.documents.document import Record, dump_record, parse_record
+from rag_demo.documents.rows import DocumentProgress, Parts, split
 from rag_demo.errors import IndexFileError, ModelMismatchError
 from rag_demo.index import SPOOL, SavedIndex, read_index, refuse_foreign_folder, replace_index
-from rag_demo.index_files import lock
-from rag_demo.parts import DocumentProgress, Parts, split
-from rag_demo.records import Record, dump_record, parse_record
 from rag_demo.retriever import Embedder, model_name
+from rag_demo.storage.mapped_file import lock
 from rag_demo.vectors import Rows, Vectors, normalized
 
 __all__ = ["Ingested", "ingest"]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.index_files import MappedFile
-from rag_demo.int8_product import int8_product
-from rag_demo.ranking import Pairs
 from rag_demo.retriever import Embedder, Retriever
-from rag_demo.scan import Scan, make_scan
-from rag_demo.streamed_scan import make_streamed_scan
+from rag_demo.searching.int8_product import int8_product
+from rag_demo.searching.ranking import Pairs
+from rag_demo.searching.scan import Scan, make_scan
+from rag_demo.searching.streamed_scan import make_streamed_scan
+from rag_demo.storage.mapped_file import MappedFile
 from rag_demo.vectors import Rows, Vectors, rounding
 from torch_utils import get_optimal_device, release
 
@@ -27,8 +27,8 @@ class PyTorchGPURetriever(Retriever):
     """Exact cosine top-k with PyTorch. See `Retriever` for what it does.
 
     A search scans rounded vectors, knows by how much they can mislead it, and scores all that
-    may be among the best from the float32 vectors: see `rag_demo.scan`. On a CPU that multiplies
-    int8 fast it scans an int8 copy whatever the dtype, made by the first search.
+    may be among the best from the float32 vectors: see `rag_demo.searching.scan`. On a CPU that
+    multiplies int8 fast it scans an int8 copy whatever the dtype, made by the first search.
 
     Args:
         embedding_model: What turns texts into vectors; it is not closed with this.

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.filters import Where, predicate
+from rag_demo.documents.document import Record, Records
+from rag_demo.documents.rows import DocumentProgress, Parts, split
 from rag_demo.index import SavedIndex, read_index, write_index
-from rag_demo.index_files import MappedFile
-from rag_demo.lexical import FUSED_FROM, MODES, LexicalIndex, fuse
-from rag_demo.parts import DocumentProgress, Parts, split
-from rag_demo.ranking import Found, Pairs, best_of_each, rank
-from rag_demo.records import Record, Records
-from rag_demo.results import Embedder, SearchResult, Stats
+from rag_demo.searching.filters import Where, predicate
+from rag_demo.searching.ranking import Found, Pairs, best_of_each, rank
+from rag_demo.searching.results import Embedder, SearchResult, Stats
+from rag_demo.searching.words import FUSED_FROM, MODES, LexicalIndex, fuse
+from rag_demo.storage.mapped_file import MappedFile
 from rag_demo.vectors import Rows, Vectors, normalized
 from torch_utils import Resource
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rag_demo.corpus import Document, Skipped, read_source
-from rag_demo.docstrings import docstrings_of_file, opening_paragraph
+from rag_demo.documents.docstrings import docstrings_of_file, opening_paragraph
+from rag_demo.documents.passages import chunks
 from rag_demo.errors import SourceError
-from rag_demo.passages import chunks
 
 
 def read(source: str | Path) -> tuple[list[Document], Skipped]:

@@ -18,7 +18,7 @@ from ir_measures import RR, R, nDCG
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 from rag_demo.errors import SourceError
 from rag_demo.evaluate import Collection, evaluate, metrics_of, read_beir
-from rag_demo.lexical import LexicalIndex, fuse
+from rag_demo.searching.words import LexicalIndex, fuse
 
 NAMES = [f"d{n}" for n in range(40)]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rag_demo.documents.document import Record
 from rag_demo.errors import IndexFileError, ModelMismatchError
 from rag_demo.index import MANIFEST, _digest, read_index, write_index
-from rag_demo.index_files import lock
-from rag_demo.records import Record
+from rag_demo.storage.mapped_file import lock
 
 VECTORS = np.eye(3, 5, dtype=np.float32)
 RECORDS = [
@@ -129,7 +129,7 @@ def test_large_index_is_checked_when_it_is_used(
 ) -> None:
     """Opening does not read it; what is used is checked, and what is damaged is not used."""
     monkeypatch.setattr("rag_demo.index._CHECKED_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr("rag_demo.index_files.BLOCK_BYTES", 128)
+    monkeypatch.setattr("rag_demo.storage.mapped_file.BLOCK_BYTES", 128)
     write_index(folder, "letters", VECTORS, RECORDS)
     (texts,), (vectors,) = folder.glob("texts-*"), folder.glob("vectors-*")
     for path in (texts, vectors):

@@ -19,8 +19,8 @@ from rag_demo import PyTorchGPURetriever
 from rag_demo.corpus import Document
 from rag_demo.errors import IndexFileError
 from rag_demo.index import read_index
-from rag_demo.index_files import lock
 from rag_demo.ingest import BATCH, ingest
+from rag_demo.storage.mapped_file import lock
 
 
 class Counting:

@@ -14,8 +14,8 @@ import pytest
 
 from programs import ROOT
 from rag_demo import FaissRetriever, PyTorchGPURetriever
+from rag_demo.documents.document import Record
 from rag_demo.index import write_index
-from rag_demo.records import Record
 
 ROUNDS = """
 import json, os, sys, threading

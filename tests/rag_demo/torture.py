@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rag_demo.documents.document import Record
 from rag_demo.errors import IndexFileError
 from rag_demo.index import read_index, write_index
-from rag_demo.records import Record
 
 WRITER = """
 import sys, pathlib, numpy as np
@@ -149,7 +149,7 @@ def _repair(folder: Path, victim: str, files: dict[str, bytes], digest: object) 
 
     from safetensors.numpy import load, save
 
-    from rag_demo.index_files import checksums
+    from rag_demo.storage.mapped_file import checksums
 
     part = victim.partition("-")[0]
     manifest = json.loads(files["manifest.json"])

@@ -15,9 +15,9 @@ from conftest import write_tiny_model
 from sentence_transformers import SentenceTransformer
 
 from rag_demo import EmbeddingModel
-from rag_demo.bert_encoder import BertEncoder
-from rag_demo.bert_settings import read_settings
-from rag_demo.fallback_encoder import FallbackEncoder
+from rag_demo.encoding.bert_encoder import BertEncoder
+from rag_demo.encoding.bert_settings import read_settings
+from rag_demo.encoding.sentence_transformers_encoder import FallbackEncoder
 
 TEXTS = [
     "the cache",

@@ -43,7 +43,7 @@ class EmbeddingWorkers:
         threads = max(1, (os.cpu_count() or 1) // count)
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         # Not "-m": what the program has put into its own folder must not be imported instead.
-        start = "from rag_demo.embedding_workers import serve; serve()"
+        start = "from rag_demo.encoding.worker_encoder import serve; serve()"
         command = [sys.executable, "-c", start]
         self._workers = [
             subprocess.Popen(

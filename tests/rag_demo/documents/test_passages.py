@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 from rag_demo.corpus import Document
+from rag_demo.documents.document import Record
+from rag_demo.documents.passages import passages_of
+from rag_demo.documents.rows import Parts, split
 from rag_demo.errors import IndexFileError
 from rag_demo.index import read_index, write_index
 from rag_demo.ingest import ingest
-from rag_demo.parts import Parts, split
-from rag_demo.passages import passages_of
-from rag_demo.records import Record
 
 WORDS = "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima".split()
 KINDS = [PyTorchGPURetriever, FaissRetriever]

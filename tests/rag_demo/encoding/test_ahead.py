@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rag_demo.ahead import ahead
+from rag_demo.encoding.ahead import ahead
 
 
 def test_order_and_errors() -> None:

@@ -24,7 +24,7 @@ _LEAST = 1e-30
 
 
 class TwoByteLinear:
-    """A weight and a bias, ready to be applied; see `rag_demo.linear_layers.LinearLayer`.
+    """A weight and a bias, ready to be applied; see `rag_demo.encoding.linear_layers.LinearLayer`.
 
     Uses operators that torch made for quantised models, which are private. Rows do not depend
     on each other. What is not finite makes its row not finite.
@@ -51,7 +51,7 @@ class TwoByteLinear:
         self._for_mixed = _packed(high, low)
 
     def __call__(self, hidden: Tensor, *, gelu: bool = False, spent: bool = False) -> Tensor:
-        """See `rag_demo.linear_layers.LinearLayer`."""
+        """See `rag_demo.encoding.linear_layers.LinearLayer`."""
         numbers, greatest = _two_bytes(hidden, spent=spent)
         floats, weights = (1.0, 0, torch.float32), (self._scales, self._zero_points)
         result: Tensor = self._product(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rag_demo.encoding.two_byte_linear import TwoByteLinear, with_gelu
 from rag_demo.timing import least_seconds
-from rag_demo.two_byte_linear import TwoByteLinear, with_gelu
 
 __all__ = ["LinearLayer", "TorchLinear", "fastest"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.passages import passages_of
+from rag_demo.documents.passages import passages_of
 from rag_demo.vectors import Rows
 
 __all__ = ["DocumentProgress", "Parts", "Span", "split"]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rag_demo.bert_settings import Settings, UnsupportedModelError
-from rag_demo.linear_layers import LinearLayer, TorchLinear, fastest
+from rag_demo.encoding.bert_settings import Settings, UnsupportedModelError
+from rag_demo.encoding.linear_layers import LinearLayer, TorchLinear, fastest
 from rag_demo.vectors import Vectors
 
 __all__ = ["BertEncoder"]

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.documents.document import Record, parse_record
 from rag_demo.errors import IndexFileError
-from rag_demo.records import Record, parse_record
 
 __all__ = ["BLOCK_BYTES", "MappedFile", "TextFile", "checksums", "damaged", "lock", "sync"]
 

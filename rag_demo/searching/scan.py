@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.int8_product import int8_product
+from rag_demo.searching.int8_product import int8_product
 from rag_demo.vectors import rounding
 
 __all__ = ["BLOCK", "Scan", "make_scan"]

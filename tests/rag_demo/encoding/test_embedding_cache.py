@@ -15,7 +15,7 @@ import pytest
 
 from programs import ROOT
 from rag_demo import EmbeddingModel
-from rag_demo.embedding_cache import EmbeddingCache, make_key
+from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
 
 TEXTS = ["the cache", "how do i give memory back", "paris", "", "the cache"]
 
@@ -102,7 +102,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_embedding_cache import keys, vectors
-from rag_demo.embedding_cache import EmbeddingCache
+from rag_demo.encoding.embedding_cache import EmbeddingCache
 cache = EmbeddingCache(Path(sys.argv[1]))
 print("ready", flush=True)
 n = 0

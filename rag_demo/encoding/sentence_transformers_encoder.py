@@ -16,7 +16,7 @@ __all__ = ["FallbackEncoder"]
 
 
 class FallbackEncoder(nn.Module):
-    """Turns texts into vectors of length 1, as `rag_demo.bert_encoder.BertEncoder` does.
+    """Turns texts into vectors of length 1, as `rag_demo.encoding.bert_encoder.BertEncoder` does.
 
     Args:
         path: A folder, or a name on the hub.

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from rag_demo.scan import BLOCK, Scan
+from rag_demo.searching.scan import BLOCK, Scan
 from rag_demo.vectors import Vectors
 
 _COPIED_ROWS = 1024  # between two moments when the file's pages are let go

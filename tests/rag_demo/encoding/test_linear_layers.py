@@ -12,11 +12,11 @@ from conftest import write_tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_demo import bert_encoder
-from rag_demo.bert_encoder import BertEncoder
-from rag_demo.bert_settings import read_settings
-from rag_demo.linear_layers import OneDnnLinear, TorchLinear, WideLinear, fastest
-from rag_demo.two_byte_linear import TwoByteLinear
+from rag_demo.encoding import bert_encoder
+from rag_demo.encoding.bert_encoder import BertEncoder
+from rag_demo.encoding.bert_settings import read_settings
+from rag_demo.encoding.linear_layers import OneDnnLinear, TorchLinear, WideLinear, fastest
+from rag_demo.encoding.two_byte_linear import TwoByteLinear
 
 TF32 = 2.0**-11
 TEXTS = ["the cache", "how do i give memory back " * 9, "a", "the city , the heap ? 42", ""]
@@ -93,7 +93,7 @@ def test_rows_are_overwritten_only_if_spent() -> None:
 def test_products_that_overflow_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of processors without VNNI are."""
     weight, bias, hidden = layer()
-    monkeypatch.setattr("rag_demo.two_byte_linear._products_are_exact", lambda: False)
+    monkeypatch.setattr("rag_demo.encoding.two_byte_linear._products_are_exact", lambda: False)
     with pytest.raises(RuntimeError, match="VNNI"):
         TwoByteLinear(weight, bias)
     assert TwoByteLinear not in list(fastest(weight, bias, hidden, many=True))

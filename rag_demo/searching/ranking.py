@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rag_demo.parts import Parts, Span
+from rag_demo.documents.rows import Parts, Span
 from rag_demo.vectors import Rows, Vectors
 
 __all__ = ["Found", "Hit", "Pairs", "best_of_each", "rank"]
