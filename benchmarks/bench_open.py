@@ -12,7 +12,7 @@ import numpy as np
 from results_file import write
 
 from rag_demo import PyTorchGPURetriever
-from rag_demo.documents.document import Record
+from rag_demo.documents.document import Document
 from rag_demo.index import write_index
 from torch_utils import memory_snapshot
 
@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "index")
         started = time.perf_counter()
-        records = (Record(str(n), f"the text of document {n}", {}) for n in range(COUNT))
+        records = (Document(str(n), f"the text of document {n}", {}) for n in range(COUNT))
         write_index(folder, "bench", vectors, records)
         row = {"save_s": time.perf_counter() - started}
         del vectors

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.retriever import Embedder, Retriever
+from rag_demo.retriever import BasicEmbedder, Retriever
 from rag_demo.searching.ranking import Pairs
 from rag_demo.vectors import Rows, Vectors, rounding
 
@@ -21,7 +21,7 @@ class FaissRetriever(Retriever):
         embedding_model: What turns texts into vectors; it is not closed with this.
     """
 
-    def __init__(self, embedding_model: Embedder) -> None:
+    def __init__(self, embedding_model: BasicEmbedder) -> None:
         super().__init__(embedding_model)
         self._index: Any = None
 

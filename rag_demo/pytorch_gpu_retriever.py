@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.retriever import Embedder, Retriever
+from rag_demo.retriever import BasicEmbedder, Retriever
 from rag_demo.searching.int8_product import int8_product
 from rag_demo.searching.ranking import Pairs
 from rag_demo.searching.scan import Scan, make_scan
@@ -48,7 +48,7 @@ class PyTorchGPURetriever(Retriever):
 
     def __init__(
         self,
-        embedding_model: Embedder,
+        embedding_model: BasicEmbedder,
         *,
         device: str | None = None,
         dtype: str = "float32",
@@ -131,8 +131,8 @@ class PyTorchGPURetriever(Retriever):
         """Copy single rows of a streamed index; the system maps 64 kB around each of them."""
         result = np.empty((len(rows), vectors.shape[1]), np.float32)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
-            result[part] = vectors[rows[part]]
+            some = slice(start, start + _ROWS_AT_ONCE)
+            result[some] = vectors[rows[some]]
             file.drop()
         return result
 
@@ -165,7 +165,7 @@ class PyTorchGPURetriever(Retriever):
     def _candidates(
         self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
     ) -> Pairs:
-        if len(queries) == 1 and len(self._parts) <= _FEW_ROWS and self._scans_floats_in_host():
+        if len(queries) == 1 and len(self._rows) <= _FEW_ROWS and self._scans_floats_in_host():
             return self._scan_directly(queries[0], top_k, allowed)
         if self._scan is None:
             self._scan = self._make_scan()

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# A test file that is run as a program imports this module.
+IMPORT_PATH = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 TIMEOUT_S = 100
 
 
@@ -54,7 +56,7 @@ def run(
             return run(path, *arguments, python=python, options=options, env=env, stdin=stdin)
     source = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
     command = [python, *options, *source, *arguments]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **(env or {})}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": IMPORT_PATH, **(env or {})}
     done = subprocess.run(
         command,
         input=stdin,

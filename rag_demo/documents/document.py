@@ -1,4 +1,4 @@
-"""The ids, texts and metadata of an index's rows: in memory, or read from its file as needed."""
+"""Documents: what is indexed and found; in memory, or read from an index's file as needed."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Record", "RecordSource", "Records", "parse_record"]
+__all__ = ["Document", "DocumentSource", "Documents", "dump_document", "parse_document"]
 
 
-class Record(NamedTuple):
-    """What belongs to one row."""
+class Document(NamedTuple):
+    """One text to index, its name, and what is known about it."""
 
     id: str
     text: str
     metadata: Mapping[str, Any]
 
 
-class RecordSource(Protocol):
-    """Records that are read when they are asked for."""
+class DocumentSource(Protocol):
+    """Documents that are read when they are asked for."""
 
     def __len__(self) -> int:
         """How many there are."""
 
-    def read(self, row: int) -> Record:
+    def read(self, number: int) -> Document:
         """Read one."""
 
 
-class Records:
-    """One record for each row, in order.
+class Documents:
+    """The documents of an index, by their numbers and their ids.
 
     Those of a saved index stay in its file until something asks for all of them: a filter, an
     id, a change. Not safe across threads by itself.
     """
 
-    def __init__(self, source: RecordSource | None = None) -> None:
+    def __init__(self, source: DocumentSource | None = None) -> None:
         self._source = source
-        self._all: list[Record] | None = [] if source is None else None
-        self._row_of: dict[str, int] | None = None
+        self._all: list[Document] | None = [] if source is None else None
+        self._number_of: dict[str, int] | None = None
 
     def __len__(self) -> int:
         if self._all is not None:
@@ -48,60 +48,62 @@ class Records:
         assert self._source is not None
         return len(self._source)
 
-    def __getitem__(self, row: int) -> Record:
+    def __getitem__(self, number: int) -> Document:
         if self._all is not None:
-            return self._all[row]
+            return self._all[number]
         assert self._source is not None
-        return self._source.read(row)
+        return self._source.read(number)
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Document]:
         return iter(self._loaded())
 
-    def stream(self) -> Iterator[Record]:
+    def stream(self) -> Iterator[Document]:
         """Yield all of them without keeping them in memory."""
-        return (self[row] for row in range(len(self)))
+        return (self[number] for number in range(len(self)))
 
-    def row_of(self, name: str) -> int | None:
-        """Return the row of an id; None if there is none."""
-        return self._rows().get(name)
+    def number_of(self, name: str) -> int | None:
+        """Return the number of an id; None if there is none."""
+        return self._numbers().get(name)
 
-    def extend(self, records: Sequence[Record]) -> None:
-        """Put records behind those that are there; their ids are new."""
-        rows, everything = self._rows(), self._loaded()
-        rows.update((record.id, row) for row, record in enumerate(records, len(everything)))
-        everything.extend(records)
+    def extend(self, documents: Sequence[Document]) -> None:
+        """Put documents behind those that are there; their ids are new."""
+        numbers, everything = self._numbers(), self._loaded()
+        new = enumerate(documents, len(everything))
+        numbers.update((document.id, number) for number, document in new)
+        everything.extend(documents)
 
-    def keep(self, rows: npt.NDArray[np.int64]) -> None:
-        """Keep only these rows, in this order."""
+    def keep(self, numbers: npt.NDArray[np.int64]) -> None:
+        """Keep only these, in this order."""
         everything = self._loaded()
-        self._all = [everything[row] for row in rows.tolist()]
-        self._row_of = None
+        self._all = [everything[number] for number in numbers.tolist()]
+        self._number_of = None
 
-    def _loaded(self) -> list[Record]:
+    def _loaded(self) -> list[Document]:
         if self._all is None:
             assert self._source is not None
-            self._all = [self._source.read(row) for row in range(len(self._source))]
+            self._all = [self._source.read(number) for number in range(len(self._source))]
             self._source = None
         return self._all
 
-    def _rows(self) -> dict[str, int]:
-        if self._row_of is None:
-            self._row_of = {record.id: row for row, record in enumerate(self._loaded())}
-        return self._row_of
+    def _numbers(self) -> dict[str, int]:
+        if self._number_of is None:
+            numbered = enumerate(self._loaded())
+            self._number_of = {document.id: number for number, document in numbered}
+        return self._number_of
 
 
-def dump_record(record: Record) -> bytes:
-    """Write a record as one line of JSON, in ASCII.
+def dump_document(document: Document) -> bytes:
+    """Write a document as one line of JSON, in ASCII.
 
     Raises:
         TypeError, ValueError: The metadata are not JSON.
     """
-    fields = {"id": record.id, "text": record.text, "metadata": dict(record.metadata)}
+    fields = {**document._asdict(), "metadata": dict(document.metadata)}
     return json.dumps(fields, ensure_ascii=True).encode("ascii") + b"\n"
 
 
-def parse_record(line: bytes) -> Record:
-    """Read a record back.
+def parse_document(line: bytes) -> Document:
+    """Read a document back.
 
     Raises:
         ValueError: It is none.
@@ -116,5 +118,5 @@ def parse_record(line: bytes) -> Record:
         and isinstance(fields.get("text"), str)
         and isinstance(fields.get("metadata"), dict)
     ):
-        raise ValueError("a line is no record")
-    return Record(fields["id"], fields["text"], fields["metadata"])
+        raise ValueError("a line is no document")
+    return Document(fields["id"], fields["text"], fields["metadata"])

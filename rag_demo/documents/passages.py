@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["SHORTEST", "Chunk", "Passage", "chunks", "passages_of"]
+__all__ = ["SHORTEST", "Passage", "cut", "passages_of"]
 
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
 SHORTEST = 20  # characters; less than that is no document but a separator
@@ -15,9 +14,14 @@ _LONG_CHARS = 1000  # what is shorter is a passage by itself
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A passage of a text: where it is, in characters, and the heading that it stands under."""
+class Passage(NamedTuple):
+    """A passage of a text.
+
+    Attributes:
+        start, stop: Where it is in the text, in characters.
+        text: What it says.
+        heading: The one that it stands under.
+    """
 
     start: int
     stop: int
@@ -25,7 +29,7 @@ class Chunk:
     heading: str = ""
 
 
-def chunks(text: str) -> Iterator[Chunk]:
+def cut(text: str) -> Iterator[Passage]:
     """Cut a text between paragraphs into passages; a heading begins a new one."""
     heading, gathered, start, stop = "", "", 0, 0
     for match in re.finditer(r"\S[\s\S]*?(?=\n[ \t]*\n|\Z)", text):
@@ -33,7 +37,7 @@ def chunks(text: str) -> Iterator[Chunk]:
             title = re.match(r"#{1,6}\s+(.+)", piece)
             if gathered and (title or len(gathered) + len(piece) > PASSAGE_CHARS):
                 if len(gathered) >= SHORTEST:
-                    yield Chunk(start, stop, gathered, heading)
+                    yield Passage(start, stop, gathered, heading)
                 gathered = ""
             if not gathered:
                 start = match.start() + offset
@@ -42,14 +46,14 @@ def chunks(text: str) -> Iterator[Chunk]:
             gathered = f"{gathered}\n\n{piece}" if gathered else piece
             stop = match.start() + offset + len(piece)
     if len(gathered) >= SHORTEST:
-        yield Chunk(start, stop, gathered, heading)
+        yield Passage(start, stop, gathered, heading)
 
 
 def _pieces(paragraph: str) -> Iterator[tuple[int, str]]:
     """Cut a paragraph that is too long for one passage: after a sentence, else at a space."""
     start = 0
     while len(paragraph) - start > PASSAGE_CHARS:
-        stop = _cut(paragraph, start)
+        stop = _end_of_piece(paragraph, start)
         yield start, paragraph[start:stop].rstrip()
         start = stop
         while start < len(paragraph) and paragraph[start].isspace():
@@ -58,7 +62,7 @@ def _pieces(paragraph: str) -> Iterator[tuple[int, str]]:
         yield start, paragraph[start:].rstrip()
 
 
-def _cut(paragraph: str, start: int) -> int:
+def _end_of_piece(paragraph: str, start: int) -> int:
     """Say where the piece from ``start`` on ends."""
     stop = start + PASSAGE_CHARS
     sentences = [match.end() for match in _SENTENCE_END.finditer(paragraph, start, stop)]
@@ -68,32 +72,20 @@ def _cut(paragraph: str, start: int) -> int:
     return space if space > start else stop
 
 
-class Passage(NamedTuple):
-    """What is embedded for a part of a document.
-
-    Attributes:
-        start, stop: Where the part is in the document's text, in characters.
-        text: The part, behind the document's title if it has one.
-    """
-
-    start: int
-    stop: int
-    text: str
-
-
 def passages_of(text: str, title: object = None) -> list[Passage]:
-    """Cut a document that is long into passages; one that is not has none.
+    """Cut a document that is long into passages, as they are embedded; one that is not has none.
 
     Args:
         text: Of the document.
-        title: If it is a string, it is put before passages that do not begin with it.
+        title: If it is a string, it is put before the text of passages that do not begin with it.
     """
     if len(text) <= _LONG_CHARS:
         return []
     named = title if isinstance(title, str) else ""
     found = []
-    for chunk in chunks(text):
-        # Whitespace between the pieces of a chunk is not as it was; the text itself is.
-        body = chunk.text if chunk.text.startswith(named) else f"{named}\n{chunk.text}"
-        found.append(Passage(chunk.start, chunk.stop, body))
+    for passage in cut(text):
+        # Whitespace between the pieces of a passage is not as it was; the text itself is.
+        if not passage.text.startswith(named):
+            passage = passage._replace(text=f"{named}\n{passage.text}")
+        found.append(passage)
     return found if len(found) > 1 else []

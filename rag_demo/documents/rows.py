@@ -1,4 +1,4 @@
-"""Which document each row of vectors belongs to, and which part of its text it stands for."""
+"""Which document each row of vectors belongs to, and which span of its text it stands for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy.typing as npt
 from rag_demo.documents.passages import passages_of
 from rag_demo.vectors import Rows
 
-__all__ = ["DocumentProgress", "Parts", "Span", "split"]
+__all__ = ["DocumentProgress", "DocumentRows", "Span", "texts_to_embed"]
 
 Span = tuple[int, int]  # start and stop in the document's text, in characters
 
 
-class Parts:
+class DocumentRows:
     """The rows of documents: one for the whole of each, then one for each of its passages.
 
     Immutable. Where no document has passages, a row is a document and nothing is stored.
@@ -45,10 +45,10 @@ class Parts:
             # The sums of counts that are not too large cannot overflow: see above.
             self._first = np.concatenate([[0], np.cumsum(counts)])
             if self._first[-1] != len(spans) or spans.shape[1:] != (2,) or (spans < 0).any():
-                raise ValueError("parts of documents that do not fit their rows")
+                raise ValueError("spans that do not fit the rows of the documents")
 
     @classmethod
-    def of(cls, spans: Sequence[Sequence[Span]]) -> Parts:
+    def of(cls, spans: Sequence[Sequence[Span]]) -> DocumentRows:
         """Make them of the passages of each document."""
         if not any(spans):
             return cls(len(spans))
@@ -78,13 +78,13 @@ class Parts:
         return owners
 
     def span(self, row: int) -> Span | None:
-        """Return the part of the text that a row stands for; None for all of it."""
+        """Return the span of the text that a row stands for; None for all of it."""
         if self.spans is None:
             return None
         start, stop = self.spans[row].tolist()
         return (start, stop) if stop else None
 
-    def rows(self, documents: Rows) -> Rows:
+    def rows_of(self, documents: Rows) -> Rows:
         """Return the rows of documents, in the order of these."""
         if self._first is None or self.counts is None:
             return documents
@@ -97,24 +97,24 @@ class Parts:
         """Choose the rows of chosen documents: shape (documents,) to (rows,)."""
         return chosen if self.counts is None else np.repeat(chosen, self.counts)
 
-    def keep(self, documents: Rows) -> Parts:
+    def keep(self, documents: Rows) -> DocumentRows:
         """Return those of some documents, in the order of these."""
         if self.counts is None or self.spans is None:
-            return Parts(len(documents))
+            return DocumentRows(len(documents))
         counts = self.counts[documents]
         if (counts == 1).all():
-            return Parts(len(documents))
-        return Parts(len(documents), counts, self.spans[self.rows(documents)])
+            return DocumentRows(len(documents))
+        return DocumentRows(len(documents), counts, self.spans[self.rows_of(documents)])
 
     @staticmethod
-    def join(several: Sequence[Parts]) -> Parts:
+    def join(several: Sequence[DocumentRows]) -> DocumentRows:
         """Put the documents of some behind those of others."""
-        documents = sum(parts.documents for parts in several)
-        if all(parts.are_whole for parts in several):
-            return Parts(documents)
-        counts = [_or_ones(parts.counts, parts.documents) for parts in several]
-        spans = [_or_wholes(parts.spans, len(parts)) for parts in several]
-        return Parts(documents, np.concatenate(counts), np.concatenate(spans))
+        documents = sum(each.documents for each in several)
+        if all(each.are_whole for each in several):
+            return DocumentRows(documents)
+        counts = [_or_ones(each.counts, each.documents) for each in several]
+        spans = [_or_wholes(each.spans, len(each)) for each in several]
+        return DocumentRows(documents, np.concatenate(counts), np.concatenate(spans))
 
 
 def _or_ones(counts: npt.NDArray[np.int64] | None, documents: int) -> npt.NDArray[np.int64]:
@@ -125,19 +125,21 @@ def _or_wholes(spans: npt.NDArray[np.int64] | None, rows: int) -> npt.NDArray[np
     return np.zeros((rows, 2), np.int64) if spans is None else spans
 
 
-def split(documents: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[list[str], Parts]:
+def texts_to_embed(
+    documents: Iterable[tuple[str, Mapping[str, Any]]],
+) -> tuple[list[str], DocumentRows]:
     """Say what is embedded for documents: each of them, and the passages of long ones.
 
     Args:
         documents: Texts and metadata, whose "title" is put before passages.
     """
-    inputs: list[str] = []
+    to_embed: list[str] = []
     spans = []
     for text, metadata in documents:
         passages = passages_of(text, metadata.get("title"))
-        inputs += [text, *(passage.text for passage in passages)]
+        to_embed += [text, *(passage.text for passage in passages)]
         spans.append([(passage.start, passage.stop) for passage in passages])
-    return inputs, Parts.of(spans)
+    return to_embed, DocumentRows.of(spans)
 
 
 class DocumentProgress:

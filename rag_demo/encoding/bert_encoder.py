@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rag_demo.encoding.bert_settings import Settings, UnsupportedModelError
-from rag_demo.encoding.linear_layers import LinearLayer, TorchLinear, fastest
+from rag_demo.encoding.encoder import Kind
+from rag_demo.encoding.linear_layers import LinearLayer, TorchLinear, fastest_first
 from rag_demo.vectors import Vectors
 
 __all__ = ["BertEncoder"]
@@ -36,7 +37,7 @@ log = logging.getLogger("rag_demo")
 
 
 class BertEncoder(nn.Module):
-    """Turns texts into vectors of length 1.
+    """An `Encoder` of a BERT with mean or CLS pooling.
 
     Args:
         settings: Of the model.
@@ -59,8 +60,8 @@ class BertEncoder(nn.Module):
         weights = load_file(settings.folder / "model.safetensors")
         prefix = "bert." if "bert.embeddings.word_embeddings.weight" in weights else ""
         try:
-            for name, parts in _names(settings.layers).items():
-                value = torch.cat([weights[prefix + part] for part in parts])
+            for name, sources in _names(settings.layers).items():
+                value = torch.cat([weights[prefix + source] for source in sources])
                 self.register_buffer(name, value.to(device=device, dtype=dtype))
         except KeyError as error:
             raise UnsupportedModelError(f"its weights have no {error}") from None
@@ -75,7 +76,7 @@ class BertEncoder(nn.Module):
         """Length of the vectors."""
         return self.settings.hidden
 
-    def prepare(self, texts: Sequence[str], kind: str) -> list[list[int]]:
+    def prepare(self, texts: Sequence[str], kind: Kind) -> list[list[int]]:
         """Turn texts into tokens, cut off where the model's limit is; any thread may do so.
 
         Args:
@@ -137,8 +138,8 @@ class BertEncoder(nn.Module):
         for number in range(self.settings.layers):
             hidden = self._layer(hidden, number, layers, groups)
         pooled = []
-        for (length, count), part in zip(groups, _parts(hidden, groups), strict=True):
-            tokens = part.view(count, length, -1)
+        for (length, count), packed in zip(groups, _unpacked(hidden, groups), strict=True):
+            tokens = packed.view(count, length, -1)
             pooled.append(tokens.mean(dim=1) if self.settings.pooling == "mean" else tokens[:, 0])
         return functional.normalize(torch.cat(pooled).float(), dim=1)
 
@@ -165,11 +166,9 @@ class BertEncoder(nn.Module):
         heads = self.settings.heads
         size = self.settings.hidden // heads
         result = projected.new_zeros(len(projected), self.settings.hidden)
-        targets = _parts(result, groups)
-        for (length, count), part, target in zip(
-            groups, _parts(projected, groups), targets, strict=True
-        ):
-            query, key, value = part.view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+        sources, targets = _unpacked(projected, groups), _unpacked(result, groups)
+        for (length, count), source, target in zip(groups, sources, targets, strict=True):
+            query, key, value = source.view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4)
             attended = functional.scaled_dot_product_attention(query, key, value)
             target.view(count, length, heads, size).copy_(attended.transpose(1, 2))
         return result
@@ -187,7 +186,7 @@ class BertEncoder(nn.Module):
         sample = self._first_hidden(ids, torch.zeros_like(ids))
         weight, bias = self.get_buffer("0_up_weight"), self.get_buffer("0_up_bias")
         plain = self._made_of(TorchLinear)
-        for way in fastest(weight, bias, sample, many=many):
+        for way in fastest_first(weight, bias, sample, many=many):
             if way is TorchLinear:
                 break
             layers = self._made_of(way)
@@ -207,9 +206,9 @@ class BertEncoder(nn.Module):
 
     def _made_of(self, kind: type) -> Layers:
         names = [
-            f"{number}_{part}"
+            f"{number}_{layer}"
             for number in range(self.settings.layers)
-            for part in ("attention", "out", "up", "down")
+            for layer in ("attention", "out", "up", "down")
         ]
         return {
             name: kind(self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias"))
@@ -231,16 +230,16 @@ def _names(layers: int) -> dict[str, tuple[str, ...]]:
     places: dict[str, tuple[str, ...]] = {"first_norm": ("embeddings.LayerNorm",)}
     for layer in range(layers):
         own = f"encoder.layer.{layer}"
-        projections = (f"{own}.attention.self.{part}" for part in ("query", "key", "value"))
+        projections = (f"{own}.attention.self.{name}" for name in ("query", "key", "value"))
         places[f"{layer}_attention"] = tuple(projections)
         places[f"{layer}_out"] = (f"{own}.attention.output.dense",)
         places[f"{layer}_norm"] = (f"{own}.attention.output.LayerNorm",)
         places[f"{layer}_up"] = (f"{own}.intermediate.dense",)
         places[f"{layer}_down"] = (f"{own}.output.dense",)
         places[f"{layer}_last_norm"] = (f"{own}.output.LayerNorm",)
-    for name, parts in places.items():
+    for name, modules in places.items():
         for kind in ("weight", "bias"):
-            names[f"{name}_{kind}"] = tuple(f"{part}.{kind}" for part in parts)
+            names[f"{name}_{kind}"] = tuple(f"{module}.{kind}" for module in modules)
     return names
 
 
@@ -258,6 +257,7 @@ def _packed(order: list[int], tokens: Sequence[list[int]], budget: int) -> Itera
         yield batch
 
 
-def _parts(packed: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
+def _unpacked(packed: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
+    """Return the rows of each group, of so many texts of one length."""
     ends = list(itertools.accumulate((length * count for length, count in groups), initial=0))
     return [packed[start:stop] for start, stop in itertools.pairwise(ends)]

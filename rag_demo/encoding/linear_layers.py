@@ -16,7 +16,7 @@ from torch.nn import functional
 from rag_demo.encoding.two_byte_linear import TwoByteLinear, with_gelu
 from rag_demo.timing import least_seconds
 
-__all__ = ["LinearLayer", "TorchLinear", "fastest"]
+__all__ = ["LinearLayer", "TorchLinear", "fastest_first"]
 
 # Of the norm of a product: TF32's error, and four times what the type itself errs by.
 _TOLERANCE = {torch.float32: 2.0**-11, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
@@ -74,7 +74,7 @@ class WideLinear:
         return (with_gelu(result) if gelu else result).to(hidden.dtype)
 
 
-def fastest(weight: Tensor, bias: Tensor, sample: Tensor, *, many: bool) -> list[Any]:
+def fastest_first(weight: Tensor, bias: Tensor, sample: Tensor, *, many: bool) -> list[Any]:
     """Return the kinds of layers that are right on a sample, the fastest first.
 
     Takes some milliseconds. OpenMP's threads have run afterwards, so that a forked child that

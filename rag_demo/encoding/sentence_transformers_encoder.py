@@ -9,14 +9,15 @@ from typing import Any
 
 from torch import nn
 
+from rag_demo.encoding.encoder import Kind
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
 
-__all__ = ["FallbackEncoder"]
+__all__ = ["SentenceTransformersEncoder"]
 
 
-class FallbackEncoder(nn.Module):
-    """Turns texts into vectors of length 1, as `rag_demo.encoding.bert_encoder.BertEncoder` does.
+class SentenceTransformersEncoder(nn.Module):
+    """An `Encoder` of a model that has its own way to vectors of length 1.
 
     Args:
         path: A folder, or a name on the hub.
@@ -27,6 +28,8 @@ class FallbackEncoder(nn.Module):
     Raises:
         ModelError: sentence-transformers is missing, or cannot load the model.
     """
+
+    truncated = 0  # It does not tell.
 
     def __init__(self, path: str, device: str, dtype: Any, trust_remote_code: bool) -> None:
         super().__init__()
@@ -52,12 +55,12 @@ class FallbackEncoder(nn.Module):
         """Length of the vectors."""
         return int(self.model.get_embedding_dimension())
 
-    def prepare(self, texts: Sequence[str], kind: str) -> tuple[str, list[str]]:
+    def prepare(self, texts: Sequence[str], kind: Kind) -> tuple[Kind, list[str]]:
         """Put down what `encode` takes."""
         return kind, list(texts)
 
     def encode(
-        self, prepared: tuple[str, list[str]], batch_size: int, *, many: bool = False
+        self, prepared: tuple[Kind, list[str]], batch_size: int, *, many: bool = False
     ) -> Vectors:
         """Embed texts as "query" or "document": shape (n, d), float32, of length 1."""
         kind, texts = prepared

@@ -17,27 +17,26 @@ from typing import IO, Any
 
 import numpy as np
 
+from rag_demo.encoding.encoder import Kind, load_encoder
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
 
-__all__ = ["EmbeddingWorkers"]
+__all__ = ["WorkerEncoder"]
 
 _LENGTH = struct.Struct("<Q")
 _PATIENCE_S = 10.0  # for a worker that was asked to leave
 
 
-class EmbeddingWorkers:
-    """As an encoder: `prepare`, `encode`, `dimension`; and `close`.
+class WorkerEncoder:
+    """An `Encoder` that deals its texts out to processes; and `close`.
 
     Args:
         count: How many processes.
-        options: Of `EmbeddingModel`, as JSON values.
+        options: The arguments of `load_encoder`.
 
     Raises:
         ModelError: A worker cannot load the model.
     """
-
-    truncated = 0
 
     def __init__(self, count: int, options: dict[str, Any]) -> None:
         threads = max(1, (os.cpu_count() or 1) // count)
@@ -45,6 +44,7 @@ class EmbeddingWorkers:
         # Not "-m": what the program has put into its own folder must not be imported instead.
         start = "from rag_demo.encoding.worker_encoder import serve; serve()"
         command = [sys.executable, "-c", start]
+        self.truncated = 0
         self._workers = [
             subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
@@ -60,12 +60,12 @@ class EmbeddingWorkers:
             self.close()
             raise
 
-    def prepare(self, texts: Sequence[str], kind: str) -> tuple[str, list[str]]:
+    def prepare(self, texts: Sequence[str], kind: Kind) -> tuple[Kind, list[str]]:
         """Put down what `encode` takes: the workers make tokens of it."""
         return kind, list(texts)
 
     def encode(
-        self, prepared: tuple[str, list[str]], batch_size: int, *, many: bool = False
+        self, prepared: tuple[Kind, list[str]], batch_size: int, *, many: bool = False
     ) -> Vectors:
         """Embed texts, dealt out in turns: shape (n, d), float32, each row of length 1.
 
@@ -85,6 +85,7 @@ class EmbeddingWorkers:
             if "error" in answer:
                 errors.append(answer["error"])
                 continue
+            self.truncated += answer["truncated"]
             data = _read(worker.stdout)
             if data is None:
                 raise self._ended(worker)
@@ -159,31 +160,31 @@ def serve() -> None:
     """Be a worker, until stdin ends."""
     import signal
 
-    from rag_demo.embedding_model import EmbeddingModel
-    from torch_utils import fast_exit, is_out_of_memory
+    from torch_utils import SafePyTorchCleanup, fast_exit, is_out_of_memory
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes this.
     fast_exit()
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # What a library prints must not come between the messages.
     options = json.loads(_read(stdin) or b"{}")
-    with EmbeddingModel(**options) as model:
+    with SafePyTorchCleanup() as scope:
         try:
-            model.load_model()
-            _send(stdout, {"dimension": model.dimension})
+            encoder = scope.manage(load_encoder(**options))
+            _send(stdout, {"dimension": encoder.dimension})
         except ModelError as error:
             _send(stdout, {"fatal": str(error)})
             return
         while (message := _read(stdin)) is not None:
             job = json.loads(message)
+            truncated = encoder.truncated
             try:
-                prepared = model._model.prepare(job["texts"], job["kind"])
-                vectors = model._model.encode(prepared, job["batch_size"], many=job["many"])
+                prepared = encoder.prepare(job["texts"], job["kind"])
+                vectors = encoder.encode(prepared, job["batch_size"], many=job["many"])
             except Exception as error:
                 # The parent halves the batch if memory ran out, and raises anything else.
                 what = "out of memory: " if is_out_of_memory(error) else ""
                 _send(stdout, {"error": f"{what}{error}"})
                 continue
-            _send(stdout, {})
+            _send(stdout, {"truncated": encoder.truncated - truncated})
             stdout.write(_LENGTH.pack(vectors.nbytes) + np.ascontiguousarray(vectors).tobytes())
             stdout.flush()

@@ -1,26 +1,12 @@
-"""What a retriever needs, and what it returns."""
+"""What a retriever returns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-__all__ = ["Embedder", "SearchResult", "Stats"]
-
-
-class Embedder(Protocol):
-    """What a retriever needs of an embedding model; ``embed_queries`` is used if it is there."""
-
-    @property
-    def dimension(self) -> int:
-        """Length of its vectors."""
-
-    def embed_query(self, text: str) -> Any:
-        """Embed one question: shape (d,)."""
-
-    def embed_documents(self, texts: Sequence[str]) -> Any:
-        """Embed documents: shape (n, d)."""
+__all__ = ["SearchResult", "Stats"]
 
 
 class SearchResult(NamedTuple):
@@ -32,7 +18,7 @@ class SearchResult(NamedTuple):
         id: The document's id.
         text: The document.
         metadata: What was given with it.
-        passage: Start and stop of the part of the text that fits best, if it was split into
+        passage: Start and stop of the span of the text that fits best, if it was split into
             passages and one of them scored higher than the whole; else None.
     """
 

@@ -107,11 +107,11 @@ class Scan:
             step = max(BLOCK, min(_MOST_ROWS, _SCORES // len(queries)) // BLOCK * BLOCK)
             if len(self) <= 2 * step:
                 step = -(-len(self) // BLOCK) * BLOCK
-            for start, part in self.parts(step):
-                search.look_at(start, part)
+            for start, rows in self.batches(step):
+                search.look_at(start, rows)
             return search.finish()
 
-    def parts(self, step: int) -> Iterator[tuple[int, Any]]:
+    def batches(self, step: int) -> Iterator[tuple[int, Any]]:
         """Yield the vectors, ``step`` rows at a time, with the number of the first."""
         for start in range(0, len(self), step):
             yield start, self.vectors[start : start + step]
@@ -127,9 +127,9 @@ def make_scan(vectors: Array, kind: str, device: str) -> Scan:
     blocks = -(-len(vectors) // BLOCK)
     rounded = torch.empty(source.shape, dtype=torch.int8)
     scales, errors = torch.empty(blocks), torch.empty(blocks)
-    for rows in chunks(0, len(vectors), _MOST_ROWS):
-        part = slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
-        rounded[rows], scales[part], errors[part] = _round(source[rows], BLOCK)
+    for rows in slices(0, len(vectors), _MOST_ROWS):
+        its = slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
+        rounded[rows], scales[its], errors[its] = _round(source[rows], BLOCK)
     return Scan(rounded.to(device), scales.to(device), errors.to(device))
 
 
@@ -187,22 +187,22 @@ class _Search:
             rounded, scales, errors = _round(self._queries, 1)
             self._query_scales, self._query_errors = scales, errors
             transposed = rounded.T
-            return lambda part: product(part, transposed)
+            return lambda rows: product(rows, transposed)
         transposed = self._queries.T.contiguous()
         dimension = self._queries.shape[1]
         self._query_errors = ones * _product_error(torch, dimension)
-        return lambda part: part.float() @ transposed
+        return lambda rows: rows.float() @ transposed
 
-    def look_at(self, start: int, part: Any) -> None:
+    def look_at(self, start: int, rows: Any) -> None:
         """Take the rows of a few blocks."""
         torch, scan = self._torch, self._scan
-        whole = len(part) // BLOCK * BLOCK
-        if 0 < whole < len(part):  # Only the last block has to be filled up, and copied for it.
-            self.look_at(start, part[:whole])
-            start, part = start + whole, part[whole:]
-        stop = start + len(part)
+        whole = len(rows) // BLOCK * BLOCK
+        if 0 < whole < len(rows):  # Only the last block has to be filled up, and copied for it.
+            self.look_at(start, rows[:whole])
+            start, rows = start + whole, rows[whole:]
+        stop = start + len(rows)
         blocks = slice(start // BLOCK, -(-stop // BLOCK))
-        products = self._multiply(part)  # shape (rows, b)
+        products = self._multiply(rows)  # shape (rows, b)
         lowest = torch.iinfo(products.dtype).min // 2 if not products.is_floating_point() else -1e9
         if self._allowed is not None:
             products.masked_fill_(~self._allowed[start:stop, None], lowest)
@@ -240,7 +240,7 @@ class _Search:
             pair, position = good.nonzero(as_tuple=True)
             rows = start + its_block[pair] * BLOCK + position
             found = (its_query[pair], rows, scores[pair, position])
-            self._pool.append(tuple(part.cpu().numpy() for part in found))
+            self._pool.append(tuple(values.cpu().numpy() for values in found))
             self._pooled += len(rows)
 
     def _thin(self) -> None:
@@ -282,7 +282,7 @@ class _Search:
         if not self._pool:
             empty = np.empty(0, np.int64)
             return empty, empty, np.empty(0, np.float32)
-        query, row, score = (np.concatenate(parts) for parts in zip(*self._pool, strict=True))
+        query, row, score = (np.concatenate(each) for each in zip(*self._pool, strict=True))
         # By a key of 16 bits, which numpy sorts in linear time.
         small = query.astype(np.uint16) if self._count < 1 << 16 else query
         order = np.argsort(small, kind="stable")
@@ -297,10 +297,10 @@ class _Search:
         starts = np.searchsorted(query, np.arange(0, self._count + _GROUP, _GROUP))
         for group, (start, stop) in enumerate(itertools.pairwise(starts)):
             queries = self._in_host[group * _GROUP : (group + 1) * _GROUP]
-            for part in chunks(int(start), int(stop), _GROUP_ROWS):
-                products = self._fetch(row[part]) @ queries.T
-                pairs = np.arange(part.stop - part.start), query[part] - group * _GROUP
-                result[part] = products.numpy()[pairs]
+            for some in slices(int(start), int(stop), _GROUP_ROWS):
+                products = self._fetch(row[some]) @ queries.T
+                pairs = np.arange(some.stop - some.start), query[some] - group * _GROUP
+                result[some] = products.numpy()[pairs]
         return result
 
 
@@ -338,7 +338,7 @@ def _product_error(torch: Any, dimension: int) -> float:
     return rounding(dimension) / 2 + (0.0 if exact and not tf32 else 2.0**-7)
 
 
-def chunks(start: int, stop: int, size: int) -> Iterator[slice]:
+def slices(start: int, stop: int, size: int) -> Iterator[slice]:
     """Yield slices that cover the rows from ``start`` to ``stop``."""
     for first in range(start, stop, size):
         yield slice(first, min(first + size, stop))

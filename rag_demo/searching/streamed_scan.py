@@ -32,8 +32,8 @@ class StreamedScan(Scan):
     def __len__(self) -> int:
         return len(self.source)
 
-    def parts(self, step: int) -> Iterator[tuple[int, Any]]:
-        """Yield the vectors; while one part is computed with, the next one is read."""
+    def batches(self, step: int) -> Iterator[tuple[int, Any]]:
+        """Yield the vectors; while one batch is computed with, the next one is read."""
         import torch
 
         step = max(BLOCK, min(step, self.buffer_rows) // BLOCK * BLOCK)
@@ -46,23 +46,23 @@ class StreamedScan(Scan):
             buffer = buffers[number % 2][: len(self) - start]
             values = buffer.numpy()
             for first in range(0, len(values), _COPIED_ROWS):
-                part = values[first : first + _COPIED_ROWS]
-                part[:] = self.source[start + first : start + first + len(part)]
-                self.passed(start + first, len(part))
+                some = values[first : first + _COPIED_ROWS]
+                some[:] = self.source[start + first : start + first + len(some)]
+                self.passed(start + first, len(some))
             return buffer
 
         count = -(-len(self) // step)
         with ThreadPoolExecutor(1) as reader:
             coming = reader.submit(read, 0)
             for number in range(count):
-                part = coming.result()
+                batch = coming.result()
                 if device.type != "cpu":
-                    part = part.to(device, non_blocking=True)
-                    # The buffer is filled again two parts later, and must have been copied.
+                    batch = batch.to(device, non_blocking=True)
+                    # The buffer is filled again two batches later, and must have been copied.
                     torch.cuda.current_stream(device).synchronize()
                 if number + 1 < count:
                     coming = reader.submit(read, number + 1)
-                yield number * step, part
+                yield number * step, batch
 
 
 def make_streamed_scan(

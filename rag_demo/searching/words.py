@@ -1,28 +1,23 @@
-"""BM25 over the same documents, and reciprocal rank fusion of both kinds of search."""
+"""Search by words: BM25 over the same documents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rag_demo.errors import RagDemoError
-from rag_demo.vectors import Rows
 
-__all__ = ["MODES", "LexicalIndex", "fuse"]
-
-MODES = ("dense", "bm25", "hybrid")
-FUSED_FROM = 100  # of each ranking
-_RANK_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
+__all__ = ["WordIndex"]
 
 
-class LexicalIndex:
+class WordIndex:
     """BM25 (k1 = 1.5, b = 0.75) over English words, stemmed, by the library bm25s.
 
     Args:
-        texts: The documents, in the order of the rows.
+        texts: The documents, in the order of their numbers.
 
     Raises:
         RagDemoError: bm25s or PyStemmer is not installed.
@@ -52,8 +47,12 @@ class LexicalIndex:
 
     def search(
         self, query: str, top_k: int, allowed: npt.NDArray[np.bool_] | None
-    ) -> tuple[Rows, npt.NDArray[np.float64]]:
-        """Find the best rows and their scores: at most ``top_k``, none without a common word."""
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Find the best documents, none without a common word.
+
+        Returns:
+            Their numbers and their scores, at most ``top_k``.
+        """
         nothing = np.empty(0, np.int64), np.empty(0)
         if self._is_empty:
             return nothing
@@ -65,19 +64,6 @@ class LexicalIndex:
         if allowed is not None:
             scores[~allowed] = 0.0
         found = np.flatnonzero(scores > 0)
-        # The order of rows decides between equal scores: the earlier comes first.
+        # The order of documents decides between equal scores: the earlier comes first.
         best = found[np.argsort(-scores[found], kind="stable")[:top_k]]
         return best, scores[best]
-
-
-def fuse(rankings: Sequence[Sequence[Any]], top_k: int) -> list[tuple[Any, float]]:
-    """Fuse rankings: each item gets the sum of 1 / (60 + its rank) over them.
-
-    Returns:
-        The best items with their scores; of equal scores the smaller item first.
-    """
-    scores: dict[Any, float] = {}
-    for ranking in rankings:
-        for rank, item in enumerate(ranking, start=1):
-            scores[item] = scores.get(item, 0.0) + 1 / (_RANK_CONSTANT + rank)
-    return sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))[:top_k]

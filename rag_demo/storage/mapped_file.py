@@ -1,4 +1,4 @@
-"""The files of a saved index: mapped into memory, and every block checked before it is used.
+"""A file that is mapped into memory, of which every block is checked before it is used.
 
 Checking a file of a gigabyte takes longer than opening it should, so a block's checksum is
 compared when something in it is first needed: a search needs all vectors, but few texts.
@@ -6,27 +6,21 @@ compared when something in it is first needed: a search needs all vectors, but f
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import threading
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.documents.document import Record, parse_record
-from rag_demo.errors import IndexFileError
+from rag_demo.errors import damaged
 
-__all__ = ["BLOCK_BYTES", "MappedFile", "TextFile", "checksums", "damaged", "lock", "sync"]
+__all__ = ["BLOCK_BYTES", "MappedFile", "checksums"]
 
 BLOCK_BYTES = 1 << 20
-AGAIN = "make it again with: rag-demo index SOURCE --out"
-LOCK = "lock"
 
 
 class MappedFile:
@@ -105,89 +99,8 @@ class MappedFile:
         self._checked[block] = True
 
 
-class TextFile:
-    """The records of an index, one to a line; a `RecordSource`.
-
-    Args:
-        file: The lines.
-        offsets: Where each begins, and where the last one ends: shape (n + 1,), uint64.
-
-    Raises:
-        IndexFileError: The offsets are none.
-    """
-
-    def __init__(self, file: MappedFile, offsets: npt.NDArray[np.uint64]) -> None:
-        self._file = file
-        file.resident = False  # Of a block that was checked one line is needed.
-        self._offsets = offsets.astype(np.int64)
-        ordered = bool((np.diff(self._offsets) > 0).all())
-        if not (len(offsets) and ordered and self._offsets[0] == 0):
-            raise damaged(file.path, "its lines are not where they should be")
-        if self._offsets[-1] != len(file):
-            raise damaged(file.path, "its last line is not where it should be")
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def check_all(self) -> None:
-        """Check every block of the file."""
-        self._file.check_all()
-
-    def read(self, row: int) -> Record:
-        """Read one record."""
-        line = self._file.read(int(self._offsets[row]), int(self._offsets[row + 1]))
-        try:
-            return parse_record(bytes(line))
-        except ValueError as error:
-            raise damaged(self._file.path, str(error)) from None
-
-
 def checksums(path: Path) -> npt.NDArray[np.uint32]:
     """Compute the CRC-32 of each block of a file."""
     with path.open("rb") as file:
         found = [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK_BYTES), b"")]
     return np.asarray(found, np.uint32)
-
-
-@contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Be the only one that writes into a folder, among all processes and threads.
-
-    The system lets go of it when the process ends, however it does.
-
-    Raises:
-        IndexFileError: Another one is writing.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows: the rename is atomic there too, but writers are not kept apart.
-        yield
-        return
-    path = folder / LOCK
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise IndexFileError(
-                f"{folder} is being written by another process ({file.read(20) or 'unknown'}); "
-                "wait until it has ended, or name another folder"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def damaged(path: Path, reason: Any) -> IndexFileError:
-    """Make the error for a file that is not what was written."""
-    return IndexFileError(f"{path} is damaged ({reason}); {AGAIN} {path.parent}")

@@ -75,7 +75,7 @@ def test_out_of_memory_halves_the_batch(
 ) -> None:
     """Encoding goes on with half the batch, and the vectors are the same."""
     expected = model.embed_documents(ANSWERS)
-    inner, tried = model._model, []
+    inner, tried = model._encoder, []
     encode = type(inner).encode
 
     def limited(self: object, tokens: list[list[int]], batch_size: int, **how: bool) -> object:
@@ -101,7 +101,7 @@ def test_unload_and_load(tiny_model: Path) -> None:
     """Unloading gives the weights back in place; loading brings the same vectors back."""
     model = EmbeddingModel(tiny_model)
     before = model.embed_query("the cache")
-    inner = model._model
+    inner = model._encoder
     report = model.unload_model()
     assert report.freed_bytes["host"] > 0
     assert report.still_held == ()
@@ -138,7 +138,7 @@ def test_bad_options() -> None:
 
 def test_foreign_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights whose digest differs from the published one are not loaded."""
-    monkeypatch.setattr("rag_demo.embedding_model._WEIGHTS_SHA256", "0" * 64)
+    monkeypatch.setattr("rag_demo.encoding.packaged_model._WEIGHTS_SHA256", "0" * 64)
     with EmbeddingModel() as model, pytest.raises(ModelError, match="is not the published"):
         model.load_model()
 

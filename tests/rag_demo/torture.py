@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rag_demo.documents.document import Record
+from rag_demo.documents.document import Document
 from rag_demo.errors import IndexFileError
 from rag_demo.index import read_index, write_index
 
@@ -32,17 +32,21 @@ while True:
 """
 
 
-def make(number: int, count: int = 2000) -> tuple[str, np.ndarray, list[Record]]:
+def make(number: int, count: int = 2000) -> tuple[str, np.ndarray, list[Document]]:
     """An index in which everything tells which save it belongs to."""
     vectors = np.zeros((count, 64), np.float32)
     vectors[:, number % 64] = 1
-    return "m", vectors, [Record(str(row), f"save {number}", {"n": number}) for row in range(count)]
+    return (
+        "m",
+        vectors,
+        [Document(str(row), f"save {number}", {"n": number}) for row in range(count)],
+    )
 
 
 def check_whole(folder: Path) -> int:
     """Open an index; return the number of the save that all of it belongs to."""
     index = read_index(folder)
-    numbers = {record.metadata["n"] for record in index.records}
+    numbers = {document.metadata["n"] for document in index.documents}
     assert len(numbers) == 1, numbers
     (number,) = numbers
     assert np.array_equal(index.vectors, make(number)[1]), "a mixture of two saves"
@@ -129,8 +133,8 @@ def fuzz_index(count: int, seed: int = 0) -> dict[str, float]:
             try:
                 index = read_index(folder)
                 index.check_vectors()
-                records = list(index.records)
-                assert len(records) == len(index.vectors)
+                documents = list(index.documents)
+                assert len(documents) == len(index.vectors)
                 unchanged += 1
             except IndexFileError as error:
                 assert str(folder) in str(error), error

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever
-from rag_demo.corpus import Document
-from rag_demo.documents.document import Record
+from rag_demo.documents.document import Document
 from rag_demo.documents.passages import passages_of
-from rag_demo.documents.rows import Parts, split
+from rag_demo.documents.rows import DocumentRows, texts_to_embed
 from rag_demo.errors import IndexFileError
 from rag_demo.index import read_index, write_index
 from rag_demo.ingest import ingest
@@ -71,7 +70,7 @@ def brute_force(texts: list[str], query: str) -> list[tuple[str, float]]:
     asked = model.embed_query(query)
     scores = {}
     for number, text in enumerate(texts):
-        inputs, _ = split([(text, {})])
+        inputs, _ = texts_to_embed([(text, {})])
         vectors = model.embed_documents(inputs).astype(np.float32).astype(np.float64)
         cosines = vectors @ asked / np.linalg.norm(vectors, axis=1) / np.linalg.norm(asked)
         scores[f"{number:02}"] = float(cosines.max())
@@ -81,7 +80,7 @@ def brute_force(texts: list[str], query: str) -> list[tuple[str, float]]:
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000), top_k=st.integers(1, 14), word=st.sampled_from(WORDS))
 @settings(max_examples=25, deadline=None)
-def test_documents_score_as_their_best_part(kind: Any, seed: int, top_k: int, word: str) -> None:
+def test_documents_score_as_their_best_passage(kind: Any, seed: int, top_k: int, word: str) -> None:
     """As many documents as were asked for, each once, in the order that brute force finds."""
     texts = collection(seed)
     with kind(WordCounts()) as retriever:
@@ -93,15 +92,15 @@ def test_documents_score_as_their_best_part(kind: Any, seed: int, top_k: int, wo
     for result in results:
         if result.passage is not None:
             start, stop = result.passage
-            part = split([(texts[int(result.id)], {})])[1]
+            _, rows = texts_to_embed([(texts[int(result.id)], {})])
             assert 0 <= start < stop <= len(result.text)
-            assert not part.are_whole
+            assert not rows.are_whole
 
 
 def test_control_rows_alone_are_not_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that takes the best rows for documents answers with one document many times."""
     monkeypatch.setattr(
-        "rag_demo.retriever.best_of_each", lambda hits, parts: [(*hit, None) for hit in hits]
+        "rag_demo.retriever.best_of_each", lambda hits, rows: [(*hit, None) for hit in hits]
     )
     text = " ".join(["alpha"] * 1000)
     with PyTorchGPURetriever(WordCounts(), device="cpu") as retriever:
@@ -179,39 +178,39 @@ def test_passages_cover_the_text() -> None:
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=3), max_size=6))
-def test_parts(spans: list[list[tuple[int, int]]]) -> None:
+def test_rows(spans: list[list[tuple[int, int]]]) -> None:
     """Rows of documents, in any order and number."""
-    parts = Parts.of(spans)
-    assert len(parts) == sum(1 + len(its) for its in spans)
-    rows = [(n, span) for n, its in enumerate(spans) for span in (None, *its)]
-    owners = parts.owners(np.arange(len(parts))).tolist()
-    assert owners == [owner for owner, _ in rows]
-    assert [parts.span(row) for row in range(len(parts))] == [span for _, span in rows]
+    rows = DocumentRows.of(spans)
+    assert len(rows) == sum(1 + len(its) for its in spans)
+    known = [(n, span) for n, its in enumerate(spans) for span in (None, *its)]
+    owners = rows.owners(np.arange(len(rows))).tolist()
+    assert owners == [owner for owner, _ in known]
+    assert [rows.span(row) for row in range(len(rows))] == [span for _, span in known]
     order = np.asarray(list(range(len(spans)))[::-2], np.int64)
-    kept = parts.keep(order)
+    kept = rows.keep(order)
     expected = [span for n in order.tolist() for span in (None, *spans[n])]
     assert [kept.span(row) for row in range(len(kept))] == expected
-    assert [rows[row][0] for row in parts.rows(order).tolist()] == [
+    assert [known[row][0] for row in rows.rows_of(order).tolist()] == [
         n for n in order.tolist() for _ in (None, *spans[n])
     ]
-    both = Parts.join([parts, kept])
-    assert len(both) == len(parts) + len(kept)
-    assert both.documents == parts.documents + kept.documents
+    both = DocumentRows.join([rows, kept])
+    assert len(both) == len(rows) + len(kept)
+    assert both.documents == rows.documents + kept.documents
 
 
-def test_parts_of_a_damaged_index(tmp_path: Path) -> None:
+def test_rows_of_a_damaged_index(tmp_path: Path) -> None:
     """Counts that do not fit are an error that says what to do, not a wrong answer."""
-    records = [Record(name, name, {}) for name in "ab"]
+    documents = [Document(name, name, {}) for name in "ab"]
     vectors = np.eye(3, 4, dtype=np.float32)
-    good = Parts(2, np.asarray([1, 2]), np.asarray([[0, 0], [0, 0], [0, 5]]))
-    write_index(tmp_path / "good", "m", vectors, records, good)
-    assert read_index(tmp_path / "good").parts.span(2) == (0, 5)
+    good = DocumentRows(2, np.asarray([1, 2]), np.asarray([[0, 0], [0, 0], [0, 5]]))
+    write_index(tmp_path / "good", "m", vectors, documents, good)
+    assert read_index(tmp_path / "good").rows.span(2) == (0, 5)
     for counts in ([1, 1], [0, 3], [-1, 4], [1, 2**62], [3]):
         with pytest.raises(ValueError, match="document"):
-            Parts(2, np.asarray(counts), good.spans)
-    bad = Parts(2, np.asarray([1, 2]), good.spans)
+            DocumentRows(2, np.asarray(counts), good.spans)
+    bad = DocumentRows(2, np.asarray([1, 2]), good.spans)
     bad.counts = np.asarray([2, 2])
-    write_index(tmp_path / "bad", "m", vectors, records, bad)
+    write_index(tmp_path / "bad", "m", vectors, documents, bad)
     with pytest.raises(IndexFileError, match="rag-demo index SOURCE"):
         read_index(tmp_path / "bad")
 
@@ -222,7 +221,7 @@ def test_ingestion_keeps_passages(tmp_path: Path) -> None:
     documents = [Document(str(n), text, {}) for n, text in enumerate(texts)]
     model, progress = WordCounts(), list[int]()
     ingest(documents, model, tmp_path / "i", on_progress=progress.append)
-    assert model.embedded == split([(text, {}) for text in texts])[0]
+    assert model.embedded == texts_to_embed([(text, {}) for text in texts])[0]
     assert sum(progress) == len(texts)
     with PyTorchGPURetriever(WordCounts(), device="cpu") as retriever:
         retriever.load(tmp_path / "i")
@@ -240,6 +239,8 @@ def test_ingestion_keeps_passages(tmp_path: Path) -> None:
     with PyTorchGPURetriever(WordCounts(), device="cpu") as retriever:
         retriever.load(tmp_path / "i")
         after = {r.id: r for r in retriever.search("golf", top_k=10)}
-    assert [record.id for record in read_index(tmp_path / "i").records] == [d.id for d in changed]
+    assert [document.id for document in read_index(tmp_path / "i").documents] == [
+        d.id for d in changed
+    ]
     for name in set(before) - {"4"}:
         assert after[name]._replace(rank=0) == before[name]._replace(rank=0)

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from rag_demo import EmbeddingModel
 from rag_demo.encoding.bert_encoder import BertEncoder
 from rag_demo.encoding.bert_settings import read_settings
-from rag_demo.encoding.sentence_transformers_encoder import FallbackEncoder
+from rag_demo.encoding.sentence_transformers_encoder import SentenceTransformersEncoder
 
 TEXTS = [
     "the cache",
@@ -54,7 +54,7 @@ def theirs(folder: Path, texts: list[str], kind: str = "document") -> Any:
 def ours(folder: Path, texts: list[str], **options: Any) -> Any:
     with EmbeddingModel(folder, device="cpu", **options) as model:
         vectors = model.embed_documents(texts)
-        assert type(model._model) is BertEncoder
+        assert type(model._encoder) is BertEncoder
         return vectors
 
 
@@ -111,7 +111,7 @@ def test_prompts(folder: Path, tmp_path: Path) -> None:
     prompts = {"query": "how do i ", "document": "the city "}
     target = changed(folder, tmp_path / "m", "config_sentence_transformers.json", prompts=prompts)
     with EmbeddingModel(target, device="cpu") as model:
-        assert type(model._model or model._loaded()) is BertEncoder
+        assert type(model._encoder or model._loaded()) is BertEncoder
         assert np.abs(model.embed_documents(TEXTS) - theirs(target, TEXTS)).max() < 1e-5
         assert np.abs(model.embed_queries(TEXTS) - theirs(target, TEXTS, "query")).max() < 1e-5
         assert np.abs(model.embed_queries(TEXTS) - model.embed_documents(TEXTS)).max() > 1e-3
@@ -139,7 +139,7 @@ def test_other_models_fall_back(
         reason = "it has no tokenizer.json"
     with caplog.at_level(logging.DEBUG, "rag_demo"), EmbeddingModel(target, device="cpu") as model:
         vectors = model.embed_documents(TEXTS[:3])
-        assert type(model._model) is FallbackEncoder
+        assert type(model._encoder) is SentenceTransformersEncoder
     assert reason in caplog.text
     assert np.abs(vectors - theirs(target, TEXTS[:3])).max() < 1e-5
 

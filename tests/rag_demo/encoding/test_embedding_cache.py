@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from programs import ROOT
+from programs import IMPORT_PATH
 from rag_demo import EmbeddingModel
 from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
 
@@ -24,13 +24,13 @@ def counted(model: EmbeddingModel, monkeypatch: pytest.MonkeyPatch) -> list[str]
     """Note the texts that a model really embeds."""
     model.load_model()
     seen: list[str] = []
-    prepare = type(model._model).prepare
+    prepare = type(model._encoder).prepare
 
     def noting(self: Any, texts: Any, kind: str) -> Any:
         seen.extend(texts)
         return prepare(self, texts, kind)
 
-    monkeypatch.setattr(type(model._model), "prepare", noting)
+    monkeypatch.setattr(type(model._encoder), "prepare", noting)
     return seen
 
 
@@ -117,7 +117,7 @@ while True:
 def test_two_processes_and_kills(tmp_path: Path) -> None:
     """Writers that are killed leave whole transactions, and do not disturb each other."""
     path = tmp_path / "c.sqlite"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     for round in range(4):
         writers = [
             subprocess.Popen(

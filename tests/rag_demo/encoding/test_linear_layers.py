@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rag_demo.encoding import bert_encoder
 from rag_demo.encoding.bert_encoder import BertEncoder
 from rag_demo.encoding.bert_settings import read_settings
-from rag_demo.encoding.linear_layers import OneDnnLinear, TorchLinear, WideLinear, fastest
+from rag_demo.encoding.linear_layers import OneDnnLinear, TorchLinear, WideLinear, fastest_first
 from rag_demo.encoding.two_byte_linear import TwoByteLinear
 
 TF32 = 2.0**-11
@@ -96,13 +96,13 @@ def test_products_that_overflow_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("rag_demo.encoding.two_byte_linear._products_are_exact", lambda: False)
     with pytest.raises(RuntimeError, match="VNNI"):
         TwoByteLinear(weight, bias)
-    assert TwoByteLinear not in list(fastest(weight, bias, hidden, many=True))
+    assert TwoByteLinear not in list(fastest_first(weight, bias, hidden, many=True))
 
 
 def test_wrong_or_missing_operators_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Private operators are tried before they are trusted."""
     weight, bias, hidden = layer()
-    assert OneDnnLinear in list(fastest(weight, bias, hidden, many=False))
+    assert OneDnnLinear in list(fastest_first(weight, bias, hidden, many=False))
 
     class Wrong:
         @staticmethod
@@ -116,9 +116,9 @@ def test_wrong_or_missing_operators_are_not_used(monkeypatch: pytest.MonkeyPatch
 
     for namespace in (Wrong, Other, object()):
         monkeypatch.setattr(torch.ops, "mkldnn", namespace)
-        assert OneDnnLinear not in list(fastest(weight, bias, hidden, many=False))
+        assert OneDnnLinear not in list(fastest_first(weight, bias, hidden, many=False))
     monkeypatch.setattr(torch.ops, "onednn", object())
-    assert list(fastest(weight, bias, hidden, many=True)) == [TorchLinear]
+    assert list(fastest_first(weight, bias, hidden, many=True)) == [TorchLinear]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -129,7 +129,7 @@ def test_wide_products(dtype: Any) -> None:
     assert result.dtype == dtype
     own = TorchLinear(weight, bias)(hidden)
     assert error_of(result, weight, bias, hidden) <= error_of(own, weight, bias, hidden) * 1.1
-    assert WideLinear in list(fastest(weight, bias, hidden, many=False))
+    assert WideLinear in list(fastest_first(weight, bias, hidden, many=False))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def encoder(folder: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> BertEncoder:
-    monkeypatch.setattr(bert_encoder, "fastest", lambda *sample, many: [way])
+    monkeypatch.setattr(bert_encoder, "fastest_first", lambda *sample, many: [way])
     return BertEncoder(read_settings(folder), "cpu", torch.float32)
 
 

@@ -20,7 +20,7 @@ TEXTS = [f"the cache number {n} " * (1 + n % 5) for n in range(23)]
 
 
 def pids(model: EmbeddingModel) -> list[int]:
-    return [worker.pid for worker in model._model._workers]
+    return [worker.pid for worker in model._encoder._workers]
 
 
 def alive(pid: int) -> bool:
