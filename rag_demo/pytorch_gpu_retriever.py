@@ -46,6 +46,10 @@ class PyTorchGPURetriever(Retriever):
             once closed.
     """
 
+    embeddings_tensor: Any = None
+    _originals: Vectors | None = None
+    _scan: Scan | None = None
+
     def __init__(
         self,
         embedding_model: BasicEmbedder,
@@ -55,18 +59,15 @@ class PyTorchGPURetriever(Retriever):
         exact: bool = True,
         memory_budget: int | None = None,
     ) -> None:
+        super().__init__(embedding_model)
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-        super().__init__(embedding_model)
         self.device = device or get_optimal_device()
         self.dtype = dtype
         self.exact = exact
         if memory_budget is not None and memory_budget < 1:
             raise ValueError(f"memory_budget must be positive, not {memory_budget}")
         self.memory_budget = memory_budget
-        self.embeddings_tensor: Any = None
-        self._originals: Vectors | None = None
-        self._scan: Scan | None = None
 
     def _append(self, vectors: Vectors) -> None:
         old = self._vectors()
@@ -196,8 +197,9 @@ class PyTorchGPURetriever(Retriever):
         return Scan.of_floats(tensor)
 
     def _release(self) -> None:
-        with self._lock:  # A search that is under way in another thread ends first.
+        # Runs once, while torch is intact: at close, when this is garbage, at exit at the latest.
+        with self._lock:
             tensor, scan = self.embeddings_tensor, self._scan
-            self._clear()
-            self._unchecked = None
+            super()._release()
+            # Whoever still names the tensor has an empty one: it is given back in place.
             release(tensor, [] if scan is None else [scan.vectors, scan.scales, scan.errors])

@@ -40,14 +40,18 @@ class Retriever(Resource, ABC):
     """
 
     def __init__(self, embedding_model: BasicEmbedder) -> None:
+        self._lock = threading.RLock()
         self.embedding_model = embedding_model
+        self._next_id = 0
+        self._hold_nothing()
+
+    def _hold_nothing(self) -> None:
+        """Be empty, but for the vectors: the one place that knows all that is held."""
         self._documents = Documents()
         self._rows = DocumentRows(0)
         self._unchecked: SavedIndex | None = None
         self._word_index: WordIndex | None = None  # made by the first search that needs it
         self._file: MappedFile | None = None  # where the vectors are, if all are of an index
-        self._next_id = 0
-        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -297,13 +301,22 @@ class Retriever(Resource, ABC):
         with self._lock:
             self.ensure_open()
             self._clear()
-            self._documents, self._rows = saved.documents, saved.rows
-            self._word_index = None
-            self._file = saved.file
+            self._hold_nothing()
+            self._documents, self._rows, self._file = saved.documents, saved.rows, saved.file
             if len(saved.documents):
                 self._append(saved.vectors)
             self._unchecked = saved
             return len(self)
+
+    def _release(self) -> None:
+        """Give up everything: documents, words, files, vectors; not the embedding model.
+
+        A subclass that overrides this, to give back in place what others may still refer to,
+        calls it too.
+        """
+        with self._lock:  # A search that is under way in another thread ends first.
+            self._clear()
+            self._hold_nothing()
 
     def _check_loaded(self) -> None:
         """Check the vectors of an opened index, once, before they are first used."""
