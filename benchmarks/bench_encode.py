@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from sentence_transformers import SentenceTransformer
 
 from rag_demo import EmbeddingModel
 from rag_demo.corpus import Skipped, read_source
+from torch_utils import measuring
 
 
 def read_texts(beir: Path | None) -> dict[str, list[str]]:
@@ -53,13 +53,13 @@ def main() -> None:
         times: dict[str, list[float]] = {"sentence_transformers": [], **{d: [] for d in models}}
         vectors: dict[str, Any] = {}
         for _ in range(options.rounds):
-            started = time.perf_counter()
-            expected = theirs.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-            times["sentence_transformers"].append(time.perf_counter() - started)
+            with measuring("cpu") as taken:
+                expected = theirs.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+            times["sentence_transformers"] += taken.host_s
             for dtype, model in models.items():
-                started = time.perf_counter()
-                vectors[dtype] = model.embed_documents(texts)
-                times[dtype].append(time.perf_counter() - started)
+                with measuring("cpu") as taken:
+                    vectors[dtype] = model.embed_documents(texts)
+                times[dtype] += taken.host_s
         median = {how: statistics.median(values) for how, values in times.items()}
         row: dict[str, Any] = {"texts": name, "count": len(texts), "median_s": median}
         line = f"{name:10} {len(texts) / median['sentence_transformers']:11.0f}"

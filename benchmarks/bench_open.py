@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import numpy as np
 from results_file import write
 
 from rag_demo import PyTorchGPURetriever
+from rag_demo.documents.document import Document
 from rag_demo.index import write_index
-from rag_demo.records import Record
-from torch_utils import memory_snapshot
+from torch_utils import measuring, memory_snapshot
 
 COUNT, DIMENSION, ROUNDS = 1_000_000, 384, 5
 
@@ -42,26 +41,26 @@ def main() -> None:
     model = Query(vectors[0])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "index")
-        started = time.perf_counter()
-        records = (Record(str(n), f"the text of document {n}", {}) for n in range(COUNT))
-        write_index(folder, "bench", vectors, records)
-        row = {"save_s": time.perf_counter() - started}
+        documents = (Document(str(n), f"the text of document {n}", {}) for n in range(COUNT))
+        with measuring("cpu") as taken:
+            write_index(folder, "bench", vectors, documents)
+        row = {"save_s": taken.median_s}
         del vectors
-        times = []
+        times: list[float] = []
         for _ in range(ROUNDS):
             with PyTorchGPURetriever(model, device="cpu") as retriever:
                 before = memory_snapshot().host.rss_bytes
-                started = time.perf_counter()
-                retriever.load(folder)
-                times.append(time.perf_counter() - started)
+                with measuring("cpu") as taken:
+                    retriever.load(folder)
+                times += taken.host_s
                 row["resident_after_open_bytes"] = memory_snapshot().host.rss_bytes - before
         row["open_s"] = statistics.median(times)
         with PyTorchGPURetriever(model, device="cpu") as retriever:
             retriever.load(folder)
             for which in ("first_answer_s", "next_answer_s"):
-                started = time.perf_counter()
-                retriever.search("question")
-                row[which] = time.perf_counter() - started
+                with measuring("cpu") as taken:
+                    retriever.search("question")
+                row[which] = taken.median_s
     for what, value in row.items():
         print(f"{what:26} {value:,.3f}" if what.endswith("_s") else f"{what:26} {value:,}")
     write("open", {"count": COUNT, "dimension": DIMENSION, **row})

@@ -14,7 +14,7 @@ from results_file import write
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
 from rag_demo.console import print_scores
 from rag_demo.evaluate import evaluate, read_beir, searching
-from rag_demo.lexical import MODES
+from rag_demo.searching.modes import MODES
 
 
 def main() -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +25,7 @@ from usearch.index import MetricKind
 from usearch.index import search as usearch_search
 
 from rag_demo import PyTorchGPURetriever
-from torch_utils import memory_snapshot
+from torch_utils import measure, measuring
 from torch_utils.memory import trim_host
 
 DIMENSION, TOP_K = 384, 10
@@ -83,34 +81,10 @@ def peers(documents: Any, index: Any, retriever: Any) -> dict[str, Callable[[Any
     }
 
 
-def seconds(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started
-
-
-def extra_bytes(action: Callable[[], object]) -> int:
-    """Measure by how much resident memory rises while something runs."""
-    before = memory_snapshot().host.rss_bytes
-    peak, done = before, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.002):
-            peak = max(peak, memory_snapshot().host.rss_bytes)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    action()
-    done.set()
-    watcher.join()
-    return peak - before
-
-
 def floor_s(bytes_read: int) -> float:
     """Time the fastest that this machine reads so many bytes."""
     block = np.ones(bytes_read // 8, np.int64)
-    return min(seconds(block.sum) for _ in range(5))
+    return min(measure(block.sum, warmup=0, repeat=5, device="cpu").host_s)
 
 
 def cell(count: int, batch: int, rounds: int, all_peers: bool) -> dict[str, Any]:
@@ -139,9 +113,12 @@ def cell(count: int, batch: int, rounds: int, all_peers: bool) -> dict[str, Any]
             searches[name](queries, batch)
         for _ in range(rounds):
             for name, search in searches.items():
-                times[name].append(seconds(lambda s=search: s(queries, batch)))
+                with measuring("cpu") as taken:
+                    search(queries, batch)
+                times[name] += taken.host_s
         trim_host()  # What earlier rounds have left would hide what this one needs.
-        extra = extra_bytes(lambda: searches["torch_utils"](queries, batch))
+        with measuring("cpu") as taken:
+            searches["torch_utils"](queries, batch)
         stats = retriever.stats()
     medians = {name: statistics.median(values) for name, values in times.items()}
     # What the scan reads: float32 for one query in a small corpus, else the int8 copy.
@@ -154,7 +131,7 @@ def cell(count: int, batch: int, rounds: int, all_peers: bool) -> dict[str, Any]
         "recall": hits / (batch * TOP_K),
         "floor_s": floor_s(read),
         "bytes_read": read,
-        "extra_bytes": extra,
+        "extra_bytes": taken.peak_bytes,
         "index_bytes": stats.nbytes,
     }
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 import weakref
 from collections.abc import Callable
 
 from results_file import write
 
-from torch_utils import Resource, memory_snapshot
+from torch_utils import Resource, measuring, memory_snapshot
 from torch_utils._registry import REGISTRY
 
 COUNT = 1_000_000
@@ -40,10 +39,10 @@ def microseconds(make: Callable[[], object], rounds: int = 5, count: int = 50_00
     """Create and close objects; the median of the rounds, for each."""
     times = []
     for _ in range(rounds):
-        started = time.perf_counter()
-        for _ in range(count):
-            make().close()  # type: ignore[attr-defined]
-        times.append((time.perf_counter() - started) / count * 1e6)
+        with measuring("cpu") as taken:
+            for _ in range(count):
+                make().close()  # type: ignore[attr-defined]
+        times.append(taken.median_s / count * 1e6)
     return statistics.median(times)
 
 
@@ -59,10 +58,10 @@ def main() -> None:
     grown = (memory_snapshot() - before).host.rss_bytes
     print(f"{COUNT:,} created and closed: {grown:,} bytes more, {len(REGISTRY) - open_before} open")
     kept = [Managed() for _ in range(COUNT // 10)]
-    started = time.perf_counter()
-    for resource in kept:
-        resource.close()
-    each = (time.perf_counter() - started) / len(kept) * 1e6
+    with measuring("cpu") as taken:
+        for resource in kept:
+            resource.close()
+    each = taken.median_s / len(kept) * 1e6
     print(f"closing one of {len(kept):,} that are open: {each:.2f} microseconds")
     write(
         "resource",

@@ -36,7 +36,7 @@ def once(texts):
     if ours:
         model.unload_model()
     else:
-        model._model = None
+        model._encoder = None
         gc.collect()
     return after
 

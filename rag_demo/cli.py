@@ -58,8 +58,8 @@ def index(
     refuse_foreign_folder(out)  # Before minutes of work, not after them.
     from rag_demo.console import progress
     from rag_demo.corpus import Skipped, read_source
-    from rag_demo.embedding_cache import default_cache_path
     from rag_demo.embedding_model import EmbeddingModel
+    from rag_demo.encoding.embedding_cache import default_cache_path
     from rag_demo.ingest import ingest
 
     total = sum(1 for _ in read_source(source, Skipped()))

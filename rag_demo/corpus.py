@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
-from rag_demo.docstrings import (
+from rag_demo.documents.docstrings import (
     docstrings_of_file,
     find_package,
     is_public,
@@ -18,21 +15,14 @@ from rag_demo.docstrings import (
     module_name,
     opening_paragraph,
 )
+from rag_demo.documents.document import Document
+from rag_demo.documents.html import text_of_html
+from rag_demo.documents.passages import SHORTEST, cut
 from rag_demo.errors import SourceError
-from rag_demo.passages import SHORTEST, chunks
 
 __all__ = ["SUFFIXES", "Document", "Skipped", "read_source"]
 
 SUFFIXES = (".md", ".txt", ".rst", ".py", ".html", ".htm")
-
-
-@dataclass(frozen=True)
-class Document:
-    """One text to index, and where it is from."""
-
-    id: str
-    text: str
-    metadata: dict[str, Any]
 
 
 @dataclass
@@ -71,14 +61,14 @@ def read_source(source: str, skipped: Skipped) -> Iterator[Document]:
                 f"{path} is of no kind that can be read; known: .jsonl {' '.join(SUFFIXES)}"
             )
         return _read_file(path, path.name, skipped)
-    if not all(part.isidentifier() for part in source.split(".")):
+    if not all(name.isidentifier() for name in source.split(".")):
         raise SourceError(f"{source} does not exist; name a folder, a file or a package")
     return _read_package(source, find_package(source), skipped)
 
 
 def _read_folder(folder: Path, skipped: Skipped) -> Iterator[Document]:
     for path in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        hidden = any(name.startswith(".") for name in path.relative_to(folder).parts)
         if path.suffix.lower() in SUFFIXES and path.is_file() and not hidden:
             yield from _read_file(path, path.relative_to(folder).as_posix(), skipped)
 
@@ -91,20 +81,19 @@ def _read_file(path: Path, source: str, skipped: Skipped) -> Iterator[Document]:
     if suffix == ".py":
         found = list(docstrings_of_file(text, path.stem, public_only=False))
         for name, line, docstring in found:
-            for part in chunks(docstring):
-                body = f"{name}: {' '.join(part.text.split())}"
-                yield Document(
-                    f"{source}:{line}#{part.start}", body, {"source": f"{source}:{line}"}
-                )
+            for passage in cut(docstring):
+                body = f"{name}: {' '.join(passage.text.split())}"
+                place = f"{source}:{line}"
+                yield Document(f"{place}#{passage.start}", body, {"source": place})
         if found:
             return
     if suffix in (".html", ".htm"):
-        text = _text_of_html(text)
-    for part in chunks(text):
-        metadata = {"source": source, "start": part.start, "stop": part.stop}
-        if part.heading:
-            metadata["title"] = part.heading
-        yield Document(f"{source}#{part.start}", part.text, metadata)
+        text = text_of_html(text)
+    for passage in cut(text):
+        metadata = {"source": source, "start": passage.start, "stop": passage.stop}
+        if passage.heading:
+            metadata["title"] = passage.heading
+        yield Document(f"{source}#{passage.start}", passage.text, metadata)
 
 
 def _decode(path: Path, source: str, skipped: Skipped) -> str | None:
@@ -167,38 +156,3 @@ def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]
             seen.add(text)
             place = f"{path.relative_to(root.parent).as_posix()}:{line}"
             yield Document(place, f"{title}: {text}", {"source": place, "title": title})
-
-
-class _HtmlText(HTMLParser):
-    """Collects what a reader of a page sees."""
-
-    _HIDDEN = ("script", "style", "template", "noscript")
-    _BLOCKS = ("p", "div", "li", "br", "tr", "section", "article", "pre", "title", "blockquote")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[str] = []
-        self._hidden = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._hidden += tag in self._HIDDEN
-        if re.fullmatch("h[1-6]", tag):
-            self.parts.append(f"\n\n{'#' * int(tag[1])} ")
-        elif tag in self._BLOCKS:
-            self.parts.append("\n\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._hidden -= tag in self._HIDDEN and self._hidden > 0
-        if tag in self._BLOCKS or re.fullmatch("h[1-6]", tag):
-            self.parts.append("\n\n")
-
-    def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self.parts.append(re.sub(r"\s+", " ", data))
-
-
-def _text_of_html(page: str) -> str:
-    parser = _HtmlText()
-    parser.feed(page)
-    parser.close()
-    return "".join(parser.parts)

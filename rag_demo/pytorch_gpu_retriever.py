@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.index_files import MappedFile
-from rag_demo.int8_product import int8_product
-from rag_demo.ranking import Pairs
-from rag_demo.retriever import Embedder, Retriever
-from rag_demo.scan import Scan, make_scan
-from rag_demo.streamed_scan import make_streamed_scan
+from rag_demo.retriever import BasicEmbedder, Retriever
+from rag_demo.searching.int8_product import int8_product
+from rag_demo.searching.ranking import Pairs
+from rag_demo.searching.scan import Scan, make_scan
+from rag_demo.searching.streamed_scan import make_streamed_scan
+from rag_demo.storage.mapped_file import MappedFile
 from rag_demo.vectors import Rows, Vectors, rounding
 from torch_utils import get_optimal_device, release
 
@@ -27,8 +27,8 @@ class PyTorchGPURetriever(Retriever):
     """Exact cosine top-k with PyTorch. See `Retriever` for what it does.
 
     A search scans rounded vectors, knows by how much they can mislead it, and scores all that
-    may be among the best from the float32 vectors: see `rag_demo.scan`. On a CPU that multiplies
-    int8 fast it scans an int8 copy whatever the dtype, made by the first search.
+    may be among the best from the float32 vectors: see `rag_demo.searching.scan`. On a CPU that
+    multiplies int8 fast it scans an int8 copy whatever the dtype, made by the first search.
 
     Args:
         embedding_model: What turns texts into vectors; it is not closed with this.
@@ -46,27 +46,28 @@ class PyTorchGPURetriever(Retriever):
             once closed.
     """
 
+    embeddings_tensor: Any = None
+    _originals: Vectors | None = None
+    _scan: Scan | None = None
+
     def __init__(
         self,
-        embedding_model: Embedder,
+        embedding_model: BasicEmbedder,
         *,
         device: str | None = None,
         dtype: str = "float32",
         exact: bool = True,
         memory_budget: int | None = None,
     ) -> None:
+        super().__init__(embedding_model)
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-        super().__init__(embedding_model)
         self.device = device or get_optimal_device()
         self.dtype = dtype
         self.exact = exact
         if memory_budget is not None and memory_budget < 1:
             raise ValueError(f"memory_budget must be positive, not {memory_budget}")
         self.memory_budget = memory_budget
-        self.embeddings_tensor: Any = None
-        self._originals: Vectors | None = None
-        self._scan: Scan | None = None
 
     def _append(self, vectors: Vectors) -> None:
         old = self._vectors()
@@ -131,8 +132,8 @@ class PyTorchGPURetriever(Retriever):
         """Copy single rows of a streamed index; the system maps 64 kB around each of them."""
         result = np.empty((len(rows), vectors.shape[1]), np.float32)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
-            result[part] = vectors[rows[part]]
+            some = slice(start, start + _ROWS_AT_ONCE)
+            result[some] = vectors[rows[some]]
             file.drop()
         return result
 
@@ -165,7 +166,7 @@ class PyTorchGPURetriever(Retriever):
     def _candidates(
         self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
     ) -> Pairs:
-        if len(queries) == 1 and len(self._parts) <= _FEW_ROWS and self._scans_floats_in_host():
+        if len(queries) == 1 and len(self._rows) <= _FEW_ROWS and self._scans_floats_in_host():
             return self._scan_directly(queries[0], top_k, allowed)
         if self._scan is None:
             self._scan = self._make_scan()
@@ -196,8 +197,9 @@ class PyTorchGPURetriever(Retriever):
         return Scan.of_floats(tensor)
 
     def _release(self) -> None:
-        with self._lock:  # A search that is under way in another thread ends first.
+        # Runs once, while torch is intact: at close, when this is garbage, at exit at the latest.
+        with self._lock:
             tensor, scan = self.embeddings_tensor, self._scan
-            self._clear()
-            self._unchecked = None
+            super()._release()
+            # Whoever still names the tensor has an empty one: it is given back in place.
             release(tensor, [] if scan is None else [scan.vectors, scan.scales, scan.errors])

@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.filters import Where, predicate
+from rag_demo.documents.document import Document, Documents
+from rag_demo.documents.rows import DocumentProgress, DocumentRows, texts_to_embed
+from rag_demo.encoding.embedder import BasicEmbedder, Embedder, completed
 from rag_demo.index import SavedIndex, read_index, write_index
-from rag_demo.index_files import MappedFile
-from rag_demo.lexical import FUSED_FROM, MODES, LexicalIndex, fuse
-from rag_demo.parts import DocumentProgress, Parts, split
-from rag_demo.ranking import Found, Pairs, best_of_each, rank
-from rag_demo.records import Record, Records
-from rag_demo.results import Embedder, SearchResult, Stats
+from rag_demo.searching.filters import Where, predicate
+from rag_demo.searching.modes import MODES
+from rag_demo.searching.ranking import FUSED_FROM, Found, Pairs, best_of_each, fuse, rank
+from rag_demo.searching.results import SearchResult, Stats
+from rag_demo.searching.words import WordIndex
+from rag_demo.storage.mapped_file import MappedFile
 from rag_demo.vectors import Rows, Vectors, normalized
 from torch_utils import Resource
 
-__all__ = ["Embedder", "Retriever", "SearchResult", "Stats", "Where"]
+__all__ = ["BasicEmbedder", "Embedder", "Retriever", "SearchResult", "Stats", "Where"]
 
 
 class Retriever(Resource, ABC):
@@ -33,21 +35,26 @@ class Retriever(Resource, ABC):
     operation at a time; the embedding model, which it does not own, works outside the lock.
 
     Args:
-        embedding_model: An `EmbeddingModel`, or anything else that is an `Embedder`.
+        embedding_model: An `EmbeddingModel`, or anything else that is a `BasicEmbedder`. It is
+            not owned, and not closed with this.
     """
 
-    def __init__(self, embedding_model: Embedder) -> None:
-        self.embedding_model = embedding_model
-        self._records = Records()
-        self._parts = Parts(0)
-        self._unchecked: SavedIndex | None = None
-        self._lexical: LexicalIndex | None = None  # made by the first search that needs it
-        self._file: MappedFile | None = None  # where the vectors are, if all are of an index
-        self._next_id = 0
+    def __init__(self, embedding_model: BasicEmbedder) -> None:
         self._lock = threading.RLock()
+        self.embedding_model = embedding_model
+        self._next_id = 0
+        self._hold_nothing()
+
+    def _hold_nothing(self) -> None:
+        """Be empty, but for the vectors: the one place that knows all that is held."""
+        self._documents = Documents()
+        self._rows = DocumentRows(0)
+        self._unchecked: SavedIndex | None = None
+        self._word_index: WordIndex | None = None  # made by the first search that needs it
+        self._file: MappedFile | None = None  # where the vectors are, if all are of an index
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._documents)
 
     def add(
         self,
@@ -68,7 +75,7 @@ class Retriever(Resource, ABC):
                 name: a document scores as the best of its passages and the whole, of which a
                 model reads the beginning only. Metadata's "title" is put before passages.
             on_progress: Called now and then with the count of documents embedded since the last
-                call; only for models whose ``embed_documents`` takes it.
+                call; once, at the end, where the model does not tell.
 
         Returns:
             The ids.
@@ -90,14 +97,16 @@ class Retriever(Resource, ABC):
         if not texts:
             return []
         given = metadata or [{}] * len(texts)
-        documents = zip(texts, given, strict=True)
-        inputs, parts = split(documents) if passages else (texts, Parts(len(texts)))
-        options = {}
+        to_embed, rows = list(texts), DocumentRows(len(texts))
+        if passages:
+            to_embed, rows = texts_to_embed(zip(texts, given, strict=True))
+        progress = None
         if on_progress is not None:
-            options["on_progress"] = DocumentProgress(len(texts), len(inputs), on_progress)
-        vectors = normalized(self.embedding_model.embed_documents(list(inputs), **options))
-        if len(vectors) != len(inputs):
-            raise ValueError(f"the model made {len(vectors)} vectors of {len(inputs)} texts")
+            progress = DocumentProgress(len(texts), len(to_embed), on_progress)
+        embedder = completed(self.embedding_model)
+        vectors = normalized(embedder.embed_documents(to_embed, on_progress=progress))
+        if len(vectors) != len(to_embed):
+            raise ValueError(f"the model made {len(vectors)} vectors of {len(to_embed)} texts")
         with self._lock:
             self.ensure_open()
             if len(self) and vectors.shape[1] != self._dimension():
@@ -106,12 +115,14 @@ class Retriever(Resource, ABC):
                     f"those already here {self._dimension()}"
                 )
             names = [str(name) for name in ids] if ids is not None else self._new_ids(len(texts))
-            self.delete([name for name in names if self._records.row_of(name) is not None])
-            self._file = self._lexical = None
+            self.delete([name for name in names if self._documents.number_of(name) is not None])
+            self._file = self._word_index = None
             self._append(vectors)
-            self._parts = Parts.join([self._parts, parts])
+            self._rows = DocumentRows.join([self._rows, rows])
             entries = zip(names, texts, given, strict=True)
-            self._records.extend([Record(name, text, dict(entry)) for name, text, entry in entries])
+            self._documents.extend(
+                [Document(name, text, dict(entry)) for name, text, entry in entries]
+            )
             return names
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -124,15 +135,15 @@ class Retriever(Resource, ABC):
             raise TypeError("delete() takes a sequence of ids, not one id")
         with self._lock:
             self.ensure_open()
-            rows = (self._records.row_of(str(name)) for name in ids)
-            gone = sorted({row for row in rows if row is not None})
+            numbers = (self._documents.number_of(str(name)) for name in ids)
+            gone = sorted({number for number in numbers if number is not None})
             if gone:
                 self._check_loaded()
-                self._file = self._lexical = None
+                self._file = self._word_index = None
                 kept = np.delete(np.arange(len(self), dtype=np.int64), gone)
-                self._keep(self._parts.rows(kept))
-                self._parts = self._parts.keep(kept)
-                self._records.keep(kept)
+                self._keep(self._rows.rows_of(kept))
+                self._rows = self._rows.keep(kept)
+                self._documents.keep(kept)
             return len(gone)
 
     def stats(self) -> Stats:
@@ -186,56 +197,68 @@ class Retriever(Resource, ABC):
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         if not len(self) or not queries:
             return [[] for _ in queries]
-        vectors = None if mode == "bm25" else self._embed_queries(queries)
+        embedder = completed(self.embedding_model)
+        vectors = None if mode == "bm25" else normalized(embedder.embed_queries(queries))
         with self._lock:
             self.ensure_open()
             self._check_loaded()
             allowed = None if where is None else self._matching(where)
             if allowed is not None and not allowed.any():
                 return [[] for _ in queries]
-            if vectors is not None and mode == "dense":
-                ranked = self._search_vectors(vectors, top_k, allowed)
-                return [self._answers(hits, min_score) for hits in ranked]
-            return self._search_words(queries, vectors, top_k, min_score, allowed)
+            if vectors is None:
+                best = self._by_words(queries, top_k, allowed)
+            elif mode == "dense":
+                best = self._by_vectors(vectors, top_k, allowed)
+            else:
+                best = self._by_both(queries, vectors, top_k, allowed)
+            return [self._answers(found, min_score) for found in best]
 
-    def _search_words(
+    def _by_words(
+        self, queries: Sequence[str], top_k: int, allowed: npt.NDArray[np.bool_] | None
+    ) -> list[list[Found]]:
+        """Find the best documents for each query by their words."""
+        if self._word_index is None:
+            self._word_index = WordIndex(document.text for document in self._documents)
+        best: list[list[Found]] = []
+        for query in queries:
+            numbers, scores = self._word_index.search(query, top_k, allowed)
+            pairs = zip(numbers.tolist(), scores.tolist(), strict=True)
+            best.append([(number, score, None) for number, score in pairs])
+        return best
+
+    def _by_both(
         self,
         queries: Sequence[str],
-        vectors: Vectors | None,
+        vectors: Vectors,
         top_k: int,
-        min_score: float | None,
         allowed: npt.NDArray[np.bool_] | None,
-    ) -> list[list[SearchResult]]:
-        """Search by words, and by ``vectors`` too if there are any."""
-        if self._lexical is None:
-            self._lexical = LexicalIndex(record.text for record in self._records)
+    ) -> list[list[Found]]:
+        """Find the best documents for each query by vectors and by words, and fuse their ranks."""
         depth = max(top_k, FUSED_FROM)
-        near: list[list[Found]] = [[] for _ in queries]
-        if vectors is not None:
-            near = self._search_vectors(vectors, depth, allowed)
-        answers = []
-        for query, by_vector in zip(queries, near, strict=True):
-            rows, scores = self._lexical.search(query, depth, allowed)
-            ranked: list[tuple[int, float]] = list(zip(rows.tolist(), scores.tolist(), strict=True))
-            spans = {document: span for document, _, span in by_vector}
-            if vectors is not None:
-                ranked = fuse([list(spans), rows.tolist()], top_k)
-            best = [(document, score, spans.get(document)) for document, score in ranked[:top_k]]
-            answers.append(self._answers(best, min_score))
-        return answers
+        fused = []
+        for by_vectors, by_words in zip(
+            self._by_vectors(vectors, depth, allowed),
+            self._by_words(queries, depth, allowed),
+            strict=True,
+        ):
+            spans = {number: span for number, _, span in by_vectors}
+            rankings = [[number for number, *_ in found] for found in (by_vectors, by_words)]
+            best = fuse(rankings, top_k)
+            fused.append([(number, score, spans.get(number)) for number, score in best])
+        return fused
 
-    def _search_vectors(
+    def _by_vectors(
         self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
     ) -> list[list[Found]]:
         """Find the best documents for each query: shape (b, d) to b lists."""
         wanted = min(top_k, len(self) if allowed is None else int(allowed.sum()))
-        rows = None if allowed is None else self._parts.spread(allowed)
-        available = len(self._parts) if rows is None else int(rows.sum())
+        rows = None if allowed is None else self._rows.spread(allowed)
+        available = len(self._rows) if rows is None else int(rows.sum())
         depth = wanted
         while True:  # Until so many rows are of as many documents as are wanted.
             pairs = self._candidates(queries, depth, rows)
             ranked = rank(self._vectors, queries, pairs, depth, self._name_of)
-            best = [best_of_each(hits, self._parts)[:wanted] for hits in ranked]
+            best = [best_of_each(hits, self._rows)[:wanted] for hits in ranked]
             if depth == available or all(len(found) == wanted for found in best):
                 return best
             depth = min(4 * depth, available)
@@ -243,7 +266,7 @@ class Retriever(Resource, ABC):
     def _answers(self, best: Sequence[Found], min_score: float | None) -> list[SearchResult]:
         """Make answers of documents, the best first."""
         return [
-            SearchResult(rank, score, *self._records[document], span)
+            SearchResult(rank, score, *self._documents[document], span)
             for rank, (document, score, span) in enumerate(best, start=1)
             if min_score is None or score >= min_score
         ]
@@ -257,8 +280,8 @@ class Retriever(Resource, ABC):
         with self._lock:
             self.ensure_open()
             self._check_loaded()
-            name = model_name(self.embedding_model)
-            write_index(Path(path), name, self._vectors(), self._records, self._parts)
+            name = completed(self.embedding_model).name
+            write_index(Path(path), name, self._vectors(), self._documents, self._rows)
 
     def load(self, path: str | Path) -> int:
         """Open a saved index in place of what is here.
@@ -274,17 +297,26 @@ class Retriever(Resource, ABC):
             ModelMismatchError: It was made with another embedding model.
         """
         self.ensure_open()
-        saved = read_index(Path(path), expected_model=model_name(self.embedding_model))
+        saved = read_index(Path(path), expected_model=completed(self.embedding_model).name)
         with self._lock:
             self.ensure_open()
             self._clear()
-            self._records, self._parts = saved.records, saved.parts
-            self._lexical = None
-            self._file = saved.file
-            if len(saved.records):
+            self._hold_nothing()
+            self._documents, self._rows, self._file = saved.documents, saved.rows, saved.file
+            if len(saved.documents):
                 self._append(saved.vectors)
             self._unchecked = saved
             return len(self)
+
+    def _release(self) -> None:
+        """Give up everything: documents, words, files, vectors; not the embedding model.
+
+        A subclass that overrides this, to give back in place what others may still refer to,
+        calls it too.
+        """
+        with self._lock:  # A search that is under way in another thread ends first.
+            self._clear()
+            self._hold_nothing()
 
     def _check_loaded(self) -> None:
         """Check the vectors of an opened index, once, before they are first used."""
@@ -295,23 +327,19 @@ class Retriever(Resource, ABC):
     def _new_ids(self, count: int) -> list[str]:
         names: list[str] = []
         while len(names) < count:
-            if self._records.row_of(str(self._next_id)) is None:
+            if self._documents.number_of(str(self._next_id)) is None:
                 names.append(str(self._next_id))
             self._next_id += 1
         return names
 
-    def _embed_queries(self, queries: Sequence[str]) -> Vectors:
-        embed_queries = getattr(self.embedding_model, "embed_queries", None)
-        if embed_queries is not None:
-            return normalized(embed_queries(list(queries)))
-        return normalized([self.embedding_model.embed_query(query) for query in queries])
-
     def _matching(self, where: Where) -> npt.NDArray[np.bool_]:
         matches = predicate(where)
-        return np.fromiter((matches(r.metadata) for r in self._records), bool, len(self))
+        return np.fromiter(
+            (matches(document.metadata) for document in self._documents), bool, len(self)
+        )
 
     def _name_of(self, row: int) -> str:
-        return self._records[int(self._parts.owners(np.asarray(row)))].id
+        return self._documents[int(self._rows.owners(np.asarray(row)))].id
 
     def _dimension(self) -> int:
         return int(self._vectors().shape[1])
@@ -350,9 +378,3 @@ class Retriever(Resource, ABC):
         Returns:
             Pairs of a query's number and a row: two arrays of one length, sorted by the query.
         """
-
-
-def model_name(embedding_model: Any) -> str:
-    """Name an embedding model, so that an index can say which one made it."""
-    name = getattr(embedding_model, "name", None)
-    return name if isinstance(name, str) else type(embedding_model).__name__

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rag_demo.corpus import Document, Skipped, read_source
-from rag_demo.docstrings import docstrings_of_file, opening_paragraph
+from rag_demo.corpus import Skipped, read_source
+from rag_demo.documents.docstrings import docstrings_of_file, opening_paragraph
+from rag_demo.documents.document import Document
+from rag_demo.documents.passages import cut
 from rag_demo.errors import SourceError
-from rag_demo.passages import chunks
 
 
 def read(source: str | Path) -> tuple[list[Document], Skipped]:
@@ -119,14 +120,14 @@ def test_unknown_kind_of_file(tmp_path: Path) -> None:
 def test_chunks_keep_offsets_and_headings() -> None:
     """Each passage says where it begins, and none is longer than a model reads."""
     text = "# One\n\n" + "word " * 500 + "\n\n## Two\n\nAnother passage that is short.\n"
-    parts = list(chunks(text))
-    assert len(parts) > 3
-    assert all(len(part.text) <= 900 for part in parts)
-    assert parts[0].heading == "One"
-    assert parts[-1].heading == "Two"
-    for part in parts:
-        assert text[part.start :].startswith(part.text[:20])
-        assert text[: part.stop].endswith(part.text[-20:])
+    passages = list(cut(text))
+    assert len(passages) > 3
+    assert all(len(passage.text) <= 900 for passage in passages)
+    assert passages[0].heading == "One"
+    assert passages[-1].heading == "Two"
+    for passage in passages:
+        assert text[passage.start :].startswith(passage.text[:20])
+        assert text[: passage.stop].endswith(passage.text[-20:])
 
 
 def test_docstrings_of_c_extensions() -> None:
@@ -141,12 +142,12 @@ def test_long_paragraphs_are_cut_after_sentences() -> None:
     """Where there are any; at a space, or within a word, otherwise. Nothing is lost."""
     sentence = 'He said: "This is a sentence of some length!" And so it was, at 3.5 per cent. '
     text = sentence * 40
-    parts = list(chunks(text))
-    assert len(parts) > 3
-    assert all(part.text.endswith(("cent.", 'length!"')) for part in parts)
-    assert all(text[part.start :].startswith(part.text) for part in parts)
-    assert "".join("".join(p.text.split()) for p in parts) == "".join(text.split())
+    passages = list(cut(text))
+    assert len(passages) > 3
+    assert all(passage.text.endswith(("cent.", 'length!"')) for passage in passages)
+    assert all(text[passage.start :].startswith(passage.text) for passage in passages)
+    assert "".join("".join(p.text.split()) for p in passages) == "".join(text.split())
     for text in ("word " * 600, "x" * 3000):
-        parts = list(chunks(text))
-        assert all(0 < len(part.text) <= 800 for part in parts)
-        assert "".join("".join(p.text.split()) for p in parts) == "".join(text.split())
+        passages = list(cut(text))
+        assert all(0 < len(passage.text) <= 800 for passage in passages)
+        assert "".join("".join(p.text.split()) for p in passages) == "".join(text.split())

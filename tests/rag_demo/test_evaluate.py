@@ -18,7 +18,8 @@ from ir_measures import RR, R, nDCG
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 from rag_demo.errors import SourceError
 from rag_demo.evaluate import Collection, evaluate, metrics_of, read_beir
-from rag_demo.lexical import LexicalIndex, fuse
+from rag_demo.searching.ranking import fuse
+from rag_demo.searching.words import WordIndex
 
 NAMES = [f"d{n}" for n in range(40)]
 
@@ -168,7 +169,7 @@ def test_fusion() -> None:
 
 def test_words_of_nothing() -> None:
     """Texts without a word that counts."""
-    assert len(LexicalIndex(["the", "", "?"]).search("the", 5, None)[0]) == 0
+    assert len(WordIndex(["the", "", "?"]).search("the", 5, None)[0]) == 0
 
 
 def test_command(tiny_model: Path, tmp_path: Path) -> None:

@@ -8,22 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rag_demo.documents.document import Document
 from rag_demo.errors import IndexFileError, ModelMismatchError
 from rag_demo.index import MANIFEST, _digest, read_index, write_index
-from rag_demo.index_files import lock
-from rag_demo.records import Record
+from rag_demo.storage.writing import lock
 
 VECTORS = np.eye(3, 5, dtype=np.float32)
-RECORDS = [
-    Record("a", "one", {"n": 1}),
-    Record("b", "two\nlines\u2028", {}),
-    Record("c", "three \U0001f600", {"s": "\u00e9"}),
+DOCUMENTS = [
+    Document("a", "one", {"n": 1}),
+    Document("b", "two\nlines\u2028", {}),
+    Document("c", "three \U0001f600", {"s": "\u00e9"}),
 ]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_index(tmp_path / "index", "letters", VECTORS, RECORDS)
+    write_index(tmp_path / "index", "letters", VECTORS, DOCUMENTS)
     return tmp_path / "index"
 
 
@@ -31,22 +31,22 @@ def test_round_trip(folder: Path) -> None:
     """What was written comes back, line separators and characters beyond the BMP included."""
     back = read_index(folder, expected_model="letters")
     assert np.array_equal(back.vectors, VECTORS)
-    assert list(back.records) == RECORDS
+    assert list(back.documents) == DOCUMENTS
 
 
 def test_saving_again_replaces(folder: Path) -> None:
     """A second save leaves exactly its own files; who has the first one open keeps it."""
     first = read_index(folder)
-    write_index(folder, "letters", VECTORS[:1], [Record("z", "last", {})])
-    assert [record.id for record in read_index(folder).records] == ["z"]
+    write_index(folder, "letters", VECTORS[:1], [Document("z", "last", {})])
+    assert [document.id for document in read_index(folder).documents] == ["z"]
     assert len(list(folder.iterdir())) == 5  # vectors, texts, checks, manifest, lock
-    assert list(first.records) == RECORDS
+    assert list(first.documents) == DOCUMENTS
 
 
 def test_empty_index(tmp_path: Path) -> None:
     """An index of nothing is an index."""
     write_index(tmp_path / "i", "m", np.empty((0, 0), np.float32), [])
-    assert len(read_index(tmp_path / "i").records) == 0
+    assert len(read_index(tmp_path / "i").documents) == 0
 
 
 def test_missing(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_vectors_of_strangers(tmp_path: Path) -> None:
     for row in (np.full(5, np.nan), np.full(5, np.inf), np.zeros(5), np.full(5, 9.0)):
         vectors = VECTORS.copy()
         vectors[1] = row
-        write_index(tmp_path / "i", "letters", vectors, RECORDS)
+        write_index(tmp_path / "i", "letters", vectors, DOCUMENTS)
         with pytest.raises(IndexFileError, match="not of length 1"):
             read_index(tmp_path / "i")
 
@@ -129,17 +129,17 @@ def test_large_index_is_checked_when_it_is_used(
 ) -> None:
     """Opening does not read it; what is used is checked, and what is damaged is not used."""
     monkeypatch.setattr("rag_demo.index._CHECKED_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr("rag_demo.index_files.BLOCK_BYTES", 128)
-    write_index(folder, "letters", VECTORS, RECORDS)
+    monkeypatch.setattr("rag_demo.storage.mapped_file.BLOCK_BYTES", 128)
+    write_index(folder, "letters", VECTORS, DOCUMENTS)
     (texts,), (vectors,) = folder.glob("texts-*"), folder.glob("vectors-*")
     for path in (texts, vectors):
         content = bytearray(path.read_bytes())
         content[-2] ^= 4
         path.write_bytes(content)
     index = read_index(folder)
-    assert index.records[0] == RECORDS[0]  # In a block that is whole.
+    assert index.documents[0] == DOCUMENTS[0]  # In a block that is whole.
     with pytest.raises(IndexFileError, match=f"{texts.name} is damaged"):
-        index.records[2]
+        index.documents[2]
     with pytest.raises(IndexFileError, match=f"{vectors.name} is damaged"):
         index.check_vectors()
 
@@ -147,9 +147,9 @@ def test_large_index_is_checked_when_it_is_used(
 def test_second_writer_is_refused(folder: Path) -> None:
     """Another process, or thread, that writes at the same time: one clear error, no harm."""
     with lock(folder), pytest.raises(IndexFileError, match="is being written by another process"):
-        write_index(folder, "letters", VECTORS, RECORDS)
-    assert list(read_index(folder).records) == RECORDS
-    write_index(folder, "letters", VECTORS, RECORDS)
+        write_index(folder, "letters", VECTORS, DOCUMENTS)
+    assert list(read_index(folder).documents) == DOCUMENTS
+    write_index(folder, "letters", VECTORS, DOCUMENTS)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000])
@@ -164,9 +164,9 @@ def test_foreign_folder_is_not_written_to(tmp_path: Path) -> None:
     """A folder with other files, and a file, are refused and stay as they are."""
     (tmp_path / "thesis.txt").write_text("do not touch")
     with pytest.raises(IndexFileError, match="holds other files"):
-        write_index(tmp_path, "m", VECTORS, RECORDS)
+        write_index(tmp_path, "m", VECTORS, DOCUMENTS)
     with pytest.raises(IndexFileError, match="is a file"):
-        write_index(tmp_path / "thesis.txt", "m", VECTORS, RECORDS)
+        write_index(tmp_path / "thesis.txt", "m", VECTORS, DOCUMENTS)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -176,14 +176,14 @@ def test_leftovers_of_a_killed_first_save(tmp_path: Path) -> None:
     folder.mkdir()
     for name in (".tmpA1b2C3", "vectors-0123abcd.safetensors", "manifest-0123abcd.tmp", "lock"):
         (folder / name).write_text("half")
-    write_index(folder, "m", VECTORS, RECORDS)
+    write_index(folder, "m", VECTORS, DOCUMENTS)
     assert len(list(folder.iterdir())) == 5
-    assert list(read_index(folder).records) == RECORDS
+    assert list(read_index(folder).documents) == DOCUMENTS
 
 
 def test_metadata_must_be_json(tmp_path: Path) -> None:
     """Nothing is written if the metadata cannot be."""
-    bad = [Record("a", "b", {"x": object()})]
+    bad = [Document("a", "b", {"x": object()})]
     with pytest.raises(IndexFileError, match="cannot be saved as JSON"):
         write_index(tmp_path / "index", "m", VECTORS[:1], bad)
     assert [path.name for path in (tmp_path / "index").iterdir()] == ["lock"]

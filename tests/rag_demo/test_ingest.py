@@ -16,11 +16,11 @@ import pytest
 
 from programs import IMPORT_PATH
 from rag_demo import PyTorchGPURetriever
-from rag_demo.corpus import Document
+from rag_demo.documents.document import Document
 from rag_demo.errors import IndexFileError
 from rag_demo.index import read_index
-from rag_demo.index_files import lock
 from rag_demo.ingest import BATCH, ingest
+from rag_demo.storage.writing import lock
 
 
 class Counting:
@@ -51,7 +51,7 @@ def documents(count: int, changed: int = -1) -> Iterator[Document]:
 def ids(folder: Path) -> list[str]:
     index = read_index(folder)
     index.check_vectors()
-    return [record.id for record in index.records]
+    return [document.id for document in index.documents]
 
 
 def test_only_what_changed_is_embedded_again(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_only_what_changed_is_embedded_again(tmp_path: Path) -> None:
     assert model.embedded == ["text 7 new", "text 100"]
     assert (done.embedded, done.reused, done.finished) == (2, 98, True)
     assert ids(tmp_path / "i") == [d.id for d in changed]
-    assert read_index(tmp_path / "i").records[3].metadata == {"n": "three"}
+    assert read_index(tmp_path / "i").documents[3].metadata == {"n": "three"}
     with PyTorchGPURetriever(Counting(), device="cpu") as retriever:
         retriever.load(tmp_path / "i")
         for text in ("text 7 new", "text 99", "text 100"):
@@ -90,7 +90,7 @@ def test_ctrl_c_keeps_what_was_not_reached(tmp_path: Path) -> None:
     ingest(documents(3 * BATCH), Counting(), tmp_path / "i")
     changed = (Document(d.id, d.text + "!", d.metadata) for d in documents(3 * BATCH))
     assert not ingest(changed, Counting(fail_at=BATCH), tmp_path / "i").finished
-    texts = {record.id: record.text for record in read_index(tmp_path / "i").records}
+    texts = {document.id: document.text for document in read_index(tmp_path / "i").documents}
     assert len(texts) == 3 * BATCH
     assert sum(text.endswith("!") for text in texts.values()) == BATCH
 
@@ -125,7 +125,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_ingest import Counting
-from rag_demo.corpus import Document
+from rag_demo.documents.document import Document
 from rag_demo.ingest import ingest
 from torch_utils import memory_snapshot
 import numpy as np, pathlib, resource

