@@ -285,6 +285,7 @@ REFUSED = {
     "parameters": (lambda m: m.parameters(), r"pass list\(...\) of it, or the model itself"),
     "named": (lambda m: {"p": m.named_parameters()}, r"dict\['p'\] \(a builtins.generator\)"),
     "generator": (generator, "read only once"),
+    "in a namespace": (lambda m: types.SimpleNamespace(p=iter([m])), r"SimpleNamespace.p \("),
     "iterator": (lambda m: iter([m]), "read only once"),
     "map": (lambda m: map(str, [m]), "read only once"),
     "zip": (lambda m: [zip([m], [m])], "read only once"),
@@ -368,6 +369,18 @@ def test_closers_in_objects() -> None:
     assert file.is_open
     release([file])
     assert not file.is_open
+
+
+def test_close_of_an_instance() -> None:
+    """A namespace, or a mock, may have a close of its own."""
+    from unittest.mock import MagicMock
+
+    closed: list[int] = []
+    mock = MagicMock()
+    mock.close = MagicMock()
+    release([types.SimpleNamespace(close=lambda: closed.append(1)), mock])
+    assert closed == [1]
+    assert mock.close.call_count == 1
 
 
 def test_emptied_before_the_scope_ends() -> None:
