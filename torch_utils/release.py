@@ -30,9 +30,11 @@ def release(
     """Give back what objects hold, in place; the caller's variables may live on.
 
     Takes modules (and what wraps one: SentenceTransformer, CrossEncoder, transformers models,
-    compiled modules), tensors, optimizers, faiss indexes, containers of these, and any object
-    with ``close()``. Afterwards a module, optimizer or index raises `ReleasedError` on every
-    use, and a tensor is empty. Weights and submodules that a live model shares stay as they are.
+    compiled modules), tensors, optimizers, faiss indexes, containers of these, any object with
+    ``close()``, and objects that hold these in their attributes (a pipeline, a cache, a dataclass);
+    docs/memory.md has the table. Finding out what to do runs none of their code.
+    Afterwards a module, optimizer or index raises `ReleasedError` on every use, and a tensor is
+    empty. Weights and submodules that a live model shares stay as they are.
 
     Errors out of the objects' own code are collected in the report and logged; only
     KeyboardInterrupt and its like go on to the caller, after everything else was released.
@@ -56,7 +58,8 @@ def release(
         What was freed and what is still held, measured.
 
     Raises:
-        TypeError: An object is of a kind that it does not know. Nothing was touched.
+        TypeError: An object is of a kind that it does not know, or a generator or iterator. Says
+            what to pass instead. Nothing was touched.
         ValueError: ``collect`` is none of the three.
     """
     try:

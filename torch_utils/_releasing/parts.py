@@ -56,6 +56,7 @@ def attributes_of(thing: Any) -> dict[str, Any]:
                 found[slot.__name__] = slot.__get__(thing)
             except AttributeError:
                 continue  # It is empty.
+        found.update(found.pop("__dict__", {}))  # Some classes of C's have it as a slot.
         if type(contents.get("__dict__")) is GetSetDescriptorType:
             found.update(contents["__dict__"].__get__(thing))
     return found

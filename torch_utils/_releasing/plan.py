@@ -125,7 +125,7 @@ class _Walk:
     def _look_at_named(self, step: _Step, kind: Kind) -> None:
         """Look at what the program named, by itself or in a container; it is never passed over."""
         thing = step.thing
-        if kind is Kind.CLOSABLE or (kind in _HOLDERS and _closes_itself(thing)):
+        if kind is Kind.CLOSABLE or (kind in _MAY_CLOSE and _closes_itself(thing)):
             if is_standard_stream(thing):
                 if step.is_argument:
                     raise refusals.unknown(thing, step.name, Kind.LEAF)
@@ -175,6 +175,7 @@ class _Walk:
 
 
 _HOLDERS = (Kind.OPAQUE, Kind.LIBRARY, Kind.DATASET, Kind.RECORD)
+_MAY_CLOSE = (*_HOLDERS, Kind.ONCE)
 _TARGET_OF: dict[Kind, Any] = {
     Kind.MODULE: ModuleTarget,
     Kind.TENSOR: TensorTarget,
