@@ -15,7 +15,7 @@ from torch_utils._releasing.closables import ClosableTarget
 from torch_utils._releasing.faiss_indexes import FaissTarget, is_index
 from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.optimizers import OptimizerTarget
-from torch_utils._releasing.sharing import find_shared
+from torch_utils._releasing.sharing import spare_shared
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tensors import TensorTarget
 from torch_utils._releasing.tombstone import is_released
@@ -39,9 +39,7 @@ def plan(objects: Sequence[Any]) -> list[Target]:
         targets.extend(_plan(thing, type(thing).__name__, seen))
     modules = [target for target in targets if isinstance(target, ModuleTarget)]
     if modules:
-        shared = find_shared([target.module for target in modules])
-        for target in modules:
-            target.shared = shared
+        spare_shared(modules)
     return targets
 
 
