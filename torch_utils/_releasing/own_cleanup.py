@@ -8,7 +8,7 @@ that an error is one step's error, and nothing that they raise keeps the weights
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from torch_utils._registry import REGISTRY
@@ -91,7 +91,7 @@ def _once(module: Any, method: str) -> Any:
     return once
 
 
-def own_cleanups(root: Any, spared: set[int], seen: set[tuple[int, str]]) -> list[OwnCleanup]:
+def own_cleanups(root: Any, spared: Set[int], seen: set[tuple[int, str]]) -> list[OwnCleanup]:
     """Plan what a tree of modules cleans up itself; each method of each module once."""
     known = {kind: _methods_of(kind) for kind in _kinds_in(root, spared)}
     found: list[OwnCleanup] = []
@@ -118,7 +118,7 @@ def _methods_of(kind: type) -> tuple[str, ...]:
     return tuple(n for n, m in found if m is not None and is_function(m) and not is_awaitable(m))
 
 
-def _kinds_in(root: Any, spared: set[int]) -> set[type]:
+def _kinds_in(root: Any, spared: Set[int]) -> set[type]:
     """Collect the classes of a tree's modules: one quick pass, for a tree may have thousands."""
     read = object.__getattribute__
     seen = {id(None), *spared}
@@ -135,7 +135,7 @@ def _kinds_in(root: Any, spared: set[int]) -> set[type]:
     return kinds
 
 
-def _parents_first(root: Any, spared: set[int]) -> list[Any]:
+def _parents_first(root: Any, spared: Set[int]) -> list[Any]:
     """List the modules of a tree so that everything that contains a module comes before it."""
     finished: list[Any] = []
     seen: set[int] = set()

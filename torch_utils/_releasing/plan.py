@@ -18,7 +18,7 @@ from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.optimizers import OptimizerTarget
 from torch_utils._releasing.own_cleanup import own_cleanups
 from torch_utils._releasing.parts import attributes_of, keys_of, parts_of
-from torch_utils._releasing.sharing import find_shared
+from torch_utils._releasing.sharing import spare_shared
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tensors import TensorTarget
 from torch_utils._releasing.tombstone import is_released
@@ -37,13 +37,13 @@ def plan(objects: Sequence[Any], *, again: bool = False) -> list[Target]:
     """
     found = _Walk(loaded_torch(), again).run(objects)
     modules = [target for target in found if isinstance(target, ModuleTarget)]
-    shared = find_shared([target.module for target in modules]) if modules else set()
+    if modules:
+        spare_shared(modules)
     targets: list[Target] = []
     cleaned: set[tuple[int, str]] = set()
     for target in found:
         if isinstance(target, ModuleTarget):
-            target.shared = shared
-            targets.extend(own_cleanups(target.module, shared, cleaned))
+            targets.extend(own_cleanups(target.module, target.shared, cleaned))
         targets.append(target)
     return targets
 

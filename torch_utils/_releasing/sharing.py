@@ -9,16 +9,17 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-from torch_utils._releasing.modules import children_of, tree_of
+from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.reading import DICT, MODULE, SEQUENCE, Kinds, contents_of
+from torch_utils._releasing.trees import References, Tree, children_of
 from torch_utils._runtime import loaded_torch
 
 _METHODS = (MethodType, partial)
 _LEVELS = 3  # of dictionaries and lists within each other, in another module's attributes
 
 
-def find_shared(roots: Sequence[Any]) -> set[int]:
-    """Find the submodules that a module outside these trees has too, by their ids.
+def spare_shared(targets: Sequence[ModuleTarget]) -> None:
+    """Find the submodules that a module outside these trees has too, to be left whole.
 
     A module has what is among its submodules, whatever mapping it keeps those in, and what lies
     in its attributes, or in dictionaries and lists there; a variable, a list or a hook does not
@@ -28,62 +29,38 @@ def find_shared(roots: Sequence[Any]) -> set[int]:
     heap is walked, once for all of them. What `gc.freeze` has put aside that walk does not see:
     then whoever else refers to a submodule is taken for a module.
     """
-    trees = _Trees(roots)
-    suspects = trees.with_other_references()
+    references = References()
+    for target in targets:
+        target.tree = Tree(target.module, references=references)
+    for target in targets:
+        references.counts[id(target.module)] = sys.maxsize  # Asked for by name: not spared.
+    suspects = _with_other_references(references)
     if not suspects:
-        return set()
-    shared = set(suspects) if gc.get_freeze_count() else _had_by_others(suspects, trees.own)
+        return
+    found = set(suspects) if gc.get_freeze_count() else _had_by_others(suspects, references.own)
     below: set[int] = set()
-    for key in shared:
-        below.update(map(id, tree_of(suspects[key], below)[1]))
-    return below - {id(root) for root in roots}
+    for key in found:
+        below.update(map(id, Tree(suspects[key], spared=below).modules))
+    below.difference_update([id(target.module) for target in targets])
+    for target in targets:
+        target.shared = below
 
 
-class _Trees:
-    """The modules of some trees: each once, and how many references to it are their own.
-
-    Attributes:
-        own: The ids of all modules, the roots among them.
-    """
-
-    def __init__(self, roots: Sequence[Any]) -> None:
-        self._modules: list[Any] = []
-        self._references: dict[int, int] = {}
-        self.own: set[int] = set()
-        for root in roots:
-            for module in tree_of(root, self.own)[1]:
-                self.own.add(id(module))
-                self._add_children(module)
-        for root in roots:
-            self._references[id(root)] = sys.maxsize  # Asked for by name: not spared.
-
-    def _add_children(self, module: Any) -> None:
-        contents = contents_of(module)
-        registry = contents.get("_modules")
-        # A shallow copy of a module has the very same dictionary.
-        own = 1 if sys.getrefcount(registry) <= _REFERENCES_TO_A_REGISTRY else -sys.maxsize
-        for child in children_of(module)[1]:
-            if id(child) not in self._references:
-                self._modules.append(child)
-            self._references[id(child)] = self._references.get(id(child), 0) + own
-
-    def with_other_references(self) -> dict[int, Any]:
-        """Choose the modules that something else may refer to, by their ids."""
-        chosen: dict[int, Any] = {}
-        for module in self._modules:
-            # Beside those in the trees: the list's, the loop's, and the argument.
-            if sys.getrefcount(module) > self._references[id(module)] + 3:
-                chosen[id(module)] = module
-        module = None
-        explained = _references_of_own_methods(chosen)
-        for key, count in explained.items():
-            # Now beside the list's the dictionary's, and the argument.
-            if sys.getrefcount(chosen[key]) <= self._references[key] + count + 3:
-                del chosen[key]
-        return chosen
-
-
-_REFERENCES_TO_A_REGISTRY = 3  # the module's, the variable's, and getrefcount's
+def _with_other_references(references: References) -> dict[int, Any]:
+    """Choose the modules that something else may refer to, by their ids."""
+    counts, listed = references.counts, references.listed
+    chosen: dict[int, Any] = {}
+    for module in references.children:
+        key = id(module)
+        # Beside those of the modules and the trees: the list's, the loop's, and the argument.
+        if sys.getrefcount(module) > counts[key] + listed.get(key, 0) + 3:
+            chosen[key] = module
+    module = None
+    for key, count in _references_of_own_methods(chosen).items():
+        # Now the list's, the dictionary's, and the argument.
+        if sys.getrefcount(chosen[key]) <= counts[key] + listed.get(key, 0) + count + 3:
+            del chosen[key]
+    return chosen
 
 
 def _references_of_own_methods(modules: dict[int, Any]) -> dict[int, int]:

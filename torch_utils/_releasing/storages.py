@@ -118,9 +118,15 @@ class Inventory:
         try:
             if reader.is_plain(tensor):
                 key = reader.address(tensor)
-                if key not in self._known:
-                    self._known.add(key)
-                    self._enter(reader.note(key), key, "host", owner, name, beyond)
+                if key in self._known:
+                    return
+                self._known.add(key)
+                noted = reader.note(key)
+                if noted[2] or not noted[1]:
+                    self._enter(Noted(*noted), key, "host", owner, name, beyond)
+                else:  # As nearly all are; thousands of calls more would be felt.
+                    notes = self._beyond if beyond else self._own
+                    notes.append(noted[0], key, noted[1], "host", owner, name)
                 return
         except NotImplementedError:
             pass  # A sparse tensor has several.

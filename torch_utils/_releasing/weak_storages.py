@@ -62,7 +62,7 @@ class StorageReader:
             self._rest = self.address(self._pair[1])
             tensor = _bytes_of_torch(torch, 3)
             key = self.address(tensor)
-            noted = self.note(key)
+            noted = Noted(*self.note(key))
             alone = torch._C._storage_Use_Count(key) == 1
             lives = not self.is_expired(noted.weak)
             del tensor
@@ -78,14 +78,18 @@ class StorageReader:
         """Whether a tensor's storage can be noted by its address."""
         return self._rest != 0 and type(tensor) in self.plain_kinds and tensor.is_cpu
 
-    def note(self, address: int) -> Noted:
-        """Note the storage of a plain tensor, which the caller keeps meanwhile."""
+    def note(self, address: int) -> tuple[int, int, bool, int]:
+        """Note the storage of a plain tensor, which the caller keeps meanwhile.
+
+        Returns:
+            The fields of `Noted`, as a plain tuple: a class would cost as much as the rest.
+        """
         scratch = self._pair[0]
         try:
             scratch._set_cdata(address)
             if scratch.resizable():
-                return Noted(scratch._weak_ref(), scratch.nbytes(), False, 0)
-            return Noted(scratch._weak_ref(), scratch.nbytes(), True, scratch.data_ptr())
+                return scratch._weak_ref(), scratch.nbytes(), False, 0
+            return scratch._weak_ref(), scratch.nbytes(), True, scratch.data_ptr()
         finally:
             scratch._set_cdata(self._rest)
 
