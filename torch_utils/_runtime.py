@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DEBUG = 10
 ERROR = 40
+_MODULE = type(sys)
 
 
 class Phase:
@@ -48,15 +49,24 @@ def is_shutting_down(
     return _phase.exiting or _is_finalizing()
 
 
-def loaded_torch(*, _modules: dict[str, ModuleType] = sys.modules) -> Any | None:
+def loaded_torch(
+    *, _modules: dict[str, ModuleType] = sys.modules, _module: type[ModuleType] = _MODULE
+) -> Any | None:
     """Return torch if the program has imported it completely, without importing it.
 
-    None when torch is missing, blocked (``sys.modules["torch"] = None``), still being
-    imported, or already swept away by a shutdown. Never raises.
+    None when torch is missing, blocked (``sys.modules["torch"] = None``), a lazy module whose
+    import has not happened (`importlib.util.LazyLoader`), still being imported, or already
+    swept away by a shutdown. Never raises.
     """
     torch = _modules.get("torch")
     if torch is None:
         return None
+    kind = type(torch)
+    if kind is not _module and issubclass(kind, _module):
+        # Any attribute of a lazy module would import it; this is the module's own dictionary.
+        contents = _module.__getattribute__(torch, "__dict__")
+        if kind.__name__ == "_LazyModule" or "Tensor" not in contents:
+            return None
     spec = getattr(torch, "__spec__", None)
     if getattr(spec, "_initializing", False):
         return None

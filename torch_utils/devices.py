@@ -63,15 +63,13 @@ class Backend:
 def _cuda_is_available(torch: Any) -> bool:
     """Ask without cuInit, which would leave every later fork without CUDA (vllm#32611).
 
-    With this variable torch asks NVML instead, and itself where there is no NVML.
+    `torch.cuda.device_count` asks NVML, and the driver only where there is no NVML. It is what
+    `torch.cuda.is_available` does with PYTORCH_NVML_BASED_CUDA_CHECK=1, without a change to the
+    environment that other threads would see. A program that has set the variable has decided.
     """
-    if _NVML_CHECK in os.environ or getattr(torch.version, "cuda", None) is None:
+    if _NVML_CHECK in os.environ:
         return bool(torch.cuda.is_available())
-    os.environ[_NVML_CHECK] = "1"
-    try:
-        return bool(torch.cuda.is_available())
-    finally:
-        os.environ.pop(_NVML_CHECK, None)
+    return int(torch.cuda.device_count()) > 0
 
 
 def _contexts(module: Any, has_context: Callable[[int], bool] | None) -> list[int]:

@@ -8,6 +8,7 @@ other devices.
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,8 +104,9 @@ def measure(
 def measuring(device: Any = None) -> Iterator[Measurement]:
     """Measure a block; the `Measurement` is filled when the block has ended.
 
-    On the CPU of Linux the system's mark of the process's highest resident size is reset: what
-    reads VmHWM or ``ru_maxrss`` afterwards sees the highest since then.
+    Blocks may be nested and may overlap in several threads: each has its own peak. On the CPU of
+    Linux the system's mark of the process's highest resident size is reset: what reads VmHWM or
+    ``ru_maxrss`` afterwards sees the highest since then.
 
     Args:
         device: As in `measure`.
@@ -129,25 +131,64 @@ def _device_name(torch: Any, device: Any) -> str:
     return "cpu"
 
 
+class _Mark:
+    """A high-water mark that one measurement has reset, and its peak as far as that is known."""
+
+    def __init__(self, owner: Any, read: Callable[[], int], reset: Callable[[], Any]) -> None:
+        self._owner = owner  # Whose mark it is: "host", or a device.
+        self._read = read
+        self._highest = 0
+        # There is one mark for all: whoever resets it tells those who have done so before.
+        with _LOCK:
+            self._tell_all()
+            reset()
+            _MARKS.append(self)
+
+    def peak(self) -> int:
+        """Return the highest since the mark was reset, whoever has reset it meanwhile."""
+        with _LOCK:
+            self._tell_all()
+        return self._highest
+
+    def forget(self) -> None:
+        """Take part no longer."""
+        with _LOCK:
+            _MARKS.remove(self)
+
+    def _tell_all(self) -> None:
+        others = [mark for mark in _MARKS if mark._owner == self._owner]
+        if others:
+            highest = self._read()
+            for mark in others:
+                mark._highest = max(mark._highest, highest)
+
+
+_LOCK = threading.Lock()
+_MARKS: list[_Mark] = []
+
+
 def _on_host(result: Measurement) -> Iterator[Measurement]:
-    marked = _reset_high_water_mark()
-    before = memory_snapshot().host.rss_bytes
-    started = time.perf_counter()
-    yield result
-    seconds = time.perf_counter() - started
-    result.host_s.append(seconds)
-    result.device_s.append(seconds)
-    peak = _high_water_mark() if marked else memory_snapshot().host.rss_bytes
-    result.peak_bytes = max(peak - before, 0)
-
-
-def _reset_high_water_mark() -> bool:
-    """Make Linux forget the highest resident size so far (proc(5), clear_refs)."""
     try:
-        Path("/proc/self/clear_refs").write_bytes(b"5")
+        mark = _Mark("host", _high_water_mark, _reset_high_water_mark)
     except OSError:
-        return False
-    return True
+        mark = None
+    try:
+        before = memory_snapshot().host.rss_bytes
+        started = time.perf_counter()
+        yield result
+        seconds = time.perf_counter() - started
+        result.host_s.append(seconds)
+        result.device_s.append(seconds)
+        peak = mark.peak() if mark is not None else memory_snapshot().host.rss_bytes
+        result.peak_bytes = max(peak - before, 0)
+    finally:
+        if mark is not None:
+            mark.forget()
+
+
+def _reset_high_water_mark() -> None:
+    """Make Linux forget the highest resident size so far (proc(5), clear_refs)."""
+    Path("/proc/self/clear_refs").write_bytes(b"5")
 
 
 def _high_water_mark() -> int:
@@ -159,26 +200,36 @@ def _on_cuda(torch: Any, result: Measurement) -> Iterator[Measurement]:
     cuda = torch.cuda
     with cuda.device(result.device):
         cuda.synchronize()  # What was launched earlier is not this block's work.
-        cuda.reset_peak_memory_stats()
+        device = ("cuda", cuda.current_device())
+        mark = _Mark(device, cuda.max_memory_allocated, cuda.reset_peak_memory_stats)
         begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
         started = time.perf_counter()
         begin.record()
-    yield result
-    with cuda.device(result.device):
-        end.record()
-        end.synchronize()
-        result.host_s.append(time.perf_counter() - started)
-        result.device_s.append(begin.elapsed_time(end) / 1e3)
-        result.peak_bytes = cuda.max_memory_allocated()
+    try:
+        yield result
+        with cuda.device(result.device):
+            end.record()
+            end.synchronize()
+            result.host_s.append(time.perf_counter() - started)
+            result.device_s.append(begin.elapsed_time(end) / 1e3)
+            result.peak_bytes = mark.peak()
+    finally:
+        mark.forget()
 
 
 def _with_synchronisation(module: Any, result: Measurement) -> Iterator[Measurement]:
+    read = getattr(module, "max_memory_allocated", None)
+    reset = getattr(module, "reset_peak_memory_stats", None)
     module.synchronize()
-    started = time.perf_counter()
-    yield result
-    module.synchronize()
-    seconds = time.perf_counter() - started
-    result.host_s.append(seconds)
-    result.device_s.append(seconds)
-    peak = getattr(module, "max_memory_allocated", None)
-    result.peak_bytes = peak() if peak is not None else 0
+    mark = _Mark(result.device, read, reset) if read is not None and reset is not None else None
+    try:
+        started = time.perf_counter()
+        yield result
+        module.synchronize()
+        seconds = time.perf_counter() - started
+        result.host_s.append(seconds)
+        result.device_s.append(seconds)
+        result.peak_bytes = mark.peak() if mark is not None else 0
+    finally:
+        if mark is not None:
+            mark.forget()

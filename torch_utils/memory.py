@@ -129,6 +129,7 @@ def safe_cuda_empty_cache(
     *,
     _modules: dict[str, ModuleType] = sys.modules,
     _down: Callable[[], bool] = is_shutting_down,
+    _loaded: Callable[..., Any] = loaded_torch,
 ) -> bool:
     """Return the CUDA allocator's unused memory to the driver, where there is any.
 
@@ -143,7 +144,7 @@ def safe_cuda_empty_cache(
     Returns:
         True if a cache was emptied.
     """
-    torch: Any = _modules.get("torch")
+    torch = _loaded(_modules=_modules)
     try:
         if torch is None or _down() or not torch.cuda.is_initialized():
             return False

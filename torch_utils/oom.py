@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
+
+from torch_utils._frames import has_ended
+from torch_utils._runtime import loaded_torch
 
 __all__ = ["clear_exception_frames", "is_out_of_memory"]
 
@@ -21,14 +25,44 @@ _RUNTIME_MESSAGES = (
     "CUFFT_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "std::bad_alloc",
+    # ENOMEM, as torch words it when shared memory or a file cannot be mapped.
+    f"Cannot allocate memory ({errno.ENOMEM})",
 )
 
 
-def walk_chain(error: BaseException) -> Iterator[BaseException]:
+class Handled:
+    """The exceptions that are being handled at one moment, and all that hangs on them.
+
+    What is raised while an exception is handled gets that one as its context, however little
+    the two have to do with each other: this tells the older ones apart.
+    """
+
+    def __init__(self) -> None:
+        current = sys.exc_info()[1]
+        self._older = list(walk_chain(current)) if current is not None else []
+
+    def __contains__(self, error: object) -> bool:
+        return any(error is older for older in self._older)
+
+    def is_out_of_memory(self, exc: BaseException) -> bool:
+        """Say whether memory ran out in what was raised since: contexts from before do not count.
+
+        A cause does, however old: who raises an error ``from`` another says that it was that.
+        """
+        return exc not in self and any(map(_says_out_of_memory, walk_chain(exc, self)))
+
+    def clear_frames(self, exc: BaseException) -> int:
+        """Let go of the local variables of what was raised since; see `clear_exception_frames`."""
+        newer = (error for error in walk_chain(exc, self) if error not in self)
+        return sum(map(_clear_frames_of, newer))
+
+
+def walk_chain(error: BaseException, handled: Handled | None = None) -> Iterator[BaseException]:
     """Yield an exception and all that hangs on it: causes, contexts, members of groups.
 
     Each once, also where they form a cycle. Both branches are followed: ``__cause__`` does not
-    replace ``__context__``, which stays alive beside it.
+    replace ``__context__``, which stays alive beside it. Contexts that were being handled
+    before are left out.
     """
     seen: set[int] = set()
     pending: list[Any] = [error]
@@ -38,10 +72,19 @@ def walk_chain(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(current))
         yield current
-        pending += (current.__cause__, current.__context__)
-        members = getattr(current, "exceptions", None)
-        if isinstance(members, (tuple, list)):
-            pending += members
+        pending.append(current.__cause__)
+        if handled is None or current.__context__ not in handled:
+            pending.append(current.__context__)
+        pending += _members(current)
+
+
+def _members(error: BaseException) -> list[Any]:
+    try:
+        members = getattr(error, "exceptions", None)
+    except Exception:
+        # No group, but a class with a property of that name, which may raise what it likes.
+        return []
+    return list(members) if isinstance(members, (tuple, list)) else []
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
@@ -49,14 +92,13 @@ def is_out_of_memory(exc: BaseException) -> bool:
 
     Looks through causes, contexts and groups. Imports nothing.
     """
-    return any(_says_out_of_memory(error) for error in walk_chain(exc))
+    return any(map(_says_out_of_memory, walk_chain(exc)))
 
 
 def _says_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):  # numpy's _ArrayMemoryError derives from it.
         return True
-    torch: Any = sys.modules.get("torch")
-    kind = getattr(torch, "OutOfMemoryError", None)
+    kind = getattr(loaded_torch(), "OutOfMemoryError", None)
     if isinstance(kind, type) and isinstance(error, kind):
         return True
     if isinstance(error, OSError):
@@ -70,20 +112,32 @@ def _says_out_of_memory(error: BaseException) -> bool:
 def clear_exception_frames(exc: BaseException) -> int:
     """Let go of the local variables in every frame that an exception keeps alive.
 
-    Follows causes, contexts and groups. Frames that are still running are left alone. The
-    traceback prints as before: it needs the code and the lines, not the variables.
+    Follows causes, contexts and groups. Frames that are still running are left alone, and so
+    are those of generators and coroutines that go on after they have handled the exception;
+    in Python 3.10 without ctypes (which comes with torch) those of all generators and
+    coroutines. The traceback prints as before: it needs the code and the lines, not the
+    variables. Safe from any thread.
 
     Returns:
         How many frames were cleared.
     """
+    return sum(map(_clear_frames_of, walk_chain(exc)))
+
+
+def _clear_frames_of(error: BaseException) -> int:
     cleared = 0
-    for error in walk_chain(exc):
-        traceback = error.__traceback__
-        while traceback is not None:
-            try:
-                traceback.tb_frame.clear()
-                cleared += 1
-            except RuntimeError:  # It is still running.
-                pass
-            traceback = traceback.tb_next
+    traceback = error.__traceback__
+    while traceback is not None:
+        cleared += _clear(traceback.tb_frame)
+        traceback = traceback.tb_next
     return cleared
+
+
+def _clear(frame: FrameType) -> bool:
+    if not has_ended(frame):
+        return False
+    try:
+        frame.clear()
+    except RuntimeError:  # It is still running, or from Python 3.13 on suspended.
+        return False
+    return True

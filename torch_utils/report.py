@@ -51,12 +51,14 @@ class CleanupReport:
         freed_bytes: Bytes of storages that existed before and do not any more, by "host" and
             by device ("cuda:0"). Counted from the storages themselves.
         still_held: The storages that were given up but live on, the largest first.
-        errors: What the steps of the cleanup raised; every step ran all the same.
+        errors: What the steps of the cleanup raised; every step ran all the same. The variables
+            of the frames in their tracebacks are cleared: a report keeps no memory.
         duration_s: Seconds from the first step to the last.
         before: Memory before the first step, as the operating system and the device
             allocators count it.
         after: The same after the last step.
-        skipped: Why less than everything was done ("the program is ending"), or empty.
+        skipped: Why objects were only closed, and no memory was taken or counted ("the program
+            is ending"), or empty.
     """
 
     freed_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class CleanupReport:
 
     def __str__(self) -> str:
         if self.skipped:
-            return f"nothing released: {self.skipped}"
+            return "; ".join([f"only closed, nothing counted: {self.skipped}", *self._failures()])
         freed = ", ".join(f"{format_bytes(n)} on {d}" for d, n in self.freed_bytes.items() if n)
         parts = [f"freed {freed or 'nothing'} in {self.duration_s * 1e3:.1f} ms"]
         before, after = self.before.host, self.after.host
@@ -99,8 +101,10 @@ class CleanupReport:
             first, others = self.still_held[0], len(self.still_held) - 1
             more = f" and {others} more" if others else ""
             parts.append(f"still held: {format_bytes(self.still_held_bytes)}: {first}{more}")
-        if self.errors:
-            first_error = self.errors[0]
-            count = len(self.errors)
-            parts.append(f"{count} error{'s' * (count > 1)}, the first: {first_error!r}")
-        return "; ".join(parts)
+        return "; ".join([*parts, *self._failures()])
+
+    def _failures(self) -> list[str]:
+        if not self.errors:
+            return []
+        count = len(self.errors)
+        return [f"{count} error{'s' * (count > 1)}, the first: {self.errors[0]!r}"]

@@ -106,19 +106,31 @@ def test_uninitialised_cuda_is_not_touched(fake: types.SimpleNamespace) -> None:
     assert get_device_info()["current_device"] is None
 
 
-def test_check_does_not_poison_a_later_fork(fake: types.SimpleNamespace) -> None:
-    """torch is asked through NVML, and the environment is as it was afterwards."""
-    seen: list[str | None] = []
-    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+def test_check_does_not_poison_a_later_fork(
+    fake: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch is asked in the way that asks NVML, and the environment is never changed."""
+    asked: list[str] = []
+    fake.cuda.is_available = lambda: bool(asked.append("is_available"))
+    fake.cuda.device_count = lambda: asked.append("device_count") or 2
 
-    def is_available() -> bool:
-        seen.append(os.environ.get(name))
-        return True
+    class Environment(dict[str, str]):
+        def __setitem__(self, name: str, value: str) -> None:
+            raise AssertionError("other threads would see this")
 
-    fake.cuda.is_available = is_available
-    assert is_cuda_available()
-    assert seen == ["1"]
-    assert name not in os.environ
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", Environment())
+        assert is_cuda_available()
+    assert asked == ["device_count"]
+
+
+def test_the_programs_choice_of_check_stands(
+    fake: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the program has set torch's variable, torch is asked as it says."""
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
+    fake.cuda.is_available = lambda: False
+    assert is_cuda_available() is False
 
 
 def raising(*args: object) -> Any:
@@ -164,7 +176,7 @@ def test_this_machine() -> None:
 
 def test_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     """No backend hides another: without CUDA, XPU and then MPS are found."""
-    fake = stand_in(is_available=lambda: False, is_initialized=lambda: False)
+    fake = stand_in(device_count=lambda: 0, is_initialized=lambda: False)
     fake.xpu = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "torch", fake)
     assert get_optimal_device() == "xpu"

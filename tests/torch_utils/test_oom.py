@@ -9,7 +9,15 @@ import traceback
 import pytest
 import torch
 
-from torch_utils import SafePyTorchCleanup, clear_exception_frames, is_out_of_memory
+from hazards.pythons import other_pythons
+from programs import assert_clean, run
+from torch_utils import (
+    CleanupReport,
+    SafePyTorchCleanup,
+    clear_exception_frames,
+    is_out_of_memory,
+    release,
+)
 
 
 def chained(inner: BaseException, how: str) -> BaseException:
@@ -30,6 +38,9 @@ SHAPES = {
     "MemoryError": MemoryError(),
     "bad_alloc": RuntimeError("std::bad_alloc"),
     "ENOMEM": OSError(errno.ENOMEM, "Cannot allocate memory"),
+    "shared memory": RuntimeError(
+        "unable to mmap 4000 bytes from file </torch_1_2_3>: Cannot allocate memory (12)"
+    ),
     "several arguments": RuntimeError("failed", "CUDA out of memory"),
     "cause": chained(MemoryError(), "cause"),
     "context": chained(MemoryError(), "context"),
@@ -66,6 +77,7 @@ LOOK_ALIKES = [
     RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"),
     RuntimeError("expected memory format"),
     OSError(errno.ENOSPC, "No space left on device"),
+    RuntimeError("unable to mmap 4 bytes from file </torch_1_2>: Permission denied (13)"),
     OSError("memory"),
     TimeoutError("memory"),
     RuntimeError(),
@@ -140,3 +152,142 @@ def test_scope_clears_frames_after_out_of_memory() -> None:
     with pytest.raises(MemoryError) as caught, scope:
         fail_with_tensor()
     assert caught.value.args[0].expired()
+
+
+# Runs on every Python that is found; none of it needs torch.
+SURVIVORS = """
+import asyncio, ctypes, sys, weakref
+from torch_utils import clear_exception_frames
+clear = {clear}
+
+class Big: pass
+
+def fail():
+    big = Big()
+    FAILED.append(weakref.ref(big))
+    raise MemoryError
+
+def numbers():
+    kept = "kept"
+    try:
+        fail()
+    except MemoryError as error:
+        caught.append(error)
+    yield kept
+    yield kept * 2
+
+async def answer():
+    kept = "kept"
+    try:
+        fail()
+    except MemoryError as error:
+        caught.append(error)
+    await asyncio.sleep(0)
+    return kept
+
+async def stream():
+    kept = "kept"
+    try:
+        fail()
+    except MemoryError as error:
+        caught.append(error)
+    yield kept
+    yield kept * 2
+
+FAILED, caught = [], []
+generator = numbers()
+assert next(generator) == "kept"
+assert clear(caught.pop()) >= 1
+assert FAILED.pop()() is None
+assert list(generator) == ["keptkept"], "the generator is dead"
+
+coroutine = answer()
+coroutine.send(None)
+assert clear(caught.pop()) >= 1
+try:
+    coroutine.send(None)
+except StopIteration as stop:
+    assert stop.value == "kept"
+
+async def main():
+    items = stream()
+    assert await anext(items) == "kept"
+    clear(caught.pop())
+    assert [item async for item in items] == ["keptkept"]
+asyncio.run(main())
+
+# What has ended by the exception lets go of everything, generators and coroutines too.
+def ending():
+    big = Big()
+    FAILED.append(weakref.ref(big))
+    yield
+    fail()
+
+async def awaiting():
+    big = Big()
+    FAILED.append(weakref.ref(big))
+    await asyncio.sleep(0)
+    fail()
+
+for run in (lambda: list(ending()), lambda: asyncio.run(awaiting())):
+    FAILED.clear()
+    try:
+        run()
+    except MemoryError as error:
+        assert FAILED[0]() is not None
+        clear(error)
+        assert [reference() for reference in FAILED] == [None, None]
+"""
+
+CLEAR_EVERYTHING = """
+import traceback
+def clear(error):
+    traceback.clear_frames(error.__traceback__)
+    return 1
+"""
+
+
+@pytest.mark.parametrize("version", ["this", "3.10", "3.11", "3.12", "3.13"])
+def test_what_lives_on_is_not_cleared(version: str) -> None:
+    """A generator or coroutine that has handled the error goes on; what has ended is cleared."""
+    python = sys.executable if version == "this" else other_pythons().get(version)
+    if python is None:
+        pytest.skip(f"Python {version} is not installed, or is this one")
+    assert_clean(run(SURVIVORS.replace("{clear}", "clear_exception_frames"), python=python))
+
+
+def test_clearing_every_frame_kills_what_lives_on() -> None:
+    """Negative control: the standard library's helper closes the generator before Python 3.13."""
+    program = SURVIVORS.replace("clear = {clear}", CLEAR_EVERYTHING)
+    if sys.version_info >= (3, 13):
+        assert_clean(run(program))
+    else:
+        assert "the generator is dead" in run(program).stderr
+
+
+def test_errors_of_a_report_keep_nothing_alive() -> None:
+    """A report may be kept; what was in the frames of the errors that it lists is gone."""
+
+    class Failing:
+        def close(self) -> None:
+            fail_with_tensor()
+
+    (error,) = release(Failing()).errors
+    assert isinstance(error, MemoryError)
+    assert error.args[0].expired()
+    assert "fail_with_tensor" in "".join(traceback.format_exception(error))
+
+
+def test_what_is_handled_while_releasing_keeps_its_frames() -> None:
+    """The exception that the program is handling is the program's, though it is the context."""
+
+    class Failing:
+        def close(self) -> None:
+            raise ValueError("close")
+
+    try:
+        fail_with_tensor()
+    except MemoryError as handled:
+        report: CleanupReport = release(Failing())
+        assert report.errors[0].__context__ is handled
+        assert not handled.args[0].expired()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from programs import run
 from torch_utils import CleanupReport, HostMemory, MemorySnapshot, StillHeld
 from torch_utils.report import format_bytes
 
@@ -50,3 +51,26 @@ def test_line_says_everything() -> None:
     assert report.still_held_bytes == 3001
     with pytest.raises(AttributeError):
         report.duration_s = 1.0  # type: ignore[misc]
+
+
+def test_at_exit_closers_that_ran_are_not_denied() -> None:
+    """Where only closers run, the line does not say that nothing happened, and has the errors."""
+    report = CleanupReport(errors=(ValueError("x"),), skipped="the program is ending")
+    assert str(report) == (
+        "only closed, nothing counted: the program is ending; 1 error, the first: ValueError('x')"
+    )
+    program = """
+    import atexit, torch_utils
+    class Failing:
+        def close(self):
+            print("closed")
+            raise ValueError("from close")
+    def late():
+        print(torch_utils.release(Failing()))
+    atexit.register(late)
+    import torch_utils.release
+    """
+    result = run(program)
+    assert result.stdout.startswith("closed\n")
+    assert "ValueError('from close')" in result.stdout, str(result)
+    assert "nothing released" not in result.stdout

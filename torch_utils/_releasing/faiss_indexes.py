@@ -55,8 +55,8 @@ def _code_bytes(index: Any) -> int:
 
 def _refuse_in_use(index: Any, name: str) -> None:
     """Raise if a part of the program would crash when the index went."""
-    with Frames(__name__.partition(".")[0]) as frames:
-        users = {id(value) for value, _ in frames.arguments_of("faiss")}
+    frames = Frames(__name__.partition(".")[0])
+    users = {id(value) for value, _ in frames.arguments_of("faiss")}
     if id(index) in users:
         raise RuntimeError(f"this {name} is being used by another thread and was not released")
     for referrer in gc.get_referrers(index):

@@ -1,6 +1,8 @@
 """References: where the program's variables are, and where an object leads to.
 
-Like `gc.get_referents`, but by name, and a bounded number at a time.
+Like `gc.get_referents`, but by name, and a bounded number at a time. Nothing here runs code of
+the program or changes what it has: no iteration, hash, comparison, attribute or representation
+that a class of the program could define. What only such code could tell is not found.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ import gc
 import sys
 from collections import deque
 from collections.abc import Iterator
-from inspect import CO_OPTIMIZED
 from itertools import islice
 from types import (
+    AsyncGeneratorType,
     BuiltinFunctionType,
     CellType,
     CodeType,
@@ -25,58 +27,84 @@ from types import (
 )
 from typing import Any
 
+from torch_utils._frames import variables_of
+
 Reference = tuple[Any, str]  # an object, and what reports call whoever refers to it
 
-# What leads nowhere, or everywhere.
+# What leads nowhere, or everywhere: by identity, for a class may define how it is hashed.
 LEAVES = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(...)}
-    | {type, ModuleType, CodeType, BuiltinFunctionType, type(int.__add__), type(str.join)}
+    map(
+        id,
+        (
+            *(type(None), bool, int, float, complex, str, bytes, bytearray, range, slice),
+            *(type(...), type, ModuleType, CodeType, BuiltinFunctionType),
+            *(type(int.__add__), type(str.join)),
+        ),
+    )
 )
 _MOST = 10_000  # entries of one container that are looked at
-_SNAPSHOT_REFERENCES = 3  # the frame's, ours, and the argument of getrefcount
+_NAMED = ("another module", "an optimizer")  # holders whose name covers what they consist of
+_TRANSPARENT = (CellType, MethodType, BaseException)  # whoever refers to one is the holder
+_SUSPENDABLE = (GeneratorType, CoroutineType, AsyncGeneratorType)
+# How to iterate over a container, and over an instance of a subclass without asking that.
+_CONTAINERS: tuple[tuple[Any, Any], ...] = (
+    (dict, dict.values),
+    *((kind, kind.__iter__) for kind in (list, tuple, set, frozenset, deque)),
+)
+# A metaclass may define these; its classes have the ones of `type` all the same.
+_name_of = type.__dict__["__name__"].__get__
+contents_of_class = type.__dict__["__dict__"].__get__
+
+
+def name_of(kind: type) -> str:
+    """Return a class's name, as a plain string."""
+    return str.__str__(_name_of(kind))
+
+
+def package_of(kind: type) -> str:
+    """Return the package that a class says it is from, or an empty string."""
+    module = contents_of_class(kind).get("__module__")
+    return module.partition(".")[0] if type(module) is str else ""
+
+
+def contents_of_module(name: str) -> dict[str, Any]:
+    """Return the variables of a module that is loaded; empty for one that is lazy or missing."""
+    module = sys.modules.get(name)
+    return vars(module) if type(module) is ModuleType else {}
 
 
 class Frames:
-    """The frames of all threads, without those of one package.
-
-    Reading a function's variables makes Python below 3.13 keep a copy of them with the frame,
-    and so everything that they refer to, until the function ends. So the copies that nobody
-    else uses are emptied in the end.
-    """
+    """The frames of all threads, without those of one package."""
 
     def __init__(self, without_package: str) -> None:
-        self._package = without_package
         self._frames: list[FrameType] = []
-        self._snapshots: list[dict[str, Any]] = []
-
-    def __enter__(self) -> Frames:
         for top in sys._current_frames().values():
             frame: FrameType | None = top
             while frame is not None:
-                module = frame.f_globals.get("__name__") or ""
-                if module.partition(".")[0] != self._package:
+                module = dict.get(frame.f_globals, "__name__")
+                if type(module) is not str or module.partition(".")[0] != without_package:
                     self._frames.append(frame)
                 frame = frame.f_back
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        while self._snapshots:
-            snapshot = self._snapshots.pop()
-            if sys.getrefcount(snapshot) <= _SNAPSHOT_REFERENCES:
-                snapshot.clear()
-        self._frames.clear()
 
     def variables(self) -> Iterator[Reference]:
         """Yield the values of the functions' variables."""
         for frame in self._frames:
-            if frame.f_code.co_flags & CO_OPTIMIZED:
-                yield from self._read(frame, "the variable {!r} of {}()")
+            # A name, like any string that the program can set, may be of a class of its own.
+            function = str.__str__(frame.f_code.co_name)
+            for name, value in variables_of(frame):
+                yield value, f"the variable {str.__str__(name)!r} of {function}()"
 
     def arguments_of(self, package: str) -> Iterator[Reference]:
-        """Yield the values of the variables of one package's functions."""
+        """Yield the values of the variables of one package's functions.
+
+        Those of a library, not the program's: where they can be had only as a copy that stays
+        with the frame, they are had so.
+        """
         for frame in self._frames:
-            if (frame.f_globals.get("__name__") or "").partition(".")[0] == package:
-                yield from self._read(frame, "the variable {!r} of {}()")
+            module = dict.get(frame.f_globals, "__name__")
+            if type(module) is str and module.partition(".")[0] == package:
+                for name, value in variables_of(frame) or list(frame.f_locals.items()):
+                    yield value, f"the variable {name!r} of {frame.f_code.co_name}()"
 
     def globals(self) -> Iterator[Reference]:
         """Yield the values of the global variables of the modules that are running."""
@@ -85,15 +113,7 @@ class Frames:
             if id(frame.f_globals) not in seen:
                 seen.add(id(frame.f_globals))
                 yield from _globals(frame.f_globals)
-        last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        yield last, "sys.last_value"
-
-    def _read(self, frame: FrameType, name: str) -> Iterator[Reference]:
-        variables = frame.f_locals
-        if type(variables) is dict:
-            self._snapshots.append(variables)
-        for variable, value in list(variables.items()):
-            yield value, name.format(variable, frame.f_code.co_name)
+        yield vars(sys).get("last_exc") or vars(sys).get("last_value"), "sys.last_value"
 
 
 def globals_of_all_modules() -> Iterator[Reference]:
@@ -104,64 +124,76 @@ def globals_of_all_modules() -> Iterator[Reference]:
 
 
 def _globals(variables: dict[str, Any]) -> Iterator[Reference]:
-    module = variables.get("__name__")
-    for variable, value in list(variables.items()):
-        if not variable.startswith("__"):
-            yield value, f"the variable {variable!r} of module {module}"
+    module = dict.get(variables, "__name__")
+    where = f"module {module}" if type(module) is str else "a module"
+    for variable, value in list(dict.items(variables)):
+        if type(variable) is str and not variable.startswith("__"):
+            yield value, f"the variable {variable!r} of {where}"
 
 
 def follow(thing: Any, kind: type, holder: str) -> Iterator[Reference]:
     """Yield what an object refers to, each with the name of its holder."""
-    if issubclass(kind, dict):
-        yield from ((value, holder) for value in islice(dict.values(thing), _MOST))
-    elif issubclass(kind, (list, tuple, set, frozenset, deque)):
-        yield from ((value, holder) for value in islice(thing, _MOST))
-    elif issubclass(kind, BaseException):
-        yield from _of_exception(thing, holder)
-    elif issubclass(kind, TracebackType):
+    # `issubclass` of the exact type asks nobody: the second argument is never the program's.
+    for base, iterate in _CONTAINERS:
+        if issubclass(kind, base):
+            yield from _of_container(thing, kind, holder, base, iterate)
+            return
+    if issubclass(kind, TracebackType):
         yield from _of_traceback(thing)
     elif issubclass(kind, FrameType):
-        yield from _of_frame(thing)
-    elif issubclass(kind, (GeneratorType, CoroutineType)):
-        for referent in gc.get_referents(thing):  # Its frame would not tell what it refers to.
-            yield referent, f"the suspended {thing.__qualname__}()"
+        yield from _of_frame(thing, _ended(thing))
+    elif issubclass(kind, _SUSPENDABLE):
+        yield from _of_suspended(thing)
     elif issubclass(kind, FunctionType):
-        for cell in thing.__closure__ or ():
-            yield cell, f"a closure ({thing.__qualname__})"
-        yield from ((value, f"a default of {thing.__qualname__}()") for value in _defaults(thing))
-        yield thing.__dict__, holder
-    elif issubclass(kind, CellType):
-        yield thing.cell_contents, holder
-    elif issubclass(kind, MethodType):
-        yield thing.__self__, holder
+        yield from _of_function(thing, holder)
     elif issubclass(kind, type):
         yield from _of_class(thing)
     else:
         yield from _of_instance(thing, kind, holder)
 
 
-def _defaults(function: FunctionType) -> Iterator[Any]:
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
+def _of_container(
+    thing: Any, kind: type, holder: str, base: Any, iterate: Any
+) -> Iterator[Reference]:
+    # A subclass has attributes too; but what leads to all entries is not bounded.
+    if kind is not base and base.__len__(thing) <= _MOST:
+        entries = [referent for referent in gc.get_referents(thing) if referent is not kind]
+    else:
+        entries = list(islice(iterate(thing), _MOST))
+    yield from ((entry, holder) for entry in entries)
 
 
-def _of_exception(error: BaseException, holder: str) -> Iterator[Reference]:
-    for part in (error.__traceback__, error.__cause__, error.__context__, error.args):
-        yield part, holder
-    yield getattr(error, "exceptions", None), holder
-    yield error.__dict__, holder
+def _of_function(function: FunctionType, holder: str) -> Iterator[Reference]:
+    name = str.__str__(function.__qualname__)
+    for cell in function.__closure__ or ():
+        yield cell, f"a closure ({name})"
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    yield from ((value, f"a default of {name}()") for value in defaults)
+    yield function.__dict__, holder
+
+
+def _of_suspended(generator: Any) -> Iterator[Reference]:
+    name = f"the suspended {str.__str__(generator.__qualname__)}()"
+    for referent in gc.get_referents(generator):
+        if type(referent) is FrameType:  # Before Python 3.11 the generator has it apart.
+            yield from _of_frame(referent, name)
+        else:
+            yield referent, name
 
 
 def _of_traceback(traceback: TracebackType) -> Iterator[Reference]:
     entry: TracebackType | None = traceback
     while entry is not None:
-        yield from _of_frame(entry.tb_frame)
+        yield from _of_frame(entry.tb_frame, _ended(entry.tb_frame))
         entry = entry.tb_next
 
 
-def _of_frame(frame: FrameType) -> Iterator[Reference]:
+def _ended(frame: FrameType) -> str:
+    return f"a frame of {str.__str__(frame.f_code.co_name)}() that an exception keeps"
+
+
+def _of_frame(frame: FrameType, holder: str) -> Iterator[Reference]:
     """Yield the variables of a frame that has ended; those of running ones are roots."""
-    holder = f"a frame of {frame.f_code.co_name}() that an exception keeps"
     # Its code, globals, builtins and caller are referents as well, and lead to everything.
     rest = (frame.f_globals, frame.f_builtins, frame.f_back)
     for referent in gc.get_referents(frame):
@@ -170,18 +202,20 @@ def _of_frame(frame: FrameType) -> Iterator[Reference]:
 
 
 def _of_class(kind: type) -> Iterator[Reference]:
-    for name, value in list(vars(kind).items()):
-        if not name.startswith("__") and type(value) is not FunctionType:
-            yield value, f"the attribute {name!r} of class {kind.__name__}"
+    for name, value in list(contents_of_class(kind).items()):
+        if type(name) is str and not name.startswith("__") and type(value) is not FunctionType:
+            yield value, f"the attribute {name!r} of class {name_of(kind)}"
 
 
 def _of_instance(thing: Any, kind: type, holder: str) -> Iterator[Reference]:
     if not gc.is_tracked(thing):
         return
-    name = holder if holder.startswith(("another module", "an optimizer")) else ""
+    name = holder
+    if not issubclass(kind, _TRANSPARENT) and not holder.startswith(_NAMED):
+        name = f"{_article(name_of(kind))} {name_of(kind)}"
     for referent in islice(gc.get_referents(thing), _MOST):
         if referent is not kind:
-            yield referent, name or f"{_article(kind.__name__)} {kind.__name__}"
+            yield referent, name
 
 
 def _article(noun: str) -> str:

@@ -17,6 +17,7 @@ from torch_utils._releasing.tombstone import caller
 from torch_utils._runtime import ERROR, is_shutting_down, loaded_torch, log
 from torch_utils.memory import MemorySnapshot, empty_caches, memory_snapshot
 from torch_utils.memory import trim_host as trim_host_heap
+from torch_utils.oom import Handled
 from torch_utils.report import CleanupReport, StillHeld
 
 Collect = Literal["auto", "never", "full"]
@@ -34,6 +35,7 @@ class Release:
     def __init__(
         self, *, collect: Collect, trim_host: bool, thorough: bool, search_s: float = SEARCH_S
     ) -> None:
+        self._handled = Handled()
         self._search_s = search_s
         self._collect = collect
         self._trim_host = trim_host
@@ -75,6 +77,9 @@ class Release:
         """Take note of an error in one target, and log it once."""
         self.errors.append(error)
         log(ERROR, "releasing %s failed: %r", name, error, exc_info=error)
+        # The report keeps the error, and must not keep what was in its frames.
+        if not is_shutting_down():
+            self._handled.clear_frames(error)
 
     def finish(self) -> CleanupReport:
         """Collect, trim and empty what the policy asks for, and report.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from programs import assert_clean, run
 from torch_utils import release
 
-LONG = {"search_s": 10.0}  # The frames of pytest and its plug-ins come first.
+LONG = {"search_s": 10.0}
+pytestmark = pytest.mark.usefixtures("only_own_frames")
 
 
 def holders(report: Any) -> str:
@@ -177,6 +179,43 @@ def test_no_full_collection_for_what_a_variable_holds() -> None:
 
     assert count_full_collections(survive=True) == 0
     assert count_full_collections(survive=False) > 0
+
+
+def test_a_variable_of_another_thread() -> None:
+    """What a function of another thread holds, by the variable's name."""
+    model = nn.Linear(8, 8, bias=False)
+    ready, done = threading.Event(), threading.Event()
+
+    def work(weight_of_thread: Any) -> None:
+        ready.set()
+        done.wait()
+
+    thread = threading.Thread(target=work, args=(model.weight,))
+    thread.start()
+    ready.wait()
+    try:
+        assert "the variable 'weight_of_thread' of work()" in holders(release(model, **LONG))
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_freezing_is_blamed_only_where_nothing_else_is_left() -> None:
+    """gc.freeze() is no answer while the search has not passed everything, or knows a graph."""
+    program = """
+    import gc, torch
+    from torch_utils import release
+    def main():
+        gc.freeze()
+        for search_s in (1e-9, 10):
+            model = torch.nn.Linear(8, 8, bias=False).requires_grad_(False)
+            loss = model(torch.ones(8, 8, requires_grad=True)).sum()
+            (held,) = release(model, search_s=search_s).still_held
+            yield search_s, held.holders
+    for search_s, holders in main():
+        assert "gc.freeze()" not in " ".join(holders), (search_s, holders)
+    """
+    assert_clean(run(program))
 
 
 def test_search_is_bounded() -> None:
