@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
 from typing import Any
 
+from torch_utils._releasing.reading import contents_of
 from torch_utils._releasing.references import Frames
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
@@ -19,9 +19,15 @@ from torch_utils._releasing.tombstone import bury
 
 
 class FaissTarget(Target):
-    """A faiss index, of any kind."""
+    """A faiss index, of any kind.
+
+    Its proxy becomes a tombstone first, so that nobody can get in any more; then it is looked
+    whether somebody is inside, and only if not, the C++ object goes. Else the proxy is made whole
+    again.
+    """
 
     _nbytes = 0
+    _kind: type | None = None
 
     def count(self, inventory: Inventory) -> None:
         if self.thing.thisown:
@@ -29,11 +35,37 @@ class FaissTarget(Target):
         self._inventory = inventory
 
     def give_up(self, place: str) -> None:
-        if self.thing.thisown:
-            _refuse_in_use(self.thing, self.name)
-        bury(self.thing, f"this {self.name}", place)
+        index = self.thing
+        if self._kind is None:
+            if self._is_owner():
+                _refuse_in_use(index, self.name)  # Spares others an error in the meantime.
+            # Kept with the target: interrupted, this is called again, and goes on from here.
+            self._held = dict(contents_of(index))
+            self._kind = type(index)
+        bury(index, f"this {self.name}", place)
+        try:
+            if self._held and self._held["this"].own():
+                _refuse_stood_on(index, self.name)
+                _refuse_in_use(index, self.name)
+        except RuntimeError:
+            self._make_whole()
+            raise
+        self._held.clear()
         if self._nbytes:
             self._inventory.add_freed("host", self._nbytes)
+            self._nbytes = 0
+
+    def _is_owner(self) -> bool:
+        proxied = contents_of(self.thing).get("this")
+        return proxied is not None and bool(proxied.own())
+
+    def _make_whole(self) -> None:
+        contents = contents_of(self.thing)
+        contents.update(self._held)
+        object.__setattr__(self.thing, "__class__", self._kind)
+        for key in contents.keys() - self._held.keys():
+            contents.pop(key, None)
+        self._kind = None
 
 
 def is_index_class(bases: tuple[type, ...]) -> bool:
@@ -54,25 +86,36 @@ def _code_bytes(index: Any) -> int:
 
 
 def _refuse_in_use(index: Any, name: str) -> None:
-    """Raise if a part of the program would crash when the index went."""
-    frames = Frames(__name__.partition(".")[0])
-    users = {id(value) for value, _ in frames.arguments_of("faiss")}
-    if id(index) in users:
+    """Raise if a thread is in a function of faiss with this index."""
+    variables = [value for value, _ in Frames(__name__.partition(".")[0]).arguments_of("faiss")]
+    if _is_among(index, variables):
         raise RuntimeError(f"this {name} is being used by another thread and was not released")
-    for referrer in gc.get_referrers(index):
-        if type(referrer) is list and any(map(_stands_on(referrer), gc.get_referrers(referrer))):
-            raise RuntimeError(
-                f"another faiss index stands on this {name}, so it was not released; release "
-                "that one first, or both together with that one in front"
-            )
 
 
-def _stands_on(references: list[Any]) -> Callable[[Any], bool]:
-    def check(owner: Any) -> bool:
-        # A dictionary, or the proxy itself while Python has made no dictionary for it.
-        contents = owner if type(owner) is dict else None
-        if contents is None and hasattr(type(owner), "thisown"):
-            contents = vars(owner)
-        return contents is not None and contents.get("referenced_objects") is references
+def _is_among(index: Any, variables: list[Any]) -> bool:
+    """Whether one of the variables is the index, or has it among its items (``*args``)."""
+    items = [i for v in variables if type(v) in (tuple, list, dict) for i in gc.get_referents(v)]
+    return any(value is index for value in (*variables, *items))
 
-    return check
+
+def _refuse_stood_on(index: Any, name: str) -> None:
+    """Raise if another index has a bare pointer to this one."""
+    lists = [r for r in gc.get_referrers(index) if type(r) is list]
+    if lists and any(_refers_from(owner, lists) for owner in gc.get_referrers(*lists)):
+        raise RuntimeError(
+            f"another faiss index stands on this {name}, so it was not released; release "
+            "that one first, or both together with that one in front"
+        )
+
+
+def _refers_from(owner: Any, lists: list[Any]) -> bool:
+    """Whether one of the lists is an index's ``referenced_objects``."""
+    # A dictionary, or the proxy itself while Python has made no dictionary for it.
+    contents = owner
+    if type(owner) is not dict:
+        try:
+            contents = contents_of(owner)
+        except AttributeError:
+            return False
+    found = dict.get(contents, "referenced_objects") if type(contents) is dict else None
+    return any(found is candidate for candidate in lists)

@@ -10,10 +10,10 @@ from collections.abc import Set
 from typing import Any
 
 from torch_utils._releasing.counting import count_modules
-from torch_utils._releasing.reading import undisturbed
+from torch_utils._releasing.reading import contents_of, undisturbed
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
-from torch_utils._releasing.tombstone import CLAIM, bury
+from torch_utils._releasing.tombstone import CLAIM, bury, is_released
 from torch_utils._releasing.trees import Tree
 from torch_utils._runtime import loaded_torch
 
@@ -43,13 +43,12 @@ class ModuleTarget(Target):
         self._counted = inventory, begin, inventory.count_contained()
 
     def give_up(self, place: str) -> None:
-        contents = object.__getattribute__(self.module, "__dict__")
-        if contents.setdefault(CLAIM, self._token) is not self._token:
-            if self._counted is not None:
-                inventory, begin, end = self._counted
-                inventory.disown(begin, end)
-            return
         if self._given_up is None:  # Else this was interrupted, and there is no tree to see.
+            if not self._is_first():
+                if self._counted is not None:
+                    inventory, begin, end = self._counted
+                    inventory.disown(begin, end)
+                return
             tree = self.tree or Tree(self.module)
             self._given_up = Tree(self.module, spared=self.shared) if self.shared else tree
         # From the root down: a thread that is computing with the model meets a tombstone, and not
@@ -58,3 +57,9 @@ class ModuleTarget(Target):
             kind = type(module).__name__
             what = f"this {kind}" if not path else f"{path!r} of {self.name} (a {kind})"
             bury(module, what, place)
+
+    def _is_first(self) -> bool:
+        """Whether no other thread's release has come before this one."""
+        contents = contents_of(self.module)
+        is_first = contents.setdefault(CLAIM, self._token) is self._token
+        return is_first and not is_released(self.module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -18,7 +18,7 @@ _METHODS = (MethodType, partial)
 _LEVELS = 3  # of dictionaries and lists within each other, in another module's attributes
 
 
-def spare_shared(targets: Sequence[ModuleTarget]) -> None:
+def spare_shared(targets: Sequence[ModuleTarget]) -> Set[int]:
     """Find the submodules that a module outside these trees has too, to be left whole.
 
     A module has what is among its submodules, whatever mapping it keeps those in, and what lies
@@ -28,6 +28,9 @@ def spare_shared(targets: Sequence[ModuleTarget]) -> None:
     Counting references answers for most models. If somebody else refers to a submodule, the
     heap is walked, once for all of them. What `gc.freeze` has put aside that walk does not see:
     then whoever else refers to a submodule is taken for a module.
+
+    Returns:
+        The ids of those that are spared, which the targets have noted as well.
     """
     references = References()
     for target in targets:
@@ -36,7 +39,7 @@ def spare_shared(targets: Sequence[ModuleTarget]) -> None:
         references.counts[id(target.module)] = sys.maxsize  # Asked for by name: not spared.
     suspects = _with_other_references(references)
     if not suspects:
-        return
+        return frozenset()
     found = set(suspects) if gc.get_freeze_count() else _had_by_others(suspects, references.own)
     below: set[int] = set()
     for key in found:
@@ -44,6 +47,7 @@ def spare_shared(targets: Sequence[ModuleTarget]) -> None:
     below.difference_update([id(target.module) for target in targets])
     for target in targets:
         target.shared = below
+    return below
 
 
 def _with_other_references(references: References) -> dict[int, Any]:
