@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from hazards.runner import Runner
 
 
 @pytest.fixture(scope="session")
-def runner(tiny_model: Path) -> Iterator[Runner]:
-    runner = Runner(tiny_model)
+def runner() -> Iterator[Runner]:
+    runner = Runner()
     yield runner
     runner.close()

@@ -36,6 +36,9 @@ def is_slow(row: Row, subject: str, version: str) -> bool:
     """Whether a case is left to `make test-all`.
 
     `make test` keeps what can break in different ways: each row with the plain resource and
-    with the retriever on this Python, and the naive destructor, which is the control.
+    with the retriever on this Python, and the naive destructor, which is the control. The
+    retriever's programs that cannot be forked, and so import torch each, are left out too.
     """
-    return version != HERE or subject not in ("resource", "retriever", "naive")
+    if subject == "retriever":
+        return row.own_process or bool(row.options)
+    return version != HERE or subject not in ("resource", "naive")

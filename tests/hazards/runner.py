@@ -66,8 +66,8 @@ class Outcome:
 class Runner:
     """Runs programs; those with torch are forked from interpreters that have imported it."""
 
-    def __init__(self, tiny_model: Path | None = None) -> None:
-        self._tiny_model = tiny_model
+    def __init__(self) -> None:
+        self.tiny_model: Path | None = None  # For the subject "model".
         self._zygotes: dict[str, subprocess.Popen[str]] = {}
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Runner:
             env = {
                 "HAZARD_SUBJECT": subject,
                 "HAZARD_LOG": str(files["log"]),
-                "HAZARD_MODEL": str(self._tiny_model),
+                "HAZARD_MODEL": str(self.tiny_model),
                 "HF_HUB_OFFLINE": "1",
                 "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE.parent}",
                 "PYTHONDONTWRITEBYTECODE": "1",

@@ -20,8 +20,8 @@ def test_saves_that_are_killed() -> None:
 
 def test_mutated_files() -> None:
     """One clear error or the right content; no crash, and no absurd amount of memory."""
-    result = fuzz_index(1500)
-    assert result["refused"] > 1000
+    result = fuzz_index(500)
+    assert result["refused"] > 300
 
 
 def test_control_a_mixture_is_noticed(tmp_path: Path) -> None:

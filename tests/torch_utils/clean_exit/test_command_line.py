@@ -89,6 +89,7 @@ def test_streams_are_untouched() -> None:
     assert (raw.stdout, raw.stderr) == (b"out\n", bytes(range(256)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [1, 2])
 def test_a_gigabyte(file: int) -> None:
     """As fast as it comes, in bounded memory, and every byte of it."""
@@ -137,7 +138,14 @@ DIES = "signal.signal(number, signal.SIG_DFL); signal.raise_signal(number)"
 
 
 @pytest.mark.parametrize("on_stop", ["sys.exit(0)", "sys.exit(143)", DIES])
-@pytest.mark.parametrize("when", [["--stop-when", r"listening on \d+"], ["--stop-after", "4"]])
+@pytest.mark.parametrize(
+    "when",
+    [
+        ["--stop-when", r"listening on \d+"],
+        # Time enough for a busy machine to get there.
+        pytest.param(["--stop-after", "10"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_server_is_stopped(when: list[str], on_stop: str) -> None:
     """Ending because of the signal is success, in each of the usual ways."""
     done = clean_exit("--stop-signal", "TERM", *when, "-c", SERVER.format(on_stop=on_stop))

@@ -16,6 +16,7 @@ from torch_utils.clean_exit import check
 from torch_utils.clean_exit.command import add_probe
 
 PYTHONS = {"this": sys.executable, **other_pythons()}
+VERSIONS = ["this", *(pytest.param(name, marks=pytest.mark.slow) for name in other_pythons())]
 LOOK = """
 import os, sys
 names = ("argv", "path", "flags", "warnoptions", "orig_argv", "prefix", "executable", "path_hooks")
@@ -43,7 +44,7 @@ def without_addresses(text: str) -> str:
 
 @pytest.mark.parametrize("path", [None, "", "somewhere:"])
 @pytest.mark.parametrize("how", ["file", "-c", "-m", "-P-ish"])
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_nothing_looks_different(version: str, how: str, path: str | None, tmp_path: Path) -> None:
     """Arguments, paths, flags, files, modules and variables are what they are without it."""
     (tmp_path / "look.py").write_text(LOOK)
@@ -60,7 +61,7 @@ def test_nothing_looks_different(version: str, how: str, path: str | None, tmp_p
 
 
 @pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-I", "-S"], ["-IBc"]])
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_isolated(version: str, flags: list[str], tmp_path: Path) -> None:
     """Where the environment or site is ignored, the program is launched in the same way."""
     # Two things do tell: the interpreter's own command line, and a folder that was looked into.
@@ -74,7 +75,7 @@ def test_isolated(version: str, flags: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["-I"]])
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_uncaught_error(version: str, flags: list[str], tmp_path: Path) -> None:
     """The traceback is the program's own, to the letter, and so is the exit code."""
     program = tmp_path / "fails.py"
