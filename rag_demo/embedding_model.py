@@ -13,7 +13,8 @@ import numpy as np
 
 from rag_demo.encoding.ahead import ahead
 from rag_demo.encoding.embedding_cache import EmbeddingCache, fingerprint, make_key
-from rag_demo.encoding.encoder import Encoder, Kind, load_encoder
+from rag_demo.encoding.encoder import Encoder, Kind
+from rag_demo.encoding.load_encoder import load_encoder
 from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors

@@ -17,7 +17,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from rag_demo.encoding.encoder import Kind, load_encoder
+from rag_demo.encoding.encoder import Kind
+from rag_demo.encoding.load_encoder import load_encoder
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
 

@@ -1,0 +1,51 @@
+"""Load a model with the encoder that suits it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from rag_demo.encoding.encoder import Encoder
+from rag_demo.errors import ModelError
+
+__all__ = ["load_encoder"]
+
+log = logging.getLogger("rag_demo")
+
+
+def load_encoder(
+    path: str, *, name: str, device: str, dtype: str, trust_remote_code: bool = False
+) -> Encoder[Any]:
+    """Load the encoder that needs no padding where it can be, else the model's own way.
+
+    Args:
+        path: A folder, or a name on the hub.
+        name: What errors call it.
+        device: torch's name of the device.
+        dtype: Of the weights: torch's name of the type.
+        trust_remote_code: Run code that comes with the model.
+
+    Raises:
+        ModelError: It cannot be loaded.
+    """
+    import torch
+
+    try:
+        if Path(path).is_dir() and not trust_remote_code:
+            from rag_demo.encoding.bert_encoder import BertEncoder
+            from rag_demo.encoding.bert_settings import UnsupportedModelError, read_settings
+
+            try:
+                return BertEncoder(read_settings(Path(path)), device, getattr(torch, dtype))
+            except UnsupportedModelError as why:
+                log.debug("%s is run by sentence-transformers: %s", name, why)
+        from rag_demo.encoding.sentence_transformers_encoder import SentenceTransformersEncoder
+
+        return SentenceTransformersEncoder(path, device, getattr(torch, dtype), trust_remote_code)
+    except ModelError:
+        raise
+    except Exception as error:
+        # The libraries that read a model's files raise what they like at a damaged one.
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ModelError(f"the model {name!r} cannot be loaded: {reason}") from error
