@@ -8,8 +8,9 @@ export HF_HUB_OFFLINE := 1
 
 .PHONY: demo test hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index examples clean
 
+# Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
-	$(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo --progress terminal
 
 test: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
