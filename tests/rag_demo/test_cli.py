@@ -118,3 +118,75 @@ def test_progress_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         with progress("embedding", 2) as advance:
             advance(2)
         assert ("embedding" in stream.getvalue()) is expected
+
+
+WITHOUT_CLICK = """
+import sys
+sys.modules["click"] = None
+from rag_demo.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["search", "folder", "question"]])
+def test_plain_install(arguments: list[str]) -> None:
+    """Without the extra that brings click: one line that says what to install, exit code 2."""
+    result = run(WITHOUT_CLICK, *arguments)
+    assert (result.returncode, result.stdout) == (2, ""), str(result)
+    assert result.stderr.startswith("rag-demo: error: "), str(result)
+    assert 'pip install "torch-cleanup[rag,model]"' in result.stderr, str(result)
+    assert result.stderr.count("\n") == 1, str(result)
+
+
+def test_control_click_at_the_top() -> None:
+    """What imports click before the handler is there leaves with a traceback."""
+    result = run(WITHOUT_CLICK.replace("rag_demo.cli import main", "rag_demo.commands import run"))
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+
+
+ON_A_TERMINAL = """
+import os, pty, subprocess, sys
+# A session of its own with a terminal of its own; stderr is a pipe, as under clean-exit.
+pid, terminal = pty.fork()
+if pid == 0:
+    program = (
+        "from rag_demo.console import progress\\n"
+        "with progress('embedding', 2, sys.argv[1]) as advance: advance(2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys\\n" + program, sys.argv[1]], stderr=subprocess.PIPE
+    )
+    os.write(1, b"on stderr: %r" % done.stderr)
+    os._exit(done.returncode)
+shown = b""
+try:
+    while data := os.read(terminal, 65536):
+        shown += data
+except OSError:
+    pass  # Linux says so at the end.
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), "embedding" in shown.decode())
+print("on stderr: b''" in shown.decode())
+"""
+
+
+@pytest.mark.parametrize(("show", "seen"), [("terminal", True), ("auto", False), ("none", False)])
+def test_progress_while_stderr_is_read(show: str, seen: bool) -> None:
+    """The terminal has the bar although another program reads stderr, which stays empty."""
+    result = run(ON_A_TERMINAL, show)
+    assert_clean(result)
+    assert result.stdout.split() == ["0", str(seen), "True"], str(result)
+
+
+def test_progress_without_a_terminal() -> None:
+    """Where there is none, as in a scheduled job, there is no bar and no error."""
+    program = """
+    import os
+    os.setsid()
+    from rag_demo.console import progress
+    with progress("embedding", 2, "terminal") as advance:
+        advance(2)
+    """
+    result = run(program)
+    assert_clean(result)
+    assert result.stdout == ""

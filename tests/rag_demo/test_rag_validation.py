@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from programs import ROOT, assert_clean, run
 from rag_demo import EmbeddingModel, FaissRetriever, PyTorchGPURetriever
 from rag_demo.corpus import Skipped, read_source
 from rag_demo.documents.document import Document
+from rag_demo.give_back import WAYS
 from torch_utils import SafePyTorchCleanup
 
 KNOWN = {
@@ -60,12 +62,17 @@ def test_demo() -> None:
     result = run("from rag_demo.cli import main; main()", "demo", "--top-k", "3")
     assert_clean(result)
     assert "torch.cuda.memory.empty_cache" in result.stdout
-    last = result.stdout.strip().splitlines()[-1]
-    numbers = [
-        int(word.replace(",", "")) for word in last.split() if word[:1].isdigit() and "," in word
-    ]
-    before, after, freed = numbers
-    assert before - after == freed > 80_000_000
+    assert re.search(r"released in \d+ ms: .* [\d.]+ MB given back", result.stdout), str(result)
+    rows = {
+        way: [float(number) for number in re.findall(r"([\d.]+) MB", line)]
+        for line in result.stdout.splitlines()
+        for way in WAYS
+        if f" {way} " in line
+    }
+    assert set(rows) == set(WAYS), str(result)
+    # Each took what the weights take, and more; the scope gave back at least the weights.
+    assert all(taken > 90 for taken, *_ in rows.values()), rows
+    assert rows["with SafePyTorchCleanup()"][1] > 90, rows
 
 
 if __name__ == "__main__":
