@@ -14,30 +14,41 @@ import os
 import sys
 from _thread import LockType, allocate_lock, get_ident
 
-from torch_utils._runtime import DEBUG, PHASE, Phase, log
+from torch_utils._interrupts import came_out_of, never_began
+from torch_utils._runtime import DEBUG, ERROR, PHASE, Phase, log
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 EXIT_WAIT_S = 5.0
 """How long exit waits for a thread that is in the middle of closing something."""
+LATE_LIMIT = 1000
+"""How many of the things that are opened while everything is closed are closed as well."""
+LATE_MESSAGE = "more than %s were opened while everything was closed at exit; %s and others stay"
 
 
-class Attempt:
-    """One thread's attempt to close an entry. The first attempt to claim it is the only one."""
+class Claim:
+    """One thread's attempt to close an entry. The first that is set on the entry is the only one.
 
-    __slots__ = ("done", "thread")
+    Attributes:
+        thread: Who closes.
+        is_async: Whether that takes turns with other work of the same thread.
+        pieces: What is left to do; see `Entry.pieces`. None before it has begun.
+        succeeded: Whether the release ran and raised nothing.
+        finished: Whether the entry is closed.
+        waiters: Held locks, which the end lets go, of those that wait for it.
+    """
 
-    def __init__(
-        self,
-        _ident: Callable[[], int] = get_ident,
-        _lock: Callable[[], LockType] = allocate_lock,
-    ) -> None:
-        self.thread = _ident()
-        self.done = _lock()
-        self.done.acquire()  # Held until the release has ended; waiting means acquiring it.
+    __slots__ = ("finished", "is_async", "pieces", "succeeded", "thread", "waiters")
+
+    def __init__(self, thread: int, is_async: bool = False) -> None:
+        self.thread = thread
+        self.is_async = is_async
+        self.pieces: Iterator[Any] | None = None
+        self.succeeded = self.finished = False
+        self.waiters: list[LockType] = []
 
 
 class Registry:
@@ -45,12 +56,13 @@ class Registry:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
-        self._waiting: dict[int, Attempt] = {}  # thread -> the attempt it waits for
+        self._waiting: dict[int, Claim] = {}  # thread -> the claim whose end it waits for
         self._known_pid = 0
         self.on_new_process: list[Callable[[], None]] = []
         self.on_late_entry: Callable[[], None] | None = None
-        self._releasing: dict[int, int] = {}  # thread -> releases that it is in the middle of
-        self._postponed: tuple[int, Callable[[], None]] | None = None
+        self.after_close: Callable[[bool], None] | None = None
+        """What a signal has left to do when a release has ended; told whether in a task."""
+        self._late_left = LATE_LIMIT
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -84,62 +96,69 @@ class Registry:
                 continue
         return list(self._entries.copy().values())[::-1]
 
+    def under_way(self, thread: int) -> list[Claim]:
+        """Return what a thread is in the middle of closing."""
+        claims = [entry.__dict__.get("claim") for entry in self.open_entries()]
+        return [c for c in claims if c is not None and c.thread == thread and not c.finished]
+
     def wait(
-        self, attempt: Attempt, timeout_s: float, _ident: Callable[[], int] = get_ident
+        self,
+        claim: Claim,
+        timeout_s: float,
+        _ident: Callable[[], int] = get_ident,
+        _lock: Callable[[], LockType] = allocate_lock,
     ) -> None:
-        """Wait until another thread's attempt has ended.
+        """Wait until another thread has closed what it claimed.
 
         Returns at once where waiting could never end: when that thread waits, directly or
         through others, for the one that asks.
         """
         me = _ident()
-        blocker: Attempt | None = attempt
-        while blocker is not None:
-            if blocker.thread == me:
-                return
-            blocker = self._waiting.get(blocker.thread)
-        self._waiting[me] = attempt
+        lock = _lock()
+        lock.acquire()
+        # A signal handler or a destructor may wait in the middle of a wait.
+        outer = self._waiting.get(me)
         try:
-            if attempt.done.acquire(timeout=timeout_s):
-                attempt.done.release()
+            # Announced first and looked at afterwards, here as in every other thread: of those
+            # that would wait in a circle, the last one to announce it sees the whole circle.
+            claim.waiters.append(lock)
+            self._waiting[me] = claim
+            if not claim.finished and not self._leads_to(me, claim):
+                lock.acquire(timeout=timeout_s)
         finally:
-            self._waiting.pop(me, None)
+            if outer is None:
+                self._waiting.pop(me, None)
+            else:
+                self._waiting[me] = outer
 
-    def is_releasing_here(self, _ident: Callable[[], int] = get_ident) -> bool:
-        """Whether the calling thread is in the middle of a release."""
-        return _ident() in self._releasing
-
-    def postpone(self, action: Callable[[], None], _ident: Callable[[], int] = get_ident) -> None:
-        """Have the calling thread do something when it has ended what it releases."""
-        self._postponed = (_ident(), action)
-
-    def begin_release(self, _ident: Callable[[], int] = get_ident) -> None:
-        """Note that the calling thread begins a release."""
-        me = _ident()
-        self._releasing[me] = self._releasing.get(me, 0) + 1
-
-    def end_release(self, _ident: Callable[[], int] = get_ident) -> None:
-        """Note its end; after the outermost, do what a signal handler has postponed."""
-        me = _ident()
-        depth = self._releasing.get(me, 1) - 1
-        if depth:
-            self._releasing[me] = depth
-            return
-        self._releasing.pop(me, None)
-        if self._postponed is not None and self._postponed[0] == me:
-            (_, action), self._postponed = self._postponed, None
-            action()
+    def _leads_to(self, thread: int, claim: Claim) -> bool:
+        blocker: Claim | None = claim
+        for _ in range(len(self._waiting) + 1):
+            if blocker is None or blocker.finished:
+                return False
+            if blocker.thread == thread:
+                return True
+            blocker = self._waiting.get(blocker.thread)
+        return False  # A circle of others, each of which sees it and goes on.
 
     def close_all(self, _getpid: Callable[[], int] = os.getpid) -> None:
         """Close what this process opened, newest first, including what that opens meanwhile.
 
-        For the end of the process: no exception of any kind gets out or skips an entry.
+        For the end of the process: no exception of any kind gets out or skips an entry. Of what
+        is opened meanwhile `LATE_LIMIT` are closed: a release that opens another resource, whose
+        release does so too, would never end.
         """
         pid = _getpid()
         tried: set[int] = set()
         while True:
             entries = [e for e in self.open_entries() if e.serial not in tried]
             entries = [e for e in entries if e.pid == pid and e.at_exit]
+            if tried or self._late_left < LATE_LIMIT:
+                if entries and self._late_left == 0:
+                    self._late_left = -1  # Said once.
+                    log(ERROR, LATE_MESSAGE, LATE_LIMIT, entries[0].name)
+                entries = entries[: max(self._late_left, 0)]
+                self._late_left -= len(entries)
             if not entries:
                 return
             for entry in entries:
@@ -168,14 +187,14 @@ class Entry:
     """
 
     # No __slots__: the claim is ``setdefault`` on the instance dictionary, an atomic operation.
-    attempt: Attempt
+    claim: Claim
 
     def __init__(
         self,
         key: int,
         name: str,
         owner: Callable[[], Any],
-        release: Callable[[Any], None],
+        release: Callable[[Any], Any],
         at_exit: bool = True,
     ) -> None:
         self.key = key
@@ -186,74 +205,116 @@ class Entry:
         self.pid = os.getpid()
         self.serial = next(_SERIALS)
         self.built = True
-        self.error: BaseException | None = None
+        self.error: BaseException | None = None  # what the release raised
 
     def is_closed(self, _ident: Callable[[], int] = get_ident) -> bool:
         """Say whether it is closed; the thread that is closing it still sees it open."""
-        attempt = self.__dict__.get("attempt")
-        return attempt is not None and attempt.thread != _ident()
-
-    def claim(
-        self,
-        timeout_s: float = -1,
-        _getpid: Callable[[], int] = os.getpid,
-        _attempt: Callable[[], Attempt] = Attempt,
-        _registry: Registry = REGISTRY,
-    ) -> bool:
-        """Win the right to release, which only one call ever gets; `finish` must follow.
-
-        A call that loses waits until the winner is done, unless that is itself. A fork's copy
-        is only forgotten: what it stands for belongs to the parent.
-        """
-        if self.pid != _getpid():
-            _registry.discard(self)
-            return False
-        mine = _attempt()
-        _registry.begin_release()  # First: a signal between here and the release must wait.
-        attempt = self.__dict__.setdefault("attempt", mine)
-        if attempt is mine:
-            return True
-        _registry.end_release()
-        if attempt.thread != mine.thread:
-            _registry.wait(attempt, timeout_s)
-        return False
-
-    def finish(self, _registry: Registry = REGISTRY) -> None:
-        """Forget the entry, and let those who waited for it go on."""
-        _registry.discard(self)
-        self.attempt.done.release()
-        _registry.end_release()
+        claim = self.__dict__.get("claim")
+        return claim is not None and (claim.finished or claim.thread != _ident())
 
     def close(
         self,
         owner: Any = None,
         timeout_s: float = -1,
+        _ident: Callable[[], int] = get_ident,
+        _claim: type[Claim] = Claim,
+        _registry: Registry = REGISTRY,
         _phase: Phase = PHASE,
-        _log: Callable[..., None] = log,
     ) -> bool:
-        """Release the owner, if nobody has yet.
+        """Release the owner, if nobody has yet; wait for whoever is at it.
 
         An error out of the release is logged and kept in ``error``; only KeyboardInterrupt,
-        SystemExit and their like go on to the caller, after the entry is closed.
+        SystemExit and their like go on to the caller, after the entry is closed. That holds for
+        an interrupt of this code itself, at whichever instruction it comes: what was claimed is
+        first brought to its end.
 
         Returns:
             True if this call ran the release and it succeeded.
         """
-        if not self.claim(timeout_s):
-            return False
+        mine = _claim(_ident())
         try:
-            subject = self.owner() if owner is None else owner
-            if subject is not None:
-                self.release(subject)
-            return subject is not None
+            if not self.win(mine, timeout_s):
+                return False
+            self.give_up(mine, owner)
+            self.finish(mine)
+        except BaseException:
+            self.go_on(mine, owner)
+            if not _phase.exiting:  # It cannot end a program that is ending.
+                raise
+        if _registry.after_close is not None:
+            _registry.after_close(False)
+        return mine.succeeded
+
+    def win(
+        self,
+        mine: Claim,
+        timeout_s: float,
+        _getpid: Callable[[], int] = os.getpid,
+        _registry: Registry = REGISTRY,
+    ) -> bool:
+        """Win the right to release, which only one claim ever gets.
+
+        One that loses waits until the winner is done, unless that is the same thread. A fork's
+        copy is only forgotten: what it stands for belongs to the parent.
+        """
+        if self.pid != _getpid():
+            _registry.discard(self)
+            return False
+        claim = self.__dict__.setdefault("claim", mine)
+        if claim is mine:
+            return True
+        if claim.thread != mine.thread and not claim.finished:
+            _registry.wait(claim, timeout_s)
+        return False
+
+    def pieces(self, owner: Any) -> Iterator[Any]:
+        """Return what closes it when iterated over, and can be gone on with after an exception."""
+        subject = self.owner() if owner is None else owner
+        return map(self.release, () if subject is None else (subject,))
+
+    def give_up(
+        self,
+        mine: Claim,
+        owner: Any,
+        _log: Callable[..., None] = log,
+        _never_began: Callable[[BaseException], bool] = never_began,
+        _came_out_of: Callable[[Callable[..., Any], BaseException], bool] = came_out_of,
+    ) -> None:
+        """Do what is left to do of the release; nothing, the second time."""
+        try:
+            if mine.pieces is None:
+                mine.pieces = self.pieces(owner)
+            for _ in mine.pieces:
+                mine.succeeded = True
         except BaseException as error:
             # The boundary of every cleanup: an error must neither skip what comes after nor
-            # replace the caller's own. KeyboardInterrupt and the like are passed on below.
-            self.error = error
-            level = 40 if self.built else 10
-            _log(level, "releasing %s failed: %r", self.name, error, exc_info=error)
-            if not isinstance(error, Exception) and not _phase.exiting:
+            # replace the caller's own. KeyboardInterrupt and the like are passed on.
+            if _never_began(error):
+                mine.pieces = None
                 raise
-            return False
-        finally:
-            self.finish()
+            if _came_out_of(self.release, error):
+                self.error = error
+                level = 40 if self.built else 10
+                _log(level, "releasing %s failed: %r", self.name, error, exc_info=error)
+            if not isinstance(error, Exception):
+                raise
+
+    def finish(self, mine: Claim, _registry: Registry = REGISTRY) -> None:
+        """Forget the entry, and let those who wait for it go on."""
+        _registry.discard(self)
+        mine.finished = True
+        for lock in mine.waiters:
+            try:
+                lock.release()
+            except RuntimeError:  # Let go already, when this was interrupted.
+                continue
+
+    def go_on(self, mine: Claim, owner: Any) -> None:
+        """Bring to its end what an interrupt broke off; another one does not change that."""
+        try:
+            if self.__dict__.get("claim") is mine:
+                self.give_up(mine, owner)
+                self.finish(mine)
+        except BaseException:
+            self.go_on(mine, owner)
+            raise

@@ -1,209 +1,399 @@
-"""One use of a cleanup scope: what it manages, and how that ends."""
+"""What a cleanup scope has open between one ``__enter__`` and its end, and how it is told apart.
+
+One scope may be open many times at once. A with statement, like an exit stack, fetches
+``__exit__`` before it calls ``__enter__``, and calls later what it has fetched (PEP 343). So each
+fetch gives a new function that knows what it will end; nothing has to be guessed from the order.
+"""
 
 from __future__ import annotations
 
 import inspect
-import sys
-from _thread import get_ident
-from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any, Protocol
+from weakref import ref
 
 from torch_utils._flags import read_flags, restore_flags
-from torch_utils._registry import REGISTRY, Entry
+from torch_utils._interrupts import never_began
+from torch_utils._registry import REGISTRY, Claim, Entry
 from torch_utils._releasing.plan import plan
-from torch_utils._releasing.work import Collect, Release
-from torch_utils._runtime import is_shutting_down
+from torch_utils._releasing.work import Release, caller_key
+from torch_utils._runtime import DEBUG, ERROR, is_shutting_down, log
 from torch_utils.errors import CleanupError
 from torch_utils.oom import clear_exception_frames, is_out_of_memory
 from torch_utils.report import CleanupReport
 from torch_utils.resource import add_note
 
 
-@dataclass(frozen=True)
-class Policy:
-    """How a scope cleans up; see `SafePyTorchCleanup`."""
+class Scope(Protocol):
+    """What an open scope has to know about the scope that it is of."""
 
-    collect: Collect
-    trim_host: bool
-    thorough: bool
-    restore_flags: bool
-    strict: bool
+    _release_options: dict[str, Any]
+    _restore_flags: bool
+    _strict: bool
 
-
-@dataclass
-class Managed:
-    """An object to release."""
-
-    thing: Any
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return type(self.thing).__name__
-
-    def run(self, work: Release) -> None:
-        """Release it."""
-        work.run(plan([self.thing], again=True))
+    def _ended(self, opened: OpenScope) -> None: ...
 
 
-@dataclass
-class Callback:
-    """A function to call."""
+@dataclass(eq=False)
+class Item:
+    """An object to release, or a function to call, at the end.
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    Attributes:
+        name: What messages call it.
+        thing: The object to release, where there is no function.
+        left: What is left to do of it. None before it has begun.
+    """
 
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return getattr(self.function, "__qualname__", repr(self.function))
-
-    def run(self, work: Release) -> Any:
-        """Call it; what it returns may have to be awaited."""
-        return self.function(*self.args, **self.kwargs)
+    name: str
+    thing: Any = None
+    function: partial[Any] | None = None
+    left: Any = None
 
 
-class Use:
-    """From one entry into a scope to its end; a context manager of both kinds."""
+class OpenScope(Entry):
+    """One opening of a scope: what it manages until it ends.
 
-    def __init__(
-        self, name: str, policy: Policy, resources: tuple[Any, ...], on_end: Callable[[Use], None]
-    ) -> None:
-        self.caller = caller_key()
-        self.items: list[Managed | Callback] = [Managed(resource) for resource in resources]
+    The registry holds it as long as it is open: it is closed at exit, whoever has forgotten it.
+    Its cleanup is made of pieces of which each can be repeated or knows that it has run, so that
+    an interrupt at any instruction leaves nothing out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(id(self), "", owner=_nobody, release=_nobody)
+        self.scope: Scope | None = None
+        self.items: list[Item] = []
         self.report: CleanupReport | None = None
-        self._policy = policy
-        self._on_end = on_end
-        self._flags = read_flags() if policy.restore_flags else {}
+        self.fetched_from: Any = None
+        self.leave: ref[Any] | None = None  # the function that ends it, while somebody holds that
+        self.outside: tuple[OpenScope, ...] = ()
+        self.frame = (0, 0)
+        self.exception: BaseException | None = None  # the block's
+        self._results: list[Any] = []
         self._errors: list[BaseException] = []
-        # The registry keeps the use alive, not the other way round only: a scope that is open
-        # at exit is closed then, whoever has forgotten it.
-        self._entry = Entry(id(self), name, lambda: self, Use._close_at_exit)
-        REGISTRY.add(self._entry)
+        self._work: Release | None = None
+        self._last = list(_LAST)
 
-    def __enter__(self) -> Use:
-        return self
+    def begin(self, scope: Scope, resources: tuple[Any, ...], frame: FrameType) -> None:
+        """Open it, for the with statement that the frame is executing."""
+        self.scope = scope
+        self.name = type(scope).__name__
+        self.items.extend(Item(type(thing).__name__, thing) for thing in resources)
+        self._flags = read_flags() if scope._restore_flags else {}
+        self.frame = frame_key(frame)
+        self.caller = caller_key()
+        entered = tuple(o for o in _ENTERED.get() if not o.has_ended)
+        around = set(_frames(frame)) if entered else ()
+        self.outside = tuple(
+            o for o in entered if o.caller != self.caller or (o.is_block and o.frame in around)
+        )
+        _ENTERED.set((*entered, self))
+        function = None if self.leave is None else self.leave()
+        # Whoever drops that function without having called it will never end this.
+        self.leave = None if function is None else ref(function, self._abandoned)
+        REGISTRY.add(self)
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._entry.claim():
-            return
-        try:
-            self._run(exc)
-        finally:
-            self._entry.finish()
+    def forget(self) -> None:
+        """Undo an opening that an interrupt broke off: nobody has it in hand."""
+        self.items.clear()
+        self.leave = None
+        REGISTRY.discard(self)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether a with statement opened it, and no exit stack, and nobody by hand."""
+        return self.fetched_from is self.scope
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has been opened and nobody has begun to end it."""
+        return REGISTRY.get(self.key) is self and "claim" not in self.__dict__
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more can be managed by it."""
+        return REGISTRY.get(self.key) is not self
+
+    def end(self, exc: BaseException | None) -> None:
+        """Clean up, and raise what has to be raised."""
+        self.exception = exc
+        self.close()
         self._raise_errors(exc)
 
-    async def __aenter__(self) -> Use:
-        return self
+    async def end_async(self, exc: BaseException | None, _leave: Any) -> None:
+        """Clean up, and await what has to be awaited.
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not self._entry.claim():
-            return
+        A coroutine that is being closed, in its block or here, can await nothing any more: the
+        rest is done all the same. Holds the function that ends it: when that dies and this has
+        not run to its end, the rest is done then.
+        """
+        self.exception = exc
+        if _comes_from_closing(exc):
+            return self.end(exc)
+        mine = Claim(self.caller[0], is_async=True)
         try:
-            await self._run_async(exc)
-        finally:
-            self._entry.finish()
-        self._raise_errors(exc)
+            if not self.win(mine, timeout_s=-1):
+                return None
+            await self._await_all()
+            self.give_up(mine, self)
+            self.finish(mine)
+        except GeneratorExit:
+            self.go_on(mine, self)
+            raise
+        except BaseException:  # An interrupt of this code: what can still be awaited is.
+            if self.__dict__.get("claim") is mine:
+                await self._await_all()
+            self.go_on(mine, self)
+            raise
+        if REGISTRY.after_close is not None:
+            REGISTRY.after_close(True)
+        return self._raise_errors(exc)
 
-    def _close_at_exit(self) -> None:
-        """Run the cleanup from the exit registration, where nobody is left to raise to."""
-        self._run(None)
+    def pieces(self, owner: Any) -> Iterator[Any]:
+        """Return what closes it; unlike a generator, it outlives an exception."""
+        return iter(self._do_next, None)
 
-    def _run(self, exc: BaseException | None) -> None:
-        steps = self._steps(exc)
-        try:
-            awaitable = next(steps)
-            while True:
-                if inspect.iscoroutine(awaitable):
-                    awaitable.close()  # Or it would warn that it was never awaited.
-                awaitable = steps.throw(
-                    TypeError("what this returned must be awaited: use `async with`")
-                )
-        except StopIteration:
-            return
-
-    async def _run_async(self, exc: BaseException | None) -> None:
-        steps = self._steps(exc)
-        try:
-            awaitable = next(steps)
-            while True:
-                try:
-                    await awaitable
-                except BaseException as error:
-                    # Failed or cancelled: the generator takes note, and runs the other steps
-                    # before `_raise_errors` passes on what is no Exception.
-                    awaitable = steps.throw(error)
-                else:
-                    awaitable = next(steps)
-        except StopIteration:
-            return
-
-    def _steps(self, exc: BaseException | None) -> Generator[Awaitable[Any], None, None]:
-        """Clean up, last-in first-out; yields whatever has to be awaited."""
-        policy = self._policy
-        work = Release(collect=policy.collect, trim_host=policy.trim_host, thorough=policy.thorough)
-        while self.items:
-            item = self.items.pop()
+    def _do_next(self) -> bool | None:
+        """Do one piece of the cleanup; None when there is nothing left to do."""
+        if self._results:
+            self._refuse_to_await(self._begin_work())
+        elif self.items:
+            self._run_newest(self._begin_work())
+        elif self._last:
             try:
-                result = item.run(work)
-                if inspect.isawaitable(result):
-                    yield result
+                self._last[-1](self)
+            except Exception as error:
+                # One piece must not keep the others from being done.
+                log(ERROR, "the end of %s failed: %r", self.name, error, exc_info=error)
+            self._last.pop()
+        else:
+            return None
+        return True
+
+    async def _await_all(self) -> None:
+        work = self._begin_work()
+        while self._results or self.items:
+            if not self._results:
+                self._run_newest(work)
+                continue
+            try:
+                if (coroutine := self._to_await()) is not None:
+                    await coroutine
+            except GeneratorExit:
+                raise
             except BaseException as error:
-                # The boundary between one step and the next: all of them run, whatever the
-                # others raise.
-                work.failed(item.name, error)
-            del item
+                # Failed or cancelled: the others are awaited all the same, before
+                # `_raise_errors` passes on what is no Exception.
+                work.failed("what a callback returned", error)
+                continue
+            self._results.clear()
+
+    def _begin_work(self) -> Release:
+        if self._work is None:
+            assert self.scope is not None
+            self._work = Release(**self.scope._release_options)
+        self._work.begin()
+        return self._work
+
+    def _run_newest(self, work: Release) -> None:
+        """Run what was managed last; what a function returns is left in the results."""
+        item = self.items[-1]
+        try:
+            if item.function is not None:
+                if item.left is None:
+                    item.left = map(partial.__call__, (item.function,))
+                self._results.extend(item.left)  # Once: see `_interrupts`.
+            else:
+                if item.left is None:
+                    item.left = plan([item.thing], again=True)
+                work.run(item.left)
+            if self.items[-1] is item:  # Or something was added meanwhile, and comes first.
+                self.items.pop()
+        except BaseException as error:
+            # The boundary between one item and the next: each is run, whatever the others raise.
+            # This one comes again: with what is left to do of it.
+            if never_began(error):
+                item.left = None
+            elif isinstance(error, Exception):
+                item.left = item.left or ()
+            work.failed(item.name, error)
+
+    def _to_await(self) -> Any:
+        """Return the coroutine that is in the results, unless it has run, or there is none."""
+        result = self._results[-1]
+        if not inspect.isawaitable(result):
+            return None
+        if not inspect.iscoroutine(result):  # Only these can be closed, and say whether they ran.
+            result = self._results[-1] = _wait(result)
+        return None if inspect.getcoroutinestate(result) == inspect.CORO_CLOSED else result
+
+    def _refuse_to_await(self, work: Release) -> None:
+        if (coroutine := self._to_await()) is not None:
+            coroutine.close()  # Or it would warn that it was never awaited.
+            work.failed(
+                "what a callback returned",
+                TypeError(
+                    "what this callback returned must be awaited: use `async with`, in a "
+                    "coroutine that is not being closed"
+                ),
+            )
+        self._results.clear()
+
+    def _clear_frames(self) -> None:
+        exc = self.exception
         if exc is not None and not is_shutting_down() and is_out_of_memory(exc):
             clear_exception_frames(exc)
+
+    def _restore_flags(self) -> None:
         restore_flags(self._flags)
-        self.report = work.finish()
+
+    def _make_report(self) -> None:
+        work = self._begin_work()
+        try:
+            self.report = work.finish()
+        finally:
+            work.end()
         self._errors = work.errors
-        self._on_end(self)
+
+    def _publish(self) -> None:
+        assert self.scope is not None
+        self.leave = None
+        self._work = None
+        self.outside = ()
+        _ENTERED.set(tuple(o for o in _ENTERED.get() if o is not self and not o.has_ended))
+        self.scope._ended(self)
 
     def _raise_errors(self, exc: BaseException | None) -> None:
         """Note the errors on the block's exception; without one, raise what must be raised."""
+        errors, self._errors, self.exception = self._errors, [], None
         if exc is not None:
-            for error in self._errors:
+            for error in errors:
                 add_note(exc, f"the cleanup after this also failed: {error!r}")
             return
-        for error in self._errors:
+        for error in errors:
             if not isinstance(error, Exception):
                 raise error
-        failures = [error for error in self._errors if isinstance(error, Exception)]
-        if failures and self._policy.strict:
+        failures = [error for error in errors if isinstance(error, Exception)]
+        if failures and self.scope is not None and self.scope._strict:
             steps = "a step" if len(failures) == 1 else f"{len(failures)} steps"
             raise CleanupError(f"{steps} of the cleanup failed", failures)
 
+    def _abandoned(self, _reference: ref[Any]) -> None:
+        """End what nobody can end any more.
 
-def caller_key() -> tuple[int, Any]:
-    """Tell callers apart: the thread, and the asyncio task where there is one."""
-    asyncio = sys.modules.get("asyncio")
-    try:
-        task = asyncio.current_task() if asyncio is not None else None
-    except (RuntimeError, AttributeError):  # No event loop runs here, or asyncio half-imported.
-        task = None
-    return get_ident(), task
+        An interrupt between the end of a block and the first instruction of ``__exit__`` skips
+        that; CPython cannot avoid it (bpo-29988). An exit stack may be dropped, too.
+        """
+        try:
+            if not self.has_ended:
+                log(DEBUG, "%s was left without its end", self.name)
+                claim = self.__dict__.get("claim")
+                if claim is None:
+                    self.close()
+                else:
+                    self.go_on(claim, self)
+        except BaseException as error:  # As in a destructor: there is nobody to tell.
+            log(DEBUG, "ending %s: %r", self.name, error)
 
 
-def needs_argument(function: Callable[..., Any]) -> bool:
-    """Say whether a closer wants the object that it closes."""
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return True
-    except ValueError:  # A builtin that does not tell.
-        return False
+def _nobody(subject: Any = None) -> None: ...
+
+
+_LAST = (
+    OpenScope._publish,
+    OpenScope._make_report,
+    OpenScope._restore_flags,
+    OpenScope._clear_frames,
+)
+"""What comes after everything was released, the first last."""
+
+_ENTERED: ContextVar[tuple[OpenScope, ...]] = ContextVar("entered_scopes", default=())
+"""What was opened in this context and those that it was copied from; some may have ended."""
+
+_FETCHED = threading.local()
+
+
+class FetchedExit:
+    """``__exit__`` of a scope: each fetch makes the function that ends one opening of it.
+
+    Args:
+        leave: What that function calls, with the opening and the scope before its arguments.
+    """
+
+    def __init__(self, leave: Callable[..., Any]) -> None:
+        self._leave = leave
+
+    def __get__(self, scope: Any, kind: type | None = None) -> Callable[..., Any]:
+        opened = OpenScope()
+        # Exit stacks fetch it from the class, and pass the scope as the first argument.
+        bound = (opened,) if scope is None else (opened, scope)
+        opened.fetched_from = kind if scope is None else scope
+        function = partial(self._leave, *bound)
+        opened.leave = ref(function)
+        _FETCHED.last = ref(opened)
+        return function
+
+
+def last_fetched(scope: Any) -> OpenScope:
+    """Return what the function will end that was fetched last, if for this scope; or a new one."""
+    reference = getattr(_FETCHED, "last", None)
+    opened: OpenScope | None = None if reference is None else reference()
+    _FETCHED.last = None
+    if opened is not None and opened.scope is None:
+        origin = opened.fetched_from
+        if origin is scope or (isinstance(origin, type) and isinstance(scope, origin)):
+            return opened
+    return OpenScope()
+
+
+def find_current(candidates: list[OpenScope], frame: FrameType | None) -> OpenScope | None:
+    """Find the opening that a caller is in, or None where that cannot be told.
+
+    That is the one whose with statement is the innermost around the call; for another thread
+    and task, the innermost of those whose context it has; otherwise the only one there is.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    by_frame = {opened.frame: opened for opened in candidates}
+    for key in _frames(frame):
+        if key in by_frame:
+            return by_frame[key]
+    here = [opened for opened in _ENTERED.get() if opened in candidates]
+    outside = {id(outer) for opened in here for outer in opened.outside}
+    innermost = [opened for opened in here if id(opened) not in outside] or candidates
+    return innermost[0] if len(innermost) == 1 else None
+
+
+def frame_key(frame: FrameType) -> tuple[int, int]:
+    """Tell frames apart without keeping them, and what they hold, alive.
+
+    An address may be used again, but then by a later call; the newest opening is the one meant.
+    """
+    return id(frame), id(frame.f_code)
+
+
+def _frames(frame: FrameType | None) -> list[tuple[int, int]]:
+    # No generator: an interrupt that comes when one is dropped would be printed and lost.
+    keys = []
+    while frame is not None:
+        keys.append(frame_key(frame))
+        frame = frame.f_back
+    return keys
+
+
+def _comes_from_closing(exc: BaseException | None) -> bool:
+    """Say whether a block ends because the coroutine that it is in is being closed."""
+    traceback = exc.__traceback__ if isinstance(exc, GeneratorExit) else None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_flags & inspect.CO_COROUTINE:
+            return True
+        traceback = traceback.tb_next
     return False
+
+
+async def _wait(awaitable: Awaitable[Any]) -> None:
+    await awaitable

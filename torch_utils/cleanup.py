@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
-from types import TracebackType
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from types import FrameType
 from typing import Any, TypeVar
 
-from torch_utils._releasing.plan import plan
+from torch_utils._releasing.plan import check_kinds
 from torch_utils._releasing.work import Collect, check_collect
-from torch_utils._scope import Callback, Managed, Policy, Use, caller_key, needs_argument
+from torch_utils._scope import (
+    FetchedExit,
+    Item,
+    OpenScope,
+    find_current,
+    last_fetched,
+)
 from torch_utils.errors import TorchUtilsError
 from torch_utils.report import CleanupReport
 
@@ -19,6 +27,40 @@ __all__ = ["CleanupReport", "SafePyTorchCleanup"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+Self = TypeVar("Self", bound="SafePyTorchCleanup")
+
+
+def _leave(
+    opened: OpenScope,
+    scope: SafePyTorchCleanup,
+    exc_type: type[BaseException] | None,
+    exc: BaseException | None,
+    traceback: object,
+) -> None:
+    """What a scope's ``__exit__`` does."""
+    ending = scope._to_end(opened, sys._getframe(1))
+    if ending is not None:  # None where exit has ended it already.
+        ending.end(exc)
+
+
+def _leave_async(
+    opened: OpenScope,
+    scope: SafePyTorchCleanup,
+    exc_type: type[BaseException] | None,
+    exc: BaseException | None,
+    traceback: object,
+) -> Coroutine[Any, Any, None]:
+    """What a scope's ``__aexit__`` does."""
+    ending = scope._to_end(opened, sys._getframe(1))
+    leave = None if ending is None or ending.leave is None else ending.leave()
+    return _nothing() if ending is None else ending.end_async(exc, leave)
+
+
+async def _nothing() -> None: ...
+
+
+async def _value(value: T) -> T:
+    return value
 
 
 class SafePyTorchCleanup:
@@ -32,8 +74,10 @@ class SafePyTorchCleanup:
         print(scope.report)
 
     Also as ``async with``, and as a decorator of functions, coroutine functions, generators
-    and asynchronous generators. One scope may be used many times, nested in itself, and by
-    several threads or tasks at once: each use has its own resources.
+    and asynchronous generators. One scope may be opened many times, nested in itself, and by
+    several threads or tasks at once: each opening has its own resources. `manage` and
+    `callback` add to the opening whose block the call is in. Where several are open and the call
+    is in none of them, that is an error: a scope of its own for each is always clear.
 
     What is managed is released last-in first-out, each step on its own. An exception in the
     block always wins; what fails in the cleanup is noted on it, logged, and listed in the
@@ -66,10 +110,12 @@ class SafePyTorchCleanup:
         strict: bool = False,
     ) -> None:
         check_collect(collect)
-        plan(resources)
+        check_kinds(resources)
         self._resources = resources
-        self._policy = Policy(collect, trim_host, thorough, restore_flags, strict)
-        self._open: list[Use] = []
+        self._release_options = {"collect": collect, "trim_host": trim_host, "thorough": thorough}
+        self._restore_flags = restore_flags
+        self._strict = strict
+        self._open: list[OpenScope] = []
         self._in_this_thread = threading.local()
         self._last_report: CleanupReport | None = None
 
@@ -88,14 +134,15 @@ class SafePyTorchCleanup:
 
         Raises:
             TypeError: `release` would not know how, and there is no ``close``.
-            TorchUtilsError: The scope is not open.
+            TorchUtilsError: The scope is not open, or was opened by the parent process, or is
+                open several times and the call is in none of its blocks. Nothing was done.
         """
-        use = self._current()
+        opened = self._current(sys._getframe(1))
         if close is None:
-            plan([obj])
-            use.items.append(Managed(obj))
+            check_kinds([obj])
+            opened.items.append(Item(type(obj).__name__, obj))
         else:
-            use.items.append(Callback(close, (obj,) if needs_argument(close) else ()))
+            opened.items.append(_call(close, *((obj,) if _needs_argument(close) else ())))
         return obj
 
     def callback(self, fn: F, *args: Any, **kwargs: Any) -> F:
@@ -104,45 +151,30 @@ class SafePyTorchCleanup:
         A coroutine function is awaited, in an ``async with`` block.
 
         Raises:
-            TorchUtilsError: The scope is not open.
+            TorchUtilsError: As in `manage`.
         """
-        self._current().items.append(Callback(fn, args, kwargs))
+        self._current(sys._getframe(1)).items.append(_call(fn, *args, **kwargs))
         return fn
 
-    def __enter__(self) -> SafePyTorchCleanup:
-        self._begin()
+    def __enter__(self: Self) -> Self:
+        self._begin(sys._getframe(1))
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._open:  # Empty where exit has closed it already.
-            self._current().__exit__(exc_type, exc, traceback)
+    def __aenter__(self: Self) -> Coroutine[Any, Any, Self]:
+        self._begin(sys._getframe(1))
+        return _value(self)
 
-    async def __aenter__(self) -> SafePyTorchCleanup:
-        self._begin()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._open:
-            await self._current().__aexit__(exc_type, exc, traceback)
+    __exit__ = FetchedExit(_leave)
+    __aexit__ = FetchedExit(_leave_async)
 
     def __call__(self, function: F) -> F:
-        """Decorate a function of any kind: each call runs in a use of its own."""
+        """Decorate a function of any kind: each call opens the scope anew."""
         wrapper: Any
         if inspect.isasyncgenfunction(function):
 
             @functools.wraps(function)
             async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-                async with self._begin():
+                async with self:
                     generator = function(*args, **kwargs)
                     try:
                         value = await anext(generator)
@@ -162,43 +194,98 @@ class SafePyTorchCleanup:
 
             @functools.wraps(function)
             async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                async with self._begin():
+                async with self:
                     return await function(*args, **kwargs)
 
         elif inspect.isgeneratorfunction(function):
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-                with self._begin():
+                with self:
                     return (yield from function(*args, **kwargs))
 
         else:
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with self._begin():
+                with self:
                     return function(*args, **kwargs)
 
         return wrapper  # type: ignore[no-any-return]
 
-    def _begin(self) -> Use:
-        use = Use(type(self).__name__, self._policy, self._resources, self._ended)
-        self._open.append(use)
-        return use
+    def _begin(self, frame: FrameType) -> None:
+        opened = last_fetched(self)
+        try:
+            opened.begin(self, self._resources, _user_frame(frame))
+            self._open.append(opened)
+        except BaseException:  # An interrupt: the block will not be entered.
+            opened.forget()
+            raise
 
-    def _ended(self, use: Use) -> None:
-        self._open.remove(use)
-        self._last_report = self._in_this_thread.report = use.report
+    def _ended(self, opened: OpenScope) -> None:
+        self._last_report = self._in_this_thread.report = opened.report
+        if opened in self._open:
+            self._open.remove(opened)
 
-    def _current(self) -> Use:
-        """Return the caller's newest open use; for a helper thread, the newest of all."""
-        caller = caller_key()
-        open_uses = list(self._open)
-        for use in reversed(open_uses):
-            if use.caller == caller:
-                return use
-        if open_uses:
-            return open_uses[-1]
-        raise TorchUtilsError(
-            f"this {type(self).__name__} is not open; use it inside its with block"
-        )
+    def _current(self, frame: FrameType) -> OpenScope:
+        """Return the opening that the call is in."""
+        name = type(self).__name__
+        everyones = [opened for opened in self._open if not opened.has_ended]
+        if not everyones:
+            raise TorchUtilsError(f"this {name} is not open; use it inside its with block")
+        candidates = [opened for opened in everyones if opened.pid == os.getpid()]
+        if not candidates:
+            raise TorchUtilsError(
+                f"this {name} was opened by the parent process, which will release its own and "
+                "nothing of this process; open a scope here"
+            )
+        found = find_current(candidates, frame)
+        if found is None:
+            raise TorchUtilsError(
+                f"this {name} is open {len(candidates)} times, and this call is in none of their "
+                "blocks, so that it cannot be told which is meant; make a scope for each"
+            )
+        return found
+
+    def _to_end(self, fetched: OpenScope, frame: FrameType) -> OpenScope | None:
+        """Return what a call of ``__exit__`` ends: what it was fetched for, if it was for one.
+
+        Otherwise it is called by hand, and so was ``__enter__``.
+        """
+        if fetched.scope is not None:
+            return fetched
+        candidates = [opened for opened in self._open if opened.is_open]
+        by_hand = [o for o in candidates if o.leave is None or o.leave() is None]
+        if not candidates:
+            return None
+        found = find_current(by_hand or candidates, _user_frame(frame))
+        if found is None:
+            raise TorchUtilsError(
+                f"this {type(self).__name__} is open {len(candidates)} times, and a call of "
+                "__exit__ by hand does not say which of them ends; use with statements or exit "
+                "stacks, or make a scope for each. All are closed at the end of the program"
+            )
+        return found
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Item:
+    name = getattr(function, "__qualname__", repr(function))
+    return Item(name, function=functools.partial(function, *args, **kwargs))
+
+
+def _needs_argument(function: Callable[..., Any]) -> bool:
+    """Say whether a closer wants the object that it closes."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    except ValueError:  # A builtin that does not tell.
+        return False
+    return False
+
+
+def _user_frame(frame: FrameType) -> FrameType:
+    """Return the frame that uses an exit stack, where that is what calls."""
+    while frame.f_back is not None and frame.f_globals.get("__name__") == "contextlib":
+        frame = frame.f_back
+    return frame

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import warnings
 import weakref
@@ -17,6 +18,21 @@ from torch_utils.errors import ResourceClosedError
 __all__ = ["Resource"]
 
 Self = TypeVar("Self", bound="Resource")
+
+
+def _references_at_the_end() -> int:
+    """Count the references that a destructor sees when the last other one has gone."""
+    counts: list[int] = []
+
+    class Dropped:
+        def __del__(self, _references: Callable[[object], int] = sys.getrefcount) -> None:
+            counts.append(_references(self))
+
+    Dropped()
+    return counts[0]
+
+
+_REFERENCES_AT_THE_END = _references_at_the_end()
 
 
 class Resource:
@@ -34,14 +50,16 @@ class Resource:
                 self.handle.free()
 
     Errors out of `_release` are logged once and never raised; KeyboardInterrupt and SystemExit
-    do go on to the caller, but not at exit.
+    do go on to the caller, but not at exit. An interrupt that comes while this closes, at
+    whichever instruction, goes on to the caller when what was begun has been brought to its end.
 
     Threads: any thread may close; a second one waits until the first is done, and a call from
     inside `_release` returns at once. Forks: a child's copy of its parent's resource is never
     released in the child, which may open and close resources of its own. Copying and pickling
     are refused, for two owners of one thing cannot each close it once.
 
-    Do not override ``__del__``; a subclass that must, calls this one.
+    Do not override ``__del__``; a subclass that must, calls this one. A framework that calls it
+    closes the object, without a warning.
     """
 
     # No state lives on the instance, so that `_release` may clear ``__dict__``, subclasses may
@@ -103,8 +121,15 @@ class Resource:
         Returns:
             True if this call ran `_release` and it succeeded.
         """
-        entry = _entry_of(self)
-        return entry is not None and entry.close(self)
+        try:
+            entry = _entry_of(self)
+            return entry is not None and entry.close(self)
+        except BaseException:
+            # What comes out of `_release`, or an interrupt, which may have come before anything
+            # was begun. Nothing happens the second time where something was.
+            if entry := _entry_of(self):
+                entry.close(self)
+            raise
 
     async def aclose(self) -> bool:
         """Close from a coroutine.
@@ -123,14 +148,22 @@ class Resource:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:
+            self._close_after(exc)
+        except BaseException:
+            self.close()  # If an interrupt came before the other call.
+            raise
+
+    def _close_after(self, exc: BaseException | None) -> None:
         entry = _entry_of(self)
         if entry is None:
             return
         try:
             entry.close(self)
-        except BaseException:  # KeyboardInterrupt out of the release; the body's own error wins.
-            if exc is None:
+        except BaseException as error:
+            if exc is None or entry.error is not error:
                 raise
+            # KeyboardInterrupt out of the release: the block's own error wins.
         if exc is not None and entry.error is not None:
             add_note(exc, f"releasing {entry.name} also failed: {entry.error!r}")
 
@@ -150,16 +183,21 @@ class Resource:
         _registry: Registry = REGISTRY,
         _down: Callable[[], bool] = is_shutting_down,
         _warn: Callable[..., None] = warnings.warn,
+        _references: Callable[[object], int] = sys.getrefcount,
+        _at_the_end: int = _REFERENCES_AT_THE_END,
+        _is_finalized: Callable[[Any], bool] = gc.is_finalized,
     ) -> None:
         entry = _registry.get(id(self))
         if entry is None or (_down() and not entry.at_exit):
             return
+        # Frameworks call this themselves, to close what they are about to drop (Ray Serve does):
+        # then it was closed on purpose.
+        dropped = _references(self) <= _at_the_end or _is_finalized(self)
         try:
-            attempted = "attempt" in entry.__dict__
-            mine = not attempted and entry.close(self)
+            mine = "claim" not in entry.__dict__ and entry.close(self)
         except BaseException:  # A destructor has no caller to tell; the registry has logged it.
             return
-        if mine and entry.built and not _down():
+        if mine and dropped and entry.built and not _down():
             # Last, because ``-W error`` turns it into an exception.
             _warn(
                 f"unclosed {entry.name} was garbage-collected; close it, or use it in a with block",
@@ -167,6 +205,10 @@ class Resource:
                 stacklevel=2,
                 source=self,
             )
+
+    def __ray_shutdown__(self) -> None:
+        """Close; Ray calls this when an actor ends in order."""
+        self.close()
 
     def __copy__(self) -> NoReturn:
         self._refuse("copied")

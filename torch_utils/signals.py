@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import _thread
 import signal
+import sys
 import threading
 import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from torch_utils._registry import REGISTRY
+from torch_utils._registry import REGISTRY, Claim
 from torch_utils._runtime import PHASE
 from torch_utils.errors import SignalError
 
 __all__ = ["SignalExit", "exit_on_signals"]
+
+
+class _OrderlyExit(SystemExit):
+    """What a signal raises; of a class of its own, to be known again where it gets lost."""
 
 
 class SignalExit:
@@ -25,9 +30,15 @@ class SignalExit:
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self.previous: dict[int, Any] = {}
-        self._begun = False
-        self._first_s: float | None = None  # when the first signal came
+        self._main = threading.get_ident()
+        self._number: int | None = None  # the signal that came first
+        self._first_s = 0.0  # when
+        self._earlier: list[Claim] = []  # what was being closed then
+        self._raised = False
         self._retry_pending = False
+        self._retry_s = 0.0005
+        self._hooks: list[Any] = []  # those that ours was put in the place of
+        self._chaining = False
         for number in numbers:
             self.previous[number] = signal.signal(number, self._handle)
 
@@ -43,6 +54,8 @@ class SignalExit:
                 # None is a handler that was not installed from Python and cannot be put back.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
                 restored = True
+        if sys.unraisablehook == self._unraisable:
+            sys.unraisablehook = self._hooks[-1]
         return restored
 
     def __enter__(self) -> SignalExit:
@@ -57,66 +70,146 @@ class SignalExit:
         self.restore()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._begun:
+        if self._raised:
             return
-        if self._first_s is None:
-            self._first_s = time.monotonic()
-        if _would_be_lost(frame, waited_s=time.monotonic() - self._first_s):
-            self._try_again(number)
+        if self._number is None:
+            self._number, self._first_s = number, time.monotonic()
+            self._earlier = REGISTRY.under_way(self._main)
+        if _would_break_off(frame, waited_s=time.monotonic() - self._first_s):
+            self._try_again()
             return
-        self._begun = True
         for ours in self.previous:
             if signal.getsignal(ours) == self._handle:
                 signal.signal(ours, signal.SIG_DFL)  # A second signal ends the program at once.
-        if not PHASE.exiting and REGISTRY.is_releasing_here():
+        if not PHASE.exiting and self._is_releasing():
             # In the middle of a release: it ends first, or what it holds would be half released
-            # for ever. The registry runs this when it has.
-            REGISTRY.postpone(lambda: self._exit(number, frame))
+            # for ever. The registry comes back when one has ended.
+            REGISTRY.after_close = self._after_close
             return
-        self._exit(number, frame)
+        self._exit(frame)
 
-    def _try_again(self, number: int) -> None:
+    def _is_releasing(self) -> bool:
+        """Whether a release has to end first.
+
+        Those of tasks may overlap without an end, so of them only those count that were under
+        way when the signal came. The others are the ones that this interrupts.
+        """
+        under_way = REGISTRY.under_way(self._main)
+        return any(not claim.is_async or claim in self._earlier for claim in under_way)
+
+    def _after_close(self, in_task: bool) -> None:
+        if threading.get_ident() != self._main or self._raised:
+            return
+        frame = sys._getframe()
+        if in_task or _would_break_off(frame, waited_s=IMPORT_WAIT_S):
+            # Of a task that nobody awaits, asyncio would log it. Most likely, the loop waits soon.
+            self._arm_again()
+        elif PHASE.exiting or not self._is_releasing():
+            self._exit(frame)
+
+    def _try_again(self) -> None:
         """Come back in a moment, when an exception gets through."""
+        number = self._number
+        assert number is not None
         if self._retry_pending:  # A second signal: end at once, also from here.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._retry_pending = True
-        main = threading.get_ident()
+        self._retry_s = min(2 * self._retry_s, 0.05)
 
         def again() -> None:
-            time.sleep(0.001)
+            time.sleep(self._retry_s)
             self._retry_pending = False
-            if not self._begun:
+            if not self._raised and not PHASE.exiting:
                 # A real signal, which also wakes the main thread from a blocking call.
-                signal.pthread_kill(main, number)
+                signal.pthread_kill(self._main, number)
 
         _thread.start_new_thread(again, ())
 
-    def _exit(self, number: int, frame: FrameType | None) -> None:
+    def _exit(self, frame: FrameType | None) -> None:
+        number = self._number
+        assert number is not None
+        REGISTRY.after_close = None
+        self._raised = True
         earlier = self.previous[number]
         if callable(earlier) and earlier is not signal.default_int_handler:
+            self.previous[number] = signal.SIG_DFL  # Once, however often this gets lost.
             earlier(number, frame)
-        if not PHASE.exiting:  # Otherwise it is ending already, with a status of its own.
-            raise SystemExit(128 + number)
+        # Otherwise the program is ending already, with a status of its own.
+        if not PHASE.exiting and not _in_exit_callback(frame):
+            if sys.unraisablehook != self._unraisable:
+                self._hooks.append(sys.unraisablehook)
+                sys.unraisablehook = self._unraisable
+            raise _OrderlyExit(128 + number)
+
+    def _unraisable(self, lost: Any) -> None:
+        """Notice that what was raised got lost, and raise it again where it does not.
+
+        That happens in weak references' callbacks, in the ``finally`` of a generator that is
+        dropped, in ``gc.callbacks``, in ctypes callbacks: wherever C calls Python and has no way
+        to pass an exception on.
+        """
+        is_ours = isinstance(lost.exc_value, _OrderlyExit)
+        if not is_ours:
+            # A newer hook of the program's may call this one, which it was put in the place of.
+            hook = self._hooks[0 if self._chaining else -1]
+            self._chaining = True
+            try:
+                hook(lost)
+            finally:
+                self._chaining = False
+        if PHASE.exiting or threading.get_ident() != self._main:
+            return
+        if is_ours or _has_behind_it(lost.exc_value):
+            self._raised = False
+            self._arm_again()
+
+    def _arm_again(self) -> None:
+        if self._number is not None and signal.getsignal(self._number) == signal.SIG_DFL:
+            signal.signal(self._number, self._handle)
+            self._try_again()
 
 
 IMPORT_WAIT_S = 10.0
 """How long a signal waits for an import to end; then it is raised into it."""
 
 
-def _would_be_lost(frame: FrameType | None, waited_s: float) -> bool:
-    """Say whether an exception raised here may never arrive.
+def _has_behind_it(error: BaseException | None) -> bool:
+    """Say whether an exception was raised while one of a signal was on its way."""
+    for _ in range(100):  # A chain can be a circle.
+        error = None if error is None else error.__context__
+        if isinstance(error, _OrderlyExit):
+            return True
+    return False
 
-    Out of a destructor it is only printed. Out of an import it is swallowed now and then by
-    the C++ of an extension module that is being initialised: one import of torch in ten.
+
+def _would_break_off(frame: FrameType | None, waited_s: float) -> bool:
+    """Say whether an exception raised here would break off a destructor, or an import.
+
+    Neither passes it on: out of a destructor it is printed, and what it was about to clean up
+    stays. Out of an import it is swallowed now and then by the C++ of an extension module that is
+    being initialised: one import of torch in ten.
     """
     while frame is not None:
-        if frame.f_code.co_name == "__del__":
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__")
+        if name in ("__del__", "_abandoned") or (name == "__call__" and module == "weakref"):
             return True
-        if frame.f_globals.get("__name__") == "importlib._bootstrap" and waited_s < IMPORT_WAIT_S:
+        if module == "importlib._bootstrap" and waited_s < IMPORT_WAIT_S:
             return True
         frame = frame.f_back
     return False
+
+
+def _in_exit_callback(frame: FrameType | None) -> bool:
+    """Say whether the program has come to its end by itself, and its exit callbacks run."""
+    if threading.main_thread().is_alive():
+        return False
+    while frame is not None:
+        # Before them, the main thread waits for the others, and that is ended.
+        if frame.f_code is threading._shutdown.__code__:  # type: ignore[attr-defined]
+            return False
+        frame = frame.f_back
+    return True
 
 
 def exit_on_signals(*signals: int) -> SignalExit:
@@ -125,9 +218,12 @@ def exit_on_signals(*signals: int) -> SignalExit:
     The default action of SIGTERM ends a process with nothing closed: no atexit callback, no
     destructor. With this, `SystemExit` is raised in the main thread: ``with`` blocks end, atexit
     callbacks run, open resources are closed. A signal in the middle of a release, of a
-    destructor, or of an import (for `IMPORT_WAIT_S` seconds at most) waits for its end. A
-    handler that a program had installed before is called first; Python's own for SIGINT is
-    replaced. A second signal takes the default action and ends the program at once.
+    destructor, or of an import (for `IMPORT_WAIT_S` seconds at most) waits for its end; releases
+    that other tasks begin meanwhile do not count. Where Python would print the exception and go
+    on, as in a weak reference's callback, nothing is printed and it is raised again a moment
+    later: from the signal on, ``sys.unraisablehook`` is wrapped for that. A handler that a program
+    had installed before is called first; Python's own for SIGINT is replaced. A second signal
+    takes the default action and ends the program at once.
 
     Args:
         *signals: ``signal.SIGTERM`` (the default), ``SIGINT``, ``SIGHUP``, ...

@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import tracemalloc
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from torch_utils import Resource, ResourceClosedError
-from torch_utils._registry import REGISTRY
+from torch_utils._registry import REGISTRY, Claim
 
 
 class Counted(Resource):
@@ -329,3 +330,77 @@ def test_a_million_resources_leave_nothing() -> None:
             Counted().close()
         assert len(REGISTRY) == registered
         assert grown < 2000, grown
+
+
+class Model(Counted):
+    """What a framework keeps; see `test_frameworks_that_call_the_destructor`."""
+
+
+def test_frameworks_that_call_the_destructor() -> None:
+    """Ray Serve calls __del__ itself, in another thread, and then drops the model: no warning."""
+    kept = [Model()]
+    released: list[int] = []
+    kept[0].action = lambda self: released.append(1)
+    thread = threading.Thread(target=kept[0].__del__)
+    thread.start()
+    thread.join()
+    assert kept[0].closed
+    kept.clear()
+    del thread
+    gc.collect()
+    assert released == [1]
+    with pytest.warns(ResourceWarning, match="unclosed Model"):  # The control: dropped, as it is.
+        Model()
+    with pytest.warns(ResourceWarning, match="unclosed Model"):
+        cycle = Model()
+        cycle.me = cycle
+        del cycle
+        gc.collect()
+
+
+def test_ray_ends_an_actor_in_order() -> None:
+    """Ray calls a method of this name."""
+    resource = Counted()
+    resource.__ray_shutdown__()
+    assert (resource.closed, resource.released) == (True, 1)
+
+
+def test_waiting_in_a_circle_is_seen_however_threads_interleave() -> None:
+    """Each thread announces what it waits for before it looks; nobody waits for ever."""
+    for count in (2, 3):
+        for _ in range(100):
+            barrier = threading.Barrier(count)
+            ring: list[Counted] = []
+
+            def action(self: Any, barrier: Any = barrier, ring: Any = ring) -> None:
+                barrier.wait()
+                ring[(ring.index(self) + 1) % len(ring)].close()
+
+            ring += [Counted(action) for _ in range(count)]
+            before = sys.getswitchinterval()
+            sys.setswitchinterval(1e-6)
+            try:
+                threads = [threading.Thread(target=r.close, daemon=True) for r in ring]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(60)
+                    assert not thread.is_alive(), "deadlock"
+            finally:
+                sys.setswitchinterval(before)
+            assert [r.released for r in ring] == [1] * count
+
+
+def test_both_look_before_either_waits() -> None:
+    """The race itself: both have announced, and are about to look. Neither may wait then."""
+    first, second = Claim(-1), Claim(-2)
+    REGISTRY._waiting[-1], REGISTRY._waiting[-2] = second, first
+    try:
+        assert REGISTRY._leads_to(-1, second)
+        assert REGISTRY._leads_to(-2, first)
+        second.finished = True
+        assert not REGISTRY._leads_to(-1, second)
+        second.finished = False
+        assert not REGISTRY._leads_to(-3, second)  # A circle of others does not hold it up.
+    finally:
+        del REGISTRY._waiting[-1], REGISTRY._waiting[-2]

@@ -115,3 +115,45 @@ if __name__ == "__main__":
     )
     assert_clean(result)
     assert sorted(result.stdout.split("\n")) == ["", "child True 1", "parent True 1"]
+
+
+def test_releases_that_open_others_come_to_an_end() -> None:
+    """Each release opens the next: most are closed, the end says so once, and the program ends."""
+    result = run(
+        EXIT
+        + """
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+kept = []
+class Next(Resource):
+    count = 0
+    def _release(self):
+        Next.count += 1
+        kept.append(Next())
+kept.append(Next())
+import torch_utils._registry as registry
+class Last(Resource):
+    def _release(self): print("last", flush=True)
+first = Last()
+atexit.register(print, "atexit", flush=True)
+"""
+    )
+    assert_clean(result)
+    assert result.stdout.startswith("atexit\nlast\nmore than 1000 were opened")
+    assert result.stdout.count("\n") == 3
+
+
+def test_what_a_release_opens_is_closed() -> None:
+    """A few that are opened while everything is closed are closed as well."""
+    result = run(
+        EXIT
+        + """
+class Opens(R):
+    def _release(self):
+        super()._release()
+        if self.n: kept.append(Opens(self.n - 1))
+kept = [Opens(3)]
+"""
+    )
+    assert_clean(result)
+    assert result.stdout == "3 True 1\n2 True 1\n1 True 1\n0 True 1\n"

@@ -242,3 +242,100 @@ while True:
         left, unreleased = map(int, result.stdout.split())
         assert left == 0
         assert unreleased <= 1  # One whose creation was interrupted before it was registered.
+
+
+LOSSES = {
+    "finalize": "o = O(); weakref.finalize(o, signalled); del o",
+    "weakref callback": "o = O(); r = weakref.ref(o, signalled); del o",
+    "generator": """
+def generator():
+    try: yield
+    finally: signalled()
+g = generator(); next(g); del g
+""",
+    "gc callback": """
+def callback(phase, info):
+    gc.callbacks.remove(callback)
+    signalled()
+gc.callbacks.append(callback); gc.collect()
+""",
+    "ctypes": "ctypes.CFUNCTYPE(None)(signalled)()",
+    "replaced by another error": """
+def fails(_):
+    try: signalled()
+    finally: 1 / 0
+sys.unraisablehook = lambda lost: print(lost.exc_type.__name__, flush=True)
+o = O(); r = weakref.ref(o, fails); del o
+""",
+}
+
+
+@pytest.mark.parametrize("place", LOSSES)
+@pytest.mark.parametrize("safe", [True, False])
+def test_where_python_prints_and_goes_on(place: str, safe: bool) -> None:
+    """It is raised again where it gets through; the control, a plain handler, is lost."""
+    if place.startswith("replaced") and not safe:
+        pytest.skip("the plain handler's loss is what the others show")
+    install = "exit_on_signals()" if safe else "signal.signal(signal.SIGTERM, plain)"
+    result = run(
+        PRELUDE
+        + f"""
+import ctypes, gc, weakref
+def plain(number, frame): raise SystemExit(143)
+class O: pass
+def signalled(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(100): time.sleep(0.0001)
+r0 = R("kept")
+{install}
+{LOSSES[place]}
+time.sleep({20 if safe else 0.1})
+print("never")
+"""
+    )
+    if safe:
+        assert_clean(result, 143)
+        assert result.stdout.replace("ZeroDivisionError\n", "") == "begin kept\nend kept\n"
+    else:
+        assert (result.returncode, "never" in result.stdout) == (0, True)
+        assert "SystemExit: 143" in result.stderr
+
+
+def test_in_an_atexit_callback_nothing_is_broken_off() -> None:
+    """The program is ending already, with its own status."""
+    result = run(
+        PRELUDE
+        + """
+exit_on_signals()
+r = R("kept")
+atexit.register(lambda: (kill(signal.SIGTERM), print("whole", flush=True)))
+sys.exit(5)
+"""
+    )
+    assert_clean(result, 5)
+    assert result.stdout == "whole\nbegin kept\nend kept\n"
+
+
+def test_overlapping_cleanups_of_tasks_do_not_put_it_off_for_ever() -> None:
+    """Those that were under way end; those that begin meanwhile do not count."""
+    result = run(
+        PRELUDE
+        + """
+import asyncio
+exit_on_signals()
+r = R("kept")
+async def one(n):
+    async with SafePyTorchCleanup(collect="never") as scope:
+        scope.callback(asyncio.sleep, 0.05)
+async def main():
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    tasks = set()
+    for n in range(3000):
+        tasks.add(asyncio.create_task(one(n)))
+        await asyncio.sleep(0.01)
+    print("never")
+asyncio.run(main())
+"""
+    )
+    assert result.returncode == 143, str(result)  # asyncio may log what a task was raised into.
+    assert result.stdout == "begin kept\nend kept\n"

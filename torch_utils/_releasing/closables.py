@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
+from typing import Any
+
+from torch_utils._interrupts import never_began
+from torch_utils._releasing.kinds import bases_of
 from torch_utils._releasing.own_cleanup import close_resource
 from torch_utils._releasing.target import Target
 from torch_utils.resource import Resource
@@ -12,9 +17,19 @@ class ClosableTarget(Target):
 
     closes = True
 
+    def __init__(self, thing: Any, name: str) -> None:
+        super().__init__(thing, name)
+        self._calls = map(methodcaller("close"), (thing,))
+
     def give_up(self, place: str) -> BaseException | None:
         """Close it; returns an error that has been logged already."""
-        if isinstance(self.thing, Resource):
+        if Resource in bases_of(type(self.thing)):
             return close_resource(self.thing)
-        self.thing.close()
+        try:
+            for _ in self._calls:  # Once: see `_interrupts`.
+                pass
+        except BaseException as error:
+            if never_began(error):
+                self._calls = map(methodcaller("close"), (self.thing,))
+            raise
         return None

@@ -9,8 +9,10 @@ that an error is one step's error, and nothing that they raise keeps the weights
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from operator import methodcaller
 from typing import Any
 
+from torch_utils._interrupts import never_began
 from torch_utils._registry import REGISTRY
 from torch_utils._releasing.kinds import bases_of, find, is_awaitable, is_function
 from torch_utils._releasing.target import Target
@@ -67,14 +69,19 @@ class _Once:
     """A method that runs once, whoever calls it: the parent's ``close``, or a destructor."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
-        self._methods = [method]
+        self._method = method
+        self._calls = iter([method])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Taken and called in one step, by one of several threads: see `_interrupts`.
         try:
-            method = self._methods.pop()  # Atomic: of several threads only one gets it.
-        except IndexError:
-            return None
-        return method(*args, **kwargs)
+            for result in map(methodcaller("__call__", *args, **kwargs), self._calls):
+                return result
+        except BaseException as error:
+            if never_began(error):
+                self._calls = iter([self._method])
+            raise
+        return None
 
 
 def _once(module: Any, method: str) -> Any:

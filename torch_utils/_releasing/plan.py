@@ -25,6 +25,15 @@ from torch_utils._releasing.tombstone import is_released
 from torch_utils._runtime import loaded_torch
 
 
+def check_kinds(objects: Sequence[Any]) -> None:
+    """Refuse objects of a kind that nobody here knows how to release, without touching any.
+
+    Raises:
+        TypeError: There is one.
+    """
+    _Walk(loaded_torch(), False).run(objects)
+
+
 def plan(objects: Sequence[Any], *, again: bool = False) -> list[Target]:
     """Say how each object will be released, in order, without touching any.
 

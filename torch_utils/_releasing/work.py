@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
+from _thread import get_ident
 from contextvars import ContextVar
 from typing import Any, Literal
+from weakref import ref
 
 from torch_utils._releasing import in_use
 from torch_utils._releasing.counting import count_beyond
@@ -13,7 +16,7 @@ from torch_utils._releasing.holders import SEARCH_S, Holders, find_holders
 from torch_utils._releasing.other_caches import clear_other_caches
 from torch_utils._releasing.storages import LENDER, Held, Inventory
 from torch_utils._releasing.target import Target
-from torch_utils._releasing.tombstone import caller
+from torch_utils._releasing.tombstone import caller, is_released
 from torch_utils._runtime import ERROR, is_shutting_down, loaded_torch, log
 from torch_utils.memory import MemorySnapshot, empty_caches, memory_snapshot
 from torch_utils.memory import trim_host as trim_host_heap
@@ -46,22 +49,74 @@ class Release:
         self._before: MemorySnapshot = memory_snapshot()
         self._place = caller()
         self.errors: list[BaseException] = []
+        self._planned: list[Target] = []
+        self._uncounted: list[Target] = []
         # A close() that this calls may release what the object holds: that belongs to this one.
-        self._outer = _UNDER_WAY.get()
-        _UNDER_WAY.set(self)
+        self._outer = _enclosing()
+        self._caller = caller_key()
+        self._under_way = False
+
+    def begin(self) -> None:
+        """Have what the caller releases from here on, until `end`, belong to this release."""
+        self._under_way = True
+        _UNDER_WAY.set(ref(self))
+
+    def end(self) -> None:
+        """Belong to nothing any more."""
+        self._under_way = False
+        if _UNDER_WAY.get() == ref(self):
+            _UNDER_WAY.set(None if self._outer is None else ref(self._outer))
 
     def run(self, targets: list[Target]) -> None:
-        """Give up what was planned: all is counted before the first is touched."""
+        """Give up what was planned: all is counted before the first is touched.
+
+        Empties the list. Nothing is raised, not even an interrupt, which `raise_interrupt` passes
+        on: it keeps nothing from being given up, at whichever instruction it comes.
+        """
+        outermost = not self._under_way
+        try:
+            try:
+                self.begin()
+                self._give_up_all(targets)
+            finally:
+                if outermost:
+                    self.end()
+        except BaseException as error:
+            # An interrupt of this code itself. What is left of the list goes on.
+            if outermost:
+                self.end()
+            self.failed("what was planned", error)
+            if not isinstance(error, Exception):
+                self.run(targets)
+
+    def _give_up_all(self, targets: list[Target]) -> None:
+        if self._planned is not targets:  # Otherwise this goes on where an interrupt came.
+            self._uncounted = list(targets)
+            self._planned = targets
+        while self._uncounted and not is_shutting_down():
+            target = self._uncounted[0]
+            self._insist(target.name, lambda t=target: t.count(self._inventory))
+            del self._uncounted[0]
         if not is_shutting_down():
-            for target in targets:
-                self._isolated(target.name, lambda t=target: t.count(self._inventory))
             self._isolated("what they refer to", lambda: count_beyond(self._inventory))
-        for target in targets:
-            self._give_up(target)
+        while targets:
+            self._give_up(targets[0])
+            del targets[0]
 
     def _give_up(self, target: Target) -> None:
         if target.closes or not is_shutting_down():
-            self._isolated(target.name, lambda: target.give_up(self._place))
+            self._insist(target.name, lambda: target.give_up(self._place), target.thing)
+
+    def _insist(self, name: str, action: Any, thing: Any = None) -> None:
+        """Do something, and once more if an interrupt left it half done.
+
+        The program's own code has run or not even begun, and the target knows which; all else
+        can be done twice.
+        """
+        before = len(self.interrupts())
+        self._isolated(name, action)
+        if len(self.interrupts()) > before and not is_released(thing):
+            self._isolated(name, action)
 
     def _isolated(self, name: str, action: Any) -> None:
         try:
@@ -86,7 +141,7 @@ class Release:
 
         A release within another leaves that to the outer one, which then counts for both.
         """
-        _UNDER_WAY.set(self._outer)
+        self.end()
         if is_shutting_down():
             return CleanupReport(
                 errors=tuple(self.errors),
@@ -142,11 +197,38 @@ class Release:
         self._inventory.forget_gone()
         return self._inventory.alive()
 
+    def interrupts(self) -> list[BaseException]:
+        """Return those of the errors that are KeyboardInterrupt, SystemExit and their like."""
+        return [error for error in self.errors if not isinstance(error, Exception)]
+
     def raise_interrupt(self) -> None:
-        """Pass on a KeyboardInterrupt or SystemExit, now that everything was released."""
-        for error in self.errors:
-            if not isinstance(error, Exception):
-                raise error
+        """Pass on an interrupt, now that everything was released."""
+        for error in self.interrupts():
+            raise error
 
 
-_UNDER_WAY: ContextVar[Release | None] = ContextVar("release_under_way", default=None)
+_UNDER_WAY: ContextVar[ref[Release] | None] = ContextVar("release_under_way", default=None)
+"""The innermost release under way, as far as the context knows; `_enclosing` asks the release."""
+
+
+def _enclosing() -> Release | None:
+    """Return the release that the caller is in the middle of.
+
+    A task or a thread that is started there inherits the context, but is a caller of its own,
+    and may well outlive that release.
+    """
+    reference = _UNDER_WAY.get()
+    outer = None if reference is None else reference()
+    if outer is None or not outer._under_way or outer._caller != caller_key():
+        return None
+    return outer
+
+
+def caller_key() -> tuple[int, Any]:
+    """Tell callers apart: the thread, and the asyncio task where there is one."""
+    asyncio = sys.modules.get("asyncio")
+    try:
+        task = asyncio.current_task() if asyncio is not None else None
+    except (RuntimeError, AttributeError):  # No event loop runs here, or asyncio half-imported.
+        task = None
+    return get_ident(), task

@@ -1,0 +1,51 @@
+"""Interrupt a program at each instruction of some code, one run for each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class Interrupt(KeyboardInterrupt):
+    """What is raised; of a class of its own, to tell it from a real Ctrl-C."""
+
+
+def run_interrupted(program: Callable[[], Any], number: int, *files: str) -> tuple[bool, bool]:
+    """Run a program, and interrupt it at the given event in files with these in their names.
+
+    Events are calls, lines, instructions and returns. Says whether there were that many, and
+    whether the interrupt came out of the program.
+    """
+    left = number
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if not any(file in frame.f_code.co_filename for file in files):
+            return None
+        frame.f_trace_opcodes = True
+        if event != "exception":
+            left -= 1
+            if left == 0:
+                raise Interrupt
+        return trace
+
+    arrived = False
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        program()
+    except Interrupt:
+        arrived = True
+    finally:
+        sys.settrace(before)
+    return left <= 0, arrived
+
+
+def everywhere(check: Callable[[int], bool], step: int = 1) -> int:
+    """Call with 1, 1 + step and so on, until the program had fewer events; says how many it had."""
+    number = 1
+    while check(number):
+        number += step
+    return number

@@ -1,0 +1,57 @@
+"""Exactly once, although an interrupt may come between any two instructions.
+
+KeyboardInterrupt, and whatever a signal handler raises, can come anywhere: after a function was
+chosen and before it is called, for one. Whether the program's own code has run must therefore
+not be noted before the call, nor after it, but by the call: ``for _ in map(function, [owner])``
+takes the owner and calls the function in one step of C. A map that is exhausted has called; one
+that is not can be gone on with. What remains is an interrupt at the callee's first instruction.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # see _runtime
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType
+    from typing import Any
+
+
+def never_began(error: BaseException) -> bool:
+    """Say whether an interrupt came before the first instruction of the function that was called.
+
+    Asked by whoever called it, about what it caught. The interpreter looks for signals when it
+    enters a function, so this is where most interrupts of a short function come.
+    """
+    here = error.__traceback__
+    callee = None if here is None else here.tb_next
+    if isinstance(error, Exception) or callee is None:
+        return False
+    return _is_start(callee.tb_frame.f_code, callee.tb_lasti)
+
+
+def came_out_of(function: Callable[..., Any], error: BaseException) -> bool:
+    """Say whether what a caller of this function caught came out of that, or only beside it.
+
+    A signal handler that raises has a frame of its own, between the instructions of the caller.
+    """
+    here = error.__traceback__
+    callee = None if here is None else here.tb_next
+    code = getattr(function, "__code__", None)
+    return isinstance(error, Exception) or (
+        callee is not None and (code is None or callee.tb_frame.f_code is code)
+    )
+
+
+def _is_start(code: CodeType, offset: int) -> bool:
+    if offset <= 0:
+        return True  # Python 3.10 has no instruction that only marks the start.
+    from opcode import opmap
+
+    if "RESUME" not in opmap:
+        return False
+    instructions = code.co_code
+    at, before = instructions[offset], instructions[offset - 2]
+    # The argument tells the start from what follows a yield; ``try:`` is an instruction, too.
+    return (at == opmap["RESUME"] and instructions[offset + 1] == 0) or (
+        at == opmap["NOP"] and before == opmap["RESUME"] and instructions[offset - 1] == 0
+    )
