@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import FrameType, MemberDescriptorType
 from typing import Any, NoReturn
 
 from torch_utils.errors import ReleasedError
@@ -94,12 +94,26 @@ def bury(thing: Any, name: str, place: str) -> None:
             object.__setattr__(thing, "__class__", Tombstone)
         except TypeError:
             object.__setattr__(thing, "__class__", _heir_of(former))
+    if type(thing) is not Tombstone:
+        _empty_slots(thing, former)
     for key in contents.keys() - _EPITAPH:
         # One by one: what a dictionary drops as a whole, it drops without a turn for others.
         contents.pop(key, None)
 
 
 _EPITAPH = frozenset(("_released_class", "_released_name", "_released_at", "_released_by"))
+
+
+def _empty_slots(thing: Any, former: type) -> None:
+    for kind in former.__mro__:
+        for slot in vars(kind).values() if "__slots__" in vars(kind) else ():
+            if type(slot) is MemberDescriptorType:
+                try:
+                    slot.__delete__(thing)
+                except AttributeError:
+                    continue  # It is empty.
+
+
 _HEIRS: dict[type, type] = {}
 
 
