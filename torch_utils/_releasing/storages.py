@@ -207,10 +207,31 @@ class Inventory:
 
     def alive(self) -> list[Held]:
         """List what was expected to go and is still there, the largest first."""
-        notes = self._own
-        alive = [notes.held(i) for i, w in enumerate(notes.weak) if not self._is_expired(w)]
+        return self.tally()[1]
+
+    def freed_bytes(self) -> dict[str, int]:
+        """Count what is gone, by place; the places of what is not have their zero."""
+        return self.tally()[0]
+
+    def tally(self) -> tuple[dict[str, int], list[Held]]:
+        """Count what is gone, by place, and list what is still there, the largest first.
+
+        Each storage is asked once, for it may go while this is at work.
+        """
+        freed = dict(self._freed)
+        alive: list[Held] = []
+        for notes in (self._own, self._beyond):
+            for index, weak in enumerate(notes.weak):
+                place, gone = notes.devices[index], self._is_expired(weak)
+                if gone or notes is self._own:
+                    freed[place] = freed.get(place, 0) + (notes.sizes[index] if gone else 0)
+                if not gone and notes is self._own:
+                    alive.append(notes.held(index))
+        for lent, is_mapped in self._given_back():
+            if is_mapped is False:
+                freed["host"] = freed.get("host", 0) + lent.held.nbytes
         alive += [lent.held for lent in self._lent if not self._is_expired(lent.weak)]
-        return sorted(alive, key=lambda held: -held.nbytes)
+        return freed, sorted(alive, key=lambda held: -held.nbytes)
 
     def still_lent(self) -> list[Held]:
         """List what torch let go of and its lender still has, where that is certain."""
@@ -219,19 +240,6 @@ class Inventory:
             for lent, is_mapped in self._given_back()
             if is_mapped and lent.held.nbytes > _OWN_MAPPING_BYTES
         ]
-
-    def freed_bytes(self) -> dict[str, int]:
-        """Count what is gone, by place; the places of what is not have their zero."""
-        freed = dict(self._freed)
-        for notes in (self._own, self._beyond):
-            for weak, place, nbytes in zip(notes.weak, notes.devices, notes.sizes, strict=True):
-                gone = self._is_expired(weak)
-                if gone or notes is self._own:
-                    freed[place] = freed.get(place, 0) + (nbytes if gone else 0)
-        for lent, is_mapped in self._given_back():
-            if is_mapped is False:
-                freed["host"] = freed.get("host", 0) + lent.held.nbytes
-        return freed
 
     def _given_back(self) -> list[tuple[_Lent, bool | None]]:
         """List the lent storages that are gone, and say whether their memory is still mapped.
