@@ -62,7 +62,7 @@ def count_modules(
         where = f"{root}.{path}" if path else root
         contents = contents_of(module)
         for registry in (contents.get("_parameters"), contents.get("_buffers")):
-            if registry or type(registry) is not dict:
+            if type(registry) is not dict or registry:
                 for name, tensor in zip(*entries_of(registry), strict=True):
                     if tensor is not None:
                         count_tensor(inventory, name, tensor, owner=where)

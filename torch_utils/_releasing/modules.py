@@ -57,6 +57,9 @@ class ModuleTarget(Target):
             kind = type(module).__name__
             what = f"this {kind}" if not path else f"{path!r} of {self.name} (a {kind})"
             bury(module, what, place)
+        # What was spared may be garbage by now, and would be kept by these.
+        self.tree = None
+        self._given_up = Tree(self.module)
 
     def _is_first(self) -> bool:
         """Whether no other thread's release has come before this one."""

@@ -81,11 +81,12 @@ class Inventory:
     where it goes as well, but nobody said that it would. Used by one thread.
     """
 
+    _free: Any = None  # Until all that it needs is there: an interrupt may end `__init__` early.
+
     def __init__(self) -> None:
         torch = loaded_torch()
         self.reader = StorageReader(torch) if torch is not None else None
         self._is_expired: Any = self.reader.is_expired if self.reader is not None else None
-        self._free: Any = self.reader.free if self.reader is not None else None
         self._own, self._beyond = _Notes(), _Notes()
         self._lent: list[_Lent] = []
         self._known: set[int] = set()
@@ -97,6 +98,7 @@ class Inventory:
         self.referred_to: list[Any] = []
         self.looked_into: set[int] = set()
         self.looks_left = _MOST_LOOKS
+        self._free = self.reader.free if self.reader is not None else None
 
     def __bool__(self) -> bool:
         return bool(self._own.weak or self._beyond.weak or self._lent or self._freed)
@@ -207,10 +209,31 @@ class Inventory:
 
     def alive(self) -> list[Held]:
         """List what was expected to go and is still there, the largest first."""
-        notes = self._own
-        alive = [notes.held(i) for i, w in enumerate(notes.weak) if not self._is_expired(w)]
+        return self.tally()[1]
+
+    def freed_bytes(self) -> dict[str, int]:
+        """Count what is gone, by place; the places of what is not have their zero."""
+        return self.tally()[0]
+
+    def tally(self) -> tuple[dict[str, int], list[Held]]:
+        """Count what is gone, by place, and list what is still there, the largest first.
+
+        Each storage is asked once, for it may go while this is at work.
+        """
+        freed = dict(self._freed)
+        alive: list[Held] = []
+        for notes in (self._own, self._beyond):
+            for index, weak in enumerate(notes.weak):
+                place, gone = notes.devices[index], self._is_expired(weak)
+                if gone or notes is self._own:
+                    freed[place] = freed.get(place, 0) + (notes.sizes[index] if gone else 0)
+                if not gone and notes is self._own:
+                    alive.append(notes.held(index))
+        for lent, is_mapped in self._given_back():
+            if is_mapped is False:
+                freed["host"] = freed.get("host", 0) + lent.held.nbytes
         alive += [lent.held for lent in self._lent if not self._is_expired(lent.weak)]
-        return sorted(alive, key=lambda held: -held.nbytes)
+        return freed, sorted(alive, key=lambda held: -held.nbytes)
 
     def still_lent(self) -> list[Held]:
         """List what torch let go of and its lender still has, where that is certain."""
@@ -219,19 +242,6 @@ class Inventory:
             for lent, is_mapped in self._given_back()
             if is_mapped and lent.held.nbytes > _OWN_MAPPING_BYTES
         ]
-
-    def freed_bytes(self) -> dict[str, int]:
-        """Count what is gone, by place; the places of what is not have their zero."""
-        freed = dict(self._freed)
-        for notes in (self._own, self._beyond):
-            for weak, place, nbytes in zip(notes.weak, notes.devices, notes.sizes, strict=True):
-                gone = self._is_expired(weak)
-                if gone or notes is self._own:
-                    freed[place] = freed.get(place, 0) + (nbytes if gone else 0)
-        for lent, is_mapped in self._given_back():
-            if is_mapped is False:
-                freed["host"] = freed.get("host", 0) + lent.held.nbytes
-        return freed
 
     def _given_back(self) -> list[tuple[_Lent, bool | None]]:
         """List the lent storages that are gone, and say whether their memory is still mapped.

@@ -23,9 +23,9 @@ class TensorTarget(Target):
         empty_tensor(self.thing)
 
 
-# The caller's variable, `release`'s tuple of objects, the target, the two arguments on the way
-# here, and getrefcount's own. Where one is not there, the tensor is kept a little longer.
-_REFERENCES_IF_ALONE = 6
+# The program's own, that of `release`'s tuple of objects, the target's, the argument's, and
+# getrefcount's. A thread at work with the tensor has one more.
+_REFERENCES_IF_ALONE = 5
 
 
 def empty_tensor(tensor: Any) -> None:

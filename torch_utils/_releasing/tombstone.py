@@ -207,7 +207,8 @@ def bury(thing: Any, name: str, place: str) -> None:
         # One by one: what a dictionary drops as a whole, it drops without a turn for others.
         if key not in _KEPT:
             contents.pop(key, None)
-    for slot in _slots_of(epitaph.kind):
+    # Only an heir has slots; a plain tombstone's layout has none.
+    for slot in () if type(thing) is Tombstone else _slots_of(epitaph.kind):
         try:
             slot.__delete__(thing)
         except AttributeError:

@@ -86,7 +86,7 @@ def children_of(module: Any) -> tuple[list[str], list[Any]]:
     contents = contents_of(module)
     registry = contents.get("_modules")
     traced = contents.get("_actual_script_module")  # What torch.jit.trace puts a shell around.
-    if traced is None and not registry and type(registry) is dict:
+    if traced is None and type(registry) is dict and not registry:
         return [], []
     names, children = entries_of(registry)
     if traced is not None:

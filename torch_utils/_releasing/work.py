@@ -150,7 +150,8 @@ class Release:
             )
         if self._outer is None:
             self._give_back()
-        freed_bytes, still_held = self._inventory.freed_bytes(), self._still_held()
+        freed_bytes, alive = self._inventory.tally()
+        still_held = self._still_held(alive)
         if self._outer is not None:
             self._outer._inventory.absorb(self._inventory)
         return CleanupReport(
@@ -162,8 +163,8 @@ class Release:
             after=memory_snapshot(),
         )
 
-    def _still_held(self) -> tuple[StillHeld, ...]:
-        still_held = [(held, self._holders.of(held)) for held in self._inventory.alive()]
+    def _still_held(self, alive: list[Held]) -> tuple[StillHeld, ...]:
+        still_held = [(held, self._holders.of(held)) for held in alive]
         still_held += [(held, (LENDER,)) for held in self._inventory.still_lent()]
         return tuple(StillHeld(h.what, h.nbytes, h.device, holders) for h, holders in still_held)
 

@@ -1,0 +1,178 @@
+"""Releases while other threads release the same, or compute with it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torch_utils import ReleasedError, release
+from torch_utils._releasing import faiss_indexes, modules
+from torch_utils._releasing.faiss_indexes import FaissTarget
+from torch_utils._releasing.modules import ModuleTarget
+from torch_utils._releasing.tensors import TensorTarget
+from torch_utils.report import CleanupReport
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Let threads take turns as often as Python can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def in_threads(*functions: Callable[[], Any]) -> list[Any]:
+    """Run each in a thread of its own, all at once; return what they returned or raised."""
+    results: list[Any] = [None] * len(functions)
+    barrier = threading.Barrier(len(functions))
+
+    def work(index: int) -> None:
+        barrier.wait()
+        try:
+            results[index] = functions[index]()
+        except BaseException as error:  # Whatever it is, the test is to see it.
+            results[index] = error
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def model_of(layers: int = 20) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(layers))
+    )
+
+
+@pytest.mark.usefixtures("hasty")
+def test_two_threads_release_one_model() -> None:
+    """No error, and what was given up is reported once."""
+    for _ in range(30):
+        model = model_of()
+        expected = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+        reports = in_threads(
+            lambda m=model: release(m, trim_host=False), lambda m=model: release(m, trim_host=False)
+        )
+        assert [type(report) for report in reports] == [CleanupReport] * 2
+        assert [report.errors for report in reports] == [(), ()]
+        # The other one may have been looking at it at the very moment when one reported.
+        freed = sum(report.freed_bytes.get("host", 0) for report in reports)
+        assert freed + sum(report.still_held_bytes for report in reports) == expected
+
+
+@pytest.mark.usefixtures("hasty")
+def test_forward_meets_a_released_error() -> None:
+    """Never an AttributeError or a KeyError of a half-emptied layer."""
+    inputs = torch.ones(2, 4)
+    errors = []
+    for _ in range(30):
+        model = model_of().eval()
+
+        def forward(model: nn.Module = model) -> None:
+            while True:
+                model(inputs)
+
+        error, report = in_threads(forward, lambda m=model: release(m, trim_host=False))
+        errors.append(error)
+        assert report.errors == ()
+    assert [type(error) for error in errors] == [ReleasedError] * len(errors), errors
+
+
+def test_interrupted_giving_up_is_finished_by_another_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Interrupted between any two layers, the next call does the rest."""
+    original = modules.bury
+    for stop in range(5):
+        model = model_of(2)
+        layers = list(model.modules())
+        buried: list[Any] = []
+
+        def bury(*call: Any, stop: int = stop, buried: list[Any] = buried) -> None:
+            if len(buried) == stop:
+                buried.append(None)
+                raise KeyboardInterrupt
+            buried.append(call[0])
+            original(*call)
+
+        monkeypatch.setattr(modules, "bury", bury)
+        target = ModuleTarget(model, "model")
+        with pytest.raises(KeyboardInterrupt):
+            target.give_up("here")
+        target.give_up("here")
+        for layer in layers:
+            with pytest.raises(ReleasedError):
+                layer(torch.ones(2, 4))
+    tensor = torch.ones(4)
+    target = TensorTarget(tensor, "tensor")
+    target.give_up("here")
+    target.give_up("here")
+    assert tensor.numel() == 0
+
+
+def test_faiss_closes_before_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that comes during the long look for users cannot get in any more."""
+    index = faiss.IndexFlatIP(8)
+    index.add(np.ones((100, 8), np.float32))
+    late: list[Any] = []
+    original = faiss_indexes._refuse_stood_on
+
+    def search() -> None:
+        try:
+            late.append(index.search(np.ones((1, 8), np.float32), 1))
+        except BaseException as error:  # Whatever it is, the test is to see it.
+            late.append(error)
+
+    def look(*call: Any) -> None:
+        thread = threading.Thread(target=search)
+        thread.start()
+        thread.join()
+        original(*call)
+
+    monkeypatch.setattr(faiss_indexes, "_refuse_stood_on", look)
+    assert release(index).errors == ()
+    assert [isinstance(found, (ReleasedError, AttributeError)) for found in late] == [True]
+
+
+def test_faiss_one_that_got_in_first_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that began before the proxy was closed: the index is made whole again."""
+    index = faiss.IndexFlatIP(8)
+    index.add(np.ones((100, 8), np.float32))
+    calls: list[str] = []
+
+    def refuse(found: Any, name: str) -> None:
+        calls.append(type(found).__name__)
+        if len(calls) == 2:  # The second look, with the proxy closed.
+            raise RuntimeError("this index is being used by another thread")
+
+    monkeypatch.setattr(faiss_indexes, "_refuse_in_use", refuse)
+    (error,) = release(index).errors
+    assert "being used" in str(error)
+    assert calls == ["IndexFlatIP", "Tombstone"]
+    assert index.search(np.ones((1, 8), np.float32), 1)[0].tolist() == [[8.0]]
+    assert type(index) is faiss.IndexFlatIP
+    monkeypatch.undo()
+    assert release(index).freed_bytes == {"host": 3200}
+
+
+def test_faiss_given_up_twice() -> None:
+    """Called again after it was done, it does nothing."""
+    index = faiss.IndexFlatIP(8)
+    target = FaissTarget(index, "index")
+    target._inventory = None  # type: ignore[assignment]
+    target.give_up("here")
+    target.give_up("here")
+    with pytest.raises(ReleasedError):
+        index.search(np.ones((1, 8), np.float32), 1)

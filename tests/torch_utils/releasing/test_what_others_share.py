@@ -1,0 +1,155 @@
+"""release of a tensor: whoever has a share in its C++ tensor or memory goes on and is right.
+
+Each program runs by itself, for the unsafe way ends in a crash or in wrong numbers: swapping
+``tensor.data``, which release once did, changes the C++ tensor that the others share.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from programs import assert_clean, run
+
+PRELUDE = """
+import gc, sys, threading, time, warnings
+import numpy as np
+import torch
+from torch_utils import release
+
+def unsafe(tensor):
+    if tensor.is_leaf:
+        tensor.grad = None
+    with torch.no_grad():
+        tensor.data = torch.empty(0, dtype=tensor.dtype)
+
+give_up = unsafe if sys.argv[1] == "unsafe" else release
+
+def overwrite():
+    # Whoever reads freed memory finds these numbers, or no memory at all.
+    return [torch.full((count,), 7.0) for count in (4, 1000, 1_000_000) for _ in range(50)]
+
+def wait_until_busy(thread):
+    # Until it is in C++ and holds no GIL: a clock does not tell, its processor time does.
+    clock = time.pthread_getcpuclockid(thread.ident)
+    start = time.clock_gettime(clock)
+    while thread.is_alive() and time.clock_gettime(clock) < start + 0.02:
+        time.sleep(0.001)
+"""
+
+PROGRAMS = {
+    "numpy from dlpack": """
+        tensor = torch.ones(1_000_000)
+        other = np.from_dlpack(tensor)
+        give_up(tensor)
+        kept = overwrite()
+        assert other.min() == other.max() == 1
+    """,
+    "torch from dlpack": """
+        tensor = torch.ones(1_000_000)
+        other = torch.from_dlpack(tensor)
+        give_up(tensor)
+        kept = overwrite()
+        assert other.min() == other.max() == 1
+    """,
+    "a function at work in a thread": """
+        torch.set_num_threads(1)
+        tensor = torch.rand(5_000_000)
+        expected = torch.lgamma(tensor)
+        found = []
+        thread = threading.Thread(target=lambda: found.append(torch.lgamma(tensor)))
+        thread.start()
+        wait_until_busy(thread)
+        give_up(tensor)
+        kept = overwrite()
+        thread.join()
+        assert torch.equal(found[0], expected)
+    """,
+    "a gradient of one element": """
+        weight = torch.ones(1, requires_grad=True)
+        inputs = torch.ones(1, requires_grad=True)
+        loss = (inputs * weight).sum()
+        give_up(weight)
+        loss.backward()
+        assert inputs.grad.tolist() == [1.0], inputs.grad
+    """,
+    "a pending collective": """
+        import torch.distributed as dist
+        store = dist.HashStore()
+        group = dist.ProcessGroupGloo(store, 0, 1)
+        tensor = torch.ones(20_000_000)
+        other = tensor.numpy()
+        work = group.allreduce([tensor])
+        give_up(tensor)
+        del other
+        kept = overwrite()
+        work.wait()
+    """,
+    "a numpy view": """
+        tensor = torch.ones(1_000_000)
+        other = tensor.numpy()[10:]
+        give_up(tensor)
+        kept = overwrite()
+        assert other.min() == other.max() == 1
+    """,
+}
+# What the unsafe way does there depends on who comes first, or goes well.
+WITHOUT_CONTROL = {"a pending collective", "a numpy view"}
+
+
+def program(name: str) -> str:
+    return PRELUDE + textwrap.dedent(PROGRAMS[name])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_others_are_right(name: str) -> None:
+    """The program ends cleanly, with the right numbers."""
+    assert_clean(run(program(name), "release"))
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - WITHOUT_CONTROL))
+def test_control_changing_the_shared_tensor(name: str) -> None:
+    """The same with ``tensor.data`` swapped: a crash, or wrong numbers."""
+    assert run(program(name), "unsafe").returncode != 0
+
+
+METHODS = {
+    "sort": "tensor.sort()[0]",
+    "lgamma": "tensor.lgamma()",
+    "operator": "tensor ** tensor",
+}
+IN_A_METHOD = """
+torch.set_num_threads(1)
+tensor = torch.rand(5_000_000)
+expected = {expression}
+found = []
+def use():
+    found.append({expression})
+thread = threading.Thread(target=use)
+if sys.argv[1] == "unsafe":
+    def give_up(tensor):
+        torch._C._swap_tensor_impl(tensor, torch.empty(0))
+thread.start()
+wait_until_busy(thread)
+report = give_up(tensor)
+kept = overwrite()
+thread.join()
+assert tensor.numel() == 0
+assert torch.equal(found[0], expected)
+from torch_utils._releasing import in_use
+assert in_use.settle()
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_at_work_in_a_thread(method: str) -> None:
+    """A method only borrows the C++ tensor; it is kept until the thread has moved on."""
+    source = PRELUDE + IN_A_METHOD.replace("{expression}", METHODS[method])
+    assert_clean(run(source, "release"))
+
+
+def test_control_a_method_without_keeping() -> None:
+    """The C++ tensor taken out under a running method, and nobody keeps it: a crash."""
+    source = PRELUDE + IN_A_METHOD.replace("{expression}", METHODS["lgamma"])
+    assert run(source, "unsafe").returncode < 0
