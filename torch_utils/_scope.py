@@ -175,8 +175,8 @@ class OpenScope(Entry):
         return True
 
     async def _await_all(self) -> None:
-        work = self._begin_work()
         while self._results or self.items:
+            work = self._begin_work()
             if not self._results:
                 self._run_newest(work)
                 continue

@@ -149,23 +149,12 @@ class Resource:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._close_after(exc)
+            _close_after(self, exc)
         except BaseException:
-            self.close()  # If an interrupt came before the other call.
+            # If an interrupt came before the other call. Not by attributes: one that `release`
+            # has emptied, which may be the block's own doing, has none.
+            Resource.close(self)
             raise
-
-    def _close_after(self, exc: BaseException | None) -> None:
-        entry = _entry_of(self)
-        if entry is None:
-            return
-        try:
-            entry.close(self)
-        except BaseException as error:
-            if exc is None or entry.error is not error:
-                raise
-            # KeyboardInterrupt out of the release: the block's own error wins.
-        if exc is not None and entry.error is not None:
-            add_note(exc, f"releasing {entry.name} also failed: {entry.error!r}")
 
     async def __aenter__(self: Self) -> Self:
         return self.__enter__()
@@ -236,6 +225,21 @@ def add_note(error: BaseException, note: str) -> None:
 
 def _entry_of(resource: Resource, _registry: Registry = REGISTRY) -> Entry | None:
     return _registry.get(id(resource))
+
+
+def _close_after(resource: Resource, exc: BaseException | None) -> None:
+    """Close it at the end of a block that may have raised."""
+    entry = _entry_of(resource)
+    if entry is None:
+        return
+    try:
+        entry.close(resource)
+    except BaseException as error:
+        if exc is None or entry.error is not error:
+            raise
+        # KeyboardInterrupt out of the release: the block's own error wins.
+    if exc is not None and entry.error is not None:
+        add_note(exc, f"releasing {entry.name} also failed: {entry.error!r}")
 
 
 def _in_daemon_thread() -> bool:

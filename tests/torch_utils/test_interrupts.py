@@ -178,6 +178,7 @@ def test_an_async_scope() -> None:
         if entered and calls != ["second", "first"]:
             refused.append(number)
         assert [r.released for r in managed] == [1] * len(managed), number
+        assert _enclosing() is None, number
         managed.clear()
         assert len(REGISTRY) == before, (number, REGISTRY.open_entries())
         return reached

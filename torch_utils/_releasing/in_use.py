@@ -12,23 +12,43 @@ import gc
 import sys
 import time
 from itertools import count
+from types import FrameType
 from typing import Any
+
+from torch_utils._frames import variables_of
 
 WAIT_S = 0.02
 _LOOK_EVERY_S = 0.001
 
+_PACKAGE = __name__.partition(".")[0]
 Place = tuple[int, int]  # a frame, by its id, and the instruction in it
 
 # Threads that wait there are inside no tensor, and may wait for ever.
 _WAITING = frozenset(
     (
-        *(("threading", "wait"), ("threading", "_wait_for_tstate_lock"), ("queue", "get")),
+        *(("threading", "wait"), ("threading", "_wait_for_tstate_lock"), ("threading", "join")),
+        *(("queue", "get"), ("subprocess", "_try_wait"), ("execnet.gateway_base", "read")),
         *(("concurrent.futures.thread", "_worker"), ("selectors", "select")),
         *(("multiprocessing.connection", "_recv"), ("socket", "accept"), ("socket", "readinto")),
     )
 )
 _KEPT: dict[int, tuple[Any, dict[int, Place]]] = {}
 _numbers = count()
+
+
+def is_own_variable(thing: Any) -> bool:
+    """Say whether a variable of the functions that led here, or of their modules, has a thing."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        namespace = frame.f_globals
+        name = namespace.get("__name__")
+        if not (type(name) is str and name.partition(".")[0] == _PACKAGE) and (
+            any(value is thing for _, value in variables_of(frame))
+            or any(value is thing for value in list(namespace.values()))
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def keep_while_used(tensor: Any) -> None:
@@ -42,6 +62,11 @@ def keep_while_used(tensor: Any) -> None:
         _KEPT[next(_numbers)] = (tensor, places)
         if _after_collection not in gc.callbacks:
             gc.callbacks.append(_after_collection)
+
+
+def is_any_kept() -> bool:
+    """Say whether a tensor is kept for a thread that has not moved on."""
+    return bool(_KEPT)
 
 
 def settle(wait_s: float = WAIT_S) -> bool:

@@ -81,12 +81,11 @@ class Inventory:
     where it goes as well, but nobody said that it would. Used by one thread.
     """
 
-    _free: Any = None  # Until all that it needs is there: an interrupt may end `__init__` early.
-
     def __init__(self) -> None:
         torch = loaded_torch()
         self.reader = StorageReader(torch) if torch is not None else None
         self._is_expired: Any = self.reader.is_expired if self.reader is not None else None
+        self._free: Any = self.reader.free if self.reader is not None else None
         self._own, self._beyond = _Notes(), _Notes()
         self._lent: list[_Lent] = []
         self._known: set[int] = set()
@@ -98,13 +97,15 @@ class Inventory:
         self.referred_to: list[Any] = []
         self.looked_into: set[int] = set()
         self.looks_left = _MOST_LOOKS
-        self._free = self.reader.free if self.reader is not None else None
 
     def __bool__(self) -> bool:
         return bool(self._own.weak or self._beyond.weak or self._lent or self._freed)
 
-    def __del__(self) -> None:
-        """Free the weak references, each of which keeps a hundred bytes of the C heap."""
+    def free(self) -> None:
+        """Free the weak references, each of which keeps a hundred bytes of the C heap.
+
+        Not in a destructor: an interrupt that came there would be printed, and lost.
+        """
         if self._free is not None:
             for numbers in (self._own.weak, self._beyond.weak):
                 while numbers:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from torch_utils._releasing.counting import count_contents
-from torch_utils._releasing.in_use import keep_while_used
+from torch_utils._releasing.in_use import is_own_variable, keep_while_used
 from torch_utils._releasing.reading import contents_of, slots_of, undisturbed
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
@@ -23,9 +23,9 @@ class TensorTarget(Target):
         empty_tensor(self.thing)
 
 
-# The program's own, that of `release`'s tuple of objects, the target's, the argument's, and
-# getrefcount's. A thread at work with the tensor has one more.
-_REFERENCES_IF_ALONE = 5
+# That of `release`'s tuple of objects, or of a container in it, the target's, the argument's, and
+# getrefcount's. A thread at work with the tensor has one more, and so has the program's variable.
+_REFERENCES_OF_RELEASE = 4
 
 
 def empty_tensor(tensor: Any) -> None:
@@ -53,7 +53,8 @@ def empty_tensor(tensor: Any) -> None:
         if base.is_leaf.__get__(tensor):
             base.grad.__set__(tensor, None)
         nothing = _nothing_like(torch, tensor)
-        if sys.getrefcount(tensor) > _REFERENCES_IF_ALONE:
+        others = sys.getrefcount(tensor) - _REFERENCES_OF_RELEASE
+        if others > 1 or (others == 1 and not is_own_variable(tensor)):
             keep_while_used(nothing)  # Before the swap: it has the old C++ tensor afterwards.
         swap(tensor, nothing)
         _clear_attributes(tensor)

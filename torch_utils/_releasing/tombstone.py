@@ -151,8 +151,9 @@ class Tombstone:
     def __reduce_ex__(self, protocol: Any, _refuse: Callable[..., NoReturn] = refuse) -> NoReturn:
         _refuse(self, "pickle")
 
-    def __del__(self) -> None:
-        """Keep the destructor of the former class from running on what is empty."""
+    # Nothing, in C: the destructor of the former class must not run on what is empty, and an
+    # interrupt at the first instruction of a function here would be printed, and lost.
+    __del__ = object.__hash__
 
 
 def _refusing(name: str) -> Any:

@@ -23,6 +23,7 @@ from torch_utils.memory import trim_host as trim_host_heap
 from torch_utils.oom import Handled
 from torch_utils.report import CleanupReport, StillHeld
 
+IN_A_THREAD = "another thread, perhaps, that may be computing with it"
 Collect = Literal["auto", "never", "full"]
 
 
@@ -142,6 +143,12 @@ class Release:
         A release within another leaves that to the outer one, which then counts for both.
         """
         self.end()
+        try:
+            return self._report()
+        finally:
+            self._inventory.free()
+
+    def _report(self) -> CleanupReport:
         if is_shutting_down():
             return CleanupReport(
                 errors=tuple(self.errors),
@@ -164,7 +171,8 @@ class Release:
         )
 
     def _still_held(self, alive: list[Held]) -> tuple[StillHeld, ...]:
-        still_held = [(held, self._holders.of(held)) for held in alive]
+        in_a_thread = (IN_A_THREAD,) if in_use.is_any_kept() else ()
+        still_held = [(held, self._holders.of(held) or in_a_thread) for held in alive]
         still_held += [(held, (LENDER,)) for held in self._inventory.still_lent()]
         return tuple(StillHeld(h.what, h.nbytes, h.device, holders) for h, holders in still_held)
 
