@@ -96,12 +96,14 @@ def bury(thing: Any, name: str, place: str) -> None:
             object.__setattr__(thing, "__class__", _heir_of(former))
     if type(thing) is not Tombstone:
         _empty_slots(thing, former)
-    for key in contents.keys() - _EPITAPH:
-        # One by one: what a dictionary drops as a whole, it drops without a turn for others.
-        contents.pop(key, None)
+    if len(contents) > len(_EPITAPH):
+        # Another dictionary at once, for a thread that reads the name in the meantime.
+        epitaph = {key: contents[key] for key in _EPITAPH if key in contents}
+        object.__setattr__(thing, "__dict__", epitaph)
+        contents.clear()  # Somebody may have the old one.
 
 
-_EPITAPH = frozenset(("_released_class", "_released_name", "_released_at", "_released_by"))
+_EPITAPH = ("_released_class", "_released_name", "_released_at", "_released_by")
 
 
 def _empty_slots(thing: Any, former: type) -> None:
