@@ -96,9 +96,9 @@ def bury(thing: Any, name: str, place: str) -> None:
             object.__setattr__(thing, "__class__", _heir_of(former))
     if type(thing) is not Tombstone:
         _empty_slots(thing, former)
-    if len(contents) > len(_EPITAPH):
+    epitaph = {key: contents[key] for key in _EPITAPH if key in contents}
+    if len(contents) > len(epitaph):
         # Another dictionary at once, for a thread that reads the name in the meantime.
-        epitaph = {key: contents[key] for key in _EPITAPH if key in contents}
         object.__setattr__(thing, "__dict__", epitaph)
         contents.clear()  # Somebody may have the old one.
 
