@@ -8,7 +8,8 @@ that they merely refer to come last: their tensors count only where they go as w
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from gc import get_referents
 from typing import Any
 
 from torch_utils._releasing.reading import (
@@ -44,8 +45,14 @@ def count_tensor(
         gradient = base.grad.__get__(tensor) if has_one else None
     if gradient is not None:
         inventory.add(owner, f"{name}.grad", gradient, beyond=beyond)
-    for referent in gc.get_referents(tensor):
-        if referent is not kind and gc.is_tracked(referent):
+    _count_attributes(inventory, owner, name, tensor, beyond=beyond)
+
+
+def _count_attributes(
+    inventory: Inventory, owner: str, name: str, tensor: Any, *, beyond: bool = False
+) -> None:
+    for referent in get_referents(tensor):
+        if gc.is_tracked(referent):
             _count(inventory, owner, name, referent, _LEVELS, beyond)
 
 
@@ -56,22 +63,49 @@ def count_modules(
 
     To be called undisturbed. One loop, for a call for each of thousands of layers adds up.
     """
-    kind_of = inventory.kinds.of
+    kind_of, slots = inventory.kinds.of, inventory.kinds.slots
     inventory.own_modules.update(map(id, modules))
+    count_registered = _registered_counter(inventory)
     for path, module in zip(paths, modules, strict=True):
         where = f"{root}.{path}" if path else root
         contents = contents_of(module)
         for registry in (contents.get("_parameters"), contents.get("_buffers")):
-            if type(registry) is not dict or registry:
-                for name, tensor in zip(*entries_of(registry), strict=True):
-                    if tensor is not None:
-                        count_tensor(inventory, name, tensor, owner=where)
+            if type(registry) is not dict:
+                count_registered(where, dict(zip(*entries_of(registry), strict=True)))
+            elif registry:
+                try:
+                    count_registered(where, registry)
+                except RuntimeError:  # Another thread has changed it meanwhile.
+                    count_registered(where, dict(registry))
         for name in contents.keys() - _OWN_PARTS:
             part = contents.get(name)
-            if kind_of(type(part)) != LEAF:
+            if type(part) not in _PLAIN_VALUES and kind_of(type(part)) != LEAF:
                 _count(inventory, where, name, part, _LEVELS, beyond=False)
-        for name, part in inventory.kinds.slots(module):
+        for name, part in slots(module):
             _count(inventory, where, name, part, _LEVELS, beyond=False)
+
+
+def _registered_counter(inventory: Inventory) -> Callable[[str, dict[Any, Any]], None]:
+    add, plain = inventory.adder(), frozenset(inventory.plain_tensors)
+
+    def count_registered(owner: str, tensors: dict[Any, Any]) -> None:
+        # A tensor refers to its class, and only one with attributes to anything else.
+        have_attributes = len(get_referents(*tensors.values())) > len(tensors)
+        for name, tensor in tensors.items():
+            if have_attributes or type(tensor) not in plain:
+                if tensor is not None:
+                    count_tensor(inventory, name, tensor, owner=owner)
+                continue
+            add(owner, name, tensor)
+            # Asking other tensors for one warns.
+            gradient = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+            if gradient is not None:
+                add(owner, f"{name}.grad", gradient)
+
+    return count_registered
+
+
+_PLAIN_VALUES = frozenset((bool, int, float, str, type(None)))
 
 
 # What every module has; nothing is lost if a version of torch has more.
@@ -128,7 +162,7 @@ def _count(
             inventory.referred_to.append(thing)
             continue
         seen.add(id(thing))
-        keys, values = entries_of(thing) if kind == DICT else (None, gc.get_referents(thing))
+        keys, values = entries_of(thing) if kind == DICT else (None, get_referents(thing))
         inventory.looks_left -= len(values)
         if inventory.looks_left < 0:
             return

@@ -6,6 +6,7 @@ a weak reference to its storage is right both times.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,15 +122,9 @@ class Inventory:
         try:
             if reader.is_plain(tensor):
                 key = reader.address(tensor)
-                if key in self._known:
-                    return
-                self._known.add(key)
-                noted = reader.note(key)
-                if noted[2] or not noted[1]:
-                    self._enter(Noted(*noted), key, "host", owner, name, beyond)
-                else:  # As nearly all are; thousands of calls more would be felt.
-                    notes = self._beyond if beyond else self._own
-                    notes.append(noted[0], key, noted[1], "host", owner, name)
+                if key not in self._known:
+                    self._known.add(key)
+                    self._enter(reader.note(key), key, "host", owner, name, beyond)
                 return
         except NotImplementedError:
             pass  # A sparse tensor has several.
@@ -143,6 +138,36 @@ class Inventory:
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
                 # Opaque layouts (mkldnn), fake and functional tensors: no storage to speak of.
                 log(DEBUG, "%s.%s: its storage cannot be counted: %r", owner, name, error)
+
+    def adder(self) -> Callable[[str, str, Any], None]:
+        """Make an `add` for thousands of tensors, with all that it needs at hand."""
+        reader, known, add = self.reader, self._known, self.add
+        if reader is None or not reader.is_fast:
+            return add
+        address, note, plain = reader.address, reader.noter(), frozenset(reader.plain_kinds)
+        notes = self._own
+        weak, keys, sizes = notes.weak.append, notes.keys.append, notes.sizes.append
+        devices, owners, names = notes.devices.append, notes.owners.append, notes.names.append
+
+        def add_one(owner: str, name: str, tensor: Any) -> None:
+            if type(tensor) not in plain or not tensor.is_cpu:
+                return add(owner, name, tensor)
+            try:
+                key = address(tensor)
+            except NotImplementedError:  # A sparse tensor has several storages.
+                return add(owner, name, tensor)
+            if key in known:
+                return None
+            number, nbytes, is_own = note(key)
+            if not is_own or not nbytes:
+                self._free(number)
+                return add(owner, name, tensor)
+            known.add(key)
+            weak(number), keys(key), sizes(nbytes)
+            devices("host"), owners(owner), names(name)
+            return None
+
+        return add_one
 
     def _enter(
         self, noted: Noted, key: int, place: str, owner: str, name: str, beyond: bool
@@ -197,16 +222,21 @@ class Inventory:
 
     def forget_gone(self) -> None:
         """Forget what is gone, but for its size: its weak references are a part of the heap."""
+        is_expired, free = self._is_expired, self._free
         for name in ("_own", "_beyond"):
             notes, kept = getattr(self, name), _Notes()
             setattr(self, name, kept)  # First: what is interrupted must free nothing twice.
+            gone: dict[str, int] = {}
             for index, weak in enumerate(notes.weak):
-                if self._is_expired(weak):
-                    self.add_freed(notes.devices[index], notes.sizes[index])
-                    self._known.discard(notes.keys[index])
-                    self._free(weak)
+                if is_expired(weak):
+                    free(weak)
+                    place = notes.devices[index]
+                    gone[place] = gone.get(place, 0) + notes.sizes[index]
                 else:
                     kept.append(weak, *notes.entry(index))
+            for place, nbytes in gone.items():
+                self.add_freed(place, nbytes)
+        self._known = {*self._own.keys, *self._beyond.keys, *(e.held.key for e in self._lent)}
 
     def alive(self) -> list[Held]:
         """List what was expected to go and is still there, the largest first."""

@@ -204,16 +204,17 @@ def bury(thing: Any, name: str, place: str) -> None:
             object.__setattr__(thing, "__class__", Tombstone)
         except TypeError:
             object.__setattr__(thing, "__class__", _heir_of(epitaph.kind))
-    for key in list(contents):
-        # One by one: what a dictionary drops as a whole, it drops without a turn for others.
-        if key not in _KEPT:
-            contents.pop(key, None)
     # Only an heir has slots; a plain tombstone's layout has none.
     for slot in () if type(thing) is Tombstone else _slots_of(epitaph.kind):
         try:
             slot.__delete__(thing)
         except AttributeError:
             continue  # It is empty.
+    kept = {key: contents[key] for key in _KEPT if key in contents}
+    if len(contents) > len(kept):
+        # Another dictionary at once, for a thread that reads the name in the meantime.
+        object.__setattr__(thing, "__dict__", kept)
+        contents.clear()  # Somebody may have the old one.
 
 
 def _slots_of(kind: type) -> list[MemberDescriptorType]:

@@ -62,7 +62,7 @@ class StorageReader:
             self._rest = self.address(self._pair[1])
             tensor = _bytes_of_torch(torch, 3)
             key = self.address(tensor)
-            noted = Noted(*self.note(key))
+            noted = self.note(key)
             alone = torch._C._storage_Use_Count(key) == 1
             lives = not self.is_expired(noted.weak)
             del tensor
@@ -78,20 +78,40 @@ class StorageReader:
         """Whether a tensor's storage can be noted by its address."""
         return self._rest != 0 and type(tensor) in self.plain_kinds and tensor.is_cpu
 
-    def note(self, address: int) -> tuple[int, int, bool, int]:
-        """Note the storage of a plain tensor, which the caller keeps meanwhile.
+    @property
+    def is_fast(self) -> bool:
+        """Whether storages can be noted by their addresses."""
+        return self._rest != 0
 
-        Returns:
-            The fields of `Noted`, as a plain tuple: a class would cost as much as the rest.
-        """
+    def note(self, address: int) -> Noted:
+        """Note the storage of a plain tensor, which the caller keeps meanwhile."""
+        weak, nbytes, is_own = self.noter()(address)
+        if is_own:
+            return Noted(weak, nbytes, False, 0)
         scratch = self._pair[0]
         try:
             scratch._set_cdata(address)
-            if scratch.resizable():
-                return scratch._weak_ref(), scratch.nbytes(), False, 0
-            return scratch._weak_ref(), scratch.nbytes(), True, scratch.data_ptr()
+            return Noted(weak, nbytes, True, scratch.data_ptr())
         finally:
             scratch._set_cdata(self._rest)
+
+    def noter(self) -> Callable[[int], tuple[int, int, bool]]:
+        """Make a function that notes a storage: weak reference, size, and whether it is torch's.
+
+        With all that it needs at hand, for it is called for thousands.
+        """
+        scratch, rest = self._pair[0], self._rest
+        point_at, weak_ref = scratch._set_cdata, scratch._weak_ref
+        size, is_own = scratch.nbytes, scratch.resizable
+
+        def note(address: int) -> tuple[int, int, bool]:
+            try:
+                point_at(address)
+                return weak_ref(), size(), is_own()
+            finally:
+                point_at(rest)
+
+        return note
 
     def storage_of(self, tensor: Any) -> Any:
         """Return the storage of any other tensor that is made of one; it may have no memory."""

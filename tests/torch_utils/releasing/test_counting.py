@@ -306,3 +306,16 @@ def test_torch_that_cannot_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "left whole" in str(report.errors[0])
     assert report.still_held_bytes == BYTES
     assert tensor.sum() == BYTES // 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_tensor_of_a_graph_as_buffer() -> None:
+    """Asking it for a gradient that it cannot have would warn."""
+    module = nn.Module()
+    module.register_buffer("pending", big().requires_grad_() * 2)
+    kept = big().requires_grad_() * 2
+    kept.retain_grad()
+    kept.sum().backward()
+    module.register_buffer("kept", kept)
+    del kept
+    assert release(module).freed_bytes == {"host": 3 * BYTES}
