@@ -31,7 +31,6 @@ from types import (
 from typing import Any
 
 # Read through these, no metaclass and no `__getattribute__` of the program's has a say.
-_bases = type.__dict__["__bases__"].__get__
 _contents = type.__dict__["__dict__"].__get__
 _flags = type.__dict__["__flags__"].__get__
 _module_name = type.__dict__["__module__"].__get__
@@ -45,7 +44,7 @@ _IO_BASE: Any = io.IOBase.__base__  # The class in C, which has no say in `issub
 _ROOTS = (_IO_BASE, weakref.ref, *_PROXIES, *_AWAITED, GeneratorType)
 """Types whose instances are judged one by one: some of them have something to do at their end."""
 
-_ENDINGS = frozenset({"__del__", "close", "flush", "release", "finish"})
+_ENDINGS = ("__del__", "close", "flush", "release", "finish")
 _BEGINNINGS = ("write", "put", "append")
 """Methods of types written in C: what has these may have something left to write."""
 
@@ -76,19 +75,19 @@ class Survey:
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[int, tuple[type, bool]] = {}  # With the type, so that its id stays.
         self._suspects: list[Any] = []
 
     def look(self) -> None:
         """Find the objects to judge among all that are alive, and not frozen."""
         objects = gc.get_objects()
-        blind = [kind for kind in _all_types() if self._wants(kind) and _is_blind(kind)]
-        self._add(objects)
-        if blind:
+        kinds = _types_with_an_end()
+        wanted = set(map(id, kinds))
+        self._suspects += _instances(objects, wanted)
+        if any(map(_is_blind, kinds)):
             # Their instances are unknown to garbage collection: look at what the others hold.
             held = gc.get_referents(*objects)
             while held:
-                self._add(held)
+                self._suspects += _instances(held, wanted)
                 held = gc.get_referents(*(one for one in held if _is_untracked_container(one)))
 
     def is_quiet(self) -> bool:
@@ -107,12 +106,6 @@ class Survey:
             return False  # A broken pipe, a full disk: the ordinary exit says so.
         return True
 
-    def _add(self, objects: list[Any]) -> None:
-        wanted = {key for key, (_, wants) in self._kinds.items() if wants}
-        # By id, for a metaclass may define what equal means; and in C, for there are many.
-        found = compress(objects, map(wanted.__contains__, map(id, map(type, objects))))
-        self._suspects.extend(found)
-
     def _open_files(self) -> Iterator[Any]:
         standard = {id(part) for file in _standard_streams() for part in _layers(file)}
         for file in self._suspects:
@@ -125,32 +118,37 @@ class Survey:
             ):
                 yield file
 
-    def _wants(self, kind: type) -> bool:
-        """Whether an object of this type may want to be told of its end."""
-        known = self._kinds.get(id(kind))
-        if known is None:
-            wants = _is_any(kind, _ROOTS) or _defines_an_end(kind)
-            # Each base is asked, also when one has answered: all their instances are wanted.
-            known = kind, any([wants, *map(self._wants, _bases(kind))])
-            self._kinds[id(kind)] = known
-        return known[1]
+
+def _instances(objects: list[Any], wanted: set[int]) -> Iterator[Any]:
+    """Choose the objects of the types with these ids.
+
+    By id, for a metaclass may define what equal means; and in C, for there are many.
+    """
+    return compress(objects, map(wanted.__contains__, map(id, map(type, objects))))
 
 
-def _all_types() -> Iterator[type]:
-    pending, seen = [object], {id(object)}
+def _types_with_an_end() -> list[type]:
+    """List all types whose instances may want to be told of their end, subclasses included."""
+    ends = [*_ROOTS, *filter(_defines_an_end, _with_subclasses([object]))]
+    return _with_subclasses(ends)
+
+
+def _with_subclasses(kinds: list[type]) -> list[type]:
+    pending, found = list(kinds), {}
     while pending:
         kind = pending.pop()
-        yield kind
-        for derived in type.__subclasses__(kind):
-            if id(derived) not in seen:
-                seen.add(id(derived))
-                pending.append(derived)
+        if id(kind) not in found:
+            found[id(kind)] = kind
+            pending += type.__subclasses__(kind)
+    return list(found.values())
 
 
 def _defines_an_end(kind: type) -> bool:
     """Whether a class itself has a destructor, or in C a method that finishes something."""
     contents = _contents(kind)
-    for name in _ENDINGS & contents.keys():
+    for name in _ENDINGS:
+        if name not in contents:
+            continue
         method = contents[name]
         if type(method) is FunctionType:
             if name == "__del__" and not _is_ours(method):
