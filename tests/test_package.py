@@ -7,6 +7,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
+import torch_utils
 from programs import ROOT
 
 
@@ -34,3 +37,27 @@ def test_wheel_holds_both_packages(tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {program}"],
         check=True,
     )
+
+
+def test_misspelt_import_is_an_error(tmp_path: Path) -> None:
+    """Type checkers know every public name with its type, and no other name."""
+    pytest.importorskip("mypy", reason="the extra dev is not installed")
+    path = tmp_path / "program.py"
+    path.write_text(
+        f"from torch_utils import {', '.join(torch_utils.__all__)}\n"
+        "from torch_utils import relase\n"
+        "safe_cuda_empty_cache() + 'bool'\n"
+        "release(_down=1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = [line for line in done.stdout.splitlines() if ": error: " in line]
+    errors = [line.partition(": ")[0].rpartition(":")[2] for line in found]
+    assert errors == ["2", "3", "4"], done.stdout
+    for wanted in ('no attribute "relase"', '"bool"', 'argument "_down"'):
+        assert wanted in done.stdout, done.stdout

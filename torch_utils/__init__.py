@@ -11,41 +11,42 @@ import sys
 from types import ModuleType
 
 from torch_utils import exit as _exit  # noqa: F401  (the exit registration)
-from torch_utils._runtime import is_shutting_down
+from torch_utils._runtime import is_shutting_down as is_shutting_down
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
     from typing import Any
 
-    from torch_utils.batch_size import find_batch_size
-    from torch_utils.cleanup import SafePyTorchCleanup
-    from torch_utils.devices import (
-        DeviceInfo,
-        get_device_info,
-        get_optimal_device,
-        is_cuda_available,
-    )
-    from torch_utils.errors import (
-        CleanupError,
-        ReleasedError,
-        ResourceClosedError,
-        SignalError,
-        TorchUtilsError,
-    )
-    from torch_utils.exit import fast_exit
-    from torch_utils.measure import Measurement, measure, measuring
-    from torch_utils.memory import (
-        DeviceMemory,
-        HostMemory,
-        MemorySnapshot,
-        memory_snapshot,
-        safe_cuda_empty_cache,
-    )
-    from torch_utils.oom import clear_exception_frames, is_out_of_memory
-    from torch_utils.release import release, safe_tensor_cleanup
-    from torch_utils.report import CleanupReport, StillHeld
-    from torch_utils.resource import Resource
-    from torch_utils.signals import SignalExit, exit_on_signals
+    # For type checkers: the same names as in `_MODULE_OF`, which a test compares.
+    from torch_utils.batch_size import find_batch_size as find_batch_size
+    from torch_utils.cleanup import SafePyTorchCleanup as SafePyTorchCleanup
+    from torch_utils.devices import DeviceInfo as DeviceInfo
+    from torch_utils.devices import get_device_info as get_device_info
+    from torch_utils.devices import get_optimal_device as get_optimal_device
+    from torch_utils.devices import is_cuda_available as is_cuda_available
+    from torch_utils.errors import CleanupError as CleanupError
+    from torch_utils.errors import ReleasedError as ReleasedError
+    from torch_utils.errors import ResourceClosedError as ResourceClosedError
+    from torch_utils.errors import SignalError as SignalError
+    from torch_utils.errors import TorchUtilsError as TorchUtilsError
+    from torch_utils.exit import fast_exit as fast_exit
+    from torch_utils.measure import Measurement as Measurement
+    from torch_utils.measure import measure as measure
+    from torch_utils.measure import measuring as measuring
+    from torch_utils.memory import DeviceMemory as DeviceMemory
+    from torch_utils.memory import HostMemory as HostMemory
+    from torch_utils.memory import MemorySnapshot as MemorySnapshot
+    from torch_utils.memory import memory_snapshot as memory_snapshot
+    from torch_utils.memory import safe_cuda_empty_cache as safe_cuda_empty_cache
+    from torch_utils.oom import clear_exception_frames as clear_exception_frames
+    from torch_utils.oom import is_out_of_memory as is_out_of_memory
+    from torch_utils.release import release as release
+    from torch_utils.release import safe_tensor_cleanup as safe_tensor_cleanup
+    from torch_utils.report import CleanupReport as CleanupReport
+    from torch_utils.report import StillHeld as StillHeld
+    from torch_utils.resource import Resource as Resource
+    from torch_utils.signals import SignalExit as SignalExit
+    from torch_utils.signals import exit_on_signals as exit_on_signals
 
 __version__ = "0.1.0"
 
@@ -81,38 +82,7 @@ _MODULE_OF = {
     "safe_tensor_cleanup": "release",
 }
 
-__all__ = [
-    "CleanupError",
-    "CleanupReport",
-    "DeviceInfo",
-    "DeviceMemory",
-    "HostMemory",
-    "Measurement",
-    "MemorySnapshot",
-    "ReleasedError",
-    "Resource",
-    "ResourceClosedError",
-    "SafePyTorchCleanup",
-    "SignalError",
-    "SignalExit",
-    "StillHeld",
-    "TorchUtilsError",
-    "clear_exception_frames",
-    "exit_on_signals",
-    "fast_exit",
-    "find_batch_size",
-    "get_device_info",
-    "get_optimal_device",
-    "is_cuda_available",
-    "is_out_of_memory",
-    "is_shutting_down",
-    "measure",
-    "measuring",
-    "memory_snapshot",
-    "release",
-    "safe_cuda_empty_cache",
-    "safe_tensor_cleanup",
-]
+__all__ = sorted([*_MODULE_OF, "is_shutting_down"])
 
 
 class _Package(ModuleType):
@@ -130,15 +100,17 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-def __getattr__(name: str) -> Any:
-    module = _MODULE_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # To a type checker it would make every misspelt name an `Any`.
 
-    value = getattr(import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"{__name__}.{module}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from torch_utils._runtime import DEBUG, import_torch, is_shutting_down, loaded_torch, log
+from torch_utils._runtime import (
+    DEBUG,
+    early_bound,
+    import_torch,
+    is_shutting_down,
+    loaded_torch,
+    log,
+)
 
 __all__ = ["DeviceInfo", "get_device_info", "get_optimal_device", "is_cuda_available"]
 
@@ -122,7 +129,8 @@ def ask(question: Callable[[Any], Any], torch: Any, default: Any, what: str) -> 
         return default
 
 
-def is_cuda_available(*, _down: Callable[[], bool] = is_shutting_down) -> bool:
+@early_bound
+def is_cuda_available() -> bool:
     """Say whether CUDA (or ROCm) can be used, in every phase of the program.
 
     Imports torch if the interpreter is healthy. Creates no context, and a process may still
@@ -131,15 +139,14 @@ def is_cuda_available(*, _down: Callable[[], bool] = is_shutting_down) -> bool:
     Returns:
         False also when torch is missing, half-imported or broken, and while the program ends.
     """
-    torch = None if _down() else import_torch()
+    torch = None if is_shutting_down() else import_torch()
     if torch is None:
         return False
     return bool(ask(_cuda_is_available, torch, False, "is_cuda_available"))
 
 
-def get_optimal_device(
-    force_cpu: bool = False, *, _down: Callable[[], bool] = is_shutting_down
-) -> str:
+@early_bound
+def get_optimal_device(force_cpu: bool = False) -> str:
     """Name the best device there is, in torch's words.
 
     Args:
@@ -149,48 +156,13 @@ def get_optimal_device(
         "cuda", "xpu", "mps" or "cpu"; "cpu" also without torch and while the program ends.
         Never raises.
     """
-    torch = None if force_cpu or _down() else import_torch()
+    torch = None if force_cpu or is_shutting_down() else import_torch()
     if torch is None:
         return "cpu"
     for backend in BACKENDS:
         if ask(backend.is_available, torch, False, f"is {backend.name} available"):
             return backend.name
     return "cpu"
-
-
-def get_device_info(
-    *,
-    _down: Callable[[], bool] = is_shutting_down,
-    _info: type[DeviceInfo] = DeviceInfo,
-) -> DeviceInfo:
-    """Describe torch's devices, as far as that can be said without initialising one.
-
-    Never raises. ``current_device`` is None, and ``memory`` empty, for a backend that the
-    program has not used yet; asking for them would create a context of some 500 MB.
-
-    Returns:
-        A dictionary, see `DeviceInfo`; memory in bytes, by torch's name of the device.
-    """
-    info = _info(
-        cuda_available=False,
-        device_count=0,
-        current_device=None,
-        device_name="cpu",
-        backend="cpu",
-        torch_version=None,
-        memory={},
-    )
-    torch = None if _down() else import_torch()
-    if torch is None:
-        return info
-    info["torch_version"] = ask(lambda t: str(t.__version__), torch, None, "torch's version")
-    info["cuda_available"] = is_cuda_available()
-    info["backend"] = get_optimal_device()
-    info["memory"] = initialized_memory()
-    for backend in BACKENDS:
-        if backend.name == info["backend"]:
-            _describe(backend, torch, info)
-    return info
 
 
 def _describe(backend: Backend, torch: Any, info: DeviceInfo) -> None:
@@ -249,3 +221,35 @@ def _read_memory(backend: Backend, index: int, torch: Any) -> DeviceMemoryInfo:
         free_bytes=free,
         total_bytes=total,
     )
+
+
+@early_bound
+def get_device_info() -> DeviceInfo:
+    """Describe torch's devices, as far as that can be said without initialising one.
+
+    Never raises. ``current_device`` is None, and ``memory`` empty, for a backend that the
+    program has not used yet; asking for them would create a context of some 500 MB.
+
+    Returns:
+        A dictionary, see `DeviceInfo`; memory in bytes, by torch's name of the device.
+    """
+    info = DeviceInfo(
+        cuda_available=False,
+        device_count=0,
+        current_device=None,
+        device_name="cpu",
+        backend="cpu",
+        torch_version=None,
+        memory={},
+    )
+    torch = None if is_shutting_down() else import_torch()
+    if torch is None:
+        return info
+    info["torch_version"] = ask(lambda t: str(t.__version__), torch, None, "torch's version")
+    info["cuda_available"] = is_cuda_available()
+    info["backend"] = get_optimal_device()
+    info["memory"] = initialized_memory()
+    for backend in BACKENDS:
+        if backend.name == info["backend"]:
+            _describe(backend, torch, info)
+    return info

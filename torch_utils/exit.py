@@ -11,7 +11,7 @@ import gc
 import sys
 
 from torch_utils._registry import REGISTRY
-from torch_utils._runtime import PHASE
+from torch_utils._runtime import PHASE, early_bound
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
@@ -19,41 +19,44 @@ if TYPE_CHECKING:
 
 __all__ = ["fast_exit"]
 
+_AFTERWARDS: list[Callable[[], None]] = []
+_INTERPRETER_FREEZES = 1000  # Python 3.12 starts with some 400; a program's heap has thousands.
+_is_finalizing = sys.is_finalizing
 
+
+@early_bound
 def _close_everything() -> None:
     """Close what this process opened; from here on `is_shutting_down` is True."""
     PHASE.exiting = True
     REGISTRY.close_all()
-    if _freeze is not None:
-        _freeze()
+    for action in _AFTERWARDS:
+        action()
 
 
-class _LastChance:
-    """Garbage on purpose: closes what was opened after the exit registration had already run.
+class _AtTeardown:
+    """Garbage on purpose: acts when every atexit callback has run and all modules are whole.
 
-    That happens in atexit callbacks that were registered before this package was imported:
-    nothing registered with atexit by then would still be called. Teardown, though, begins with
-    one garbage collection while all modules are whole, and that one finds this cycle.
+    Nothing that is registered with atexit while its callbacks run would still be called, and
+    callbacks that were registered before this package was imported run after its own. Teardown,
+    though, begins with one garbage collection, and that one finds this cycle.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
         self._cycle = self
 
-    def __del__(
-        self,
-        _is_finalizing: Callable[[], bool] = sys.is_finalizing,
-        _close: Callable[[], None] = REGISTRY.close_all,
-    ) -> None:
+    @early_bound
+    def __del__(self) -> None:
         if _is_finalizing():
-            _close()
+            self._action()
         else:  # An ordinary collection came first: the program is still in its callbacks.
-            _LastChance()
+            type(self)(self._action)
 
 
 def _arm_last_chance() -> None:
     """Close what is opened from now on before teardown takes anything apart."""
     gc.enable()  # A program that disabled it would go without the collection at the end.
-    _LastChance()
+    _AtTeardown(REGISTRY.close_all)
 
 
 def _is_called_by_the_program() -> bool:
@@ -88,33 +91,48 @@ def fast_exit() -> bool:
     (`gc.freeze`), so that the collections of the teardown find nothing to walk.
 
     Everything else stays as it is: exit codes, atexit callbacks and finalizers, the joining of
-    threads, the flushing of files. Young garbage is collected before. Where the program's own
-    modules hold an object with a destructor, or a suspended generator, nothing is frozen and
-    the exit is an ordinary one; among the objects of installed packages none is looked for.
+    threads, the flushing of files. Young garbage is collected before. Where anything in the
+    process may have to be told of its end, the exit is an ordinary one: an object with a
+    destructor, a suspended generator or coroutine, a compressed file, any file that is not
+    a plain one, a writer of an extension module, a weak reference with a callback. Plain files
+    are flushed, unless other threads still run: these may be busy with them. What an extension
+    type without methods such as ``close`` or ``flush`` does in its destructor is not seen.
+
     Never `os._exit`. A forked child inherits it. Safe from any thread.
 
     Returns:
         True if this call turned it on, False if it was on already.
     """
-    global _freeze
-    if _freeze is not None:
-        return False
-    from torch_utils._finalizers import has_destructors  # now: exit is late to import
+    from torch_utils._finalizers import Survey  # now: exit is late to import
 
     def freeze() -> None:
+        if gc.get_freeze_count() > _INTERPRETER_FREEZES:
+            return  # The program has frozen its heap: that cannot be looked at.
         gc.collect(1)
-        if not has_destructors():
+        survey = Survey()
+        survey.look()
+        if survey.is_quiet():
+            gc.enable()  # As above; there is little left to collect.
             gc.freeze()
+            _AtTeardown(lambda: confirm(survey))
 
-    _freeze = freeze
+    def confirm(survey: Survey) -> None:
+        """Take it back if the last callbacks have left something that wants to be told."""
+        REGISTRY.close_all()
+        survey.look()
+        if not (survey.is_quiet() and survey.flush()):
+            gc.unfreeze()
+
+    if _AFTERWARDS:
+        return False
+    _AFTERWARDS.append(freeze)
     return True
 
 
-_freeze: Callable[[], None] | None = None
 atexit.register(_close_everything)
 REGISTRY.on_new_process.append(_close_at_end_of_worker)
 REGISTRY.on_late_entry = _arm_last_chance
 if not _is_called_by_the_program():
     # Imported for the first time by an atexit callback, perhaps: what is registered now would
     # not be called any more. If not, this costs an object for each collection.
-    _LastChance()
+    _AtTeardown(REGISTRY.close_all)

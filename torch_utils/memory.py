@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from types import ModuleType
 from typing import Any
 
-from torch_utils._runtime import DEBUG, is_shutting_down, loaded_torch, log
+from torch_utils._runtime import (
+    DEBUG,
+    early_bound,
+    is_shutting_down,
+    loaded_torch,
+    log,
+)
 from torch_utils.devices import BACKENDS, Backend, initialized_devices, initialized_memory
 
 __all__ = [
@@ -84,26 +89,6 @@ def _differences(left: Any, right: Any) -> list[int]:
     return [getattr(left, f.name) - getattr(right, f.name) for f in fields(left)]
 
 
-def memory_snapshot(
-    *,
-    _down: Callable[[], bool] = is_shutting_down,
-    _snapshot: type[MemorySnapshot] = MemorySnapshot,
-) -> MemorySnapshot:
-    """Read the memory of this process and of every device it already uses.
-
-    Takes microseconds: one small file on Linux, allocator counters elsewhere. Initialises
-    nothing, synchronises nothing, imports nothing, never raises. On a system that is neither
-    Linux nor has psutil installed, host figures are 0.
-    """
-    try:
-        if _down():
-            return _snapshot(_host_memory())
-        devices = {name: DeviceMemory(**memory) for name, memory in initialized_memory().items()}
-        return _snapshot(_host_memory(), devices)
-    except TypeError:  # Late in teardown: what this is made of is None already.
-        return _snapshot()
-
-
 def _host_memory() -> HostMemory:
     try:
         # statm rather than status: the same counters, a tenth of the time. Its third field
@@ -125,42 +110,21 @@ def _host_memory_from_psutil() -> HostMemory:
     return HostMemory(resident, resident, 0)
 
 
-def safe_cuda_empty_cache(
-    *,
-    _modules: dict[str, ModuleType] = sys.modules,
-    _down: Callable[[], bool] = is_shutting_down,
-    _loaded: Callable[..., Any] = loaded_torch,
-) -> bool:
-    """Return the CUDA allocator's unused memory to the driver, where there is any.
+@early_bound
+def memory_snapshot() -> MemorySnapshot:
+    """Read the memory of this process and of every device it already uses.
 
-    Visits only devices that this process already uses, each inside its own device guard: on
-    any other, `torch.cuda.empty_cache` would create a context of some 500 MB. Does nothing
-    without torch, before CUDA is initialised, in a forked child of a process that uses CUDA,
-    and while the program ends, when the driver takes everything back anyway. Costs about a
-    microsecond when there is nothing to do. Never raises. Safe from any thread.
-
-    What it cannot give back is whatever something still refers to: release that first.
-
-    Returns:
-        True if a cache was emptied.
+    Takes microseconds: one small file on Linux, allocator counters elsewhere. Initialises
+    nothing, synchronises nothing, imports nothing, never raises. On a system that is neither
+    Linux nor has psutil installed, host figures are 0.
     """
-    torch = _loaded(_modules=_modules)
     try:
-        if torch is None or _down() or not torch.cuda.is_initialized():
-            return False
-    except Exception as error:
-        # torch half-imported, torch.cuda replaced by None, is_initialized raising.
-        log(DEBUG, "CUDA cache not emptied: %r", error)
-        return False
-    return _empty_cache(BACKENDS[0], torch)
-
-
-def empty_caches() -> list[str]:
-    """Empty the caches of every backend in use, and name the backends. Never raises."""
-    torch = None if is_shutting_down() else loaded_torch()
-    if torch is None:
-        return []
-    return [backend.name for backend in BACKENDS if _empty_cache(backend, torch)]
+        if is_shutting_down():
+            return MemorySnapshot(_host_memory())
+        devices = {name: DeviceMemory(**memory) for name, memory in initialized_memory().items()}
+        return MemorySnapshot(_host_memory(), devices)
+    except TypeError:  # Late in teardown: what this is made of is None already.
+        return MemorySnapshot()
 
 
 def _empty_cache(backend: Backend, torch: Any) -> bool:
@@ -178,6 +142,40 @@ def _empty_cache(backend: Backend, torch: Any) -> bool:
             # A device in an error state (an illegal access, a lost GPU) raises from every call.
             log(DEBUG, "cache of %s:%d not emptied: %r", backend.name, index, error)
     return emptied
+
+
+@early_bound
+def safe_cuda_empty_cache() -> bool:
+    """Return the CUDA allocator's unused memory to the driver, where there is any.
+
+    Visits only devices that this process already uses, each inside its own device guard: on
+    any other, `torch.cuda.empty_cache` would create a context of some 500 MB. Does nothing
+    without torch, before CUDA is initialised, in a forked child of a process that uses CUDA,
+    and while the program ends, when the driver takes everything back anyway. Costs about a
+    microsecond when there is nothing to do. Never raises. Safe from any thread.
+
+    What it cannot give back is whatever something still refers to: release that first.
+
+    Returns:
+        True if a cache was emptied.
+    """
+    try:
+        torch = loaded_torch()
+        if torch is None or is_shutting_down() or not torch.cuda.is_initialized():
+            return False
+    except Exception as error:
+        # torch half-imported, torch.cuda replaced by None, is_initialized raising.
+        log(DEBUG, "CUDA cache not emptied: %r", error)
+        return False
+    return _empty_cache(BACKENDS[0], torch)
+
+
+def empty_caches() -> list[str]:
+    """Empty the caches of every backend in use, and name the backends. Never raises."""
+    torch = None if is_shutting_down() else loaded_torch()
+    if torch is None:
+        return []
+    return [backend.name for backend in BACKENDS if _empty_cache(backend, torch)]
 
 
 def trim_host() -> bool:

@@ -6,26 +6,24 @@ weights are taken out of the object itself, and afterwards the object says that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch_utils._releasing.holders import SEARCH_S
 from torch_utils._releasing.plan import plan
 from torch_utils._releasing.work import Collect, Release, check_collect
-from torch_utils._runtime import is_shutting_down, log
+from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, log
 from torch_utils.report import CleanupReport
 
 __all__ = ["Collect", "release", "safe_tensor_cleanup"]
 
 
+@early_bound
 def release(
     *objects: Any,
     collect: Collect = "auto",
     trim_host: bool = True,
     thorough: bool = False,
     search_s: float = SEARCH_S,
-    _down: Callable[[], bool] = is_shutting_down,
-    _report: type[CleanupReport] = CleanupReport,
 ) -> CleanupReport:
     """Give back what objects hold, in place; the caller's variables may live on.
 
@@ -70,16 +68,15 @@ def release(
         report = work.finish()
     except Exception as error:
         # A destructor may call this when the modules it is made of are gone already.
-        if not _down():
+        if not is_shutting_down():
             raise
-        return _report(errors=(error,), skipped="the interpreter is being taken apart")
+        return CleanupReport(errors=(error,), skipped="the interpreter is being taken apart")
     work.raise_interrupt()
     return report
 
 
-def safe_tensor_cleanup(
-    tensor_attr_name: str, obj: Any, *, _log: Callable[..., None] = log
-) -> bool:
+@early_bound
+def safe_tensor_cleanup(tensor_attr_name: str, obj: Any) -> bool:
     """Set ``obj.<name>`` to None and so give up the tensor, or tensors, that it held.
 
     Works on plain attributes, ``__slots__``, properties with a setter or deleter, registered
@@ -106,11 +103,11 @@ def safe_tensor_cleanup(
         except Exception as error:
             # A property without a setter, a frozen owner, a validating __setattr__: each
             # raises what it likes. A deleter may still do.
-            _log(10, "%s refuses None: %r", tensor_attr_name, error)
+            log(DEBUG, "%s refuses None: %r", tensor_attr_name, error)
         if getattr(obj, tensor_attr_name, None) is not None:
             delattr(obj, tensor_attr_name)
         return getattr(obj, tensor_attr_name, None) is None
     except Exception as error:
         # Destructors call this, on owners that may be half built or half taken apart.
-        _log(10, "%s not cleaned up: %r", tensor_attr_name, error)
+        log(DEBUG, "%s not cleaned up: %r", tensor_attr_name, error)
         return False

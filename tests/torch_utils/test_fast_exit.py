@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import zlib
 from pathlib import Path
 
 import pytest
 
 from programs import Result, run
+from torch_utils import _finalizers
 
 FAST = "from torch_utils import fast_exit\nassert fast_exit() and not fast_exit()\n"
 PLAIN = "import torch_utils\n"
 
 
 def both(program: str, **options: object) -> tuple[Result, Result]:
-    return run(FAST + program, **options), run(PLAIN + program, **options)  # type: ignore[arg-type]
+    return run(LATE + FAST + program, **options), run(LATE + PLAIN + program, **options)  # type: ignore[arg-type]
 
 
 DESTRUCTOR = """
@@ -51,6 +54,56 @@ def g():
     finally: print("generator closed")
 kept = g(); next(kept)
 """,
+    "suspended coroutine": """
+import types
+@types.coroutine
+def pause(): yield
+async def work():
+    try: await pause()
+    finally: print("coroutine closed")
+kept = work(); kept.send(None)
+""",
+    "generator that was never begun": "kept = (print('never') for _ in [1])",
+    "more objects than can be looked at one by one": DESTRUCTOR
+    + "kept = [[i] for i in range(100_000)] + [[D('last')]]; kept.append(kept)",
+    "destructor without a dictionary": """
+class Blind:
+    __slots__ = ()
+    def __del__(self): print("blind", flush=True)
+kept = [{"a": Blind()}, ((Blind(),),)]; kept.append(kept)
+""",
+    "destructor in sys": DESTRUCTOR + "import sys; sys.kept = D('sys'); sys.kept.me = sys.kept",
+    "destructor in a context": DESTRUCTOR
+    + "import contextvars; v = contextvars.ContextVar('v'); v.set(D('context')); v.get().me = v",
+    "destructor in a thread-local": DESTRUCTOR
+    + "import threading; here = threading.local(); here.d = D('local'); here.d.me = here.d",
+    "destructor of an instance of a metaclass": """
+class Meta(type):
+    def __del__(self): print("class is gone", flush=True)
+    def __hash__(self): print("asked for its hash")
+    def __eq__(self, other): print("compared")
+    def __instancecheck__(self, other): print("asked for its instances")
+class C(metaclass=Meta): pass
+""",
+    "attributes that run code": """
+class Nosy:
+    def __getattribute__(self, name): print("asked for", name, flush=True)
+    @property
+    def __class__(self): print("asked for its class", flush=True)
+kept = Nosy()
+""",
+    "callback of a weak reference": """
+import weakref
+class C: pass
+c = C(); c.me = c
+kept = weakref.ref(c, lambda _: print("called back", flush=True)); del c
+import gc; gc.collect(0)
+""",
+    "library callback after ours": """
+class D:
+    def __del__(self): print("late destructor", flush=True)
+LATE.append(lambda: globals().update(d=D()))
+""",
     "resource": """
 from torch_utils import Resource
 class R(Resource):
@@ -70,30 +123,159 @@ def test_exit_is_the_same(name: str) -> None:
     ]
 
 
-def test_unflushed_file_in_a_cycle(tmp_path: Path) -> None:
-    """What a program has written is written, also by a file that nobody closes."""
-    path = tmp_path / "out.txt"
-    program = f"""
-class Log:
-    def __init__(self): self.file = open({str(path)!r}, "w"); self.me = self
-log = Log(); log.file.write("last words")
-"""
+WRITERS = {
+    "plain": "w = open(path, 'w'); w.write(text)",
+    "binary": "w = open(path, 'wb'); w.write(text.encode())",
+    "random": "w = open(path, 'w+b'); w.write(text.encode())",
+    "io over io": "import io; w = io.TextIOWrapper(open(path, 'wb')); w.write(text)",
+    "gzip": "import gzip; w = gzip.open(path, 'wb'); w.write(text.encode())",
+    "bz2": "import bz2; w = bz2.open(path, 'wb'); w.write(text.encode())",
+    "lzma": "import lzma; w = lzma.open(path, 'wb'); w.write(text.encode())",
+    "zipfile": "import zipfile; w = zipfile.ZipFile(path, 'w'); w.writestr('a', text)",
+    "tarfile": """
+import io, tarfile
+w = tarfile.open(path, "w:gz"); info = tarfile.TarInfo("a"); info.size = len(text)
+w.addfile(info, io.BytesIO(text.encode()))
+""",
+    "file in another's clothes": """
+import io, os
+class Raw:
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY)
+    readable = seekable = lambda self: False
+    writable = lambda self: True
+    closed = False
+    def write(self, part, write=os.write): return write(self.fd, part)
+    def flush(self): pass
+    def close(self): self.closed = True
+w = io.TextIOWrapper(Raw()); w.write(text)
+""",
+    "own close": """
+import io, os
+class Own(io.StringIO):
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY)
+    def close(self, write=os.write): write(self.fd, b"closed")
+w = Own(); w.write(text)
+""",
+    "fsspec": """
+import fsspec
+w = fsspec.filesystem("file", auto_mkdir=True).open(path, "wb", compression="gzip")
+w.write(text.encode())
+""",
+    "temporary": "import tempfile; w = tempfile.NamedTemporaryFile(dir=folder); w.write(b'x')",
+    "memory map": """
+import mmap
+open(path, "wb").write(bytes(4096)); f = open(path, "r+b")
+w = mmap.mmap(f.fileno(), 4096); w[:4] = b"text"
+""",
+    "shelve": "import shelve; w = shelve.open(path, writeback=True); w['a'] = [1]",
+    "written by the very last callback": """
+w = open(path, "w"); LATE.append(lambda: w.write(text))
+""",
+    "frozen by the program": """
+import gc, gzip
+w = gzip.open(path, "wt"); w.write(text); gc.freeze()
+""",
+    "busy thread": """
+import threading
+w = open(path, "w"); w.write(text)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+""",
+}
+LATE = "import atexit; LATE = []; atexit.register(lambda: [late() for late in LATE])\n"
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_files_are_the_same(name: str, tmp_path: Path) -> None:
+    """A file that nobody closes ends up as the ordinary exit leaves it, byte for byte."""
+    if name == "fsspec":
+        pytest.importorskip("fsspec")
+    contents = []
     for prelude in (FAST, PLAIN):
-        path.unlink(missing_ok=True)
-        run(prelude + program)
-        assert path.read_text() == "last words"
-
-
-def test_heap_is_frozen_where_nothing_needs_it() -> None:
-    """The heap is frozen by the end, unless the program's own modules hold a destructor."""
-    ask = """
-import gc, sys
-class Last:
-    def __del__(self, count=gc.get_freeze_count, out=sys.__stdout__):
-        out.write(f"{count() > 0}"); out.flush()
-sys.kept = Last()
+        folder = tmp_path / str(len(contents))
+        folder.mkdir()
+        program = f"""
+folder = {str(folder)!r}; path = folder + "/out"; text = "last words " * 50
+import time; time.time = lambda: 0.0
+{WRITERS[name]}
+class Keeper: pass
+kept = Keeper(); kept.me = kept; kept.file = w
+def function(): return kept
+del w
 """
-    cycle = DESTRUCTOR + "d = D('x'); d.me = d\n"
-    assert run(FAST + ask).stdout == "True"
-    assert run(PLAIN + ask).stdout == "False"
-    assert "False" in run(FAST + ask + cycle).stdout
+        if "LATE" in program:
+            program = program.replace("del w", "")
+        run(LATE + prelude + program)
+        contents.append({file.name: file.read_bytes() for file in sorted(folder.iterdir())})
+    assert contents[0] == contents[1]
+    assert contents[1] or name == "temporary", "nothing was written, so nothing is compared"
+
+
+# Registered before the library: so it runs when the library has decided.
+ASK = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"
+QUIET = {
+    "nothing": "",
+    "a logger": "import logging; logging.getLogger().addHandler(logging.StreamHandler())",
+    "a resource": "import torch_utils\nclass R(torch_utils.Resource):\n  def _release(self): pass\n"
+    "kept = R()",
+    "torch": "import torch; kept = torch.nn.Linear(2, 2)",
+    "a file that is flushed": "kept = open('/dev/null', 'w'); kept.write('x')",
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_heap_is_frozen_where_nothing_needs_it(name: str) -> None:
+    """The heap is frozen, with fast_exit and only with it, unless something needs telling."""
+    assert run(ASK + FAST + QUIET[name]).stdout == "True\n"
+    assert run(ASK + PLAIN + QUIET[name]).stdout == "False\n"
+    destructor = "\nclass D:\n  def __del__(self): pass\nd = D()\n"
+    assert run(ASK + FAST + QUIET[name] + destructor).stdout == "False\n"
+
+
+PACKAGE = """
+class Tracker:
+    def __init__(self): self.pid = None; self.waiting = []
+    def __del__(self): print("tracker", self.pid, flush=True)
+tracker = Tracker()
+"""
+
+
+@pytest.mark.parametrize("place", ["lib/site-packages", "app-src", "lib/site-packages-old"])
+def test_idle_single_object(place: str, tmp_path: Path) -> None:
+    """An installed package's unused object is passed over; a used one, or the program's, is not."""
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    (folder / "tracking.py").write_text(PACKAGE)
+    prelude = f"import sys; sys.path.insert(0, {str(folder)!r})\n" + ASK + FAST
+    idle = run(prelude + "import tracking")
+    used = run(prelude + "import tracking; tracking.tracker.pid = 7")
+    assert ("True" in idle.stdout) == (place == "lib/site-packages")
+    assert ("tracker None" in idle.stdout) == (place != "lib/site-packages")
+    assert used.stdout == "False\ntracker 7\n"
+
+
+def test_packages_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    """No attribute of a foreign module is read: torch warns on some, wherever it is installed."""
+    (tmp_path / "warns.py").write_text(
+        "class Old:\n  def __getattribute__(self, name): print('asked')\nold = Old()\n"
+        "def __getattr__(name): print('asked for', name)\n"
+    )
+    result = run(ASK + FAST + f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import warns")
+    assert (result.stdout, result.stderr) == ("True\n", "")
+
+
+def test_objects_unknown_to_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extension type's writer is found inside what holds it, also inside of untracked tuples."""
+    compressor = zlib.compressobj()
+    kept = [((compressor,),)]
+    gc.collect(), gc.collect()  # One for each level of tuples.
+    assert not gc.is_tracked(compressor) and not gc.is_tracked(kept[0])
+
+    def is_found() -> bool:
+        survey = _finalizers.Survey()
+        survey.look()
+        return any(thing is compressor for thing in survey._suspects)
+
+    assert not is_found()  # The control: zlib's are known to be nothing but data.
+    monkeypatch.setattr(_finalizers, "_PLAIN_DATA", frozenset())
+    monkeypatch.setattr(_finalizers, "_BEGINNINGS", ("compress",))
+    assert is_found()
