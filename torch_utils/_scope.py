@@ -24,7 +24,7 @@ from torch_utils._releasing.plan import plan
 from torch_utils._releasing.work import Release, caller_key
 from torch_utils._runtime import DEBUG, ERROR, is_shutting_down, log
 from torch_utils.errors import CleanupError
-from torch_utils.oom import clear_exception_frames, is_out_of_memory
+from torch_utils.oom import Handled
 from torch_utils.report import CleanupReport
 from torch_utils.resource import add_note
 
@@ -83,6 +83,7 @@ class OpenScope(Entry):
         self.scope = scope
         self.name = type(scope).__name__
         self.items.extend(Item(type(thing).__name__, thing) for thing in resources)
+        self._handled = Handled()  # What is older than the block is not of it.
         self._flags = read_flags() if scope._restore_flags else {}
         self.frame = frame_key(frame)
         self.caller = caller_key()
@@ -245,8 +246,8 @@ class OpenScope(Entry):
 
     def _clear_frames(self) -> None:
         exc = self.exception
-        if exc is not None and not is_shutting_down() and is_out_of_memory(exc):
-            clear_exception_frames(exc)
+        if exc is not None and not is_shutting_down() and self._handled.is_out_of_memory(exc):
+            self._handled.clear_frames(exc)
 
     def _restore_flags(self) -> None:
         restore_flags(self._flags)
