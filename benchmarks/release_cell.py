@@ -5,6 +5,8 @@ release_cell.py minilm METHOD
 release_cell.py rounds COUNT METHOD
 release_cell.py heap MILLIONS ORDER
 release_cell.py stall METHOD
+release_cell.py many SHAPE METHOD
+release_cell.py named KIND
 release_cell.py curve METHOD
 """
 
@@ -165,6 +167,60 @@ def stall(method: str) -> dict[str, Any]:
     model, kept = build("mixed", True, 1024 * MB)
     held = {"model": model}
     del model
+    return {**timed_beside_a_thread(method, held), "kept": len(kept)}
+
+
+def many(shape: str, method: str) -> dict[str, Any]:
+    """A model of 16,000 small tensors with gradients: microseconds each, and what others notice."""
+    if shape == "layers":
+        model: torch.nn.Module = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(8000))
+    else:
+        model = torch.nn.Module()
+        for index in range(16_000):
+            model.register_parameter(f"p{index}", torch.nn.Parameter(torch.ones(64)))
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    count = len(parameters)
+    del parameters, parameter
+    gc.collect()
+    collections: list[int] = []
+    gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
+    held = {"model": model}
+    del model
+    row = timed_beside_a_thread(method, held)
+    gc.callbacks.clear()
+    return {
+        "us_per_tensor": row["ms"] * 1e3 / count,
+        "processor_us_per_tensor": row["processor_ms"] * 1e3 / count,
+        "worst_stall_ms": row["worst_stall_ms"],
+        "full_collections": collections.count(2) // 2,
+    }
+
+
+def named(kind: str) -> dict[str, Any]:
+    """Release a model whose layers somebody else names too, beside a million objects."""
+    objects = [[n] for n in range(1_000_000)]
+    if kind == "minilm and a dictionary":
+        model = minilm_model()
+        others: Any = dict(model.named_modules())
+    else:
+        model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(100)))
+        others = list(model) if kind == "100 layers and a list" else None
+    if kind == "accelerate's hooks":
+        from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+        for layer in list(model):
+            add_hook_to_module(layer, AlignDevicesHook(execution_device="cpu"))
+        del layer
+    started = time.perf_counter()
+    torch_utils.release(model, trim_host=False)
+    ms = (time.perf_counter() - started) * 1e3
+    return {"ms": ms, "live": len(objects), "named": len(others or ())}
+
+
+def timed_beside_a_thread(method: str, held: dict[str, Any]) -> dict[str, Any]:
+    """Release while another thread looks at the clock, and say how long that had to wait."""
     gaps, stop = [], threading.Event()
 
     def tick() -> None:
@@ -178,13 +234,13 @@ def stall(method: str) -> dict[str, Any]:
     thread = threading.Thread(target=tick)
     thread.start()
     time.sleep(0.1)
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.thread_time()
     give_back(method, held)
-    seconds = time.perf_counter() - started
+    seconds, worked = time.perf_counter() - started, time.thread_time() - worked
     stop.set()
     thread.join()
-    worst = max(gap for gap, at in gaps if at >= started - 0.001)
-    return {"worst_stall_ms": worst * 1e3, "ms": seconds * 1e3, "kept": len(kept)}
+    worst = max((gap for gap, at in gaps if at >= started - 0.001), default=0.0)
+    return {"worst_stall_ms": worst * 1e3, "ms": seconds * 1e3, "processor_ms": worked * 1e3}
 
 
 def curve(method: str) -> dict[str, Any]:
@@ -226,6 +282,6 @@ def curve(method: str) -> dict[str, Any]:
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(2)
-    cells = (tensors, minilm, rounds, heap, stall, curve)
+    cells = (tensors, minilm, rounds, heap, stall, many, named, curve)
     kinds: dict[str, Callable[..., dict[str, Any]]] = {cell.__name__: cell for cell in cells}
     print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

@@ -8,7 +8,8 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
-from types import TracebackType
+from opcode import opmap
+from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from torch_utils._registry import REGISTRY, Entry, Registry
@@ -33,6 +34,30 @@ def _references_at_the_end() -> int:
 
 
 _REFERENCES_AT_THE_END = _references_at_the_end()
+
+
+def _is_calling_del(
+    frame: FrameType | None,
+    _loads: tuple[Any, ...] = (opmap.get("LOAD_METHOD"), opmap.get("LOAD_ATTR")),
+    _calls: tuple[Any, ...] = (opmap.get("CALL"), opmap.get("CALL_METHOD")),
+    _functions: tuple[Any, ...] = (opmap.get("CALL"), opmap.get("CALL_FUNCTION")),
+    _cache: int = opmap.get("CACHE", -1),
+    _shift: int = 1 if sys.version_info >= (3, 12) else 0,  # the lowest bit says: a method
+    _window: int = 48,  # bytes, between naming a method and calling it without arguments
+) -> bool:
+    """Say whether a function is executing a call of ``__del__``, rather than dropping something."""
+    if frame is None:
+        return False
+    code, at, names = frame.f_code.co_code, frame.f_lasti, frame.f_code.co_names
+    while code[at] == _cache and at > 0:
+        at -= 2
+    if "__del__" in frame.f_code.co_consts and code[at] in _functions:
+        return True  # What `getattr` returned, presumably.
+    if "__del__" not in names or code[at] not in _calls:
+        return False
+    number = names.index("__del__")
+    before = range(max(0, at - _window), at, 2)
+    return any(code[i] in _loads and code[i + 1] >> _shift == number for i in before)
 
 
 class Resource:
@@ -175,13 +200,16 @@ class Resource:
         _references: Callable[[object], int] = sys.getrefcount,
         _at_the_end: int = _REFERENCES_AT_THE_END,
         _is_finalized: Callable[[Any], bool] = gc.is_finalized,
+        _frame: Callable[[int], FrameType] = sys._getframe,
+        _names_it: Callable[[FrameType | None], bool] = _is_calling_del,
     ) -> None:
         entry = _registry.get(id(self))
         if entry is None or (_down() and not entry.at_exit):
             return
         # Frameworks call this themselves, to close what they are about to drop (Ray Serve does):
-        # then it was closed on purpose.
+        # then it was closed on purpose. Such a caller has a reference more, or names this method.
         dropped = _references(self) <= _at_the_end or _is_finalized(self)
+        dropped = dropped and not _names_it(_frame(0).f_back)
         try:
             mine = "claim" not in entry.__dict__ and entry.close(self)
         except BaseException:  # A destructor has no caller to tell; the registry has logged it.

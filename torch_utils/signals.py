@@ -187,12 +187,15 @@ def _would_break_off(frame: FrameType | None, waited_s: float) -> bool:
     """Say whether an exception raised here would break off a destructor, or an import.
 
     Neither passes it on: out of a destructor it is printed, and what it was about to clean up
-    stays. Out of an import it is swallowed now and then by the C++ of an extension module that is
-    being initialised: one import of torch in ten.
+    stays; so it is out of the hook that would print it. Out of an import it is swallowed now and
+    then by the C++ of an extension module that is being initialised: one import of torch in ten.
     """
+    hook = getattr(sys.unraisablehook, "__code__", None)
     while frame is not None:
         name, module = frame.f_code.co_name, frame.f_globals.get("__name__")
         if name in ("__del__", "_abandoned") or (name == "__call__" and module == "weakref"):
+            return True
+        if frame.f_code is hook:
             return True
         if module == "importlib._bootstrap" and waited_s < IMPORT_WAIT_S:
             return True

@@ -56,7 +56,10 @@ class ModuleTarget(Target):
         for path, module in zip(self._given_up.paths, self._given_up.modules, strict=True):
             kind = type(module).__name__
             what = f"this {kind}" if not path else f"{path!r} of {self.name} (a {kind})"
+            held = _large_registries(module)
             bury(module, what, place)
+            while held:
+                held.pop()  # One by one: other threads get their turn in between.
         # What was spared may be garbage by now, and would be kept by these.
         self.tree = None
         self._given_up = Tree(self.module)
@@ -66,3 +69,16 @@ class ModuleTarget(Target):
         contents = contents_of(self.module)
         is_first = contents.setdefault(CLAIM, self._token) is self._token
         return is_first and not is_released(self.module)
+
+
+def _large_registries(module: Any) -> list[Any]:
+    """List the tensors of a module that has very many, to be dropped one by one."""
+    contents = contents_of(module)
+    held: list[Any] = []
+    for registry in (contents.get("_parameters"), contents.get("_buffers")):
+        if type(registry) is dict and len(registry) > _MANY:
+            held += registry.values()
+    return held
+
+
+_MANY = 200

@@ -48,12 +48,20 @@ class _Notes:
         self.names: list[str] = []
 
     def append(self, weak: int, key: int, nbytes: int, device: str, owner: str, name: str) -> None:
-        self.weak.append(weak)
+        self.mend()
         self.keys.append(key)
         self.sizes.append(nbytes)
         self.devices.append(device)
         self.owners.append(owner)
         self.names.append(name)
+        self.weak.append(weak)  # Last: an entry is there when its weak reference is.
+
+    def mend(self) -> None:
+        """Drop the half of an entry that an interrupt has left."""
+        count = len(self.weak)
+        if len(self.keys) != count:
+            for column in (self.keys, self.sizes, self.devices, self.owners, self.names):
+                del column[count:]
 
     def entry(self, index: int) -> tuple[int, int, str, str, str]:
         """Return what is noted beside the weak reference."""
@@ -123,8 +131,8 @@ class Inventory:
             if reader.is_plain(tensor):
                 key = reader.address(tensor)
                 if key not in self._known:
-                    self._known.add(key)
                     self._enter(reader.note(key), key, "host", owner, name, beyond)
+                    self._known.add(key)
                 return
         except NotImplementedError:
             pass  # A sparse tensor has several.
@@ -146,6 +154,7 @@ class Inventory:
             return add
         address, note, plain = reader.address, reader.noter(), frozenset(reader.plain_kinds)
         notes = self._own
+        notes.mend()
         weak, keys, sizes = notes.weak.append, notes.keys.append, notes.sizes.append
         devices, owners, names = notes.devices.append, notes.owners.append, notes.names.append
 
@@ -162,9 +171,9 @@ class Inventory:
             if not is_own or not nbytes:
                 self._free(number)
                 return add(owner, name, tensor)
+            keys(key), sizes(nbytes), devices("host"), owners(owner), names(name)
+            weak(number)  # Last: see `_Notes.append`.
             known.add(key)
-            weak(number), keys(key), sizes(nbytes)
-            devices("host"), owners(owner), names(name)
             return None
 
         return add_one
