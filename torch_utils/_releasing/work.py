@@ -16,7 +16,7 @@ from torch_utils._releasing.holders import SEARCH_S, Holders, find_holders
 from torch_utils._releasing.other_caches import clear_other_caches
 from torch_utils._releasing.storages import LENDER, Held, Inventory
 from torch_utils._releasing.target import Target
-from torch_utils._releasing.tombstone import caller, is_released
+from torch_utils._releasing.tombstone import caller
 from torch_utils._runtime import ERROR, is_shutting_down, loaded_torch, log
 from torch_utils.memory import MemorySnapshot, empty_caches, memory_snapshot
 from torch_utils.memory import trim_host as trim_host_heap
@@ -106,9 +106,9 @@ class Release:
 
     def _give_up(self, target: Target) -> None:
         if target.closes or not is_shutting_down():
-            self._insist(target.name, lambda: target.give_up(self._place), target.thing)
+            self._insist(target.name, lambda: target.give_up(self._place))
 
-    def _insist(self, name: str, action: Any, thing: Any = None) -> None:
+    def _insist(self, name: str, action: Any) -> None:
         """Do something, and once more if an interrupt left it half done.
 
         The program's own code has run or not even begun, and the target knows which; all else
@@ -116,7 +116,7 @@ class Release:
         """
         before = len(self.interrupts())
         self._isolated(name, action)
-        if len(self.interrupts()) > before and not is_released(thing):
+        if len(self.interrupts()) > before:
             self._isolated(name, action)
 
     def _isolated(self, name: str, action: Any) -> None:
