@@ -139,6 +139,17 @@ def log(level: int, message: str, *args: object, exc_info: BaseException | None 
 
 
 @early_bound
+@early_bound
+def whole_torch() -> Any | None:
+    """Return `loaded_torch`, if it has what a release needs: not a stand-in, nor half of it."""
+    torch = loaded_torch()
+    try:
+        contents = _MODULE.__getattribute__(torch, "__dict__")
+    except (AttributeError, TypeError):  # No module at all.
+        return None
+    return torch if "Tensor" in contents and "nn" in contents else None
+
+
 def import_torch() -> Any | None:
     """Return torch, importing it if the interpreter is healthy and it can be imported.
 

@@ -23,7 +23,7 @@ from torch_utils._registry import REGISTRY, Claim, Entry
 from torch_utils._releasing.plan import plan
 from torch_utils._releasing.work import Release, caller_key
 from torch_utils._runtime import DEBUG, ERROR, is_shutting_down, log
-from torch_utils.errors import CleanupError
+from torch_utils.errors import CleanupError, shown
 from torch_utils.oom import Handled
 from torch_utils.report import CleanupReport
 from torch_utils.resource import add_note
@@ -273,7 +273,7 @@ class OpenScope(Entry):
         errors, self._errors, self.exception = self._errors, [], None
         if exc is not None:
             for error in errors:
-                add_note(exc, f"the cleanup after this also failed: {error!r}")
+                add_note(exc, f"the cleanup after this also failed: {shown(error)}")
             return
         for error in errors:
             if not isinstance(error, Exception):

@@ -230,7 +230,7 @@ class SafePyTorchCleanup:
     def _current(self, frame: FrameType) -> OpenScope:
         """Return the opening that the call is in."""
         name = type(self).__name__
-        everyones = [opened for opened in self._open if not opened.has_ended]
+        everyones = [opened for opened in list(self._open) if not opened.has_ended]
         if not everyones:
             raise TorchUtilsError(f"this {name} is not open; use it inside its with block")
         candidates = [opened for opened in everyones if opened.pid == os.getpid()]
@@ -254,7 +254,7 @@ class SafePyTorchCleanup:
         """
         if fetched.scope is not None:
             return fetched
-        candidates = [opened for opened in self._open if opened.is_open]
+        candidates = [opened for opened in list(self._open) if opened.is_open]
         by_hand = [o for o in candidates if o.leave is None or o.leave() is None]
         if not candidates:
             return None

@@ -63,8 +63,12 @@ class Backend:
     guarded: bool
 
     def module(self, torch: Any) -> Any:
-        """Return ``torch.<name>``, or None where this torch has none."""
-        return getattr(torch, self.name, None)
+        """Return ``torch.<name>``, or None where this torch has none. Never raises."""
+        try:
+            return getattr(torch, self.name, None)
+        except Exception:
+            # A stand-in, or a module that loads its parts lazily and fails at that.
+            return None
 
 
 def _cuda_is_available(torch: Any) -> bool:

@@ -53,3 +53,12 @@ else:  # Python 3.10 has no exception groups: the same two attributes, without `
         def __str__(self) -> str:
             causes = "; ".join(f"{type(error).__name__}: {error}" for error in self.exceptions)
             return f"{self.message}: {causes}"
+
+
+def shown(error: BaseException) -> str:
+    """Return an error's repr, or its type where it has none: a class may raise what it likes."""
+    try:
+        return repr(error)
+    except Exception:
+        # It would hide the error that the program should see.
+        return f"{type(error).__name__} (its repr() raises)"

@@ -105,7 +105,11 @@ def _says_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if not isinstance(error, RuntimeError):
         return False
-    text = " ".join(str(argument) for argument in error.args)
+    try:
+        text = " ".join(str(argument) for argument in error.args)
+    except Exception:
+        # An argument of the program's own, which cannot be shown: no allocator's message.
+        return False
     return any(message in text for message in _RUNTIME_MESSAGES)
 
 

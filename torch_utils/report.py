@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch_utils.errors import shown
 from torch_utils.memory import MemorySnapshot
 
 __all__ = ["CleanupReport", "StillHeld", "format_bytes"]
@@ -107,4 +108,4 @@ class CleanupReport:
         if not self.errors:
             return []
         count = len(self.errors)
-        return [f"{count} error{'s' * (count > 1)}, the first: {self.errors[0]!r}"]
+        return [f"{count} error{'s' * (count > 1)}, the first: {shown(self.errors[0])}"]

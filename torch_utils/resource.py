@@ -13,8 +13,8 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from torch_utils._registry import REGISTRY, Entry, Registry
-from torch_utils._runtime import is_shutting_down
-from torch_utils.errors import ResourceClosedError
+from torch_utils._runtime import DEBUG, is_shutting_down, log
+from torch_utils.errors import ResourceClosedError, shown
 
 __all__ = ["Resource"]
 
@@ -244,11 +244,15 @@ class Resource:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Attach a note, which a traceback prints from Python 3.11 on."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:  # Python 3.10: kept for whoever looks.
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]
+    """Attach a note, which a traceback prints from Python 3.11 on. Never raises."""
+    try:
+        if hasattr(error, "add_note"):
+            error.add_note(note)
+        else:  # Python 3.10: kept for whoever looks.
+            error.__notes__ = [*getattr(error, "__notes__", ()), note]
+    except Exception as failure:
+        # A class of its own may refuse notes; its error must not be replaced by another.
+        log(DEBUG, "no note on a %s: %r", type(error).__name__, failure)
 
 
 def _entry_of(resource: Resource, _registry: Registry = REGISTRY) -> Entry | None:
@@ -267,7 +271,7 @@ def _close_after(resource: Resource, exc: BaseException | None) -> None:
             raise
         # KeyboardInterrupt out of the release: the block's own error wins.
     if exc is not None and entry.error is not None:
-        add_note(exc, f"releasing {entry.name} also failed: {entry.error!r}")
+        add_note(exc, f"releasing {entry.name} also failed: {shown(entry.error)}")
 
 
 def _in_daemon_thread() -> bool:

@@ -23,7 +23,7 @@ from torch_utils._releasing.reading import (
     undisturbed,
 )
 from torch_utils._releasing.storages import Inventory
-from torch_utils._runtime import loaded_torch
+from torch_utils._runtime import whole_torch
 
 _LEVELS = 8  # of containers and objects within each other
 
@@ -125,7 +125,7 @@ def count_contents(
     inventory: Inventory, name: str, contents: Any, depth: int = _LEVELS, *, owner: str = ""
 ) -> None:
     """Note the tensors in nested containers and objects."""
-    torch = loaded_torch()
+    torch = whole_torch()
     if torch is not None:
         with undisturbed(torch):
             _count(inventory, owner, name, contents, depth, beyond=False)
@@ -133,7 +133,7 @@ def count_contents(
 
 def count_beyond(inventory: Inventory) -> None:
     """Note, when all that is given up was counted, what the modules hold that it refers to."""
-    torch = loaded_torch()
+    torch = whole_torch()
     if torch is None:
         return
     with undisturbed(torch):

@@ -15,7 +15,7 @@ from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tombstone import CLAIM, bury, is_released
 from torch_utils._releasing.trees import Tree
-from torch_utils._runtime import loaded_torch
+from torch_utils._runtime import whole_torch
 
 
 class ModuleTarget(Target):
@@ -34,7 +34,7 @@ class ModuleTarget(Target):
         self._counted: tuple[Inventory, int, int] | None = None
 
     def count(self, inventory: Inventory) -> None:
-        torch = loaded_torch()
+        torch = whole_torch()
         # What is spared too: this model lets go of it, and the report says that it lives on.
         self.tree = tree = self.tree or Tree(self.module)
         begin = inventory.count_contained()

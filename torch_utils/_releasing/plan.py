@@ -22,7 +22,7 @@ from torch_utils._releasing.sharing import spare_shared
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tensors import TensorTarget
 from torch_utils._releasing.tombstone import is_released
-from torch_utils._runtime import loaded_torch
+from torch_utils._runtime import whole_torch
 
 
 def check_kinds(objects: Sequence[Any]) -> None:
@@ -31,7 +31,7 @@ def check_kinds(objects: Sequence[Any]) -> None:
     Raises:
         TypeError: There is one.
     """
-    _Walk(loaded_torch(), False).run(objects)
+    _Walk(whole_torch(), False).run(objects)
 
 
 def plan(objects: Sequence[Any], *, again: bool = False) -> list[Target]:
@@ -44,7 +44,7 @@ def plan(objects: Sequence[Any], *, again: bool = False) -> list[Target]:
     Raises:
         TypeError: An object is of a kind that nobody here knows how to release.
     """
-    found = _Walk(loaded_torch(), again).run(objects)
+    found = _Walk(whole_torch(), again).run(objects)
     modules = [target for target in found if isinstance(target, ModuleTarget)]
     if modules:
         spare_shared(modules)

@@ -13,7 +13,7 @@ from typing import Any
 from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.reading import DICT, MODULE, SEQUENCE, Kinds, contents_of
 from torch_utils._releasing.trees import References, Tree, children_of
-from torch_utils._runtime import loaded_torch
+from torch_utils._runtime import whole_torch
 
 _METHODS = (MethodType, partial)
 _PART = 20_000  # objects
@@ -93,7 +93,7 @@ def _references_of_own_methods(modules: dict[int, Any]) -> dict[int, int]:
 
 def _had_by_others(suspects: dict[int, Any], own: set[int]) -> set[int]:
     """Find those that some module outside the trees has, in one walk of the heap."""
-    kinds = Kinds(loaded_torch())
+    kinds = Kinds(whole_torch())
     shared: set[int] = set()
     for module in _all_modules(kinds):
         if id(module) not in own:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch_utils._releasing.reading import Kinds, undisturbed
 from torch_utils._releasing.weak_storages import Noted, StorageReader
-from torch_utils._runtime import DEBUG, loaded_torch, log
+from torch_utils._runtime import DEBUG, log, whole_torch
 
 SPARSE_PARTS = ("_indices", "_values")
 COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
@@ -91,7 +91,7 @@ class Inventory:
     """
 
     def __init__(self) -> None:
-        torch = loaded_torch()
+        torch = whole_torch()
         self.reader = StorageReader(torch) if torch is not None else None
         self._is_expired: Any = self.reader.is_expired if self.reader is not None else None
         self._free: Any = self.reader.free if self.reader is not None else None
@@ -326,7 +326,7 @@ def parts_of(tensor: Any) -> list[Any]:
 
     Runs no code of the tensor's class. What a wrapper has in its attributes is not among them.
     """
-    torch = loaded_torch()
+    torch = whole_torch()
     if torch is None:
         return []
     parts = []

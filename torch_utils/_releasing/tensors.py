@@ -10,7 +10,7 @@ from torch_utils._releasing.in_use import is_own_variable, keep_while_used
 from torch_utils._releasing.reading import contents_of, slots_of, undisturbed
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
-from torch_utils._runtime import loaded_torch
+from torch_utils._runtime import whole_torch
 
 
 class TensorTarget(Target):
@@ -39,7 +39,7 @@ def empty_tensor(tensor: Any) -> None:
     Raises:
         RuntimeError: This torch cannot do that. The tensor was left whole.
     """
-    torch = loaded_torch()
+    torch = whole_torch()
     if torch is None:
         return
     swap = getattr(torch._C, "_swap_tensor_impl", None)

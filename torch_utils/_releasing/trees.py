@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_utils._releasing.reading import contents_of, entries_of
 from torch_utils._releasing.tombstone import is_released
-from torch_utils._runtime import loaded_torch
+from torch_utils._runtime import whole_torch
 
 _REFERENCES_TO_A_REGISTRY = 3  # the module's, the variable's, and getrefcount's
 
@@ -91,7 +91,7 @@ def children_of(module: Any) -> tuple[list[str], list[Any]]:
     names, children = entries_of(registry)
     if traced is not None:
         names, children = [*names, ""], [*children, traced]
-    torch: Any = loaded_torch()
+    torch: Any = whole_torch()
     kind = torch.nn.Module
     chosen = [i for i, child in enumerate(children) if issubclass(type(child), kind)]
     if len(chosen) < len(children):

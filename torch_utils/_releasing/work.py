@@ -17,7 +17,7 @@ from torch_utils._releasing.other_caches import clear_other_caches
 from torch_utils._releasing.storages import LENDER, Held, Inventory
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tombstone import caller
-from torch_utils._runtime import ERROR, is_shutting_down, loaded_torch, log
+from torch_utils._runtime import ERROR, is_shutting_down, log, whole_torch
 from torch_utils.memory import MemorySnapshot, empty_caches, memory_snapshot
 from torch_utils.memory import trim_host as trim_host_heap
 from torch_utils.oom import Handled
@@ -196,7 +196,7 @@ class Release:
                     return
                 gc.collect(generation)
         survivors = self._survivors()
-        self._holders = find_holders(loaded_torch(), survivors, self._search_s)
+        self._holders = find_holders(whole_torch(), survivors, self._search_s)
         # What a variable leads to is no garbage, and looking for it there would be in vain.
         if self._collect == "auto" and not self._holders.explain(survivors):
             gc.collect()
