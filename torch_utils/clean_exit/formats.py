@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 
-from torch_utils.clean_exit.findings import FINDINGS, PHASES, Finding
-from torch_utils.clean_exit.report import SCHEMA_VERSION, ExitReport, summarise
+from .findings import FINDINGS, PHASES, Finding
+from .report import SCHEMA_VERSION, ExitReport, summarise
 
 _MOST_LINES = 15  # of evidence, unless more is asked for
 _RED, _GREEN, _BOLD, _DIM, _OFF = "\033[31m", "\033[32m", "\033[1m", "\033[2m", "\033[0m"

@@ -228,7 +228,7 @@ def test_reports(tmp_path: Path) -> None:
     assert run["returncode"] == 0
     (finding,) = run["findings"]
     assert (finding["id"], finding["phase"]) == ("atexit-error", "atexit")
-    assert finding["help"] == "docs/catalogue.md#atexit-error"
+    assert finding["help"] == "clean-exit --explain atexit-error"
     suite = ElementTree.parse(files[1]).getroot()[0]
     assert (suite.get("tests"), suite.get("failures")) == ("2", "2")
     assert suite[0][0].get("type") == "atexit-error"
