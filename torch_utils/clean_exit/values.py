@@ -10,7 +10,7 @@ import signal
 
 def seconds(text: str) -> float:
     """Read a length of time that is more than nothing."""
-    value = seconds_or_none(text)
+    value = _number(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
     return value
@@ -18,11 +18,18 @@ def seconds(text: str) -> float:
 
 def seconds_or_none(text: str) -> float:
     """Read a length of time, which may be 0."""
+    value = _number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0 seconds")
+    return value
+
+
+def _number(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-    if not math.isfinite(value) or value < 0:
+    if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} is not a length of time")
     return value
 
@@ -70,11 +77,11 @@ def pattern(text: str) -> str:
     return text
 
 
+COLORS = ("auto", "always", "never")
+
+
 def color(text: str) -> str:
     """Read when to use colours."""
     if text not in COLORS:
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(COLORS)}")
     return text
-
-
-COLORS = ("auto", "always", "never")
