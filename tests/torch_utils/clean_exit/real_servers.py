@@ -16,6 +16,8 @@ async def app(scope, receive, send):
     await receive()
     await send({"type": "lifespan.shutdown.complete"})
 """
+# After TERM uvicorn dies of it as soon as the server has stopped: atexit callbacks do not run.
+DIRTY_ASGI = DIRTY + ASGI + "    Held()\n"
 WSGI = """
 def app(environ, start_response):
     start_response("200 OK", [])
@@ -37,15 +39,15 @@ UVICORN = [
     uvicorn("workers-term", "--workers", "2", options=TERM),
     uvicorn("workers-int", "--workers", "2", options=INT),
     uvicorn("reload-term", "--reload", options=TERM),
-    uvicorn("dirty-destructor", app=ASGI + DIRTY + HELD, options=TERM, **dirty("unraisable")),
+    uvicorn("dirty-destructor", app=ASGI + DIRTY + HELD, options=INT, **dirty("unraisable")),
+    uvicorn("dirty-lifespan", app=DIRTY_ASGI, options=TERM, **dirty("unraisable")),
     uvicorn("dirty-atexit", app=ASGI + DIRTY + AT_EXIT, options=INT, **dirty("atexit-error")),
     uvicorn(
         "dirty-in-workers",
-        "--workers",
-        "2",
-        app=ASGI + DIRTY + AT_EXIT,
+        *("--workers", "2"),
+        app=DIRTY_ASGI,
         options=TERM,
-        **dirty("atexit-error"),
+        **dirty("unraisable"),
     ),
 ]
 
@@ -72,7 +74,7 @@ app = Celery("app", broker="memory://", backend="cache+memory://")
 
 
 def celery(name: str, pool: str, app: str = CELERY_APP, **more: Any) -> Program:
-    command = ("celery", "-A", "app", "worker", "-P", pool, "-c", "2", "--without-gossip")
+    command = ("celery", "-A", "app", "worker", "-P", pool, "-c", "2", "-l", "INFO")
     more["options"] = {**more["options"], "stop_when": "ready\\.", "max_shutdown_s": 30}
     # As root it warns, and goes on.
     return Program("celery", name, command, {"app.py": app}, modules=("celery",), **more)
