@@ -22,11 +22,12 @@ def double(x):
     return 2 * x
 
 if __name__ == "__main__":
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes={processes},
-                      host="127.0.0.1", dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None,
+                      {where}) as cluster:
         with Client(cluster) as client:
             assert client.gather(client.map(double, range(4))) == [0, 2, 4, 6]
 """
+LOOPBACK, HERE = "host='127.0.0.1'", "processes=False"
 RAY = """
 import ray
 ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
@@ -123,8 +124,20 @@ def launched(group: str, name: str, command: tuple[str, ...], source: str, **mor
 
 
 POOLS = [
-    script("dask", "processes", DASK.format(processes=True), "distributed", options=SLOW_SHUTDOWN),
-    script("dask", "threads", DASK.format(processes=False), "distributed", options=SLOW_SHUTDOWN),
+    script(
+        "dask",
+        "processes",
+        DASK.format(where=LOOPBACK),
+        "distributed",
+        options=SLOW_SHUTDOWN,
+    ),
+    script(
+        "dask",
+        "threads",
+        DASK.format(where=HERE),
+        "distributed",
+        options=SLOW_SHUTDOWN,
+    ),
     script("ray", "shutdown", RAY + "ray.shutdown()\n", options=SLOW_SHUTDOWN),
     script("ray", "left-to-atexit", RAY, options=SLOW_SHUTDOWN),
     script("joblib", "loky", JOBLIB.format(backend="loky")),
@@ -134,7 +147,7 @@ POOLS = [
     script(
         "scikit-learn",
         "dirty",
-        DIRTY + SKLEARN.format(end="held = Held(); import sys; sys.held = held"),
+        DIRTY + SKLEARN.format(end="held = Held()"),
         "sklearn",
         **dirty("unraisable"),
     ),

@@ -82,7 +82,7 @@ def celery(name: str, pool: str, app: str = CELERY_APP, **more: Any) -> Program:
 
 CELERY = [
     celery("prefork-term", "prefork", options=TERM),
-    celery("prefork-int", "prefork", options=INT),
+    celery("prefork-int", "prefork", options=INT, exit_code=1),  # what it says without a checker
     celery("threads-term", "threads", options=TERM),
     celery("solo-term", "solo", options=TERM),
     celery(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,14 @@ def test_every_group_has_programs() -> None:
     """And no two programs the same name."""
     assert {program.group for program in PROGRAMS} == GROUPS
     assert len({str(program) for program in PROGRAMS}) == len(PROGRAMS)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and programs would inherit that."""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, earlier)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
