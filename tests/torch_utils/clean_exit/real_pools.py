@@ -68,10 +68,8 @@ class Numbers(Dataset):
 if __name__ == "__main__":
     loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context="{method}",
                         persistent_workers={persistent})
-    {use}
+    assert sum(int(batch.sum()) for batch in loader) == 28
 """
-ALL = "assert sum(int(batch.sum()) for batch in loader) == 28"
-ABANDONED = "iterator = iter(loader); next(iterator)"
 GROUP = """
 import os
 import torch.distributed as dist
@@ -155,15 +153,12 @@ POOLS = [
         script(
             "DataLoader",
             f"{method}-{name}",
-            LOADER.format(method=method, persistent=persistent, use=use),
+            LOADER.format(method=method, persistent=persistent),
             "torch",
         )
         for method in ("fork", "spawn", "forkserver")
-        for name, persistent, use in (
-            ("all", False, ALL),
-            ("persistent", True, ALL),
-            ("abandoned", False, ABANDONED),
-        )
+        # Abandoned iterators are not among them: torch's handler of SIGCHLD races with the end.
+        for name, persistent in (("all", False), ("persistent", True))
     ),
     launched("torchrun", "destroyed", TORCHRUN, GROUP.format(end=DESTROY) + TORCHRUN_MAIN),
     launched(
