@@ -39,7 +39,8 @@ class Program:
         name: What is special about it.
         command: Its command line; the first word is a command beside the Python, or anywhere.
         files: What it consists of.
-        findings: What has to be found; nothing else may be.
+        findings: What has to be found.
+        possible: What may be found too; nothing else may be.
         exit_code: What clean-exit says.
         options: For `torch_utils.clean_exit.check`.
         modules: What the Python has to have.
@@ -51,6 +52,7 @@ class Program:
     command: tuple[str, ...]
     files: dict[str, str] = field(default_factory=dict)
     findings: frozenset[str] = frozenset()
+    possible: frozenset[str] = frozenset()
     exit_code: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     modules: tuple[str, ...] = ()

@@ -20,6 +20,11 @@ def notebook(source: str) -> str:
 NBCONVERT = ("jupyter-nbconvert", "--to", "notebook", "--execute", "--output", "out", "in.ipynb")
 JUPYTER = ("nbconvert", "ipykernel")
 AT_EXIT = DIRTY + "atexit.register(lambda: 1 / 0)\n"
+# What a kernel writes to stderr goes to its notebook.
+LEAVES = """
+import subprocess as s
+s.Popen(["sleep", "600"], start_new_session=True, stdout=s.DEVNULL, stderr=s.DEVNULL)
+"""
 COVERAGE = ("coverage", "run", "--rcfile=rc", "main.py")
 SUBPROCESS = "import subprocess, sys\nsubprocess.run([sys.executable, 'other.py'], check=True)\n"
 RC = "[run]\nparallel = true\npatch = subprocess\n"
@@ -43,8 +48,8 @@ JAVA = "public class Main { public static void main(String[] a) throws Exception
 TOOLS = [
     Program("jupyter nbconvert", "clean", NBCONVERT, {"in.ipynb": notebook("1 + 1")},
             modules=JUPYTER, options={"max_shutdown_s": 30}),
-    Program("jupyter nbconvert", "dirty-kernel", NBCONVERT, {"in.ipynb": notebook(AT_EXIT)},
-            modules=JUPYTER, options={"max_shutdown_s": 30}, **dirty("atexit-error")),
+    Program("jupyter nbconvert", "dirty-kernel", NBCONVERT, {"in.ipynb": notebook(LEAVES)},
+            modules=JUPYTER, options={"max_shutdown_s": 30}, **dirty("left-over-process")),
     Program("coverage", "subprocess", COVERAGE,
             {"main.py": SUBPROCESS, "other.py": "print(1)", "rc": RC}, modules=("coverage",)),
     Program("coverage", "dirty-subprocess", COVERAGE,

@@ -59,5 +59,7 @@ def test_verdict(program: Program, tmp_path: Path, request: pytest.FixtureReques
         **{"timeout_s": 120.0, "max_shutdown_s": 20.0, **program.options},
     )
     said = f"{report}\n--- stdout\n{report.stdout[-3000:]}\n--- stderr\n{report.stderr[-3000:]}"
-    assert {finding.id for finding in report.findings} == program.findings, said
+    found = {finding.id for finding in report.findings}
+    assert found >= program.findings, said
+    assert found <= program.findings | program.possible, said
     assert report.exit_code == program.exit_code, said
