@@ -58,8 +58,10 @@ def prepare(item: pytest.Item, folder: Path) -> tuple[list[str], dict[str, str]]
             options[name] = pickle.dumps(value)
         except Exception:  # Pickling runs any code. Such a value no command line gave.
             continue
+    # pytest-rerunfailures: what is run again gets an interpreter of its own.
+    options["force_reruns"] = pickle.dumps(0)
     told = {
-        "nodeid": item.nodeid,
+        "end": _below_file(item),
         "options": options,
         "variables": {k: os.environ[k] for k in ("PYTEST_ADDOPTS",) if k in os.environ},
     }
@@ -91,10 +93,15 @@ def _command(item: pytest.Item, folder: Path) -> list[str]:
     basetemp = config.getoption("basetemp", None)
     if basetemp:  # One session empties it; two must not have the same.
         command += ["--basetemp", str(Path(f"{Path(basetemp).absolute()}-{folder.name}"))]
-    module = item.getparent(pytest.File)  # type: ignore[type-abstract]
-    start = module.nodeid if module is not None else item.nodeid.partition("::")[0]
     # Relative, as pytest takes "[" in an argument for parameters.
-    return [*command, os.path.relpath(item.path, here) + item.nodeid[len(start) :]]
+    return [*command, os.path.relpath(item.path, here) + _below_file(item)]
+
+
+def _below_file(item: pytest.Item) -> str:
+    """Return the end of the node id. xdist adds a group to the whole of it, but not to names."""
+    nodes = item.listchain()
+    files = [n for n, node in enumerate(nodes) if isinstance(node, pytest.File)]
+    return "".join(f"::{node.name}" for node in nodes[max(files, default=0) + 1 :])
 
 
 class Told:
@@ -106,7 +113,7 @@ class Told:
     def __init__(self, folder: Path) -> None:
         told = pickle.loads((folder / "told").read_bytes())
         self._path = folder / "reports"
-        self._nodeid: str = told["nodeid"]
+        self._end: str = told["end"]
         self._options: dict[str, bytes] = told["options"]
         self._config: pytest.Config | None = None
         # For the test, the environment is that of the session that it belongs to.
@@ -129,7 +136,7 @@ class Told:
         """Undo what selects: the other session has done that."""
         before = list(items)
         yield
-        items[:] = [item for item in before if item.nodeid == self._nodeid] or before
+        items[:] = [item for item in before if _below_file(item) == self._end]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write a report."""

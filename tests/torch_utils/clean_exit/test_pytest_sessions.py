@@ -104,6 +104,7 @@ OPTIONS = """
 import os, pytest
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("a group")
 @pytest.mark.clean_exit
 def test_options(request):
     assert request.config.getoption("--dev").name == "cuda"
@@ -113,7 +114,9 @@ def test_options(request):
 """
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["here", "worker"])
+@pytest.mark.parametrize(
+    "workers", [[], ["-n", "1", "--dist", "loadgroup"]], ids=["here", "worker"]
+)
 def test_options_of_the_session(
     outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: list[str]
 ) -> None:
@@ -213,10 +216,18 @@ def test_run_again(outer: pytest.Pytester) -> None:
             Path("seen").touch()
             if first:
                 {DIRTY}
+
+        @pytest.mark.flaky(reruns=1)
+        @pytest.mark.clean_exit
+        def test_never():
+            with Path("runs").open("a") as file:
+                file.write("x")
+            assert 0
         """
     )
     result = run(outer, "--reruns", "2")
-    assert "1 passed, 1 rerun" in result.stdout.str()
+    assert "1 failed, 1 passed, 2 rerun" in result.stdout.str()
+    assert (outer.path / "runs").read_text() == "xx"
 
 
 def test_coverage(outer: pytest.Pytester) -> None:
