@@ -17,7 +17,10 @@ ALLOWED = {
     wing: set(re.findall(r"`(\w+)`", allowed))
     for wing, allowed in re.findall(r"^\| `(\w+\.\w+)` \| (.+) \|$", PAGE, re.MULTILINE)
 }
-ADAPTS = {"torch_utils.pytest_plugin": {"pytest"}}
+ADAPTS = {
+    "torch_utils.pytest_plugin": {"pytest"},
+    "torch_utils.clean_exit.fresh_pytest": {"pytest"},
+}
 # They lie in a folder of sys.path of their own, and import each other by bare names.
 STARTUP = "torch_utils.clean_exit._startup."
 IMPORTS = {name: read(ROOT / name) for name in PACKAGES}

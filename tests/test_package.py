@@ -1,4 +1,4 @@
-"""The wheel: both packages, typed, and nothing else."""
+"""The wheel: both packages, typed, a second name for the entry points, and nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_wheel_holds_both_packages(tmp_path: Path) -> None:
     ):
         assert wanted in names
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"torch_utils", "rag_demo"}
+    ours = {"torch_utils", "rag_demo", "_torch_cleanup"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == ours
     program = "import sys, torch_utils; assert '.whl' in torch_utils.__file__, torch_utils.__file__"
     subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {program}"],

@@ -1,14 +1,18 @@
 """pytest: the marker and the fixture ``clean_exit``, thin adapters over `torch_utils.clean_exit`.
 
-Loaded in every test session, so nothing is imported before it is needed.
+Loaded in every test session, by a name that a project's own ``torch_utils`` cannot hide (see
+`_torch_cleanup`), so nothing is imported before it is needed, and never as ``torch_utils`` unless
+that is this package.
+
+A marked test goes through pytest's own protocol, so that skipping, expected failures, reruns and
+teardown of what came before are as ever; only that its setup runs it in another pytest, and that
+its reports are those of the other.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,155 +20,181 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from torch_utils.clean_exit import ExitReport
+    from .clean_exit import ExitReport
+    from .clean_exit.fresh_pytest import Told
 
-_REPORTS_VARIABLE = "CLEAN_EXIT_PYTEST_REPORTS"
+_VARIABLE = "CLEAN_EXIT_PYTEST"  # as in fresh_pytest
 _DEFAULT_TIMEOUT_S = 300.0
 _MARKER = (
     "clean_exit(timeout_s=300, max_shutdown_s=5, resource_warnings=False, ignore=()): run this "
     "test in a fresh interpreter, and fail it if that interpreter does not leave cleanly"
 )
+_told: pytest.StashKey[Told] = pytest.StashKey()
+_reports = pytest.StashKey[dict[str, pytest.TestReport]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that sets the default of both."""
     parser.getgroup("clean-exit", "clean exits (torch_utils)").addoption(
         "--clean-exit-timeout",
-        type=float,
-        default=_DEFAULT_TIMEOUT_S,
+        type=_seconds,
         metavar="S",
         help="seconds that tests with the marker clean_exit, and programs that the fixture "
-        "clean_exit runs, may take unless they say otherwise (default: %(default)s)",
+        "clean_exit runs, may take unless they say otherwise (default: timeout in the table "
+        f"[tool.clean-exit] of pyproject.toml, else {_DEFAULT_TIMEOUT_S:g})",
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Describe the marker."""
-    config.addinivalue_line("markers", _MARKER)
-    path = os.environ.get(_REPORTS_VARIABLE)
-    if path:
-        config.pluginmanager.register(_ReportWriter(config, Path(path)), "clean_exit_reports")
+def _seconds(text: str) -> float:
+    from .clean_exit.values import seconds
 
-
-class _ReportWriter:
-    """Within the fresh interpreter: hands the test's reports to the session that started it."""
-
-    def __init__(self, config: pytest.Config, path: Path) -> None:
-        self._config = config
-        self._path = path
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(data) + "\n")
+    return seconds(text)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a marked test elsewhere; its fixtures are not set up here at all."""
-    marker = item.get_closest_marker("clean_exit")
-    if marker is None or os.environ.get(_REPORTS_VARIABLE):
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Within the fresh interpreter: take over the options of the session that started it."""
+    # Removed, so that a pytest that the test starts is not taken for this one.
+    folder = os.environ.pop(_VARIABLE, None)
+    if folder is not None:
+        from .clean_exit.fresh_pytest import Told
+
+        told = early_config.stash[_told] = Told(Path(folder))
+        told.set_options(early_config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the marker."""
+    config.addinivalue_line("markers", _MARKER)
+    if _told in config.stash:
+        config.stash[_told].set_options(config)
+        config.pluginmanager.register(config.stash[_told], "clean_exit_told")
+
+
+def _marker(item: pytest.Item) -> pytest.Mark | None:
+    """Return the marker of a test that is to run elsewhere."""
+    if _told in item.config.stash or item.config.getoption("setuponly", False):
         return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _run_elsewhere(item, marker):
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
+    return item.get_closest_marker("clean_exit")
 
 
-def _run_elsewhere(item: pytest.Item, marker: pytest.Mark) -> list[pytest.TestReport]:
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Run a marked test elsewhere; nothing of it is set up here at all."""
+    item.stash.setdefault(_reports, {}).clear()  # of an earlier run, if it is run again
+    marker = _marker(item)
+    if marker is None:
+        return
+    from tempfile import TemporaryDirectory
+
+    for step in ("setup", "runtest", "teardown"):
+        setattr(item, step, _do_nothing)
+    with TemporaryDirectory(prefix="clean-exit-") as folder:
+        _run_elsewhere(item, marker, Path(folder))
+
+
+def _do_nothing() -> None:
+    pass
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Give the other interpreter's report of a phase for this one's."""
+    outcome = yield
+    report = item.stash.get(_reports, {}).pop(call.when, None)
+    if report is not None:
+        outcome.force_result(report)
+
+
+def _run_elsewhere(item: pytest.Item, marker: pytest.Mark, folder: Path) -> None:
     import subprocess
-    import tempfile
 
-    from torch_utils.clean_exit import check
+    from .clean_exit.fresh_pytest import prepare, read_reports
 
-    default = item.config.getoption("clean_exit_timeout")
-    options = {"timeout_s": default, **marker.kwargs}
-    with tempfile.TemporaryDirectory(prefix="clean-exit-") as folder:
-        path = Path(folder, "reports")
-        environment = {**os.environ, _REPORTS_VARIABLE: str(path)}
-        # Of the worker that this is, if it is one: the other session has none.
-        for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_CURRENT_TEST"):
-            environment.pop(name, None)
-        try:
-            found = check(
-                _command(item),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                cwd=item.config.invocation_params.dir,
-                **options,
-            )
-        except (TypeError, ValueError) as error:
-            return [_report(item, "call", "failed", f"the marker clean_exit: {error}", 0.0)]
-        reports = _read_reports(item, path)
-    return _judge(item, found, reports)
-
-
-def _command(item: pytest.Item) -> list[str]:
-    """Return the command that runs one test, as this session would."""
-    config = item.config
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
-    command += ["--rootdir", str(config.rootpath), "-m", "", "-k", ""]
-    if config.inipath is not None:
-        command += ["-c", str(config.inipath)]
-    if config.pluginmanager.hasplugin("xdist"):
-        command += ["-n", "0"]
-    for setting in config.getoption("override_ini") or ():
-        command += ["-o", setting]
-    for warning in config.getoption("pythonwarnings") or ():
-        command += ["-W", warning]
-    for plugin in config.getoption("plugins") or ():
-        command += ["-p", plugin]
-    path, _, rest = item.nodeid.partition("::")
-    return [*command, f"{config.rootpath / path}::{rest}"]
-
-
-def _read_reports(item: pytest.Item, path: Path) -> list[pytest.TestReport]:
-    if not path.exists():
-        return []
-    reports = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        report = item.config.hook.pytest_report_from_serializable(
-            config=item.config, data=json.loads(line)
+    command, environment = prepare(item, folder)
+    try:
+        if marker.args:
+            raise TypeError("it takes options by name only")
+        found = _clean_exit().check(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            cwd=item.config.invocation_params.dir,
+            **{**_defaults(item.config), **marker.kwargs},
         )
-        report.nodeid, report.location = item.nodeid, item.location
-        reports.append(report)
-    return reports
-
-
-def _judge(
-    item: pytest.Item, found: ExitReport, reports: list[pytest.TestReport]
-) -> list[pytest.TestReport]:
-    """Make the reports of both: of the test, and of how its interpreter left."""
-    failed = [report for report in reports if report.failed]
-    finished = any(report.when == "teardown" for report in reports)
-    if failed or (finished and found.clean):
-        if failed and not found.clean:
-            failed[-1].sections.append(("how the interpreter left", str(found)))
-        return reports
-    text = f"the interpreter of this test did not leave cleanly\n{found}"
-    if not finished:
+    except (TypeError, ValueError) as error:
+        _fail(item, f"the marker clean_exit: {error}")
+        return
+    reports = item.stash[_reports] = read_reports(item, folder)
+    if "teardown" not in reports:
         text = f"the interpreter of this test ended before the test did\n{found}"
         text += f"\n--- stdout\n{found.stdout[-4000:]}\n--- stderr\n{found.stderr[-4000:]}"
-    kept = [report for report in reports if report.when == "setup"]
-    setup = kept or [_report(item, "setup", "passed", None, 0.0)]
-    call = _report(item, "call", "failed", text, found.duration_s)
-    call.sections = [section for report in reports for section in report.sections]
-    return [*setup, call, _report(item, "teardown", "passed", None, 0.0)]
+        reports.pop("call", None)
+        _fail(item, text)
+    elif not found.clean:
+        _judge(item, found, reports)
 
 
-def _report(
-    item: pytest.Item, when: Any, outcome: Any, text: str | None, duration_s: float
-) -> pytest.TestReport:
-    return pytest.TestReport(
-        nodeid=item.nodeid,
-        location=item.location,
-        keywords=dict.fromkeys(item.keywords, 1),
-        outcome=outcome,
-        longrepr=text,
-        when=when,
-        duration=duration_s,
-    )
+def _judge(item: pytest.Item, found: ExitReport, reports: dict[str, pytest.TestReport]) -> None:
+    """Fail a test that went well but left uncleanly; one that failed gets the evidence as well."""
+    failed = [report for report in reports.values() if _has_failed(report)]
+    if failed:
+        failed[-1].sections.append(("how the interpreter left", str(found)))
+        return
+    text = f"the interpreter of this test did not leave cleanly\n{found}"
+    if "call" not in reports:  # It was skipped in its setup, and this phase is the last one.
+        del reports["setup"]
+        pytest.fail(text, pytrace=False)
+    sections = reports.pop("call").sections
+    for title, content in sections:
+        if title.startswith("Captured ") and title.endswith(" call"):
+            item.add_report_section("call", title.split()[1], content)
+    _fail(item, text)
+
+
+def _has_failed(report: pytest.TestReport) -> bool:
+    """Say whether a test failed, expected or not. One that had to fail and did not has not."""
+    if report.outcome == "failed":
+        return not str(report.longrepr).startswith("[XPASS(strict)]")
+    return report.outcome == "skipped" and hasattr(report, "wasxfail")
+
+
+def _fail(item: pytest.Item, text: str) -> None:
+    """Have the test itself fail, here and in its turn: whether that was expected, pytest knows."""
+
+    def runtest() -> None:
+        pytest.fail(text, pytrace=False)
+
+    item.runtest = runtest  # type: ignore[method-assign]
+
+
+def _clean_exit() -> Any:
+    """Import `torch_utils.clean_exit`, by that name if it is the one that tests would import."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    try:
+        spec = find_spec("torch_utils")
+    except (ImportError, ValueError):  # Something else has that name, and is no package.
+        spec = None
+    folder = Path(__file__).resolve().parent
+    if spec is not None and spec.origin and Path(spec.origin).resolve().parent == folder:
+        return import_module("torch_utils.clean_exit")
+    return import_module(".clean_exit", __package__)
+
+
+def _defaults(config: pytest.Config) -> dict[str, Any]:
+    """Return options of check: those of the table in pyproject.toml, and the command line's."""
+    from .clean_exit.settings import read_settings
+
+    settings = read_settings(config.rootpath)
+    options = {"timeout_s": settings.get("timeout", _DEFAULT_TIMEOUT_S)}
+    names = {"max_shutdown": "max_shutdown_s"}
+    for name in ("max_shutdown", "resource_warnings", "ignore"):
+        if name in settings:
+            options[names.get(name, name)] = settings[name]
+    asked = config.getoption("clean_exit_timeout")
+    return options if asked is None else {**options, "timeout_s": asked}
 
 
 @pytest.fixture
@@ -180,15 +210,15 @@ def clean_exit(pytestconfig: pytest.Config) -> Callable[..., ExitReport]:
         script_or_command: str | os.PathLike[str] | list[str],
         *,
         returncode: int = 0,
-        timeout_s: float | None = pytestconfig.getoption("clean_exit_timeout"),
         **options: Any,
     ) -> ExitReport:
         import subprocess
 
-        from torch_utils.clean_exit import check
-
-        options.setdefault("stdin", subprocess.DEVNULL)
-        report = check(script_or_command, timeout_s=timeout_s, **options)
+        try:
+            options = {"stdin": subprocess.DEVNULL, **_defaults(pytestconfig), **options}
+        except ValueError as error:
+            pytest.fail(str(error), pytrace=False)
+        report: ExitReport = _clean_exit().check(script_or_command, **options)
         if not report.clean:
             pytest.fail(f"{shlex.join(report.command)}\n{report}", pytrace=False)
         if report.returncode != returncode and not (returncode == 0 and report.was_stopped):

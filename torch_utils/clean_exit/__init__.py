@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_utils.clean_exit.checker import check
-    from torch_utils.clean_exit.findings import FINDINGS, Finding
-    from torch_utils.clean_exit.report import ExitReport
+    from .checker import check
+    from .findings import FINDINGS, Finding
+    from .report import ExitReport
 
 __all__ = ["FINDINGS", "ExitReport", "Finding", "check"]
 

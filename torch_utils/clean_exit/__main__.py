@@ -2,6 +2,6 @@
 
 import sys
 
-from torch_utils.clean_exit.cli import main
+from .cli import main
 
 sys.exit(main())

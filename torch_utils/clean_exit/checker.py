@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from torch_utils.clean_exit.command import add_probe, parse_command
-from torch_utils.clean_exit.events import Inside
-from torch_utils.clean_exit.findings import Finding
-from torch_utils.clean_exit.report import ExitReport, signal_name
-from torch_utils.clean_exit.run import Limits, Outcome, Run
-from torch_utils.clean_exit.stderr_text import Said, StderrText
+from .command import add_probe, parse_command
+from .events import Inside
+from .findings import Finding
+from .report import ExitReport, signal_name
+from .run import Limits, Outcome, Run
+from .stderr_text import Said, StderrText
 
 
 def check(

@@ -12,23 +12,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torch_utils.clean_exit import formats
-from torch_utils.clean_exit.checker import check
-from torch_utils.clean_exit.processes import become_subreaper
-from torch_utils.clean_exit.report import (
+from . import formats
+from .catalogue import explain
+from .checker import check
+from .processes import become_subreaper
+from .report import (
     NOT_EXECUTABLE,
     NOT_FOUND,
     UNCLEAN,
     USAGE,
     ExitReport,
 )
-from torch_utils.clean_exit.run import Run
-from torch_utils.clean_exit.settings import read_settings
+from .run import Run
+from .settings import read_settings
+from .values import COLORS, count, exit_code, pattern, seconds, seconds_or_none, stop_signal
 
 _EPILOG = """\
 exit codes: 0 clean; 120 the program said 0 but did not leave cleanly; 124 timeout; 125 wrong
 usage; 126 not executable; 127 not found; else the program's own, 128+n for signal n.
-[tool.clean_exit] in pyproject.toml sets defaults. docs/catalogue.md explains the findings."""
+[tool.clean-exit] in pyproject.toml sets defaults."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,53 +49,50 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--timeout", type=_seconds, metavar="S", help="end the program after S seconds: a hang")
-    add("--max-shutdown", type=_seconds, metavar="S", default=5.0, help="default 5")
-    add("--stop-signal", type=_signal, metavar="SIG", help="for servers: send SIG (TERM, INT, 2)")
-    add("--stop-after", type=float, metavar="S", help="... after S seconds")
-    add("--stop-when", metavar="REGEX", help="... when a line of its output matches")
-    add("--repeat", type=_count, metavar="N", default=1, help="run it N times")
+    add(
+        "--timeout",
+        type=seconds,
+        metavar="S",
+        help="end the program after S seconds: a hang",
+    )
+    add("--max-shutdown", type=seconds, metavar="S", default=5.0, help="default 5")
+    add(
+        "--stop-signal",
+        type=stop_signal,
+        metavar="SIG",
+        help="for servers: send SIG (TERM, INT, 2)",
+    )
+    add("--stop-after", type=seconds_or_none, metavar="S", help="... after S seconds")
+    add(
+        "--stop-when",
+        type=pattern,
+        metavar="REGEX",
+        help="... when a line of its output matches",
+    )
+    add("--repeat", type=count, metavar="N", default=1, help="run it N times")
     add("--resource-warnings", action="store_true", help="report ResourceWarnings too")
-    add("--ignore", action="append", metavar="REGEX", help="only count matching findings")
-    add("--error-exitcode", type=_code, metavar="N", default=UNCLEAN, help="N instead of 120")
+    add(
+        "--ignore",
+        action="append",
+        type=pattern,
+        metavar="REGEX",
+        help="only count matching findings",
+    )
+    add(
+        "--error-exitcode",
+        type=exit_code,
+        metavar="N",
+        default=UNCLEAN,
+        help="N instead of 120",
+    )
     add("--report-json", metavar="FILE", help="write a report as JSON")
     add("--report-junit", metavar="FILE", help="write a report as JUnit XML")
     add("--github", action="store_true", help="write annotations for GitHub Actions")
+    add("--explain", metavar="ID", help="say what a finding means and how to mend it, and no more")
     add("-q", "--quiet", action="store_true", help="no report, only the exit code")
     add("-v", "--verbose", action="store_true", help="all of the evidence")
-    add("--color", choices=("auto", "always", "never"), default="auto")
+    add("--color", choices=COLORS, default="auto")
     return parser
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
-
-
-def _code(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 255:
-        raise argparse.ArgumentTypeError(f"{text} is not an exit code (0 to 255)")
-    return value
-
-
-def _signal(text: str) -> int:
-    name = text.upper()
-    try:
-        if name.isdigit():
-            return signal.Signals(int(name)).value
-        return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"].value
-    except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(f"{text} is not a signal") from None
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -122,10 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, command = split_arguments(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser()
     try:
-        parser.set_defaults(**read_settings(Path.cwd()))
-    except (ValueError, OSError) as error:
+        parser.set_defaults(**read_settings())
+    except ValueError as error:
         parser.error(str(error))
     options = parser.parse_args(own)
+    if options.explain is not None:
+        return _explain(parser, options.explain)
     if not command:
         parser.error("there is no command to run")
     for path in filter(None, (options.report_json, options.report_junit)):
@@ -133,6 +134,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
             parser.error(f"the report {path!r} cannot be written: not a file in a writable folder")
     return _run_repeatedly(parser, options, command)
+
+
+def _explain(parser: argparse.ArgumentParser, name: str) -> int:
+    try:
+        text = explain(name)
+    except ValueError as error:
+        parser.error(str(error))
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
+    return 0
 
 
 def _run_repeatedly(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch_utils.clean_exit.processes import RUNS_VARIABLE
+from .processes import RUNS_VARIABLE
 
 STARTUP = Path(__file__).resolve().parent / "_startup"
 _PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?$")

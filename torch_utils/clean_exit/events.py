@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_utils.clean_exit.findings import Finding
+from .findings import Finding
 
 
 @dataclass

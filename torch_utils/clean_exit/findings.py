@@ -52,8 +52,8 @@ class Finding:
 
     @property
     def help(self) -> str:
-        """Where the documentation explains it: a place in this project's repository."""
-        return f"docs/catalogue.md#{self.id}"
+        """The command that explains it."""
+        return f"clean-exit --explain {self.id}"
 
     def __str__(self) -> str:
         when = f" ({PHASES[self.phase]})" if self.phase else ""

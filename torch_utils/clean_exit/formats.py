@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from torch_utils.clean_exit.findings import FINDINGS, PHASES, Finding
-from torch_utils.clean_exit.report import SCHEMA_VERSION, ExitReport, summarise
+from .findings import FINDINGS, PHASES, Finding
+from .report import SCHEMA_VERSION, ExitReport, summarise
 
 _MOST_LINES = 15  # of evidence, unless more is asked for
+_MOST_FINDINGS = 10  # in full; as many annotations GitHub shows of one step
 _RED, _GREEN, _BOLD, _DIM, _OFF = "\033[31m", "\033[32m", "\033[1m", "\033[2m", "\033[0m"
 
 Paint = Callable[[str, str], str]
@@ -33,8 +36,13 @@ def to_text(report: ExitReport, *, verbose: bool = False, color: bool = False) -
         lines.append(f"  command: {shlex.join(report.command)}")
         seen = "inside and outside" if report.probed else "outside only (no probe was loaded)"
         lines.append(f"  seen from {seen}")
-    for finding in report.findings:
+    shown = report.findings if verbose else report.findings[:_MOST_FINDINGS]
+    for finding in shown:
         lines += _finding_lines(finding, verbose, brush)
+    hidden = Counter(finding.id for finding in report.findings[len(shown) :])
+    if hidden:
+        kinds = ", ".join(f"{count} {name}" for name, count in hidden.items())
+        lines += ["", f"  ... {hidden.total()} more findings: {kinds} (-v shows them)"]
     return "\n".join(lines)
 
 
@@ -95,15 +103,19 @@ def to_junit(reports: Sequence[ExitReport]) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
+# All but what XML 1.0 calls Char.
+_NOT_IN_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
 def _printable(text: str) -> str:
     """Replace what XML cannot contain."""
-    return "".join(c if c in "\t\n" or " " <= c <= "\ud7ff" or c > "\ue000" else "�" for c in text)
+    return _NOT_IN_XML.sub("\ufffd", text)
 
 
 def to_github(report: ExitReport) -> str:
     """Write findings as annotations, which GitHub Actions shows beside the code."""
     lines = []
-    for finding in report.findings:
+    for finding in report.findings[:_MOST_FINDINGS]:
         message = _escape(f"{finding.summary}\n{finding.evidence}\nsee {finding.help}")
         title = _escape(f"clean-exit: {finding.id}").replace(":", "%3A").replace(",", "%2C")
         lines.append(f"::error title={title}::{message}")

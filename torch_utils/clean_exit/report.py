@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_utils.clean_exit.findings import FINDINGS, Finding
+from .findings import FINDINGS, Finding
 
 SCHEMA_VERSION = 1
 UNCLEAN = 120

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from torch_utils.clean_exit.events import Inside, read_events
-from torch_utils.clean_exit.gpu import memory_of_processes
-from torch_utils.clean_exit.processes import (
+from .events import Inside, read_events
+from .gpu import memory_of_processes
+from .processes import (
     Process,
     end,
     find_process,
     processes_of_run,
     reap_adopted,
 )
-from torch_utils.clean_exit.stderr_text import StderrText
-from torch_utils.clean_exit.streams import Awaited, Copy, Stream
+from .stderr_text import StderrText
+from .streams import Awaited, Copy, Stream
 
 _STACKS_SIGNAL = 62  # as in the probe
 _TICK_S = 0.25  # how often the clock is looked at while the program runs

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from torch_utils.clean_exit.findings import Finding
+from .findings import Finding
 
 _LONGEST_LINE = 64 * 1024
 _MOST_LINES = 200  # of one message

@@ -51,7 +51,7 @@ def clean_exit(
         (["/etc/passwd"], 126, "cannot be executed"),
         ([], 125, "there is no command"),
         (["--no-such-option", "true"], 125, "see clean-exit --help"),
-        (["--timeout", "soon", "true"], 125, "invalid"),
+        (["--timeout", "soon", "true"], 125, "not a number"),
         (["--timeout", "-1", "true"], 125, "not more than 0"),
         (["--ignore", "(", "true"], 125, "not a regular expression"),
         (["--stop-signal", "NOPE", "true"], 125, "not a signal"),
@@ -228,7 +228,7 @@ def test_reports(tmp_path: Path) -> None:
     assert run["returncode"] == 0
     (finding,) = run["findings"]
     assert (finding["id"], finding["phase"]) == ("atexit-error", "atexit")
-    assert finding["help"] == "docs/catalogue.md#atexit-error"
+    assert finding["help"] == "clean-exit --explain atexit-error"
     suite = ElementTree.parse(files[1]).getroot()[0]
     assert (suite.get("tests"), suite.get("failures")) == ("2", "2")
     assert suite[0][0].get("type") == "atexit-error"
@@ -238,7 +238,8 @@ def test_reports(tmp_path: Path) -> None:
 def test_junit_survives_odd_characters(tmp_path: Path) -> None:
     """What XML cannot hold is replaced."""
     path = tmp_path / "r.xml"
-    code = "import atexit\ndef f(): raise ValueError('\\x00\\x1b\\ud800 <&>')\natexit.register(f)"
+    odd = "\\x00\\x1b\\ud800\\uffff\\ufffe <&>"
+    code = f"import atexit\ndef f(): raise ValueError('{odd}')\natexit.register(f)"
     assert clean_exit("--report-junit", str(path), "-c", code).returncode == 120
     text = ElementTree.parse(path).getroot()[0][0][0].text or ""
     assert "ValueError" in text
@@ -262,9 +263,9 @@ def test_settings(tmp_path: Path) -> None:
     ("table", "said"),
     [
         ("tiemout = 3", "it may have"),
-        ("timeout = 'x'", "has to be int or float"),
-        ("timeout = ", "pyproject.toml: "),
-        ("github = 1", "has to be bool"),
+        ("timeout = 'x'", "has to be a number of seconds"),
+        ("timeout = ", "pyproject.toml is not TOML: "),
+        ("github = 1", "has to be true or false"),
     ],
 )
 def test_bad_settings(table: str, said: str, tmp_path: Path) -> None:
@@ -287,3 +288,10 @@ def test_long_evidence_is_shortened() -> None:
     code = "import atexit\ndef f(n): return f(n - 1) if n else 1 / 0\natexit.register(f, 20)"
     assert "more lines (-v shows them)" in clean_exit("-c", code).stderr
     assert "more lines" not in clean_exit("-v", "-c", code).stderr
+
+
+def test_many_findings_are_shortened() -> None:
+    """Ten in full, and how many more of each kind there are; -v shows them all."""
+    code = "import atexit\nfor n in range(13): atexit.register(lambda n=n: {}[n])"
+    assert "... 3 more findings: 3 atexit-error (-v shows them)" in clean_exit("-c", code).stderr
+    assert "more findings" not in clean_exit("-v", "-c", code).stderr

@@ -1,0 +1,328 @@
+"""Marked tests in the sessions that people have: their options, reports, plug-ins and folders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+DIRTY = "import atexit; atexit.register(lambda: 1 / 0)"
+BIN = Path(sysconfig.get_path("scripts"))
+
+
+@pytest.fixture
+def outer(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    # Each test of these is an interpreter of its own: hypothesis takes it most of a second.
+    pytester.makeini("[pytest]\naddopts = --strict-markers -p no:hypothesispytest\n")
+    return pytester
+
+
+def run(outer: pytest.Pytester, *options: str) -> Any:
+    return outer.runpytest_subprocess(*options)
+
+
+def test_skipped_tests_in_every_report(outer: pytest.Pytester) -> None:
+    """Skipped in its body, by a fixture and by a mark; one is said to have left dirty."""
+    outer.makepyfile(
+        f"""
+        import pytest
+        pytestmark = pytest.mark.clean_exit
+
+        @pytest.fixture
+        def absent(): pytest.skip("no fixture")
+
+        def test_body(record_property):
+            record_property("seen", "yes")
+            pytest.skip("not today")
+
+        def test_fixture(absent): pass
+
+        @pytest.mark.skip(reason="never")
+        def test_mark(): pass
+
+        def test_dirty():
+            {DIRTY}
+            pytest.skip("and left")
+        """
+    )
+    result = run(outer, "-v", "-ra", "--junitxml=j.xml")
+    result.assert_outcomes(skipped=3, failed=1)
+    result.stdout.fnmatch_lines_random(["SKIPPED*not today", "SKIPPED*no fixture"])
+    suite = ElementTree.parse(outer.path / "j.xml").getroot()[0]
+    assert (suite.get("skipped"), suite.get("failures")) == ("3", "1")
+    assert suite.find(".//property[@name='seen']") is not None
+
+
+def test_what_came_before_is_torn_down(outer: pytest.Pytester) -> None:
+    """A marked test between others: in its module, its class, and before the next module."""
+    outer.makepyfile(
+        test_a="""
+        import pytest
+        @pytest.fixture(scope="module")
+        def log():
+            yield
+            print("module a is torn down")
+
+        class TestA:
+            def test_one(self, log): pass
+            @pytest.mark.clean_exit
+            def test_two(self): pass
+        """,
+        test_b="def test_b(): pass\n",
+    )
+    result = run(outer, "-s")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["*module a is torn down*"])
+
+
+CONFTEST = """
+import enum, pytest
+
+class Device(enum.Enum):
+    cpu = 1
+    cuda = 2
+
+def pytest_addoption(parser):
+    parser.addoption("--runslow", action="store_true")
+    parser.addoption("--dev", type=Device.__getitem__, default=Device.cpu)
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: x")
+
+def pytest_runtest_setup(item):
+    if "slow" in item.keywords and not item.config.getoption("--runslow"):
+        pytest.skip("needs --runslow")
+"""
+OPTIONS = """
+import os, pytest
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("a group")
+@pytest.mark.clean_exit
+def test_options(request):
+    assert request.config.getoption("--dev").name == "cuda"
+    assert request.config.getoption("verbose") == 1
+    assert "CLEAN_EXIT_PYTEST" not in os.environ
+    assert os.environ["PYTEST_ADDOPTS"] == "-q -v -v"
+"""
+
+
+@pytest.mark.parametrize(
+    "workers", [[], ["-n", "1", "--dist", "loadgroup"]], ids=["here", "worker"]
+)
+def test_options_of_the_session(
+    outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: list[str]
+) -> None:
+    """Those of a conftest, of a type that it makes itself; a folder in addopts; one test runs."""
+    outer.makeconftest(CONFTEST)
+    outer.makepyfile(test_options=OPTIONS, test_other="raise SystemError('do not collect')")
+    ini = "[pytest]\naddopts = . -p no:hypothesispytest --maxfail=7 --strict-config\n"
+    outer.makeini(f"{ini}cache_dir = .cache_of_mine\nxfail_strict = true\n")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-q -v -v")
+    options = ["--runslow", "--dev", "cuda", "--ignore=test_other.py", "-k", "options", *workers]
+    result = run(outer, *options)
+    result.assert_outcomes(passed=1)
+    run(outer, *options[1:]).assert_outcomes(skipped=1)
+
+
+def test_orders_and_selections_are_this_sessions(outer: pytest.Pytester) -> None:
+    """--lf, --ff, --sw and --deselect: what the other session writes does not disturb them."""
+    outer.makepyfile(
+        """
+        import pytest
+        pytestmark = pytest.mark.clean_exit
+        def test_one(): pass
+        def test_two(): assert 0
+        def test_three(): pass
+        """
+    )
+    run(outer).assert_outcomes(passed=2, failed=1)
+    run(outer, "--lf").assert_outcomes(failed=1)
+    result = run(outer, "--ff", "-v", "--deselect=test_x.py::test_none")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*test_two FAILED*", "*test_one PASSED*"])
+    run(outer, "--sw").assert_outcomes(passed=1, failed=1)
+    run(outer, "--sw").assert_outcomes(failed=1, deselected=1)
+
+
+def test_outside_of_the_root(outer: pytest.Pytester) -> None:
+    """A file that the ini file is not above of, in a folder whose name looks like parameters."""
+    inside = outer.mkdir("inside")
+    (inside / "pytest.ini").write_text("[pytest]\n")
+    outside = outer.mkdir("outside")
+    (outside / "test_o.py").write_text(
+        "import pytest\n@pytest.mark.clean_exit\n@pytest.mark.parametrize('n', ['[1]', 'a::b'])\n"
+        "def test_o(n): pass\n"
+    )
+    run(outer, "-c", "inside/pytest.ini", "--rootdir=inside", "outside").assert_outcomes(passed=2)
+    odd = outer.mkdir("odd[1]")
+    (odd / "test_odd.py").write_text((outside / "test_o.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "test_odd.py"]
+    done = subprocess.run(command, cwd=odd, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout
+
+
+def test_expected_to_fail(outer: pytest.Pytester) -> None:
+    """Leaving dirty is a failure that can be expected, unless another one is."""
+    outer.makepyfile(
+        f"""
+        import pytest
+        pytestmark = pytest.mark.clean_exit
+
+        @pytest.mark.xfail(strict=True)
+        def test_strict(): {DIRTY}
+
+        @pytest.mark.xfail
+        def test_lenient(): {DIRTY}
+
+        @pytest.mark.xfail(strict=True, raises=KeyError)
+        def test_other_error(): {DIRTY}
+
+        @pytest.mark.xfail
+        def test_gone():
+            import os
+            os._exit(0)
+
+        @pytest.mark.xfail(strict=True)
+        def test_clean(): pass
+
+        @pytest.mark.xfail(run=False)
+        def test_not_run(): raise SystemError
+        """
+    )
+    result = run(outer, "-rA")
+    result.assert_outcomes(xfailed=4, failed=2)
+    result.stdout.fnmatch_lines_random(["FAILED *test_other_error*", "FAILED *test_clean*"])
+
+
+def test_run_again(outer: pytest.Pytester) -> None:
+    """--reruns starts another interpreter, until one leaves cleanly."""
+    pytest.importorskip("pytest_rerunfailures", reason="needs pytest-rerunfailures")
+    outer.makepyfile(
+        f"""
+        import pytest
+        from pathlib import Path
+
+        @pytest.mark.clean_exit
+        def test_second_time():
+            first = not Path("seen").exists()
+            Path("seen").touch()
+            if first:
+                {DIRTY}
+
+        @pytest.mark.flaky(reruns=1)
+        @pytest.mark.clean_exit
+        def test_never():
+            with Path("runs").open("a") as file:
+                file.write("x")
+            assert 0
+        """
+    )
+    result = run(outer, "--reruns", "2")
+    assert "1 failed, 1 passed, 2 rerun" in result.stdout.str()
+    assert (outer.path / "runs").read_text() == "xx"
+
+
+def test_coverage(outer: pytest.Pytester) -> None:
+    """--cov: the session's report stays its own, and is made once."""
+    pytest.importorskip("pytest_cov", reason="needs pytest-cov")
+    outer.makepyfile(
+        test_it="""
+        import pytest
+        def test_here(): assert 1
+        @pytest.mark.clean_exit
+        def test_there(): assert 1
+        """
+    )
+    outer.makeini("[pytest]\naddopts = --cov=. --cov-report=term --cov-fail-under=50\n")
+    result = run(outer)
+    result.assert_outcomes(passed=2)
+    assert result.ret == 0
+    assert result.stdout.str().count("TOTAL") == 1
+    assert (outer.path / ".coverage").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[sys.executable, "-m", "pytest"], [str(BIN / "pytest")]],
+    ids=["module", "command"],
+)
+def test_project_with_its_own_torch_utils(
+    outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """It starts pytest, its name means its own, there and here; marker and fixture work."""
+    if not Path(command[0]).exists():
+        pytest.skip("pytest is not installed as a command")
+    (outer.mkpydir("torch_utils") / "own.py").write_text("NAME = 'mine'\n")
+    outer.makepyfile(
+        """
+        import pytest
+
+        def test_name():
+            from torch_utils.own import NAME
+            assert NAME == "mine"
+
+        test_there = pytest.mark.clean_exit(test_name)
+
+        def test_fixture(clean_exit):
+            assert clean_exit(["-c", "import torch_utils.own"]).clean
+        """
+    )
+    outer.makeini("[pytest]\npythonpath = .\n")
+    monkeypatch.setenv("PYTHONPATH", str(outer.path))
+    done = subprocess.run(
+        [*command, "-p", "no:hypothesispytest"], capture_output=True, text=True, check=False
+    )
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_control_the_old_name_is_shadowed(outer: pytest.Pytester) -> None:
+    """By the package's own name the plug-in cannot be imported there."""
+    outer.mkpydir("torch_utils")
+    command = [sys.executable, "-c", "import torch_utils.pytest_plugin"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+
+
+def test_command_beside_another_torch_utils(
+    outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command starts as well, and what it runs means its own."""
+    if not (BIN / "clean-exit").exists():
+        pytest.skip("clean-exit is not installed as a command")
+    (outer.mkpydir("torch_utils") / "own.py").write_text("print('mine')\n")
+    monkeypatch.setenv("PYTHONPATH", str(outer.path))
+    done = subprocess.run(
+        [BIN / "clean-exit", "-c", "import torch_utils.own"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
+
+
+def test_settings_of_the_project(outer: pytest.Pytester) -> None:
+    """[tool.clean-exit] holds for both, and the marker's own options win; errors are said."""
+    settings = outer.path / "pyproject.toml"
+    settings.write_text("[ tool . 'clean-exit' ]\nignore = ['ZeroDivision']\n")
+    outer.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.mark.clean_exit
+        def test_ignored(): {DIRTY}
+
+        @pytest.mark.clean_exit(ignore=[])
+        def test_not_ignored(): {DIRTY}
+
+        def test_fixture(clean_exit): clean_exit(["-c", {DIRTY!r}])
+        """
+    )
+    run(outer).assert_outcomes(passed=2, failed=1)
+    settings.write_text("[tool.clean-exit]\nignore = [1]\n")
+    result = run(outer)
+    result.assert_outcomes(failed=3)
+    result.stdout.fnmatch_lines(["*pyproject.toml*ignore has to be a list of strings, not [[]1]*"])
