@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Sequence
 
@@ -10,6 +11,9 @@ from torch_utils.clean_exit.report import SCHEMA_VERSION, ExitReport, summarise
 
 _MOST_LINES = 15  # of evidence, unless more is asked for
 _RED, _GREEN, _BOLD, _DIM, _OFF = "\033[31m", "\033[32m", "\033[1m", "\033[2m", "\033[0m"
+
+# See the Char production of XML 1.0.
+_NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 Paint = Callable[[str, str], str]
 
@@ -97,7 +101,7 @@ def to_junit(reports: Sequence[ExitReport]) -> str:
 
 def _printable(text: str) -> str:
     """Replace what XML cannot contain."""
-    return "".join(c if c in "\t\n" or " " <= c <= "\ud7ff" or c > "\ue000" else "�" for c in text)
+    return _NOT_IN_XML.sub("\ufffd", text)
 
 
 def to_github(report: ExitReport) -> str:
