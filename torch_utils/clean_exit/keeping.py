@@ -72,6 +72,7 @@ class Keeper:
                 )
             self._begin(start, [files[number] for number in sorted(files)])
             self.pid = self._hear_of_start(command[0])
+            self._take_in()  # It may have ended already, and its end come with its start.
         except BaseException:
             self.close()
             raise
@@ -125,6 +126,9 @@ class Keeper:
             KeeperLostError: It was ended by somebody.
         """
         self._receive()
+        self._take_in()
+
+    def _take_in(self) -> None:
         while (line := self._next_line()) is not None:
             what, _, number = line.partition(" ")
             if what == "ended":

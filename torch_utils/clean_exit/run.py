@@ -226,7 +226,7 @@ class Run:
     def _is_over(self, selector: selectors.BaseSelector) -> bool:
         """Do what is due now, and say whether the run has come to its end."""
         running = not self.outcome.ended_s
-        for key, _ in selector.select(self._until_next(_TICK_S) if running else _TICK_AFTER_S):
+        for key, _ in selector.select(self._pause()):
             if key.data is None:
                 self.keeper.hear()
             elif not key.data.pump():
@@ -248,14 +248,16 @@ class Run:
             self.keeper.stopped = None
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _until_next(self, pause: float) -> float:
-        """Shorten a pause so that the next moment that matters is not missed."""
+    def _pause(self) -> float:
+        """Return how long to wait for news, so that the next moment that matters is not missed."""
+        if self.outcome.ended_s or self.keeper.returncode is not None:
+            return _TICK_AFTER_S
         now, limits = time.monotonic(), self._limits
         moments = [limits.timeout_s]
         if self.outcome.stopped_s is None and limits.stop_when is None:
             moments.append(limits.stop_after_s)
         waits = [self.outcome.started_s + m - now for m in moments if m is not None]
-        return max(0.0, min([pause, *waits]))
+        return max(0.0, min([_TICK_S, *waits]))
 
     def _keep_limits(self) -> None:
         outcome, limits, now = self.outcome, self._limits, time.monotonic()
