@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -17,8 +16,6 @@ from torch_utils.clean_exit.findings import Finding
 from torch_utils.clean_exit.report import ExitReport, signal_name
 from torch_utils.clean_exit.run import Limits, Outcome, Run
 from torch_utils.clean_exit.stderr_text import Said, StderrText
-
-_MOST_OF_A_KIND = 50
 
 
 def check(
@@ -101,13 +98,12 @@ def check(
         outcome = run.finish()
         inside = run.inside()
     findings = _findings(outcome, inside, run, limits, resource_warnings)
-    wanted = [f for f in findings if not any(pattern.search(str(f)) for pattern in patterns)]
-    kept = _limit(wanted)
+    kept = [f for f in findings if not any(pattern.search(str(f)) for pattern in patterns)]
     return ExitReport(
         command=tuple(words),
         returncode=outcome.returncode,
         findings=tuple(kept),
-        ignored=len(findings) - len(wanted),
+        ignored=len(findings) - len(kept),
         stdout=run.stdout.text(),
         stderr=run.stderr.text(),
         duration_s=outcome.ended_s - outcome.started_s,
@@ -192,21 +188,6 @@ def _findings(
         summary = f"{nbytes / 1e6:.1f} MB by process {pid}, which outlived the program"
         found.append(Finding("gpu-memory-held", summary, pid=pid))
     return found
-
-
-def _limit(findings: list[Finding]) -> list[Finding]:
-    """Keep so many of each kind as anybody reads, and say how many more there were."""
-    counts = Counter(finding.id for finding in findings)
-    kept: list[Finding] = []
-    taken: Counter[str] = Counter()
-    for finding in findings:
-        taken[finding.id] += 1
-        if taken[finding.id] <= _MOST_OF_A_KIND:
-            kept.append(finding)
-        elif taken[finding.id] == counts[finding.id]:
-            more = counts[finding.id] - _MOST_OF_A_KIND
-            kept.append(Finding(finding.id, f"and {more} more of this kind"))
-    return kept
 
 
 def _expected(run: Run, outcome: Outcome, limits: Limits) -> set[int]:

@@ -111,7 +111,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         word = arguments[position]
         if word == "--":
             return list(arguments[:position]), list(arguments[position + 1 :])
-        if word in ("-m", "-c") or not word.startswith("-"):
+        if word.startswith(("-m", "-c")) or not word.startswith("-"):
             break
         position += 2 if word in takes_value else 1
     return list(arguments[:position]), list(arguments[position:])

@@ -23,7 +23,7 @@ from torch_utils.clean_exit.keeping import Keeper
 from torch_utils.clean_exit.processes import Process, descendants, read_process
 from torch_utils.clean_exit.stacks import ask_for_stacks
 from torch_utils.clean_exit.stderr_text import StderrText
-from torch_utils.clean_exit.streams import Awaited, Copy, Sieve, Stream
+from torch_utils.clean_exit.streams import Awaited, Copy, Stream
 
 _TICK_S = 0.25  # how often the clock is looked at while the program runs
 _TICK_AFTER_S = 0.02  # and when it has ended
@@ -112,7 +112,6 @@ class Run:
         self._events, self._limits = events, limits
         self._stead = IN_STEAD.get()
         self.text = StderrText()
-        self._sieve = Sieve(self.text.feed)
         self.stdout, self.stderr = Copy(), Copy()
         self._awaited = Awaited(limits.stop_when) if limits.stop_when is not None else None
         self.forwarded: set[int] = set()
@@ -165,7 +164,7 @@ class Run:
             self._streams.append(Stream(reader, sink, [*copied, *awaited]))
         reader, given[2] = _make_pipe()
         self._to_close.append(given[2])
-        watchers = [self._sieve.feed, self.stderr.feed, *awaited]
+        watchers = [self.text.feed, self.stderr.feed, *awaited]
         self._streams.append(Stream(reader, 2 if echo else None, watchers))
         return given
 
@@ -182,7 +181,6 @@ class Run:
             finally:  # However impatient somebody is: without its checker the keeper ends all.
                 self.keeper.close()
                 self._close_streams()
-        self._sieve.close()
         self.text.close()
         # Another user's, which could not be ended, has none.
         code = self.keeper.returncode
@@ -291,12 +289,14 @@ class Run:
 
     def _stacks(self) -> str:
         """Have the probe's process write the stacks of its threads, or say what there is."""
-        pid = self.inside().pid
+        inside = self.inside()
         below = self._members()
         stacks = ""
-        if pid in [process.pid for process in below]:
-            file = self._events.with_name(self._events.name + ".stacks")
-            stacks = ask_for_stacks(pid, file, lambda: self.inside().stacks)
+        for process in below:
+            if process.pid == inside.pid:
+                file = self._events.with_name(self._events.name + ".stacks")
+                offer = getattr(inside, "offers_stacks", (process.start_ticks, None))
+                stacks = ask_for_stacks(process.pid, offer, file, lambda: self.inside().stacks)
         return stacks or "\n".join(f"{process}: state {process.state}" for process in below)
 
     def _members(self) -> list[Process]:

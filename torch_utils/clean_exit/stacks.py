@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from torch_utils.clean_exit.processes import read_process
+
 STACKS_SIGNAL = 62  # as in the probe
 _PATIENCE_S = 1.0
 
 
-def ask_for_stacks(pid: int, file: Path, read: Callable[[], str]) -> str:
+def ask_for_stacks(
+    pid: int, offer: tuple[int, int | None] | None, file: Path, read: Callable[[], str]
+) -> str:
     """Have the stacks of a process's threads written into a file, and return them.
 
     Nothing is sent unless that very process handles the signal and has that file open to write
@@ -21,11 +25,13 @@ def ask_for_stacks(pid: int, file: Path, read: Callable[[], str]) -> str:
 
     Args:
         pid: The process.
+        offer: What its probe has recorded: when the process was started, and the number of its
+            file for stacks (None for any); None if it cannot write them.
         file: What its probe writes stacks to.
         read: Returns what is in there.
     """
     before = read()
-    if not _send(pid, file):
+    if offer is None or not _send(pid, *offer, file):
         return ""
     stacks, stop = "", time.monotonic() + _PATIENCE_S
     while time.monotonic() < stop:
@@ -37,13 +43,16 @@ def ask_for_stacks(pid: int, file: Path, read: Callable[[], str]) -> str:
     return stacks.strip()
 
 
-def _send(pid: int, file: Path) -> bool:
+def _send(pid: int, start_ticks: int, number: int | None, file: Path) -> bool:
     try:
         handle = os.pidfd_open(pid)  # From here on the id means one process only.
     except (OSError, AttributeError):  # It has ended; an old kernel, or not Linux.
         return False
     try:
-        if not (_handles_signal(pid) and _has_open(pid, file)):
+        process = read_process(pid)
+        if process is None or process.start_ticks != start_ticks:
+            return False
+        if not (_handles_signal(pid) and _has_open(pid, number, file)):
             return False
         signal.pidfd_send_signal(handle, STACKS_SIGNAL)
     except OSError:
@@ -61,11 +70,11 @@ def _handles_signal(pid: int) -> bool:
     return False
 
 
-def _has_open(pid: int, file: Path) -> bool:
+def _has_open(pid: int, number: int | None, file: Path) -> bool:
     wanted = str(file.resolve())
     for link in Path("/proc", str(pid), "fd").iterdir():
         try:
-            if str(link.readlink()) == wanted:
+            if number in (None, int(link.name)) and str(link.readlink()) == wanted:
                 return True
         except OSError:
             pass  # Closed meanwhile.

@@ -13,23 +13,6 @@ _CHUNK = 1 << 20
 _HALF_OF_COPY = 1_000_000
 _LONGEST_LINE = 64 * 1024
 _PROMPT_S = 0.2
-_LINES_OF_MESSAGE = 2000
-# Every message that can be evidence has one of these in its first line. Searched one after the
-# other in whole chunks, which is several times as fast as a regular expression, or as lines.
-_MARKS = (
-    b"xception",  # ignored, in thread, Group, never retrieved
-    b"Traceback",
-    b"Error in ",
-    b"esource",  # the tracker, ResourceWarning
-    b"ProcessGroup",
-    b"CudaIPC",
-    b"Fatal Py",
-    b"terminate called",
-    b"ssertion",
-    b"destroyed",
-    b"Segmentation",
-    b"Aborted",
-)
 
 
 class Copy:
@@ -57,62 +40,6 @@ class Copy:
         skipped = self._skipped + len(self._tail) - len(tail)
         gap = f"\n[... {skipped} bytes ...]\n".encode() if skipped else b""
         return bytes(self._head + gap + tail).decode("utf-8", "replace")
-
-
-class Sieve:
-    """Hands on only what may be evidence, by whole lines: the rest costs next to nothing.
-
-    From a line with a mark on, the lines that a message of several can have go through too.
-    """
-
-    def __init__(self, take: Callable[[bytes], None]) -> None:
-        self._take = take
-        self._rest = b""
-        self._going_through = 0  # lines
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
-        end = data.rfind(b"\n") + 1
-        if not end:
-            self._rest += data
-            if len(self._rest) > 2 * _LONGEST_LINE:  # No message of Python's has such lines.
-                self._sift(self._rest)
-                self._rest = self._rest[-_LONGEST_LINE:]
-            return
-        lines, self._rest = self._rest + data[:end], data[end:]
-        self._sift(lines)
-
-    def _sift(self, lines: bytes) -> None:
-        while lines:
-            if self._going_through:
-                end = _end_of_line(lines, self._going_through)
-                part, lines = lines[:end], lines[end:]
-                self._take(part)
-                marked = any(mark in part for mark in _MARKS)
-                self._going_through -= part.count(b"\n")
-                if marked:
-                    self._going_through = _LINES_OF_MESSAGE
-                continue
-            found = [at for mark in _MARKS if (at := lines.find(mark)) >= 0]
-            if not found:
-                return
-            lines = lines[lines.rfind(b"\n", 0, min(found)) + 1 :]
-            self._going_through = _LINES_OF_MESSAGE
-
-    def close(self) -> None:
-        """Hand on what came without an end of line."""
-        self._take(self._rest)
-        self._rest = b""
-
-
-def _end_of_line(data: bytes, count: int) -> int:
-    """Return where so many lines end, or the data does."""
-    end = 0
-    if data.count(b"\n") <= count:
-        return len(data)
-    for _ in range(count):
-        end = data.index(b"\n", end) + 1
-    return end
 
 
 class Stream:
