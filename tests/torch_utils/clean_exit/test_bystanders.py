@@ -463,7 +463,7 @@ def test_stdout_stays_a_terminal_where_it_is_waited_for() -> None:
     if pid == 0:
         os.environ.update(ENV)
         options = ["--stop-signal", "TERM", "--stop-when", "ready"]
-        program = "[ -t 1 ] && echo is ready; sleep 60"
+        program = "[ -t 1 ] && echo is ready; exec sleep 60"
         os.execv(sys.executable, [*COMMAND, "-q", *options, "--", "sh", "-c", program])
     said = b""
     try:
@@ -480,7 +480,7 @@ def test_stdout_stays_a_terminal_where_it_is_waited_for() -> None:
 @pytest.mark.parametrize(
     "what",
     [
-        "execv('/bin/sh', ['sh', '-c', 'sleep 30; exit 3'])",
+        "execv('/bin/sh', ['sh', '-c', 'exec sleep 30'])",
         "closerange(3, 1000); time.sleep(30)",
     ],
 )

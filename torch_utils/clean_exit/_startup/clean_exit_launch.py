@@ -29,7 +29,7 @@ def _prepare():
         sys.argv[:] = arguments
         first = os.path.dirname(os.path.realpath(arguments[0]))
         if _is_package(arguments[0]):
-            first = arguments[0]
+            first = os.path.abspath(arguments[0])
             isolated = False  # Python itself puts it there, isolated or not.
     if not isolated:
         sys.path.insert(0, first)
@@ -54,7 +54,7 @@ def _is_package(path):
     """Say whether it is a folder or an archive with a __main__ module in it."""
     import os
 
-    if path == "-c" or os.path.isfile(path) and path.endswith(".py"):
+    if path == "-c" or (os.path.isfile(path) and path.endswith(".py")):
         return False
     import zipfile
 
