@@ -238,7 +238,8 @@ def test_reports(tmp_path: Path) -> None:
 def test_junit_survives_odd_characters(tmp_path: Path) -> None:
     """What XML cannot hold is replaced."""
     path = tmp_path / "r.xml"
-    code = "import atexit\ndef f(): raise ValueError('\\x00\\x1b\\ud800 <&>')\natexit.register(f)"
+    raises = "raise ValueError('\\x00\\x1b\\ud800\\uffff <&>')"
+    code = f"import atexit\ndef f(): {raises}\natexit.register(f)"
     assert clean_exit("--report-junit", str(path), "-c", code).returncode == 120
     text = ElementTree.parse(path).getroot()[0][0][0].text or ""
     assert "ValueError" in text
