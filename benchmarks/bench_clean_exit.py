@@ -34,7 +34,7 @@ def seconds(command: list[str], environment: dict[str, str]) -> float:
 
 def compare(name: str, source: str, events: Path, rounds: int) -> dict[str, float | str]:
     bare = [sys.executable, "-c", source]
-    _, probed = add_probe(bare, os.environ, events, "bench")
+    _, probed = add_probe(bare, os.environ, events)
     checked = [sys.executable, "-m", "torch_utils.clean_exit", "-q", "--", *bare]
     times: dict[str, list[float]] = {"bare": [], "probe": [], "command": []}
     for _ in range(rounds):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,8 +33,6 @@ def check(
     stdin: int | IO[Any] | None = None,
     copy_stdout: bool = True,
     echo: bool = False,
-    adopted_by: int | None = None,
-    on_start: Callable[[Run], None] | None = None,
 ) -> ExitReport:
     """Run a program to its end and say whether it left cleanly.
 
@@ -51,7 +50,8 @@ def check(
             as success. It is sent after ``stop_after_s`` seconds, or when a line of its output
             matches ``stop_when``.
         stop_after_s: See there.
-        stop_when: A regular expression, see there.
+        stop_when: A regular expression, see there. Python programs are told not to hold back
+            their output then (PYTHONUNBUFFERED); others have to flush it.
         resource_warnings: Report ResourceWarnings too.
         ignore: Regular expressions; a finding whose text one of them matches is only counted.
         env: The program's environment, by default this process's.
@@ -60,8 +60,6 @@ def check(
         copy_stdout: Whether the report has the program's stdout. If not, the program writes to
             this process's stdout itself.
         echo: Pass the program's output through as it comes, as well.
-        adopted_by: This process's id if it is a subreaper, so that orphans can be found too.
-        on_start: Called with the run when the program has started.
 
     Returns:
         The report; its ``exit_code`` is 0 for a clean exit, the program's own code otherwise
@@ -80,25 +78,23 @@ def check(
         earlier = environment.get("PYTHONWARNINGS")
         added = "default::ResourceWarning"
         environment["PYTHONWARNINGS"] = f"{earlier},{added}" if earlier else added
-    with tempfile.TemporaryDirectory(prefix="clean-exit-") as folder:
-        events = Path(folder, "events")
-        events.touch(mode=0o600)
-        token = os.urandom(8).hex()
-        started, changed = add_probe(words, environment, events, token)
+    with _folder() as folder:
+        started, changed = words, environment
+        events = Path(folder or os.devnull, "events")
+        if folder is not None:
+            events.touch(mode=0o600)
+            awaits = limits.stop_when is not None
+            started, changed = add_probe(words, environment, events, unbuffered=awaits)
         run = Run(
             started,
             changed,
-            token=token,
             events=events,
             limits=limits,
             cwd=cwd,
             stdin=stdin,
             copy_stdout=copy_stdout,
             echo=echo,
-            adopted_by=adopted_by,
         )
-        if on_start is not None:
-            on_start(run)
         outcome = run.finish()
         inside = run.inside()
     findings = _findings(outcome, inside, run, limits, resource_warnings)
@@ -111,7 +107,7 @@ def check(
         stdout=run.stdout.text(),
         stderr=run.stderr.text(),
         duration_s=outcome.ended_s - outcome.started_s,
-        shutdown_s=_shutdown_s(outcome, inside),
+        shutdown_s=_shutdown_s(outcome, inside, run),
         probed=inside.pid is not None,
         stopped_by=limits.stop_signal if outcome.stopped_s is not None else None,
         timed_out=outcome.timed_out,
@@ -143,8 +139,28 @@ def _compile(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
-def _shutdown_s(outcome: Outcome, inside: Inside) -> float | None:
-    began = outcome.stopped_s or inside.main_ended_s
+@contextlib.contextmanager
+def _folder() -> Iterator[str | None]:
+    """Make a folder for the time of a run; None where there is no place for one.
+
+    The program is run without a probe then: it may well do without a temporary folder.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(prefix="clean-exit-", ignore_cleanup_errors=True)
+    except OSError:
+        try:
+            made = tempfile.TemporaryDirectory(
+                prefix="clean-exit-", dir="/dev/shm", ignore_cleanup_errors=True
+            )
+        except OSError:
+            yield None
+            return
+    with made as folder:
+        yield folder
+
+
+def _shutdown_s(outcome: Outcome, inside: Inside, run: Run) -> float | None:
+    began = run.shutdown_began_s(inside)
     return None if began is None else max(0.0, outcome.ended_s - began)
 
 
@@ -156,9 +172,9 @@ def _findings(
         found.append(_hang(outcome, inside, limits))
     elif outcome.returncode < 0 and -outcome.returncode not in _expected(run, outcome, limits):
         found.append(_crash(outcome, inside, run))
-    shutdown_s = _shutdown_s(outcome, inside)
+    shutdown_s = _shutdown_s(outcome, inside, run)
     if shutdown_s is not None and shutdown_s > limits.max_shutdown_s and not outcome.timed_out:
-        found.append(_slow(shutdown_s, outcome, inside, limits))
+        found.append(_slow(shutdown_s, outcome, inside, run, limits))
     # The resource tracker, which may not have been told of them, has removed what it knew.
     remaining = [
         n for n in sorted(inside.shared_memory) if Path("/dev/shm", n.lstrip("/")).exists()
@@ -233,18 +249,29 @@ def _crash(outcome: Outcome, inside: Inside, run: Run) -> Finding:
     return Finding("crash", f"{name} ended it", evidence, _last_phase(inside), inside.pid)
 
 
-def _slow(shutdown_s: float, outcome: Outcome, inside: Inside, limits: Limits) -> Finding:
+def _slow(shutdown_s: float, outcome: Outcome, inside: Inside, run: Run, limits: Limits) -> Finding:
     summary = f"{shutdown_s:.2f} s, where {limits.max_shutdown_s:g} s are allowed"
-    moments = [
-        ("joining threads", inside.main_ended_s),
-        ("atexit callbacks", inside.atexit_s),
-        ("taking the interpreter apart", inside.teardown_s),
-    ]
-    known = [(what, begun) for what, begun in moments if begun is not None]
-    ends = [*(begun for _, begun in known[1:]), outcome.ended_s]
-    lines = [f"{what}: {end - begun:.2f} s" for (what, begun), end in zip(known, ends, strict=True)]
+    lines = [f"{what}: {took_s:.2f} s" for what, took_s in _parts(outcome, inside, run, limits)]
     evidence = "\n".join(lines + ([outcome.stacks] if outcome.stacks else []))
     return Finding("slow-shutdown", summary, evidence, "", inside.pid)
+
+
+def _parts(outcome: Outcome, inside: Inside, run: Run, limits: Limits) -> list[tuple[str, float]]:
+    """Divide the time of a shutdown into what was done in it; together they are all of it."""
+    stop = signal_name(limits.stop_signal or 0)
+    moments: list[tuple[str, float | None]] = [(f"ending after {stop}", outcome.stopped_s)]
+    if inside.pid == run.keeper.pid:  # Not those of a Python further down.
+        moments += [
+            ("joining threads", inside.main_ended_s),
+            ("atexit callbacks", inside.atexit_s),
+            ("taking the interpreter apart", inside.teardown_s),
+        ]
+    began = run.shutdown_began_s(inside) or outcome.ended_s
+    # What had begun before goes on at the beginning.
+    known = [(what, max(at, began)) for what, at in moments if at is not None]
+    ends = [*(at for _, at in known[1:]), outcome.ended_s]
+    parts = [(what, end - at) for (what, at), end in zip(known, ends, strict=True)]
+    return [(what, took_s) for what, took_s in parts if took_s > 0]
 
 
 def _left_over(outcome: Outcome) -> Finding:

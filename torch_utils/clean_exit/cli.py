@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from . import formats
 from .catalogue import explain
 from .checker import check
-from .processes import become_subreaper
+from .keeping import KeeperLostError
 from .report import (
     NOT_EXECUTABLE,
     NOT_FOUND,
@@ -23,8 +21,9 @@ from .report import (
     USAGE,
     ExitReport,
 )
-from .run import Run
+from .run import IN_STEAD, Stead
 from .settings import read_settings
+from .signals import Signals, fill_closed_files
 from .values import COLORS, count, exit_code, pattern, seconds, seconds_or_none, stop_signal
 
 _EPILOG = """\
@@ -110,7 +109,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         word = arguments[position]
         if word == "--":
             return list(arguments[:position]), list(arguments[position + 1 :])
-        if word in ("-m", "-c") or not word.startswith("-"):
+        if word.startswith(("-m", "-c")) or not word.startswith("-"):
             break
         position += 2 if word in takes_value else 1
     return list(arguments[:position]), list(arguments[position:])
@@ -150,19 +149,23 @@ def _run_repeatedly(
     parser: argparse.ArgumentParser, options: argparse.Namespace, command: list[str]
 ) -> int:
     reports: list[ExitReport] = []
-    with _Forwarder() as forwarder:
-        adopted_by = os.getpid() if become_subreaper() else None
+    closed = fill_closed_files()
+    with Signals() as signals:
+        IN_STEAD.set(Stead(closed, signals.mask, signals.attach))
         for _ in range(options.repeat):
             try:
-                report = _check_once(options, command, adopted_by, forwarder)
+                report = _check_once(options, command)
             except ValueError as error:
                 parser.error(str(error))
+            except KeeperLostError as error:
+                _say(f"clean-exit: {error}")
+                return USAGE
             except OSError as error:
                 return _cannot_start(command, error)
             reports.append(report)
             if not options.quiet:
                 _print(report, options)
-            if forwarder.received:
+            if signals.asked_to_end:
                 break
     try:
         if options.report_json:
@@ -170,17 +173,12 @@ def _run_repeatedly(
         if options.report_junit:
             Path(options.report_junit).write_text(formats.to_junit(reports), encoding="utf-8")
     except OSError as error:
-        print(f"clean-exit: the report cannot be written: {error}", file=sys.stderr)
+        _say(f"clean-exit: the report cannot be written: {error}")
         return USAGE
     return _exit_code(reports, options.error_exitcode)
 
 
-def _check_once(
-    options: argparse.Namespace,
-    command: list[str],
-    adopted_by: int | None,
-    forwarder: _Forwarder,
-) -> ExitReport:
+def _check_once(options: argparse.Namespace, command: list[str]) -> ExitReport:
     return check(
         command,
         timeout_s=options.timeout,
@@ -192,32 +190,38 @@ def _check_once(
         ignore=options.ignore or (),
         copy_stdout=False,
         echo=True,
-        adopted_by=adopted_by,
-        on_start=forwarder.attach,
     )
 
 
 def _cannot_start(command: list[str], error: OSError) -> int:
     missing = isinstance(error, FileNotFoundError)
     what = "was not found" if missing else f"cannot be executed ({error.strerror})"
-    print(f"clean-exit: {shlex.quote(command[0])} {what}", file=sys.stderr)
+    _say(f"clean-exit: {shlex.quote(command[0])} {what}")
     return NOT_FOUND if missing else NOT_EXECUTABLE
 
 
 def _print(report: ExitReport, options: argparse.Namespace) -> None:
     color = options.color == "always" or (
-        options.color == "auto" and sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        options.color == "auto" and os.isatty(2) and "NO_COLOR" not in os.environ
     )
     text = formats.to_text(report, verbose=options.verbose, color=color)
     if options.github and report.findings:
         text += "\n" + formats.to_github(report)
+    _say(text)
+
+
+def _say(text: str) -> None:
+    """Write to stderr; nobody has to read it, for the exit code says it all the same."""
+    if sys.stderr is None:
+        return
     try:
         # Characters that the stream cannot show must not cost the whole report.
         encoding = sys.stderr.encoding or "utf-8"
         sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         sys.stderr.flush()
     except OSError:
-        pass  # Nobody reads stderr; the exit code says it all the same.
+        # What is left in the buffer would make Python exit with 120 when it flushes that.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _exit_code(reports: list[ExitReport], unclean: int) -> int:
@@ -228,49 +232,3 @@ def _exit_code(reports: list[ExitReport], unclean: int) -> int:
         if report.exit_code:
             return report.exit_code
     return 0
-
-
-class _Forwarder:
-    """Passes SIGINT, SIGTERM and SIGHUP on to the program; the report comes all the same.
-
-    A terminal sends Ctrl-C to the program as well, which must not get it twice.
-    """
-
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-        self._run: Run | None = None
-        self._earlier: dict[int, Any] = {}
-
-    def __enter__(self) -> _Forwarder:
-        for number in self._SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                self._earlier[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-
-    def attach(self, run: Run) -> None:
-        """Begin to pass on to a run, what has come before included."""
-        self._run = run
-        for number in self.received:
-            run.forward(number)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-        if self._run is None:
-            return
-        if number == signal.SIGINT and _terminal_sent_it():
-            self._run.forwarded.add(number)
-        else:
-            self._run.forward(number)
-
-
-def _terminal_sent_it() -> bool:
-    try:
-        return os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:  # stdin is no terminal, or not this process's.
-        return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,9 +59,13 @@ def read_events(path: Path, program_pid: int) -> Inside:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        # Whatever the program has put there: a FIFO would keep this waiting, a link lead away.
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(file, "rb") as reader:
+            data = reader.read() if stat.S_ISREG(os.fstat(file).st_mode) else b""
     except OSError:
         return ""
+    return data.decode("utf-8", "replace")
 
 
 def _lines(path: Path) -> list[str]:

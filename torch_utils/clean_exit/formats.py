@@ -14,6 +14,9 @@ _MOST_LINES = 15  # of evidence, unless more is asked for
 _MOST_FINDINGS = 10  # in full; as many annotations GitHub shows of one step
 _RED, _GREEN, _BOLD, _DIM, _OFF = "\033[31m", "\033[32m", "\033[1m", "\033[2m", "\033[0m"
 
+# See the Char production of XML 1.0.
+_NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
 Paint = Callable[[str, str], str]
 
 

@@ -1,4 +1,4 @@
-"""The processes of one run: found by what they inherited, and ended only if they are that run's.
+"""The processes of one run: all that descends from its keeper, which adopts the orphans.
 
 Reads /proc; where there is none (not on Linux), no process but the program itself is known.
 """
@@ -6,13 +6,10 @@ Reads /proc; where there is none (not on Linux), no process but the program itse
 from __future__ import annotations
 
 import os
-import signal
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-RUNS_VARIABLE = "CLEAN_EXIT_RUNS"
 _PROC = Path("/proc")
 _HELPERS = ("resource_tracker", "semaphore_tracker", "multiprocessing.forkserver")
 
@@ -35,22 +32,13 @@ class Process:
         return f"{self.pid} {self.command or '(no command line)'}"
 
 
-def processes_of_run(token: str, root: int, adopted_by: int | None) -> list[Process]:
-    """List the live processes of a run, the program itself excepted.
-
-    A process belongs to a run if its environment, as it was when it was started, carries the
-    run's token; or if it descends from the program, or from ``adopted_by``, which as a
-    subreaper (prctl(2)) becomes the parent of whatever loses its own.
-    """
+def descendants(ancestor: int) -> list[Process]:
+    """List the live processes below one, itself excepted."""
     table = {process.pid: process for process in _all_processes()}
-    ancestors = {root} if adopted_by is None else {root, adopted_by}
-    found = []
-    for process in table.values():
-        if process.pid in (root, os.getpid()) or process.state in "ZX":
-            continue
-        if _descends(process, table, ancestors) or _carries(process.pid, token):
-            found.append(process)
-    return sorted(found, key=lambda process: process.pid)
+    return sorted(
+        (p for p in table.values() if p.state not in "ZX" and _descends(p, table, ancestor)),
+        key=lambda process: process.pid,
+    )
 
 
 def _all_processes() -> Iterator[Process]:
@@ -59,99 +47,31 @@ def _all_processes() -> Iterator[Process]:
     except OSError:
         return
     for name in names:
-        process = _read(int(name))
+        process = read_process(int(name))
         if process is not None:
             yield process
 
 
-def _read(pid: int) -> Process | None:
+def read_process(pid: int) -> Process | None:
+    """Describe a process, which may be a zombie; None if there is none."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
         command = (_PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:  # It has ended meanwhile, or is another user's.
+        # The name in parentheses may contain anything: fields are counted from its end (proc(5)).
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        shown = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        return Process(pid, int(fields[19]), int(fields[1]), fields[0].decode(), shown[:300])
+    except (OSError, ValueError, IndexError):  # It has ended meanwhile, or is another user's.
         return None
-    # The name in parentheses may contain anything: fields are counted from its end (proc(5)).
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    shown = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    return Process(pid, int(fields[19]), int(fields[1]), fields[0].decode(), shown[:300])
 
 
-def find_process(pid: int) -> Process | None:
-    """Describe a process; None if there is none, or if it has ended."""
-    process = _read(pid)
-    return None if process is None or process.state in "ZX" else process
-
-
-def _descends(process: Process, table: dict[int, Process], ancestors: set[int]) -> bool:
+def _descends(process: Process, table: dict[int, Process], ancestor: int) -> bool:
     parent = process.parent
     for _ in range(1000):
-        if parent in ancestors:
+        if parent == ancestor:
             return True
         above = table.get(parent)
         if above is None:
             return False
         parent = above.parent
     return False
-
-
-def _carries(pid: int, token: str) -> bool:
-    try:
-        environment = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return False
-    start = b"\0" + RUNS_VARIABLE.encode() + b"="
-    _, found, rest = (b"\0" + environment).partition(start)
-    return bool(found) and token.encode() in rest.partition(b"\0")[0].split(b",")
-
-
-def end(processes: list[Process], patience_s: float = 1.0) -> None:
-    """End processes: SIGTERM first, SIGKILL for those that are still there afterwards."""
-    remaining = processes
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        for process in remaining:
-            _send(process, sent)
-        stop = time.monotonic() + patience_s
-        while remaining and time.monotonic() < stop:
-            reap_adopted(remaining)
-            remaining = [process for process in remaining if is_alive(process)]
-            time.sleep(0.01)
-
-
-def is_alive(process: Process) -> bool:
-    """Say whether that very process still runs."""
-    now = _read(process.pid)
-    return now is not None and now.start_ticks == process.start_ticks and now.state not in "ZX"
-
-
-def _send(process: Process, number: int) -> None:
-    try:
-        handle = os.pidfd_open(process.pid)
-    except (OSError, AttributeError):  # It has ended; a system without such handles.
-        return
-    try:
-        if is_alive(process):  # The handle is this very process's: its id is not used again.
-            signal.pidfd_send_signal(handle, number)
-    except OSError:
-        pass  # It has ended in between.
-    finally:
-        os.close(handle)
-
-
-def reap_adopted(processes: list[Process]) -> None:
-    """Collect the exit statuses of processes that became children of this one."""
-    for process in processes:
-        try:
-            os.waitpid(process.pid, os.WNOHANG)
-        except OSError:
-            pass  # It is not a child of this process.
-
-
-def become_subreaper() -> bool:
-    """Become the parent of every descendant that loses its own (Linux). For a whole process."""
-    import ctypes
-
-    set_child_subreaper = 36
-    try:
-        return bool(ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0) == 0)
-    except (OSError, AttributeError):
-        return False

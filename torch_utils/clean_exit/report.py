@@ -28,8 +28,8 @@ class ExitReport:
         stdout, stderr: What the program wrote, as text; of more than 2 MB the first and the
             last million bytes. Empty for a stream that was passed through without a copy.
         duration_s: From its start to its end, in seconds.
-        shutdown_s: From the end of its main module (or the signal that asked it to stop) to its
-            end; None where that moment is not known.
+        shutdown_s: From the moment when its threads had been joined (or the signal that asked it
+            to stop) to its end; None where that moment is not known.
         probed: Whether the probe was loaded: the program is Python.
         stopped_by: The signal that was sent to stop it, if that was asked for and happened.
         timed_out: Whether it had to be ended.
@@ -109,7 +109,7 @@ def summarise(report: ExitReport) -> str:
     else:
         how = f"exited with {report.returncode} after {report.duration_s:.2f} s"
     if report.shutdown_s is not None:
-        how += f", {report.shutdown_s:.2f} s of that after its last line"
+        how += f", {report.shutdown_s:.2f} s of that to end"
     count = len(report.findings)
     verdict = "clean" if not count else f"{count} finding{'s' if count > 1 else ''}"
     if report.ignored:

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import selectors
+import signal
 import subprocess
+import termios
 import time
-from collections.abc import Mapping
+import tty
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from .events import Inside, read_events
 from .gpu import memory_of_processes
-from .processes import (
-    Process,
-    end,
-    find_process,
-    processes_of_run,
-    reap_adopted,
-)
+from .keeping import Keeper
+from .processes import Process, descendants, read_process
+from .stacks import ask_for_stacks
 from .stderr_text import StderrText
 from .streams import Awaited, Copy, Stream
 
-_STACKS_SIGNAL = 62  # as in the probe
 _TICK_S = 0.25  # how often the clock is looked at while the program runs
 _TICK_AFTER_S = 0.02  # and when it has ended
 _PATIENCE_S = 2.0  # for what outlives the program
 _PATIENCE_WITH_HELPERS_S = 15.0  # for Python's own helpers, which have to be scheduled first
 _AFTER_STOP_S = 60.0  # for a program that was asked to stop, unless a timeout says otherwise
+_ROOM_OF_PIPE = 1 << 20
+_SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", 1031)
+_FROM_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_END_EARLY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,24 @@ class Limits:
     stop_signal: int | None = None
     stop_after_s: float | None = None
     stop_when: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True)
+class Stead:
+    """What a process hands on that stands in a program's place, as the command does.
+
+    Attributes:
+        closed: Which of the files 0, 1 and 2 it was started without.
+        mask: The signals that were blocked when it was started.
+        on_start: Called when the program has started.
+    """
+
+    closed: Collection[int] = ()
+    mask: Collection[int] = ()
+    on_start: Callable[[Run], None] = lambda run: None
+
+
+IN_STEAD: ContextVar[Stead | None] = ContextVar("clean_exit_in_stead", default=None)
 
 
 @dataclass
@@ -63,15 +85,13 @@ class Run:
 
     Args:
         command: What to start.
-        environment: Its environment, which carries the token.
-        token: By which its processes are recognised.
+        environment: Its environment.
         events: Where the probe writes to.
         limits: When to stop it.
         cwd: The folder that it starts in.
         stdin: As for `subprocess`; None for this process's own.
         copy_stdout: Whether stdout is read here; else the program has this process's own.
         echo: Whether what is read here is passed through as well.
-        adopted_by: This process's id, if it is a subreaper.
 
     Raises:
         OSError: It could not be started.
@@ -82,167 +102,221 @@ class Run:
         command: list[str],
         environment: Mapping[str, str],
         *,
-        token: str,
         events: Path,
         limits: Limits,
         cwd: str | os.PathLike[str] | None = None,
         stdin: int | IO[Any] | None = None,
         copy_stdout: bool = True,
         echo: bool = False,
-        adopted_by: int | None = None,
     ) -> None:
-        self._token, self._events, self._limits = token, events, limits
-        self._adopted_by = adopted_by
+        self._events, self._limits = events, limits
+        self._stead = IN_STEAD.get()
         self.text = StderrText()
         self.stdout, self.stderr = Copy(), Copy()
         self._awaited = Awaited(limits.stop_when) if limits.stop_when is not None else None
         self.forwarded: set[int] = set()
+        self._in_a_hurry = False
         self._next_look_s = 0.0
-        self.outcome = Outcome(started_s=time.monotonic())
-        read_stdout = copy_stdout or self._awaited is not None
-        self.process = subprocess.Popen(
-            command,
-            env=environment,
-            cwd=cwd,
-            stdin=stdin,
-            stdout=subprocess.PIPE if read_stdout else None,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-        )
-        awaited = [self._awaited.feed] if self._awaited is not None else []
+        self._new_events = _Growth(events)
         self._streams: list[Stream] = []
-        if self.process.stdout is not None:
-            copied = [self.stdout.feed] if copy_stdout else []
-            sink = 1 if echo or not copy_stdout else None
-            file = self.process.stdout.fileno()
-            self._streams.append(Stream(file, sink, [*copied, *awaited]))
-        assert self.process.stderr is not None
-        watchers = [self.text.feed, self.stderr.feed, *awaited]
-        self._streams.append(Stream(self.process.stderr.fileno(), 2 if echo else None, watchers))
-
-    def finish(self) -> Outcome:
-        """Wait until everything is over, end what is left, and say what was observed."""
+        self.outcome = Outcome(started_s=time.monotonic())
+        given = self._make_files(stdin, copy_stdout, echo)
         try:
-            self._watch()
-        except BaseException:  # The checker is interrupted: nothing of the run may stay behind.
-            end(self._members())
+            self.keeper = Keeper(
+                command,
+                environment,
+                files=given,
+                cwd=cwd,
+                inherit=self._stead is not None,
+                mask=self._stead.mask if self._stead else None,
+                follows=self._stead is not None,
+            )
+        except BaseException:
+            self._close_streams()
             raise
         finally:
-            end(self.outcome.left_over)
-            self.process.wait()
-            for pipe in (self.process.stdout, self.process.stderr):
-                if pipe is not None:
-                    pipe.close()
+            for file in self._to_close:
+                os.close(file)
+        if self._stead is not None:
+            self._stead.on_start(self)
+
+    def _make_files(
+        self, stdin: int | IO[Any] | None, copy_stdout: bool, echo: bool
+    ) -> dict[int, int]:
+        """Make the pipes, and return what the program's files 0, 1 and 2 are to be."""
+        closed = self._stead.closed if self._stead else ()
+        given = {number: number for number in (0, 1) if number not in closed and _is_open(number)}
+        self._to_close: list[int] = []
+        if stdin == subprocess.DEVNULL:
+            given[0] = os.open(os.devnull, os.O_RDWR)
+            self._to_close.append(given[0])
+        elif stdin is not None:
+            given[0] = stdin if isinstance(stdin, int) else stdin.fileno()
+            if given[0] < 0:
+                raise ValueError("stdin has to be a file, DEVNULL or None")
+        awaited = [self._awaited.feed] if self._awaited is not None else []
+        if copy_stdout or (awaited and 1 in given):
+            on_terminal = not copy_stdout and os.isatty(1)
+            reader, given[1] = _make_terminal() if on_terminal else _make_pipe()
+            self._to_close.append(given[1])
+            copied = [self.stdout.feed] if copy_stdout else []
+            sink = 1 if echo or not copy_stdout else None
+            self._streams.append(Stream(reader, sink, [*copied, *awaited]))
+        reader, given[2] = _make_pipe()
+        self._to_close.append(given[2])
+        watchers = [self.text.feed, self.stderr.feed, *awaited]
+        self._streams.append(Stream(reader, 2 if echo else None, watchers))
+        return given
+
+    def finish(self) -> Outcome:
+        """Wait until everything is over, end what is left, and say what was observed.
+
+        Interrupted, it leaves nothing of the run behind.
+        """
+        try:
+            self._watch()
+        finally:
+            try:
+                self.keeper.end()
+            finally:  # However impatient somebody is: without its checker the keeper ends all.
+                self.keeper.close()
+                self._close_streams()
         self.text.close()
-        self.outcome.returncode = self.process.returncode
+        # Another user's, which could not be ended, has none.
+        code = self.keeper.returncode
+        self.outcome.returncode = -signal.SIGKILL if code is None else code
         return self.outcome
 
-    def forward(self, number: int) -> None:
-        """Pass on a signal that this process got."""
+    def pass_on(self, number: int, sender: int) -> None:
+        """Pass on a signal that this process got, from any thread; the program gets it once."""
+        if sender == self.keeper.keeper_pid:
+            return  # It has woken this process up, no more.
         self.forwarded.add(number)
-        self.process.send_signal(number)
+        self._in_a_hurry = self._in_a_hurry or number in _END_EARLY
+        self.keeper.pass_on(number, sender)
 
     def inside(self) -> Inside:
         """Read what the probe has recorded so far."""
-        return read_events(self._events, self.process.pid)
+        return read_events(self._events, self.keeper.pid)
+
+    def shutdown_began_s(self, inside: Inside) -> float | None:
+        """Return when the program began to end: asked to, or when its threads had been joined.
+
+        Only the program's own end counts: that of a Python below it is a part of its work.
+        """
+        if self.outcome.stopped_s is not None:
+            return self.outcome.stopped_s
+        return inside.atexit_s if inside.pid == self.keeper.pid else None
+
+    def _close_streams(self) -> None:
+        for stream in self._streams:
+            os.close(stream.file)
+        self._streams = []
 
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
             for stream in self._streams:
                 selector.register(stream.file, selectors.EVENT_READ, stream)
-            handle = _exit_handle(self.process.pid)
-            if handle is not None:
-                selector.register(handle, selectors.EVENT_READ, None)
-            try:
-                while not self._is_over(selector, handle):
-                    pass
-            finally:
-                if handle is not None:
-                    os.close(handle)
+            selector.register(self.keeper, selectors.EVENT_READ, None)
+            while not self._is_over(selector):
+                pass
 
-    def _is_over(self, selector: selectors.BaseSelector, handle: int | None) -> bool:
+    def _is_over(self, selector: selectors.BaseSelector) -> bool:
         """Do what is due now, and say whether the run has come to its end."""
         running = not self.outcome.ended_s
-        pause = _TICK_S if running and handle is not None else _TICK_AFTER_S
-        for key, _ in selector.select(self._until_next(pause) if running else pause):
-            if key.data is not None and not key.data.pump():
+        for key, _ in selector.select(self._pause()):
+            if key.data is None:
+                self.keeper.hear()
+            elif not key.data.pump():
                 selector.unregister(key.fd)
-        if running and self.process.poll() is not None:
+                os.close(key.fd)
+                self._streams.remove(key.data)
+        if running and self.keeper.returncode is not None:
             self.outcome.ended_s = time.monotonic()
-            if handle is not None:
-                selector.unregister(handle)
-            running = False
-        if running:
+        if not self.outcome.ended_s:
+            self._stop_with_it()
             self._keep_limits()
-            return False
-        open_pipes = bool(selector.get_map())
-        return self._all_gone(open_pipes)
+        if running and self.outcome.ended_s:
+            selector.unregister(self.keeper)  # It has told all that there is.
+        return not running and self._all_gone()
 
-    def _until_next(self, pause: float) -> float:
-        """Shorten a pause so that the next moment that matters is not missed."""
+    def _stop_with_it(self) -> None:
+        """Stop as the program has, so that a shell sees its job stopped; the keeper ends that."""
+        if self._stead is not None and self.keeper.stopped in _FROM_TERMINAL:
+            self.keeper.stopped = None
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _pause(self) -> float:
+        """Return how long to wait for news, so that the next moment that matters is not missed."""
+        if self.outcome.ended_s or self.keeper.returncode is not None:
+            return _TICK_AFTER_S
         now, limits = time.monotonic(), self._limits
         moments = [limits.timeout_s]
         if self.outcome.stopped_s is None and limits.stop_when is None:
             moments.append(limits.stop_after_s)
         waits = [self.outcome.started_s + m - now for m in moments if m is not None]
-        return max(0.0, min([pause, *waits]))
+        return max(0.0, min([_TICK_S, *waits]))
 
     def _keep_limits(self) -> None:
         outcome, limits, now = self.outcome, self._limits, time.monotonic()
         if outcome.stopped_s is None and limits.stop_signal is not None and self._stop_is_due(now):
             outcome.stopped_s = now
-            self.process.send_signal(limits.stop_signal)
+            self.keeper.send(limits.stop_signal)
         if not outcome.stacks and now > self._next_look_s:
             self._next_look_s = now + _TICK_S
-            began = outcome.stopped_s or self.inside().main_ended_s
+            began = self._seen_to_end()
             if began is not None and now > began + limits.max_shutdown_s:
-                outcome.stacks = self._ask_for_stacks()
+                outcome.stacks = self._stacks()
         deadline = None if limits.timeout_s is None else outcome.started_s + limits.timeout_s
         if deadline is None and outcome.stopped_s is not None:
             deadline = outcome.stopped_s + max(_AFTER_STOP_S, 2 * limits.max_shutdown_s)
         if deadline is not None and now >= deadline:
             outcome.timed_out = True
-            outcome.stacks = self._ask_for_stacks() or outcome.stacks
-            end(self._members())
+            outcome.stacks = self._stacks() or outcome.stacks
+            self.keeper.end()
+            outcome.ended_s = time.monotonic()
+
+    def _seen_to_end(self) -> float | None:
+        """Return when the shutdown began, without reading all that was recorded each time."""
+        if self.outcome.stopped_s is None and not self._new_events.has(b"'atexit'"):
+            return None
+        return self.shutdown_began_s(self.inside())
 
     def _stop_is_due(self, now: float) -> bool:
         if self._awaited is not None:
             return self._awaited.is_seen()
         return now >= self.outcome.started_s + (self._limits.stop_after_s or 0.0)
 
-    def _ask_for_stacks(self) -> str:
-        """Have the probe's process write the stacks of its threads, and read them."""
-        before = self.inside()
-        if before.pid is None:
-            return _describe_waiting(self._members())
-        try:
-            os.kill(before.pid, _STACKS_SIGNAL)
-        except OSError:
-            return ""
-        stacks, stop = "", time.monotonic() + 1.0
-        while time.monotonic() < stop:
-            time.sleep(0.05)
-            now = self.inside().stacks[len(before.stacks) :]
-            if now and now == stacks:
-                break
-            stacks = now
-        return stacks.strip()
+    def _stacks(self) -> str:
+        """Have the probe's process write the stacks of its threads, or say what there is."""
+        inside = self.inside()
+        below = self._members()
+        stacks = ""
+        for process in below:
+            if process.pid == inside.pid:
+                file = self._events.with_name(self._events.name + ".stacks")
+                offer = getattr(inside, "offers_stacks", (process.start_ticks, None))
+                stacks = ask_for_stacks(process.pid, offer, file, lambda: self.inside().stacks)
+        return stacks or "\n".join(f"{process}: state {process.state}" for process in below)
 
     def _members(self) -> list[Process]:
-        own = find_process(self.process.pid)
-        others = processes_of_run(self._token, self.process.pid, self._adopted_by)
-        return others if own is None else [own, *others]
+        """List the program and all that descends from it, as far as that can be known."""
+        below = descendants(self.keeper.keeper_pid)
+        if below or self.keeper.returncode is not None:
+            return below
+        program = read_process(self.keeper.pid)
+        return [] if program is None or program.state in "ZX" else [program]
 
-    def _all_gone(self, open_pipes: bool) -> bool:
+    def _all_gone(self) -> bool:
         """Say whether nothing is left of the run; after some patience, note what is."""
-        left = processes_of_run(self._token, self.process.pid, self._adopted_by)
-        if self._adopted_by is not None:
-            reap_adopted(left)
+        left = descendants(self.keeper.keeper_pid)
+        open_pipes = bool(self._streams)
         if not left and not open_pipes:
             return True
         waited = time.monotonic() - self.outcome.ended_s
         with_helpers = any(process.is_helper() for process in left)
-        if waited < (_PATIENCE_WITH_HELPERS_S if with_helpers else _PATIENCE_S):
+        patience = _PATIENCE_WITH_HELPERS_S if with_helpers else _PATIENCE_S
+        if waited < patience and not self._in_a_hurry:
             return False
         self.outcome.left_over = left
         self.outcome.holds_output = open_pipes
@@ -252,12 +326,56 @@ class Run:
         return True
 
 
-def _exit_handle(pid: int) -> int | None:
+class _Growth:
+    """Watches a file for a word, reading each part of it once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._tail, self._seen = path, 0, b"", False
+
+    def has(self, word: bytes) -> bool:
+        """Say whether the word has come."""
+        if self._seen:
+            return True
+        try:
+            file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            data = self._tail + os.pread(file, _ROOM_OF_PIPE, self._offset)
+        except OSError:  # The program has put something else there.
+            return False
+        finally:
+            os.close(file)
+        self._offset += len(data) - len(self._tail)
+        self._tail = data[-len(word) :]
+        self._seen = word in data
+        return self._seen
+
+
+def _is_open(number: int) -> bool:
     try:
-        return os.pidfd_open(pid)
-    except (OSError, AttributeError):  # An old kernel, or not Linux: the clock has to do.
-        return None
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
-def _describe_waiting(processes: list[Process]) -> str:
-    return "\n".join(f"{process}: state {process.state}" for process in processes)
+def _make_pipe() -> tuple[int, int]:
+    reader, writer = os.pipe()
+    try:
+        fcntl.fcntl(writer, _SET_PIPE_SIZE, _ROOM_OF_PIPE)
+    except OSError:
+        pass  # Not Linux, or too many of them: smaller portions.
+    return reader, writer
+
+
+def _make_terminal() -> tuple[int, int]:
+    """Make a terminal like the one that stdout is, which hands on each byte as it is."""
+    reader, writer = os.openpty()
+    tty.setraw(writer)
+    try:
+        size = fcntl.ioctl(1, termios.TIOCGWINSZ, b"\0" * 8)
+        fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
+    except OSError:
+        pass  # One that has no size.
+    return reader, writer

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import select
 import time
 from collections.abc import Callable, Sequence
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 20
 _HALF_OF_COPY = 1_000_000
 _LONGEST_LINE = 64 * 1024
 _PROMPT_S = 0.2
@@ -57,21 +59,31 @@ class Stream:
         self._watchers = watchers
 
     def pump(self) -> bool:
-        """Take what is there; False at the end of the stream."""
-        data = os.read(self.file, _CHUNK)
-        if not data:
+        """Take what is there; False at the end of the stream, or when nobody reads it any more.
+
+        The program is to be told of that as it would be without this: by the pipe.
+        """
+        try:
+            data = os.read(self.file, _CHUNK)
+        except OSError as error:
+            if error.errno != errno.EIO:  # So a terminal says that nobody has it any more.
+                raise
             return False
-        self._pass_on(data)
         for watcher in self._watchers:
             watcher(data)
-        return True
+        return bool(data) and self._pass_on(memoryview(data))
 
-    def _pass_on(self, data: bytes) -> None:
+    def _pass_on(self, data: memoryview) -> bool:
         while data and self._sink is not None:
             try:
                 data = data[os.write(self._sink, data) :]
+            except BlockingIOError:  # Somebody who shares it has made it so.
+                select.select([], [self._sink], [])
+            except BrokenPipeError:
+                return False
             except OSError:
-                self._sink = None  # Nobody reads any more; the program still has to be drained.
+                self._sink = None  # A full disk, say; the program still has to be drained.
+        return True
 
 
 class Awaited:

@@ -203,9 +203,10 @@ ENDINGS = [
     ),
     Pair(
         "slow-shutdown",
-        "thread",
-        WAITING_THREAD.format(TOO_LONG),
-        WAITING_THREAD.format(0.01),
+        "after a thread",
+        WAITING_THREAD.format(TOO_LONG)
+        + f"import atexit, time\natexit.register(time.sleep, {TOO_LONG})\n",
+        WAITING_THREAD.format(TOO_LONG),  # What a thread does is work.
         SLOW,
     ),
     Pair(

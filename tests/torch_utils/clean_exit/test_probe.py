@@ -22,7 +22,7 @@ import os, sys
 names = ("argv", "path", "flags", "warnoptions", "orig_argv", "prefix", "executable", "path_hooks")
 for name in names:
     print(name, getattr(sys, name))
-print(sorted(name for name in os.environ if name != "CLEAN_EXIT_RUNS"))
+print(sorted(os.environ))
 print(os.environ.get("PYTHONPATH"), sorted(sys.path_importer_cache))
 print(sorted(vars()), __name__, __spec__, __file__ if "__file__" in vars() else None)
 print("sitecustomize" in sys.modules, "usercustomize" in sys.modules)
@@ -146,7 +146,7 @@ def test_cost(tmp_path: Path) -> None:
     list_modules = "import sys; print(*sys.modules)"
     needed = [sys.executable, "-c", "import atexit, faulthandler, threading, time; " + list_modules]
     bare = [sys.executable, "-c", list_modules]
-    probed, env = add_probe(bare, os.environ, tmp_path / "events", "token")
+    probed, env = add_probe(bare, os.environ, tmp_path / "events")
     loaded = [
         set(subprocess.check_output(command, env=chosen, text=True).split())
         for command, chosen in ((bare, dict(os.environ)), (probed, env), (needed, dict(os.environ)))

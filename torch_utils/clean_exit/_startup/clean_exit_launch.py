@@ -28,6 +28,9 @@ def _prepare():
     else:
         sys.argv[:] = arguments
         first = os.path.dirname(os.path.realpath(arguments[0]))
+        if _is_package(arguments[0]):
+            first = os.path.abspath(arguments[0])
+            isolated = False  # Python itself puts it there, isolated or not.
     if not isolated:
         sys.path.insert(0, first)
     return arguments[:2]
@@ -47,6 +50,21 @@ def _load(target):
         return compile(file.read(), path, "exec"), path
 
 
+def _is_package(path):
+    """Say whether it is a folder or an archive with a __main__ module in it."""
+    import os
+
+    if path == "-c" or (os.path.isfile(path) and path.endswith(".py")):
+        return False
+    import zipfile
+
+    return os.path.isdir(path) or zipfile.is_zipfile(path)
+
+
+def _run_package(run):
+    run("__main__", alter_argv=False)
+
+
 def _run(namespace):
     target = _prepare()
     report = sys  # The names of this module are the program's before it begins.
@@ -54,6 +72,10 @@ def _run(namespace):
         import runpy
 
         run, argument = runpy._run_module_as_main, target[1]
+    elif _is_package(target[0]):
+        import runpy
+
+        run, argument = _run_package, runpy._run_module_as_main
     else:
         argument, path = _load(target)
         for name in [name for name in namespace if not name.startswith("__")]:

@@ -1,0 +1,380 @@
+"""The keeper: a process between the checker and the program, below which all of a run hangs.
+
+Run as ``python -I -S keeper.py`` with a socket to the checker as its standard input. It starts
+the program as its child, and adopts whatever loses its parent below it (a subreaper, prctl(2)),
+so that a daemon without an environment is found, and nothing that existed before is taken for
+the program's. It holds no file of the program's, reaps zombies, and sends signals only to a
+child that it has not reaped: an id is never somebody else's. When the checker goes, however it
+does, everything below the keeper is ended.
+
+All signals but SIGCHLD stay blocked here. So one that a terminal, or kill, sends to the whole
+process group waits here too, and tells that the program has got it itself.
+
+The checker writes, after the start message, lines: ``kill N``, ``pass N FROM`` (a signal that
+the checker got), ``end``. The keeper writes: ``started PID``, ``failed ERRNO``, ``stopped N``,
+``continued``, ``ended STATUS``, ``gone``.
+"""
+
+# The private modules: the public ones cost 20 ms, of enumerations that nothing here needs.
+import _signal as signal
+import _socket as socket
+import marshal
+import os
+import select
+import sys
+import time
+
+_MOST_FILES = 3
+_PATIENCE_S = 1.0  # between SIGTERM and SIGKILL
+_LAST_RESORT_S = 10.0  # for the kernel to end what was killed
+_NOT_A_PROGRAM = 8  # ENOEXEC
+_SET_CHILD_SUBREAPER = 36
+
+
+def main():
+    """Start a program, and keep it until it and all below it is gone."""
+    control = socket.socket(fileno=0)
+    files, start = _receive(control)
+    every = signal.valid_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, every)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    waker = os.pipe()
+    os.set_blocking(waker[0], False)
+    os.set_blocking(waker[1], False)
+    signal.set_wakeup_fd(waker[1], warn_on_full_buffer=False)
+    _become_subreaper()
+    # What came before the program was there, it has not got.
+    while _take(every - {signal.SIGCHLD}, 0) is not None:
+        pass
+    pid, error = _start(start, files)
+    _forget_files(keep=(0, *waker))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    if error:
+        _say(control, f"failed {error}")
+    else:
+        _say(control, f"started {pid}")
+        _Keeper(control, waker[0], pid, start["follows"]).serve()
+    os._exit(0)
+
+
+def _take(numbers, patience_s):
+    """Take a signal that is pending, or comes soon; return its sender, None if there is none."""
+    if hasattr(signal, "sigtimedwait"):
+        info = signal.sigtimedwait(numbers, patience_s)
+        return None if info is None else info.si_pid
+    time.sleep(patience_s)  # macOS, which does not tell the sender.
+    pending = signal.sigpending() & numbers
+    return 0 if pending and signal.sigwait(pending) else None
+
+
+def _receive(control):
+    """Return the program's standard files, and what is said of its start."""
+    size = socket.CMSG_SPACE(_MOST_FILES * 4)
+    head, ancillary, _, _ = control.recvmsg(4, size)
+    files = []
+    for _, _, data in ancillary:
+        files += [int.from_bytes(data[i : i + 4], sys.byteorder) for i in range(0, len(data), 4)]
+    count, data = int.from_bytes(head, "big"), b""
+    while len(data) < count:
+        more = control.recv(count - len(data))
+        if not more:
+            raise SystemExit
+        data += more
+    return files, marshal.loads(data)
+
+
+def _become_subreaper():
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass  # Not Linux: orphans cannot be found there.
+
+
+def _start(start, files):
+    """Start the program; return its process id, and the number of the error if it could not."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        error = 0
+        try:
+            _become_program(start, files)
+        except OSError as failure:
+            error = failure.errno
+        finally:
+            os.write(writer, b"%d" % error)
+            os._exit(127)
+    os.close(writer)
+    said = os.read(reader, 16)  # The program's exec closes it.
+    os.close(reader)
+    if said:
+        os.waitpid(pid, 0)
+    return pid, int(said or 0)
+
+
+def _become_program(start, files):
+    # Out of the way first: these numbers may be among those that are about to be replaced.
+    high = [_above(file) for file in files]
+    for number in range(3):
+        if number in start["files"]:
+            os.dup2(high[start["files"].index(number)], number)
+        else:
+            os.close(number)
+    for file in (*high, *files):
+        os.close(file)
+    if start["cwd"] is not None:
+        os.chdir(start["cwd"])
+    # Python ignores these two for itself.
+    for number in (signal.SIGPIPE, getattr(signal, "SIGXFSZ", None)):
+        if number is not None:
+            signal.signal(number, signal.SIG_DFL)
+    ignored = signal.SIGCHLD in start["ignored"]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, start["mask"])
+    _execute(start["command"], start["environment"])
+
+
+def _above(file):
+    import fcntl
+
+    return fcntl.fcntl(file, fcntl.F_DUPFD, 3)
+
+
+def _execute(command, environment):
+    """Execute as execvp(3) does: searched in PATH, a script without ``#!`` by the shell."""
+    name = command[0]
+    folders = [b""] if b"/" in name else os.get_exec_path(environment)
+    denied = None
+    for folder in folders:
+        path = os.path.join(os.fsencode(folder), name)
+        try:
+            try:
+                os.execve(path, command, environment)
+            except OSError as error:
+                if error.errno != _NOT_A_PROGRAM or not _is_text(path):
+                    raise
+                os.execve(b"/bin/sh", [b"/bin/sh", path, *command[1:]], environment)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            missing = error
+        except OSError as error:
+            denied = denied or error
+    raise denied or missing
+
+
+def _is_text(path):
+    with open(path, "rb") as file:
+        return b"\0" not in file.read(512)
+
+
+def _forget_files(keep):
+    """Close all files but those kept, so that who waits for their end is not kept waiting."""
+    try:
+        numbers = [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:
+        numbers = range(1, 1024)
+    for number in numbers:
+        if number not in keep:
+            try:
+                os.close(number)
+            except OSError:
+                pass
+
+
+def _say(control, line):
+    try:
+        control.sendall(line.encode() + b"\n")
+    except OSError:
+        pass  # The checker is gone, which the next read says.
+
+
+class _Keeper:
+    """Keeps one program that has been started."""
+
+    def __init__(self, control, waker, pid, follows):
+        self._control, self._waker, self._pid = control, waker, pid
+        self._checker = os.getppid() if follows else None
+        self._ended = False
+        self._rest = b""
+
+    def serve(self):
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        poll.register(self._waker, select.POLLIN)
+        listening = True
+        while listening:
+            self._reap()
+            ready = [file for file, _ in poll.poll()]
+            if self._waker in ready:
+                self._drain()
+            if self._control.fileno() in ready:
+                listening = self._listen()
+        self._end_all()
+        _say(self._control, "gone")
+
+    def _drain(self):
+        try:
+            os.read(self._waker, 4096)
+        except BlockingIOError:
+            pass
+
+    def _reap(self):
+        flags = os.WNOHANG | os.WUNTRACED | getattr(os, "WCONTINUED", 0)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, flags)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid != self._pid:
+                continue
+            if os.WIFSTOPPED(status):
+                _say(self._control, f"stopped {os.WSTOPSIG(status)}")
+            elif os.WIFCONTINUED(status):
+                _say(self._control, "continued")
+                if self._checker == os.getppid():
+                    _kill(self._checker, signal.SIGCONT)  # It has stopped itself meanwhile.
+            else:
+                self._ended = True
+                _say(self._control, f"ended {status}")
+
+    def _listen(self):
+        """Do what the checker says; False if that is to end."""
+        try:
+            data = self._control.recv(4096)
+        except OSError:
+            return False
+        if not data:
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            what, *numbers = line.split()
+            if what == b"end":
+                return False
+            number = int(numbers[0])
+            if what == b"kill" or not self._group_got(number, int(numbers[1])):
+                self._send(number)
+        return True
+
+    def _group_got(self, number, sender):
+        """Say whether a signal that the checker got was sent to the whole process group."""
+        stop = time.monotonic() + 0.05  # It may come here a moment later.
+        while (got := _take({number}, max(0.0, stop - time.monotonic()))) is not None:
+            # From another sender: sent to this process alone, and not meant for the program.
+            if got == sender:
+                return True
+        return False
+
+    def _send(self, number):
+        self._reap()
+        if not self._ended:
+            try:
+                os.kill(self._pid, number)
+            except OSError:
+                pass  # It has become another user's (setuid).
+
+    def _end_all(self):
+        """End all that hangs below, again until nothing does: some start another when told."""
+        told, beyond = set(), set()
+        stop = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < stop:
+            found = self._below() - beyond
+            if not found:
+                return
+            for process in found - told:
+                if not _send_to(process, signal.SIGTERM):
+                    beyond.add(process)
+                _send_to(process, signal.SIGCONT)
+            told |= found
+            time.sleep(0.01)
+        stop = time.monotonic() + _LAST_RESORT_S
+        while time.monotonic() < stop:
+            stopped = set()
+            # First all are held, so that none can start another behind this one's back.
+            while found := self._below() - stopped - beyond:
+                beyond |= {p for p in found if not _send_to(p, signal.SIGSTOP)}
+                stopped |= found
+            for process in stopped - beyond:
+                _send_to(process, signal.SIGKILL)
+            if not stopped - beyond:
+                return
+            time.sleep(0.01)
+
+    def _below(self):
+        """Return what descends from this process and is alive: ids, and when each was started."""
+        self._reap()
+        me = os.getpid()
+        table = {}
+        try:
+            names = [name for name in os.listdir("/proc") if name.isdigit()]
+        except OSError:
+            names = []
+        for name in names:
+            fields = _read(name)
+            if fields is not None:
+                table[int(name)] = fields
+        if me not in table:  # Not Linux, or a /proc of other processes.
+            return set() if self._ended else {(self._pid, None)}
+        return {
+            (pid, ticks)
+            for pid, (_, state, ticks) in table.items()
+            if state not in b"ZX" and _leads(pid, table, me)
+        }
+
+
+def _read(pid):
+    """Return a process's parent, its state, and when it was started."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # See proc(5).
+        return int(fields[1]), fields[0], int(fields[19])
+    except (OSError, IndexError):
+        return None  # It has ended meanwhile.
+
+
+def _leads(pid, table, ancestor):
+    for _ in range(1000):
+        pid = table.get(pid, (0,))[0]
+        if pid in (ancestor, 0):
+            break
+    return pid == ancestor
+
+
+def _send_to(process, number):
+    """Signal that very process; False if that is not allowed."""
+    pid, ticks = process
+    if ticks is None:
+        return _kill(pid, number)
+    try:
+        handle = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        handle = None  # It has ended, or the kernel is old.
+    try:
+        now = _read(pid)
+        if now is None or now[2] != ticks:
+            return True
+        if handle is None:
+            return _kill(pid, number)
+        signal.pidfd_send_signal(handle, number)
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # It has ended in between.
+    finally:
+        if handle is not None:
+            os.close(handle)
+    return True
+
+
+def _kill(pid, number):
+    try:
+        os.kill(pid, number)
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # It has ended.
+    return True
+
+
+main()
