@@ -46,7 +46,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # jumps from one line's end to the next), or by a phrase within, for messages that begin with a
 # path or as a log record does.
 _STARTS = re.compile(
-    rb"\n(?:\[[^\[\]\s]{1,64}\]: ?)?(?:\x1b\[[0-9;]*m)*"
+    rb"\n(?=[\[ETFtfmdc*\x1b])(?:\[[^\[\]\s]{1,64}\]: ?)?(?:\x1b\[[0-9;]*m)*"
     rb"(?:Exception (?:ignored |in thread )|Traceback \(most|Error in atexit\.|\[W|Fatal Python err"
     rb"|terminate called |free\(\)|malloc\(\)|munmap_|double free|corrupted size|\*\*\* stack)"
 )

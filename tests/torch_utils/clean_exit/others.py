@@ -38,8 +38,6 @@ MESSAGE = (
     '  File "a.py", line 3, in __del__\\nValueError: the driver is gone\\n'
 )
 QUOTES = f"import sys\nsys.stderr.write('''{MESSAGE}''')\n"
-# A quotation in a program that works otherwise as the dirty one does.
-NOTED = f"import sys\nsys.stderr.write('''the log says: {MESSAGE.splitlines()[0]}\\n''')\n"
 
 START = """
 import multiprocessing
@@ -261,7 +259,7 @@ SAID = [
     Trio(
         "unraisable",
         "task-destroyed-logged",
-        "import logging\nlogging.basicConfig(format='%(asctime)s %(levelname)s %(name)s: %(message)s')\n"
+        "import logging\nlogging.basicConfig(format='%(asctime)s %(name)s: %(message)s')\n"
         + PENDING.format(
             then="", around="loop.run_until_complete(main())\nloop.close()\ngc.collect()"
         ),

@@ -1,4 +1,4 @@
-"""Programs of more than one process: what each says counts, unless it is proven to be a quotation."""
+"""Programs of more than one process: what they say counts, unless it is a quotation for sure."""
 
 from __future__ import annotations
 
