@@ -110,7 +110,8 @@ class Block:
         if line == TRACEBACK and self.is_chained:
             self.in_traceback, self.is_chained, self.error = True, False, ""
             return True
-        self.is_chained = line in _CHAINS
+        if line:
+            self.is_chained = line in _CHAINS
         return self.is_chained or not line
 
     def identify(self) -> bool:

@@ -46,9 +46,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # jumps from one line's end to the next), or by a phrase within, for messages that begin with a
 # path or as a log record does.
 _STARTS = re.compile(
-    rb"\n(?=[\[ETFtfmdc*\x1b])(?:\[[^\[\]\s]{1,64}\]: ?)?(?:\x1b\[[0-9;]*m)*"
+    rb"\n(?=[\[ETFSBIAtfmdc*\x1b])(?:\[[^\[\]\s]{1,64}\]: ?)?(?:\x1b\[[0-9;]*m)*"
     rb"(?:Exception (?:ignored |in thread )|Traceback \(most|Error in atexit\.|\[W|Fatal Python err"
-    rb"|terminate called |free\(\)|malloc\(\)|munmap_|double free|corrupted size|\*\*\* stack)"
+    rb"|terminate called |free\(\)|malloc\(\)|munmap_|double free|corrupted size|\*\*\* stack"
+    rb"|Segmentation fault|Bus error|Illegal instr|Floating point e|Aborted)"
 )
 _PHRASES = (
     b"resource_tracker: There appear to be ",
@@ -56,12 +57,7 @@ _PHRASES = (
     b"Task was destroyed but it is pending!",
     b" exception was never retrieved",
     b": Assertion `",
-    b"Segmentation fault",
-    b"Bus error",
-    b"Illegal instruction",
-    b"Floating point exception",
-    b"Aborted  ",
-    b"Aborted (core",
+    b": line ",  # bash, of a command that crashed
 )
 
 
