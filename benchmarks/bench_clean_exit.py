@@ -24,7 +24,9 @@ PROGRAMS = {
     "torch": "import torch",
     "audited": "for _ in range(20_000): open('/dev/null').close()",
     "id": "x = 1\nfor _ in range(1_000_000): id(x)",
-    "deepcopy": "import copy\nd = {i: [i] for i in range(100)}\nfor _ in range(500): copy.deepcopy(d)",
+    "deepcopy": (
+        "import copy\nd = {i: [i] for i in range(100)}\nfor _ in range(500): copy.deepcopy(d)"
+    ),
     "logging": (
         "import io, logging\nlogging.basicConfig(stream=io.StringIO())\n"
         "for _ in range(20_000): logging.warning('%d', 1)"
