@@ -17,7 +17,7 @@ from results_file import write
 
 from torch_utils.clean_exit.command import add_probe
 
-ROUNDS = 11
+ROUNDS = 5
 PROGRAMS = {
     "nothing": "",
     "numpy": "import numpy",
@@ -41,7 +41,7 @@ PROGRAMS = {
         "    while view: view = view[os.write(2, view) :]"
     ),
 }
-FEWER_ROUNDS = {"torch": 9, "errors": 3, "stderr": 3}
+FEWER_ROUNDS = {"torch": 3, "errors": 1, "stderr": 1}
 
 
 def seconds(command: list[str], environment: dict[str, str]) -> float:
