@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from .attribution import condense, merge
 from .command import add_probe, parse_command
 from .events import Inside
 from .findings import Finding
 from .report import ExitReport, signal_name
 from .run import Limits, Outcome, Run
-from .stderr_text import Said, StderrText
 
 
 def check(
@@ -102,7 +102,7 @@ def check(
     return ExitReport(
         command=tuple(words),
         returncode=outcome.returncode,
-        findings=tuple(kept),
+        findings=tuple(condense(kept)),
         ignored=len(findings) - len(kept),
         stdout=run.stdout.text(),
         stderr=run.stderr.text(),
@@ -167,7 +167,12 @@ def _shutdown_s(outcome: Outcome, inside: Inside, run: Run) -> float | None:
 def _findings(
     outcome: Outcome, inside: Inside, run: Run, limits: Limits, resource_warnings: bool
 ) -> list[Finding]:
-    found = _merge(inside, run.text, resource_warnings)
+    found = merge(
+        inside,
+        run.text,
+        resource_warnings=resource_warnings,
+        returncode=outcome.returncode,
+    )
     if outcome.timed_out:
         found.append(_hang(outcome, inside, limits))
     elif outcome.returncode < 0 and -outcome.returncode not in _expected(run, outcome, limits):
@@ -194,34 +199,6 @@ def _expected(run: Run, outcome: Outcome, limits: Limits) -> set[int]:
     """Return the signals that this checker sent or passed on: dying of them is no crash."""
     stopped = outcome.stopped_s is not None and limits.stop_signal is not None
     return {*run.forwarded, *([limits.stop_signal] if stopped and limits.stop_signal else [])}
-
-
-def _merge(inside: Inside, text: StderrText, resource_warnings: bool) -> list[Finding]:
-    """Join both sources: what the probe saw is on stderr as well, as a rule."""
-    found = list(inside.findings)
-    unmatched = list(inside.errors)
-    for said in text.said:
-        if said.finding.id == "resource-warning":
-            if resource_warnings:
-                found.append(said.finding)
-        elif not _is_known(said, inside, unmatched) and said.finding not in found:
-            found.append(said.finding)
-    return found
-
-
-def _is_known(said: Said, inside: Inside, unmatched: list[str]) -> bool:
-    """Say whether the probe saw this message's event, or would have seen it."""
-    if said.finding.id == "process-group-not-destroyed":
-        return any(finding.id == said.finding.id for finding in inside.findings)
-    if not said.error:
-        return False
-    for known in unmatched:
-        if known.rpartition(".")[2] == said.error.rpartition(".")[2]:
-            unmatched.remove(known)
-            return True
-    # The probe sees all errors of its own process. If there is no other process, then the
-    # program quotes a message, or prints one that it has kept.
-    return inside.pid is not None and not inside.spawned
 
 
 def _hang(outcome: Outcome, inside: Inside, limits: Limits) -> Finding:

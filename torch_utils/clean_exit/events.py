@@ -1,16 +1,27 @@
-"""What the probe recorded: the phases of the program's end, and errors seen from inside."""
+"""What the probes recorded: the phases of the program's end, and errors seen from inside.
+
+The file is the program's to write to, so nothing in it is taken on trust: what makes no sense is
+passed over.
+"""
 
 from __future__ import annotations
 
 import ast
 import linecache
+import math
 import os
 import stat
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .findings import Finding
+from .findings import PHASES, Finding
+from .messages import leak_id
+
+_MOST_BYTES = 16 << 20
+_LONGEST_LINE = 64 * 1024
+_IN_FULL = 3  # as in the probe: errors alike that come one by one
 
 
 @dataclass
@@ -18,102 +29,195 @@ class Inside:
     """What was seen from inside of the program.
 
     Attributes:
-        pid: The process that the probe was loaded in; None where it was not.
+        pid: The process that the probe was loaded in, the program's own if that has one; None
+            where no probe was loaded.
         main_ended_s: When its main module ended, on the monotonic clock; None if it did not, or
             not in order (a signal, os._exit).
         atexit_s: When its threads had been joined and its atexit callbacks began.
         teardown_s: When atexit had run and the interpreter began to be taken apart.
-        spawned: Whether it started other processes, which have no probe.
-        findings: What was recorded of it and of its forks.
-        errors: The type names of those, to recognise them on stderr.
+        offers_stacks: The start of the process, in clock ticks since boot, and the number of its
+            file for stacks, if its handler for the signal that asks for them is in place.
+        is_alone: Whether this is proven of the program: its record goes to its end and misses
+            nothing, it never had a child, nor another interpreter.
+        modules: Of the modules that print messages, those it had at its end.
+        findings: What was recorded of it, its forks, and the Python programs it started.
+        errors: How many errors were recorded of each type, to recognise them on stderr.
         shared_memory: Names of the blocks that were made and not removed.
-        stacks: Stacks of its threads, at a crash or when the checker asked.
+        stacks: Stacks of its threads, as the checker asked for them.
     """
 
     pid: int | None = None
     main_ended_s: float | None = None
     atexit_s: float | None = None
     teardown_s: float | None = None
-    spawned: bool = False
+    offers_stacks: tuple[int, int] | None = None
+    is_alone: bool = False
+    modules: frozenset[str] = frozenset()
     findings: list[Finding] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
     shared_memory: set[str] = field(default_factory=set)
     stacks: str = ""
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """One line of the record."""
+
+    kind: str
+    pid: int
+    time_s: float
+    phase: str
+    fields: tuple[Any, ...]
+
+
 def read_events(path: Path, program_pid: int) -> Inside:
-    """Read what a probe has recorded so far."""
-    entries = [entry for line in _lines(path) if (entry := _parse(line)) is not None]
-    inside = Inside(stacks=_read(path.with_name(path.name + ".stacks")))
-    starts = [entry for entry in entries if entry[0] == "start"]
+    """Read what probes have recorded so far."""
+    entries = [e for line in _read(path).split(b"\n") if (e := _parse(line)) is not None]
+    inside = Inside(stacks=_read(path.with_name(path.name + ".stacks")).decode("utf-8", "replace"))
+    starts = [entry.pid for entry in entries if entry.kind == "start"]
     if not starts:
         return inside
     # A wrapper (a shell, say) may start several; the program itself comes first.
-    start = next((entry for entry in starts if entry[1] == program_pid), starts[0])
-    inside.pid = start[1]
-    inside.spawned = len(starts) > 1
+    inside.pid = program_pid if program_pid in starts else starts[0]
+    reader = _Reader(inside)
     for entry in entries:
-        _note(inside, entry)
+        try:
+            reader.note(entry)
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError):
+            continue  # Not as a probe writes it.
+    reader.finish()
+    inside.is_alone = reader.is_complete and {entry.pid for entry in entries} == {program_pid}
     return inside
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
+    """Read a plain file that the program may have replaced by anything."""
     try:
-        # Whatever the program has put there: a FIFO would keep this waiting, a link lead away.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(file, "rb") as reader:
-            data = reader.read() if stat.S_ISREG(os.fstat(file).st_mode) else b""
     except OSError:
-        return ""
-    return data.decode("utf-8", "replace")
-
-
-def _lines(path: Path) -> list[str]:
-    return _read(path).splitlines()
-
-
-def _parse(line: str) -> tuple[Any, ...] | None:
+        return b""
     try:
-        entry = ast.literal_eval(line)
-    except (ValueError, SyntaxError):  # The program was killed in the middle of a line.
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return b""
+        parts, left = [], _MOST_BYTES
+        while left and (part := os.read(file, left)):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
+
+
+def _parse(line: bytes) -> _Entry | None:
+    if not line.startswith(b"('") or len(line) > _LONGEST_LINE:
         return None
-    return entry if isinstance(entry, tuple) and len(entry) >= 4 else None
+    try:
+        entry = ast.literal_eval(line.decode("utf-8", "replace"))
+        kind, pid, time_s, phase, *fields = entry
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None  # The program was killed in the middle of a line, or wrote this one itself.
+    if not (isinstance(kind, str) and type(pid) is int and pid > 0 and phase in tuple(PHASES)):
+        return None
+    if not (isinstance(time_s, (int, float)) and math.isfinite(time_s)):
+        return None
+    return _Entry(kind, pid, float(time_s), phase, tuple(fields))
 
 
-def _note(inside: Inside, entry: tuple[Any, ...]) -> None:
-    kind, pid, time_s, phase, *rest = entry
-    if kind == "spawned":
-        inside.spawned = True
-    elif kind == "main-ended" and pid == inside.pid:
-        inside.main_ended_s = time_s
-    elif kind == "atexit" and pid == inside.pid:
-        inside.atexit_s = time_s
-    elif kind == "teardown" and pid == inside.pid:
-        inside.teardown_s = time_s
-    elif kind == "shared-memory":
-        inside.shared_memory.add(rest[0])
-    elif kind == "shared-memory-removed":
-        inside.shared_memory.discard(rest[0])
-    elif kind == "process-group":
-        summary = f"its backend is {rest[0]}; call torch.distributed.destroy_process_group()"
-        inside.findings.append(Finding("process-group-not-destroyed", summary, "", phase, pid))
-    elif kind in ("unraisable", "thread", "excepthook"):
-        inside.findings.append(_error(kind, pid, phase, rest))
-        inside.errors.append(rest[-3])
+class _Reader:
+    """Takes the record entry by entry."""
+
+    def __init__(self, inside: Inside) -> None:
+        self._inside = inside
+        self._groups: dict[int, Finding] = {}
+        self._again: dict[tuple[Any, ...], tuple[int, _Entry]] = {}
+        self.is_complete = False
+
+    def note(self, entry: _Entry) -> None:
+        """Take the next entry."""
+        inside, kind, fields = self._inside, entry.kind, entry.fields
+        if kind == "shared-memory":
+            inside.shared_memory.add(str(fields[0]))
+        elif kind == "shared-memory-removed":
+            inside.shared_memory.discard(str(fields[0]))
+        elif kind == "leaked":
+            what, count, message = str(fields[0]), int(fields[1]), str(fields[2])
+            summary = f"{count} {what} objects"
+            inside.findings.append(Finding(leak_id(what), summary, message, pid=entry.pid))
+        elif kind in ("process-group", "process-group-at-main-end"):
+            summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
+            found = Finding("process-group-not-destroyed", summary, "", entry.phase, entry.pid)
+            if kind == "process-group":
+                inside.findings.append(found)
+            else:
+                self._groups[entry.pid] = found
+        elif kind in ("unraisable", "thread", "excepthook"):
+            *said, name, message, places = fields
+            inside.findings.append(_error(entry, kind, entry.phase, said, name, message, places))
+            inside.errors[name.rpartition(".")[2]] += 1
+        elif kind == "again":
+            count, key = int(fields[0]), tuple(map(str, fields[1:]))
+            self._again[(entry.pid, *key)] = count, entry
+        else:
+            self._note_phase(entry)
+
+    def _note_phase(self, entry: _Entry) -> None:
+        inside = self._inside
+        if entry.kind == "teardown":
+            self._groups.pop(entry.pid, None)
+        if entry.pid != inside.pid:
+            return
+        if entry.kind == "main-ended":
+            inside.main_ended_s = entry.time_s
+        elif entry.kind == "atexit":
+            inside.atexit_s = entry.time_s
+        elif entry.kind == "stacks":
+            ticks, number = entry.fields
+            inside.offers_stacks = None if ticks is None else (int(ticks), int(number))
+        elif entry.kind == "teardown":
+            inside.teardown_s = entry.time_s
+            known = entry.fields[0]
+            inside.modules = frozenset(map(str, known["modules"]))
+            had_children = known["children"] != 0 or known["spawned"] or known["sigchld_ignored"]
+            self.is_complete = not (known["lost"] or known["unseen"] or had_children)
+
+    def finish(self) -> None:
+        """Take what is only known at the end: counts, and who left without a word."""
+        self._inside.findings += self._groups.values()
+        for count, entry in self._again.values():
+            try:
+                _, kind, phase, said, name, message = entry.fields
+                found = _error(entry, kind, phase, said, name, message, [])
+            except (TypeError, ValueError):
+                continue
+            more = count - _IN_FULL
+            summary = f"at least {more} more: {found.summary}"
+            self._inside.findings.append(Finding(found.id, summary, "", phase, entry.pid))
+            self._inside.errors[name.rpartition(".")[2]] += more
 
 
-def _error(kind: str, pid: int, phase: str, rest: list[Any]) -> Finding:
-    *said, name, message, places = rest
+def _error(
+    entry: _Entry,
+    kind: str,
+    phase: str,
+    said: list[str] | tuple[str, ...],
+    name: str,
+    message: str,
+    places: list[tuple[str, int, str]],
+) -> Finding:
+    pid = entry.pid
     shown = f"{name}: {message}" if message else name
     evidence = _format_places(places) + shown
-    first = shown.splitlines()[0]
+    first = (shown.splitlines() or [""])[0]
     of_finalizer = any(Path(p[0]).name == "weakref.py" for p in places)
     if kind == "thread":
-        return Finding("thread-error", f"{first} in thread {said[0]!r}", evidence, phase, pid)
+        where = f" in thread {said[0]!r}" if said else ""
+        return Finding("thread-error", first + where, evidence, phase, pid)
     if kind == "excepthook":
         found = "finalizer-error" if of_finalizer else "unraisable"
         return Finding(found, first, evidence, phase, pid)
-    context, what = said
+    context, what = said or ("", "")
     where = _place(what)
     if "atexit callback" in context:
         found = "atexit-error"

@@ -295,7 +295,7 @@ class Run:
         for process in below:
             if process.pid == inside.pid:
                 file = self._events.with_name(self._events.name + ".stacks")
-                offer = getattr(inside, "offers_stacks", (process.start_ticks, None))
+                offer = inside.offers_stacks
                 stacks = ask_for_stacks(process.pid, offer, file, lambda: self.inside().stacks)
         return stacks or "\n".join(f"{process}: state {process.state}" for process in below)
 

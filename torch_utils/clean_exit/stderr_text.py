@@ -1,179 +1,221 @@
 """What a program says on stderr about its own end: the second source, and often the only one.
 
-Reads line by line, however much there is. A phrase alone is not evidence, for programs quote
-such phrases: each message is recognised with the lines that Python prints around it.
+Looks at bytes, and decodes only lines that may begin a message, or go on with one. A phrase alone
+is not evidence, for programs quote such phrases: each message is recognised with the lines that
+Python prints around it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections import Counter
 
 from .findings import Finding
+from .messages import (
+    ASYNCIO,
+    CUDA_IPC,
+    END_OF_GROUP,
+    ERROR,
+    ERROR_IN_GROUP,
+    FATAL,
+    GROUP_TRACEBACK,
+    IGNORED,
+    IN_THREAD,
+    PROCESS_GROUP,
+    RESOURCE_WARNING,
+    SHELL,
+    TRACEBACK,
+    TRACKER,
+    Block,
+    Said,
+    is_bare_error,
+    kind_of,
+    leak,
+    summary_of,
+)
 
 _LONGEST_LINE = 64 * 1024
 _MOST_LINES = 200  # of one message
-_MOST_FOUND = 100  # more of them say nothing new
+_MOST_FOUND = 100  # more of them are only counted
+_MOST_SPEAKERS = 256
 
+# torchrun --tee and its like put the worker before each line.
+_SPEAKER = re.compile(r"\[[^\[\]\s]{1,64}\]:[ ]?")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_IGNORED = re.compile(
-    r"^Exception ignored (?P<how>in|on|while|when|from)\b(?P<what>.*)$"
-    r"|^Error in atexit\._run_exitfuncs:$"
+# Lines that may begin a message: by their start, which one search finds in a whole chunk (it
+# jumps from one line's end to the next), or by a phrase within, for messages that begin with a
+# path or as a log record does.
+_STARTS = re.compile(
+    rb"\n(?=[\[ETFSBIAtfmdc*\x1b])(?:\[[^\[\]\s]{1,64}\]: ?)?(?:\x1b\[[0-9;]*m)*"
+    rb"(?:Exception (?:ignored |in thread )|Traceback \(most|Error in atexit\.|\[W|Fatal Python err"
+    rb"|terminate called |free\(\)|malloc\(\)|munmap_|double free|corrupted size|\*\*\* stack"
+    rb"|Segmentation fault|Bus error|Illegal instr|Floating point e|Aborted)"
 )
-_IN_THREAD = re.compile(r"^Exception in thread (?P<what>.+):$")
-_TRACEBACK = "Traceback (most recent call last):"
-_ERROR = re.compile(
-    r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Iteration|Group|Abort)\w*"
-    r"|[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$"
+_PHRASES = (
+    b"resource_tracker: There appear to be ",
+    b": ResourceWarning: ",
+    b"Task was destroyed but it is pending!",
+    b" exception was never retrieved",
+    b": Assertion `",
+    b": line ",  # bash, of a command that crashed
 )
-_BARE_ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)\b")
-_TRACKER = re.compile(
-    r"^\S.*resource_tracker\.py:\d+: UserWarning: resource_tracker: There appear to be "
-    r"(?P<count>\d+) leaked (?P<kind>\w+) objects? to clean up at shutdown(?P<names>.*)$"
-)
-_GROUP = re.compile(
-    r"^\[.*ProcessGroup\w*\.cpp:\d+\].*"
-    r"(destroy_process_group\(\) was not called|has NOT been destroyed)"
-)
-_CUDA_IPC = re.compile(r"^\[.*CudaIPCTypes\.cpp:\d+\] Producer process has been terminated")
-_RESOURCE_WARNING = re.compile(r"^\S.*:\d+: ResourceWarning: (?P<message>.*)$")
-_FATAL = re.compile(r"^(Fatal Python error: |terminate called |\S+: .*Assertion .* failed)")
-
-
-@dataclass(frozen=True)
-class Said:
-    """One message: the finding, and the type of the error in it."""
-
-    finding: Finding
-    error: str = ""
-
-
-@dataclass
-class _Block:
-    """A message of several lines, of which the first has come."""
-
-    id: str
-    summary: str
-    lines: list[str] = field(default_factory=list)
-    in_traceback: bool = False
 
 
 class StderrText:
     """Recognises messages in a stream of bytes.
 
     Attributes:
-        said: What was recognised.
+        said: What was recognised; of much, the first.
+        counts: How often, by finding and type of error.
         fatal: What a crash printed: Python's fatal errors, and the stacks after them.
+        crashes: The first lines of what crashes printed, or shells about them.
     """
 
     def __init__(self) -> None:
         self.said: list[Said] = []
+        self.counts: Counter[tuple[str, str]] = Counter()
         self.fatal: list[str] = []
+        self.crashes: list[str] = []
         self._rest = b""
-        self._block: _Block | None = None
+        self._blocks: dict[str, Block] = {}  # under way, by who speaks
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._take(line)
-        if len(self._rest) > _LONGEST_LINE:  # No message of Python's has such lines.
-            self._rest = self._rest[-_LONGEST_LINE:]
+        head, found, rest = data.rpartition(b"\n")
+        if not found:
+            self._rest += rest
+        else:
+            self._look_at(b"\n" + self._rest + head)
+            self._rest = rest
+        if len(self._rest) > 2 * _LONGEST_LINE:  # No message of Python's has such lines.
+            self._rest = self._rest[:_LONGEST_LINE]
 
     def close(self) -> None:
         """Take what came without an end of line."""
         if self._rest:
-            self._take(self._rest)
+            self._look_at(b"\n" + self._rest)
             self._rest = b""
-        if self._block is not None:
-            self._finish("")
+        for speaker in list(self._blocks):
+            self._finish(speaker)
+
+    def _look_at(self, chunk: bytes) -> None:
+        """Take whole lines, each after its own line feed."""
+        collects = self.fatal and len(self.fatal) < _MOST_LINES
+        if not (collects or self._blocks or _may_begin(chunk)):
+            return
+        for raw in chunk[1:].split(b"\n"):
+            collects = self.fatal and len(self.fatal) < _MOST_LINES
+            if collects or self._blocks or _may_begin(b"\n" + raw):
+                self._take(raw)
 
     def _take(self, raw: bytes) -> None:
         line = _ANSI.sub("", raw[:_LONGEST_LINE].decode("utf-8", "replace")).rstrip("\r")
         if self.fatal and len(self.fatal) < _MOST_LINES:
             self.fatal.append(line)
-        if self._block is not None and self._continue(self._block, line):
+        speaker = ""
+        if line.startswith("[") and (match := _SPEAKER.match(line)):
+            speaker, line = match[0].rstrip(), line[match.end() :]
+        block = self._blocks.get(speaker)
+        if block is not None and self._continue(block, speaker, line):
             return
-        self._begin(line)
+        self._begin(speaker, line)
 
-    def _continue(self, block: _Block, line: str) -> bool:
+    def _continue(self, block: Block, speaker: str, line: str) -> bool:
         """Add a line to the message under way; False if it does not belong to it."""
-        if line == _TRACEBACK and not block.in_traceback:
+        belongs = True
+        if block.error:  # It is complete, unless it was one of a chain of errors.
+            belongs = block.goes_on_with(line)
+        elif block.confirmed_by is not None:
+            belongs = block.confirm(line)
+        elif block.in_group:
+            match = ERROR_IN_GROUP.match(line)
+            block.group_error = block.group_error or (match[1] if match else "")
+            belongs = line.startswith("  ")
+            if not belongs or END_OF_GROUP.match(line):
+                block.error = block.group_error
+        elif GROUP_TRACEBACK.match(line):
+            block.in_group = True
+        elif line == TRACEBACK and not block.in_traceback:
             block.in_traceback = True
         elif block.in_traceback and (line.startswith((" ", "\t")) or not line):
             pass
-        elif block.in_traceback or _BARE_ERROR.match(line):
-            if _ERROR.match(line):
-                block.lines.append(line)
-                self._finish(line)
-                return True
-            self._block = None
-            return False
-        else:
-            self._block = None  # Python would have gone on otherwise: it was a quotation.
-            return False
-        if len(block.lines) < _MOST_LINES:
+        elif (block.in_traceback or is_bare_error(line)) and ERROR.match(line):
+            block.error = line
+        else:  # Python would have gone on otherwise: it was a quotation.
+            belongs = False
+        if belongs and len(block.lines) < _MOST_LINES:
             block.lines.append(line)
-        return True
+        if not belongs:
+            self._finish(speaker)
+        return belongs
 
-    def _begin(self, line: str) -> None:
-        if match := _IGNORED.match(line):
-            self._block = _Block(_kind_of(line), _summary_of(match), [line])
-        elif match := _IN_THREAD.match(line):
-            self._block = _Block("thread-error", f"in thread {match['what']!r}", [line])
-        elif line == _TRACEBACK:
-            self._block = _Block("", "", [line], in_traceback=True)
-        elif match := _TRACKER.match(line):
-            self._note(_leak(match, line))
-        elif _GROUP.match(line):
+    def _begin(self, speaker: str, line: str) -> None:
+        if match := IGNORED.match(line):
+            self._open(speaker, Block(kind_of(line), summary_of(match), [line]))
+        elif match := IN_THREAD.match(line):
+            self._open(speaker, Block("thread-error", f"in thread {match['what']!r}", [line]))
+        elif line == TRACEBACK:
+            self._open(speaker, Block("", "", [line], in_traceback=True))
+        elif match := ASYNCIO.match(line):
+            block = Block("unraisable", "", [line[match.start("what") :]], needs="asyncio")
+            block.confirmed_by = re.compile(r"^(task|future): <\w")
+            block.is_chained = match["what"].endswith("retrieved")
+            self._open(speaker, block)
+        elif match := TRACKER.match(line):
+            self._note(leak(match, line), needs="resource_tracker")
+        elif PROCESS_GROUP.match(line):
             summary = "call torch.distributed.destroy_process_group() before the program ends"
             self._note(Finding("process-group-not-destroyed", summary, line))
-        elif _CUDA_IPC.match(line):
+        elif CUDA_IPC.match(line):
             self._note(Finding("cuda-ipc", "the producer ended before its consumers", line))
-        elif match := _RESOURCE_WARNING.match(line):
+        elif match := RESOURCE_WARNING.match(line):
             self._note(Finding("resource-warning", match["message"], line))
-        elif _FATAL.match(line) and not self.fatal:
-            self.fatal.append(line)
+        elif match := FATAL.match(line):
+            self._begin_crash(speaker, line, match)
+        elif SHELL.match(line) or (line == "Aborted" and self.crashes):
+            self._note_crash(line)
 
-    def _finish(self, error_line: str) -> None:
-        block, self._block = self._block, None
-        if block is None or not error_line:
+    def _begin_crash(self, speaker: str, line: str, match: re.Match[str]) -> None:
+        if not self.fatal:
+            self.fatal.append(line)
+        if match["python"]:
+            block = Block("crash", "", [line])
+            block.confirmed_by = re.compile(
+                r"^(Python runtime state: |Current thread |Thread 0x|<no Python frame>)"
+            )
+            self._open(speaker, block)
+        else:
+            self._note_crash(line)
+
+    def _note_crash(self, line: str) -> None:
+        if len(self.crashes) < _MOST_FOUND:
+            self.crashes.append(line.strip())
+
+    def _open(self, speaker: str, block: Block) -> None:
+        if len(self._blocks) < _MOST_SPEAKERS:
+            self._blocks[speaker] = block
+
+    def _finish(self, speaker: str) -> None:
+        block = self._blocks.pop(speaker)
+        error_line = block.error or block.group_error
+        if block.id == "crash" and error_line:
+            self._note_crash(error_line)
             return
-        if not block.id:
-            # A bare traceback: the program's own, or what a finalizer raised while it ended.
-            if not any('weakref.py"' in x and "in _exitfunc" in x for x in block.lines):
-                return
-            block.id = "finalizer-error"
-        match = _ERROR.match(error_line)
-        name = match["name"] if match else ""
+        if not error_line:
+            return
+        if not block.id and not block.identify():
+            return
+        match = ERROR.match(error_line)
+        name = match["name"] if match and block.needs != "asyncio" else ""
         evidence = "\n".join(block.lines)
         summary = f"{error_line} {block.summary}".strip()
-        self._note(Finding(block.id, summary, evidence), name)
+        self._note(Finding(block.id, summary, evidence), name, block.needs)
 
-    def _note(self, finding: Finding, error: str = "") -> None:
+    def _note(self, finding: Finding, error: str = "", needs: str = "") -> None:
+        self.counts[finding.id, error.rpartition(".")[2]] += 1
         if len(self.said) < _MOST_FOUND:
-            self.said.append(Said(finding, error))
+            self.said.append(Said(finding, error, needs))
 
 
-def _kind_of(line: str) -> str:
-    if "atexit" in line.partition("<")[0]:
-        return "atexit-error"
-    if "thread started by" in line.partition("<")[0]:
-        return "thread-error"
-    if "<finalize object" in line or "weakref callback" in line:
-        return "finalizer-error"
-    return "unraisable"
-
-
-def _summary_of(match: re.Match[str]) -> str:
-    what = (match["what"] or "").strip(" :")
-    for word in ("atexit callback", "thread started by"):
-        what = what.removeprefix(word).strip(" :")
-    return f"in {what}" if what else ""
-
-
-def _leak(match: re.Match[str], line: str) -> Finding:
-    found = "leaked-semaphore" if match["kind"].startswith("sem") else "leaked-shared-memory"
-    names = match["names"].strip(" :")
-    summary = f"{match['count']} {match['kind']} objects" + (f": {names}" if names else "")
-    return Finding(found, summary, line)
+def _may_begin(chunk: bytes) -> bool:
+    return _STARTS.search(chunk) is not None or any(phrase in chunk for phrase in _PHRASES)

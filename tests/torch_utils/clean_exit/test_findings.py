@@ -81,8 +81,16 @@ main()
 
 
 def test_crash_shows_the_stack() -> None:
-    """Without the program's doing, for the probe has it written."""
-    report = check(["-c", "import ctypes\ndef inner(): ctypes.string_at(0)\ninner()"])
+    """Where the program's own faulthandler writes it."""
+    report = check(
+        [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-c",
+            "import ctypes\ndef inner(): ctypes.string_at(0)\ninner()",
+        ]
+    )
     assert report.returncode == -11
     assert report.exit_code == 139
     assert "in inner" in report.findings[0].evidence

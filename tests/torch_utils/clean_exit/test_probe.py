@@ -141,10 +141,11 @@ last = A()
 
 
 def test_cost(tmp_path: Path) -> None:
-    """It loads four modules and what they need; `make bench-clean-exit` says what that takes."""
+    """It loads six modules and what they need; `make bench-clean-exit` says what that takes."""
     (tmp_path / "events").touch()
     list_modules = "import sys; print(*sys.modules)"
-    needed = [sys.executable, "-c", "import atexit, faulthandler, threading, time; " + list_modules]
+    modules = "atexit, faulthandler, threading, time, _posixsubprocess, _posixshmem"
+    needed = [sys.executable, "-c", f"import {modules}; {list_modules}"]
     bare = [sys.executable, "-c", list_modules]
     probed, env = add_probe(bare, os.environ, tmp_path / "events")
     loaded = [

@@ -97,3 +97,72 @@ def test_much_output() -> None:
     scanner.feed(f"\nException ignored in: <function f>\n{TRACEBACK}{ERROR}".encode())
     scanner.close()
     assert [said.finding.id for said in scanner.said] == ["unraisable"]
+
+
+CRASHES = [
+    "Segmentation fault",
+    "Segmentation fault (core dumped)",
+    "Aborted (core dumped)",
+    "bash: line 1:  1790 Segmentation fault      python3 seg.py",
+    "./run.sh: line 12: 41 Aborted                 (core dumped) ./a.out",
+    "terminate called after throwing an instance of 'std::runtime_error'",
+    "free(): invalid pointer",
+    "double free or corruption (out)",
+    "a.out: a.c:3: main: Assertion `x > 0' failed.",
+    "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):",
+    "Fatal Python error: init_fs_encoding: failed\nPython runtime state: core initialized",
+]
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+@pytest.mark.parametrize("words", CRASHES)
+def test_crashes(words: str, chunk: int) -> None:
+    """What who aborts says, or a shell about it; and the same within another line."""
+    for prefix, expected in (("", 1), ("[default0]:", 1), ("the manual says: ", 0)):
+        data, scanner = f"before\n{prefix}{words}\n".encode(), StderrText()
+        for start in range(0, len(data), chunk):
+            scanner.feed(data[start : start + chunk])
+        scanner.close()
+        if "\n" in words and prefix == "[default0]:":
+            continue  # Each line has its own there.
+        assert len(scanner.crashes) == expected, (prefix, words)
+
+
+@pytest.mark.parametrize(
+    "words", ["Fatal Python error: see the manual", "Aborted", "bash: line 1:"]
+)
+def test_words_of_crashes(words: str) -> None:
+    """Not without what follows them."""
+    scanner = StderrText()
+    scanner.feed(f"{words}\nand so on\n".encode())
+    scanner.close()
+    assert scanner.crashes == []
+
+
+@pytest.mark.parametrize("first", DIALECTS)
+def test_workers_in_between(first: str) -> None:
+    """Two workers speak at once, each line with its name before it."""
+    lines = f"{first}\n{TRACEBACK}{ERROR}".splitlines()
+    text = "".join(f"[default0]:{line}\n[default1]: {line}\n" for line in lines)
+    assert found(text) == [DIALECTS[first]] * 2
+    assert found("".join(f"[default0]:{line}\n[default0]:and\n" for line in lines)) == []
+
+
+def test_chain_of_errors() -> None:
+    """One message, and the error is its last; what follows an error by itself is another."""
+    first = next(iter(DIALECTS))
+    chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    scanner = StderrText()
+    scanner.feed(f"{first}\n{TRACEBACK}{ERROR}{chain}{TRACEBACK}KeyError: 'x'\n".encode())
+    scanner.feed(f"{first}\n{TRACEBACK}{ERROR}".encode())
+    scanner.close()
+    assert [said.error for said in scanner.said] == ["KeyError", "ZeroDivisionError"]
+
+
+def test_more_than_is_kept() -> None:
+    """All are counted."""
+    scanner = StderrText()
+    scanner.feed(f"{next(iter(DIALECTS))}\n{TRACEBACK}{ERROR}".encode() * 1000)
+    scanner.close()
+    assert len(scanner.said) == 100
+    assert scanner.counts == {("unraisable", "ZeroDivisionError"): 1000}

@@ -21,9 +21,12 @@ def enter(here):
     probe = None
     if events and sys.version_info >= OLDEST:
         import clean_exit_probe as probe
-    for name in ("clean_exit_probe", "clean_exit_entry"):
+    for name in ("clean_exit_probe", "clean_exit_children", "clean_exit_entry"):
         sys.modules.pop(name, None)
     sys.path[:] = [entry for entry in sys.path if entry != here]
     sys.path_importer_cache.pop(here, None)
     if probe is not None:
-        probe.install(events)
+        try:
+            probe.install(events, here)
+        except Exception:  # A Python without what it needs: it is not seen from inside.
+            pass

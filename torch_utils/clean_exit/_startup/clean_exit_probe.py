@@ -11,34 +11,83 @@ main -> threads (main module ended) -> atexit -> teardown.
 
 import sys
 
+import clean_exit_children as children
+
 STACKS_SIGNAL = 62  # A real-time signal that hardly any program uses; the checker sends it.
-_STACKS_FD = 250  # Far from the numbers that a program's own files get.
+_OWN_FILES = range(250, 260)  # Far from the numbers that a program's own files get.
 _FRAMES = 30  # entries of a traceback that are recorded
 _LETTERS = 2000  # of a message
+_IN_FULL = 3  # errors alike that are recorded one by one; the others are counted
+_KINDS = 64  # of errors that are told apart by their message
+_INTERPRETERS = ("_interpreters", "_xxsubinterpreters", "_testcapi", "_testinternalcapi")
+_SPEAKERS = ("asyncio", "multiprocessing.queues", "resource_tracker")  # print about ends
 
 
-def install(path):
+def install(path, here):
     """Begin to record into ``path``."""
     import atexit
     import os
     import time
 
-    state = {"phase": "main"}
+    state = {
+        "phase": "main",
+        "lost": 0,  # entries that could not be written
+        "audited": False,
+        "replaced": False,  # sys.unraisablehook, unseen
+        "spawned": False,
+        "forked": False,
+    }
     record = _make_record(path, state, os, time.monotonic)
-    _remember_stacks(path, os)
-    sys.addaudithook(_make_audit_hook(record, state))
-    _watch_threads(record, state)
-    atexit.register(_make_last_callback(record, state))
     version = "%d.%d.%d" % sys.version_info[:3]
-    record("start", version, os.path.basename(sys.executable or ""))
+    record("start", version, os.path.basename(sys.executable or ""), _read_stat(os)[0])
+    _offer_stacks(path, record, os)
+    note, flush, forget = _make_note(record, state)
+    hook = _watch_unraisable(note, state)
+    if _mentions_hook(os):
+        _listen(note, state)
+    _watch_threads(record, note, flush, state, hook)
+    atexit.register(_make_last_callback(record, flush, state, os))
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(
+            after_in_parent=lambda: state.update(spawned=True),
+            after_in_child=_make_after_fork(forget, state),
+        )
+    children.follow(path, here, state, os, sys)
+    children.watch_shared_memory(record)
+    children.watch_tracker(record, sys)
+
+
+def _keep_open(file, os):
+    """Give a file a number of its own; None if there is none to be had. Closes the first one."""
+    try:
+        for number in _OWN_FILES:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.dup2(file, number, inheritable=False)
+                return number
+    except OSError:
+        pass  # The program may have few open files only.
+    finally:
+        os.close(file)
+    return None
 
 
 def _make_record(path, state, os, monotonic):
-    """Return a function that appends one line, opening the file anew each time.
+    """Return a function that appends one line.
 
-    A program may close all files that it did not open, as daemons do.
+    It has a file of its own, which stays in reach whatever root and user the program takes. Where
+    the program closes that (daemons do) or uses its number for another, it opens the path anew.
+    What it could not write it counts.
     """
     flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+    number = identity = None
+    try:
+        file = os.open(path, flags)
+        identity = os.fstat(file)[1:3]
+        number = _keep_open(file, os)
+    except OSError:
+        pass
 
     def record(
         kind,
@@ -46,86 +95,155 @@ def _make_record(path, state, os, monotonic):
         _open=os.open,
         _write=os.write,
         _close=os.close,
+        _fstat=os.fstat,
         _getpid=os.getpid,
         _repr=repr,
+        _error=OSError,
         _failure=BaseException,
     ):
         try:
             entry = (kind, _getpid(), monotonic(), state["phase"], *fields)
+            line = (_repr(entry) + "\n").encode("utf-8", "backslashreplace")
+            try:
+                if number is not None and _fstat(number)[1:3] == identity:
+                    _write(number, line)
+                    return
+            except _error:
+                pass  # It was closed.
             file = _open(path, flags)
             try:
-                _write(file, (_repr(entry) + "\n").encode("utf-8", "backslashreplace"))
+                _write(file, line)
             finally:
                 _close(file)
         except _failure:
-            # The file is out of reach (another root, another user) or the interpreter is nearly
-            # gone; the checker has other evidence.
-            pass
+            # The file is out of reach, or the interpreter is nearly gone. The checker is told
+            # at the end, and then goes by its other evidence.
+            state["lost"] += 1
 
     return record
 
 
-def _remember_stacks(path, os):
-    """Have the stacks of all threads written if the program crashes, or when it is asked."""
+def _read_stat(os):
+    """Return when this process was started, and the page faults of its children that ended.
+
+    These are 0 only if it had none, for whatever runs causes some. None where that is not known.
+    """
+    try:
+        file = os.open("/proc/self/stat", os.O_RDONLY)
+        try:
+            fields = os.read(file, 4096).rpartition(b")")[2].split()
+        finally:
+            os.close(file)
+        return int(fields[19]), int(fields[8]) + int(fields[10])
+    except Exception:  # Not Linux, another root, no more open files; an audit hook that forbids.
+        return None, None
+
+
+def _offer_stacks(path, record, os):
+    """Have the stacks of all threads written when the checker asks."""
     try:
         import faulthandler
 
         file = os.open(path + ".stacks", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(file, _STACKS_FD, inheritable=False)
-        os.close(file)
-        faulthandler.register(STACKS_SIGNAL, file=_STACKS_FD, all_threads=True)
-        if not faulthandler.is_enabled():
-            faulthandler.enable(file=_STACKS_FD)
-    except Exception:  # A Python without faulthandler, a small limit of open files: no stacks.
+        number = _keep_open(file, os)
+        if number is not None:
+            faulthandler.register(STACKS_SIGNAL, file=number, all_threads=True)
+            record("stacks", _read_stat(os)[0], number)
+    except Exception:  # A Python without faulthandler: no stacks.
         pass
 
 
-def _make_audit_hook(record, state):
-    unraisable_event = "sys.unraisablehook"
-    starts = ("cpython.run_command", "cpython.run_file", "cpython.run_module", "cpython.run_stdin")
-    spawns = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen")
+def _make_note(record, state):
+    """Return functions that record an error, record how often each was seen, and forget that."""
+    seen = {}
+    length, least = len, _IN_FULL
 
-    watch_shared_memory = _watch_shared_memory
+    def note(kind, said, error, traceback, _describe=_describe_error, _failure=BaseException):
+        try:
+            name, message, places = _describe(error, traceback)
+            key = (kind, state["phase"], said, name, message[:200])
+            if key not in seen and length(seen) >= _KINDS:
+                key = (kind, state["phase"], (), name, "")
+                if key not in seen and length(seen) >= 2 * _KINDS:
+                    key = (kind, state["phase"], (), "", "")
+            count = seen[key] = seen.get(key, 0) + 1
+            if count <= least:
+                record(kind, *said, name, message, places)
+            elif not count & (count - 1):
+                record("again", count, *key)
+        except _failure:
+            pass  # A hook that raises would change what the program does.
 
-    def hook(
-        event,
-        args,
-        _modules=sys.modules,
-        _describe=_describe_error,
-        _name=_name_object,
-        _failure=BaseException,
-    ):
-        if event == unraisable_event:
-            try:
-                info = args[1]
-                what = _name(info.object)
-                said = info.err_msg or "Exception ignored in"
-                record("unraisable", said, what, *_describe(info.exc_value, info.exc_traceback))
-            except _failure:
-                pass  # An audit hook that raises would change what the program does.
-        elif event in starts:
-            stub = _modules.get("sitecustomize")
-            if getattr(stub, "_own", None) is stub:
-                _modules.pop("sitecustomize", None)
-        elif event == "import" and args[0] == "_posixshmem":
-            watch_shared_memory(record, state)
-        elif event in spawns and not state.get("spawned"):
-            state["spawned"] = True
-            record("spawned", event)
+    def flush(_list=list):
+        for key, count in _list(seen.items()):
+            if count > least:
+                record("again", count, *key)
+        seen.clear()
 
-    return hook
+    return note, flush, seen.clear
 
 
-def _name_object(thing):
-    """Name an object without running any of its code."""
-    if thing is None:
-        return ""
-    kind = type(thing)
-    name = thing.__qualname__ if kind.__name__ in _NAMED else ""
-    return "%s.%s %s" % (kind.__module__, kind.__qualname__, name)
+def _watch_unraisable(note, state):
+    """Stand before sys.unraisablehook; return what stands there now."""
+    usual = sys.unraisablehook
+
+    def unraisablehook(info):
+        if not state["audited"]:
+            _note_unraisable(note, info)
+        return usual(info)
+
+    if sys.__unraisablehook__ is usual:
+        sys.__unraisablehook__ = unraisablehook
+    sys.unraisablehook = unraisablehook
+    return unraisablehook
+
+
+def _listen(note, state):
+    """Record unraisable errors from an audit hook: it sees them whatever hook is in place.
+
+    For programs that replace sys.unraisablehook only, for an audit hook is called for every
+    id(), every log record, every open().
+    """
+
+    def hook(event, args):
+        if event == "sys.unraisablehook":
+            _note_unraisable(note, args[1])
+
+    if not state["audited"]:
+        state["audited"] = True
+        sys.addaudithook(hook)
+
+
+def _mentions_hook(os):
+    """Say whether the program's main file, or the code it was given, replaces the hook."""
+    try:
+        words = sys.orig_argv
+        if "-c" in words[: len(words) - len(sys.argv) + 1]:
+            return "unraisablehook" in words[words.index("-c") + 1]
+        with open(sys.argv[0], "rb") as file:
+            return b"unraisablehook" in file.read(1 << 18)
+    except Exception:  # A module, a folder, standard input; or what cannot be read.
+        return False
+
+
+def _note_unraisable(note, info, _failure=BaseException):
+    try:
+        said = (info.err_msg or "Exception ignored in", _name_object(info.object))
+        note("unraisable", said, info.exc_value, info.exc_traceback)
+    except _failure:
+        pass
 
 
 _NAMED = ("function", "builtin_function_or_method", "method", "type", "generator", "coroutine")
+
+
+def _name_object(thing, _type=type, _named=_NAMED):
+    """Name an object without running any of its code."""
+    if thing is None:
+        return ""
+    kind = _type(thing)
+    name = thing.__qualname__ if kind.__name__ in _named else ""
+    return "%s.%s %s" % (kind.__module__, kind.__qualname__, name)
 
 
 def _describe_error(
@@ -154,17 +272,17 @@ def _describe_error(
     return name, message, places[-_most:]
 
 
-def _watch_threads(record, state):
+def _watch_threads(record, note, flush, state, hook):
     """Record errors that end threads, and when the main module has ended."""
     import threading
 
     usual = threading.excepthook
 
-    def excepthook(args, _describe=_describe_error, _exit=SystemExit, _failure=BaseException):
+    def excepthook(args, _exit=SystemExit, _failure=BaseException):
         try:
             if args.exc_type is not _exit:
                 name = args.thread.name if args.thread is not None else ""
-                record("thread", name, *_describe(args.exc_value, args.exc_traceback))
+                note("thread", (name,), args.exc_value, args.exc_traceback)
         except _failure:
             pass
         return usual(args)
@@ -173,58 +291,33 @@ def _watch_threads(record, state):
     join = threading._shutdown
 
     def _shutdown():
-        # Called by the interpreter when the main module has ended, however it did.
+        # Called by the interpreter when the main module has ended, however it did; and by
+        # multiprocessing in a forked child, which may leave without ever getting further.
+        flush()
         state["phase"] = "threads"
         record("main-ended")
-        _watch_excepthook(record, state)
+        if sys.unraisablehook is not hook:
+            state["replaced"] = not state["audited"]
+            _listen(note, state)
+        _watch_excepthook(note, state)
+        if state["forked"]:
+            _record_group("process-group-at-main-end", record, state)
         try:
             return join()
         finally:
+            flush()
             state["phase"] = "atexit"
             record("atexit")
 
     threading._shutdown = _shutdown
 
 
-def _watch_shared_memory(record, state):
-    """Record which blocks of shared memory are made and removed.
-
-    Called when the module that does it is about to be imported: that is done here, and then
-    found done by who asked for it.
-    """
-    if state.get("shared_memory"):
-        return
-    state["shared_memory"] = True
-    try:
-        import _posixshmem
-        from os import O_CREAT
-
-        make, remove = _posixshmem.shm_open, _posixshmem.shm_unlink
-    except Exception:  # Not on this system; the program's own import says so.
-        return
-
-    def shm_open(path, flags, *args, **options):
-        made = make(path, flags, *args, **options)
-        if flags & O_CREAT:
-            record("shared-memory", path)
-        return made
-
-    def shm_unlink(path):
-        record("shared-memory-removed", path)
-        return remove(path)
-
-    _posixshmem.shm_open, _posixshmem.shm_unlink = shm_open, shm_unlink
-
-
-def _watch_excepthook(record, state):
+def _watch_excepthook(note, state):
     """Record what finalizers raise from now on: they report it to sys.excepthook themselves."""
     usual = sys.excepthook
 
-    def excepthook(kind, error, traceback, _describe=_describe_error, _failure=BaseException):
-        try:
-            record("excepthook", *_describe(error, traceback))
-        except _failure:
-            pass
+    def excepthook(kind, error, traceback):
+        note("excepthook", (), error, traceback)
         return usual(kind, error, traceback)
 
     sys.excepthook = excepthook
@@ -236,20 +329,58 @@ def _watch_excepthook(record, state):
     state["restore"] = restore
 
 
-def _make_last_callback(record, state):
+def _process_group(_modules=sys.modules):
+    """Return torch's default process group if there is one, as far as it can be told."""
+    distributed = _modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        return None, ""
+    world = getattr(getattr(distributed, "group", None), "WORLD", True)
+    return id(world), distributed.get_backend()
+
+
+def _record_group(kind, record, state, _failure=BaseException):
+    try:
+        group, backend = _process_group()
+        # A forked child has its parent's, which is not its to destroy.
+        if group is not None and group != state.get("inherited_group"):
+            record(kind, backend)
+    except _failure:
+        pass  # torch is there by halves, or what the program put in its place.
+
+
+def _make_after_fork(forget, state):
+    def after_fork(_failure=BaseException):
+        forget()  # The parent's are the parent's to record.
+        state["forked"], state["spawned"] = True, False
+        try:
+            state["inherited_group"] = _process_group()[0]
+        except _failure:
+            pass
+
+    return after_fork
+
+
+def _make_last_callback(record, flush, state, os):
     """Return the atexit callback that runs after all others: it was registered before them."""
+    import _signal
 
     def last(_modules=sys.modules, _failure=BaseException):
+        flush()
+        known = {}
         try:
             restore = state.pop("restore", None)
             if restore is not None:
                 restore()
-            distributed = _modules.get("torch.distributed")
-            if distributed is not None and distributed.is_initialized():
-                record("process-group", distributed.get_backend())
+            _record_group("process-group", record, state)
+            _, known["children"] = _read_stat(os)
+            known["lost"] = state["lost"]
+            known["unseen"] = state["replaced"] or any(n in _modules for n in _INTERPRETERS)
+            known["sigchld_ignored"] = _signal.getsignal(_signal.SIGCHLD) == _signal.SIG_IGN
+            known["spawned"] = state["spawned"]
+            known["modules"] = [n for n in list(_modules) if n.endswith(_SPEAKERS)]
         except _failure:
-            pass  # torch is there by halves, or what the program put in its place.
+            known["unseen"] = True
         state["phase"] = "teardown"
-        record("teardown")
+        record("teardown", known)
 
     return last

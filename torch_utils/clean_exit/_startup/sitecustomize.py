@@ -10,11 +10,6 @@ import sys
 import clean_exit_entry
 
 clean_exit_entry.enter(os.path.dirname(os.path.abspath(__file__)))
-_own = sys.modules.pop("sitecustomize")
-try:
-    import sitecustomize  # noqa: F401 - the program's, if it has one
-except ImportError as error:
-    if getattr(error, "name", None) != "sitecustomize":
-        raise
-    # The import system expects something there; the probe takes it away before the program runs.
-    sys.modules["sitecustomize"] = _own
+del sys.modules["sitecustomize"]
+# Where the program has none, this raises what site expects in that case, and nothing is left.
+import sitecustomize  # noqa: E402, F401 - the program's own

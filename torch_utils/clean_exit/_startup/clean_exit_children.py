@@ -1,0 +1,128 @@
+"""What the probe sees of a program's children, and of what it shares with them.
+
+As in clean_exit_probe: nothing here raises, or changes what the program can see.
+"""
+
+
+def follow(events, here, state, os, sys):
+    """Have the Python interpreters that this one starts load the probe as well.
+
+    Only the child finds the probe in its environment, and takes it out before its program runs.
+    A child that ignores its environment is left alone: it could not take it out.
+    """
+    try:
+        import _posixsubprocess  # under subprocess, and multiprocessing by spawn and forkserver
+    except ImportError:
+        return
+    usual = _posixsubprocess.fork_exec
+    variables = os.environb
+    encode = os.fsencode
+    own = encode(os.path.basename(sys.executable or "python"))
+
+    def fork_exec(args, executables, *rest, _failure=Exception):
+        state["spawned"] = True
+        try:
+            args, executables = list(args), list(executables)
+            if _is_python(executables[0], own) and not _is_isolated([encode(a) for a in args]):
+                given = rest[3]
+                if given is None:
+                    given = [name + b"=" + value for name, value in variables.items()]
+                rest = (
+                    *rest[:3],
+                    _with_probe(list(given), encode(events), encode(here)),
+                    *rest[4:],
+                )
+        except _failure:
+            pass  # Arguments that make no sense: the call itself says what is wrong with them.
+        return usual(args, executables, *rest)
+
+    _posixsubprocess.fork_exec = fork_exec
+    loaded = sys.modules.get("subprocess")
+    if getattr(loaded, "_fork_exec", None) is usual:
+        loaded._fork_exec = fork_exec
+
+
+def _is_python(path, own):
+    name = path.rpartition(b"/")[2]
+    rest = name[6:].replace(b".", b"")
+    return name == own or (name.startswith(b"python") and (not rest or rest.isdigit()))
+
+
+def _is_isolated(args):
+    skip = False
+    for arg in args[1:]:
+        if skip:
+            skip = False
+            continue
+        if not arg.startswith(b"-") or arg == b"-":
+            return False
+        if arg.startswith(b"--"):
+            continue
+        for place, letter in enumerate(arg.decode("latin-1")[1:], 2):
+            if letter in "cm":
+                return False
+            if letter in "IES":
+                return True
+            if letter in "WX":
+                skip = place == len(arg)
+                break
+    return False
+
+
+def _with_probe(environment, events, here):
+    if any(entry.startswith(b"CLEAN_EXIT_EVENTS=") for entry in environment):
+        return environment  # Another checker's program.
+    original = [entry[11:] for entry in environment if entry.startswith(b"PYTHONPATH=")][:1]
+    changed = [entry for entry in environment if not entry.startswith(b"PYTHONPATH=")]
+    changed.append(b"CLEAN_EXIT_EVENTS=" + events)
+    changed += [b"CLEAN_EXIT_PYTHONPATH=" + path for path in original]
+    # An empty entry would be the current folder.
+    changed.append(b"PYTHONPATH=" + b":".join([here, *(path for path in original if path)]))
+    return changed
+
+
+def watch_tracker(record, sys):
+    """Record what the process that is Python's resource tracker finds left.
+
+    It says so in a warning, which -W ignore silences, and which goes where stderr goes.
+    """
+    if "resource_tracker import main" not in " ".join(getattr(sys, "orig_argv", ())):
+        return
+    import warnings
+
+    usual = warnings.warn
+
+    def warn(message, category=None, stacklevel=1, *more, _failure=Exception, **options):
+        try:
+            words = message.split()
+            if words[0] == "resource_tracker:" and "leaked" in words:
+                place = words.index("leaked")
+                record("leaked", words[place + 1], int(words[place - 1]), message)
+        except _failure:
+            pass
+        return usual(message, category, stacklevel + 1, *more, **options)
+
+    warnings.warn = warn
+
+
+def watch_shared_memory(record):
+    """Record which blocks of shared memory are made and removed."""
+    try:
+        import _posixshmem
+        from os import O_CREAT
+
+        make, remove = _posixshmem.shm_open, _posixshmem.shm_unlink
+    except Exception:  # Not on this system; the program's own import says so.
+        return
+
+    def shm_open(path, flags, *args, **options):
+        made = make(path, flags, *args, **options)
+        if flags & O_CREAT:
+            record("shared-memory", path)
+        return made
+
+    def shm_unlink(path):
+        record("shared-memory-removed", path)
+        return remove(path)
+
+    _posixshmem.shm_open, _posixshmem.shm_unlink = shm_open, shm_unlink
