@@ -56,7 +56,7 @@ def record(source: str, tmp_path: Path) -> Path:
     """Run a program with the probe alone, and return what it has recorded."""
     events = tmp_path / "events"
     events.touch()
-    command, env = add_probe([sys.executable, "-c", source], os.environ, events, "token")
+    command, env = add_probe([sys.executable, "-c", source], os.environ, events)
     subprocess.run(command, env=env, check=True, stderr=subprocess.DEVNULL)
     return events
 
