@@ -172,6 +172,7 @@ def _findings(
         run.text,
         resource_warnings=resource_warnings,
         returncode=outcome.returncode,
+        had_children=True if outcome.left_over else run.keeper.had_children,
     )
     if outcome.timed_out:
         found.append(_hang(outcome, inside, limits))

@@ -195,6 +195,7 @@ class _Keeper:
         self._control, self._waker, self._pid = control, waker, pid
         self._checker = os.getppid() if follows else None
         self._ended = False
+        self._had_children = None
         self._rest = b""
 
     def serve(self):
@@ -221,6 +222,7 @@ class _Keeper:
     def _reap(self):
         flags = os.WNOHANG | os.WUNTRACED | getattr(os, "WCONTINUED", 0)
         while True:
+            self._look_for_children()
             try:
                 pid, status = os.waitpid(-1, flags)
             except ChildProcessError:
@@ -228,6 +230,7 @@ class _Keeper:
             if pid == 0:
                 return
             if pid != self._pid:
+                self._had_children = True  # One that the program has left behind.
                 continue
             if os.WIFSTOPPED(status):
                 _say(self._control, f"stopped {os.WSTOPSIG(status)}")
@@ -237,7 +240,22 @@ class _Keeper:
                     _kill(self._checker, signal.SIGCONT)  # It has stopped itself meanwhile.
             else:
                 self._ended = True
-                _say(self._control, f"ended {status}")
+                _say(self._control, f"ended {status} {self._had_children}")
+
+    def _look_for_children(self):
+        """Note whether the program, once it has ended, had waited for any child."""
+        if self._had_children is not None or self._ended or not hasattr(os, "waitid"):
+            return
+        try:
+            if os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return
+            with open(f"/proc/{self._pid}/stat", "rb") as file:
+                stat = file.read()
+        except OSError:  # No /proc.
+            return
+        # Page faults of children that were waited for: each has some (proc(5), fields 11 and 13).
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        self._had_children = int(fields[8]) + int(fields[10]) > 0
 
     def _listen(self):
         """Do what the checker says; False if that is to end."""

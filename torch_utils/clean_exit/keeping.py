@@ -43,6 +43,7 @@ class Keeper:
         follows: bool = False,
     ) -> None:
         self.returncode: int | None = None
+        self.had_children: bool | None = None  # whether the program had any; None: not known
         self.stopped: int | None = None
         self._rest = b""
         self._gone = False
@@ -132,7 +133,9 @@ class Keeper:
         while (line := self._next_line()) is not None:
             what, _, number = line.partition(" ")
             if what == "ended":
-                self.returncode = os.waitstatus_to_exitcode(int(number))
+                status, _, had_children = number.partition(" ")
+                self.had_children = {"True": True, "False": False}.get(had_children)
+                self.returncode = os.waitstatus_to_exitcode(int(status))
             elif what == "stopped":
                 self.stopped = int(number)
             elif what == "continued":
