@@ -79,6 +79,13 @@ format: .venv/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# One that was asked for is refused also where another has made .venv already.
+ifneq ($(filter command environment,$(origin PYTHON)),)
+ifneq ($(FOUND),fine)
+$(error this needs Python 3.11 or newer, and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo))
+endif
+endif
+
 .venv/.installed: pyproject.toml constraints.txt
 	$(if $(filter fine,$(FOUND)),,$(error this needs Python 3.11 or newer, \
 and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)))

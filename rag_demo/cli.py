@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from rag_demo.errors import RagDemoError
+from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
 from torch_utils import fast_exit
 
 __all__ = ["main"]
@@ -24,7 +24,9 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except ImportError as error:
-        _fail(f'{error}; install what is missing with: pip install "torch-cleanup[rag,model]"')
+        _fail(f"{error}; {HOW_TO_INSTALL}")
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
     sys.exit(code)
 
 

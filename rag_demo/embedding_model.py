@@ -67,6 +67,11 @@ class EmbeddingModel(Resource):
         cache: str | Path | None = None,
         workers: int = 0,
     ) -> None:
+        if not isinstance(model_name_or_path, (str, Path, type(None))):
+            raise TypeError(f"the model is a folder or a name, not {model_name_or_path!r}")
+        for name, number in (("batch_size", batch_size or 1), ("workers", workers)):
+            if type(number) is not int:
+                raise TypeError(f"{name} must be a whole number, not {number!r}")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         if dtype not in (None, "float32", "bfloat16", "float16"):

@@ -16,6 +16,10 @@ __all__ = [
 
 AGAIN = "make it again with: rag-demo index SOURCE --out"
 
+HOW_TO_INSTALL = (
+    "install what is missing with: pip install '.[rag,model]', in a clone of torch-cleanup"
+)
+
 
 class RagDemoError(Exception):
     """The base of this package's errors; its text is one line."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rag_demo.documents.document import Document, Documents
 from rag_demo.documents.rows import DocumentProgress, DocumentRows, texts_to_embed
-from rag_demo.encoding.embedder import BasicEmbedder, Embedder, completed
+from rag_demo.encoding.embedder import BasicEmbedder, Embedder, check_embedding_model, completed
 from rag_demo.index import SavedIndex, read_index, write_index
 from rag_demo.searching.filters import Where, predicate
 from rag_demo.searching.modes import MODES
@@ -40,6 +40,7 @@ class Retriever(Resource, ABC):
     """
 
     def __init__(self, embedding_model: BasicEmbedder) -> None:
+        check_embedding_model(embedding_model)
         self._lock = threading.RLock()
         self.embedding_model = embedding_model
         self._next_id = 0

@@ -80,9 +80,17 @@ def find_batch_size(
             of the last try.
         TypeError: A caller passed the batch size. Or, when decorating: the function is a
             generator function, whose tries cannot be repeated once it has yielded.
-        ValueError: ``factor`` is not between 0 and 1.
+        ValueError: ``factor`` is not between 0 and 1, or ``starting_batch_size`` no whole
+            number.
     """
-    if not 0 < factor < 1:
+    if function is not None and not callable(function):
+        raise TypeError(
+            f"find_batch_size decorates a function, not {function!r}; the size to begin with is "
+            "starting_batch_size="
+        )
+    if type(starting_batch_size) is not int or starting_batch_size < 0:
+        raise ValueError(f"starting_batch_size must be a whole number, not {starting_batch_size!r}")
+    if type(factor) not in (int, float) or not 0 < factor < 1:
         raise ValueError(f"factor must be between 0 and 1, not {factor}")
     if function is None:
         return functools.partial(

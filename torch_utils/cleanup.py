@@ -110,6 +110,11 @@ class SafePyTorchCleanup:
         strict: bool = False,
     ) -> None:
         check_collect(collect)
+        if len(resources) == 1 and inspect.isfunction(resources[0]):
+            raise TypeError(
+                f"as a decorator, {type(self).__name__} is called first: "
+                f"@{type(self).__name__}(), with parentheses"
+            )
         check_kinds(resources)
         self._resources = resources
         self._release_options = {"collect": collect, "trim_host": trim_host, "thorough": thorough}

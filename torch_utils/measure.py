@@ -59,6 +59,8 @@ class Measurement:
         return ordered[int(rank) - 1]
 
     def __str__(self) -> str:
+        if not self.device_s:
+            return f"nothing measured yet on {self.device}: the block has not ended"
         low, high = self.percentile_s(5), self.percentile_s(95)
         return (
             f"{self.median_s * 1e3:.3f} ms on {self.device} (median of {len(self.device_s)}; "

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_utils._releasing.holders import SEARCH_S
 from torch_utils._releasing.plan import plan
-from torch_utils._releasing.work import Collect, Release, check_collect
+from torch_utils._releasing.work import Collect, Release, check_collect, check_search
 from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, log
 from torch_utils.report import CleanupReport
 
@@ -58,10 +58,11 @@ def release(
     Raises:
         TypeError: An object is of a kind that it does not know, or a generator or iterator. Says
             what to pass instead. Nothing was touched.
-        ValueError: ``collect`` is none of the three.
+        ValueError: ``collect`` is none of the three, or ``search_s`` no number of seconds.
     """
     try:
         check_collect(collect)
+        check_search(search_s)
         targets = plan(objects)
         work = Release(collect=collect, trim_host=trim_host, thorough=thorough, search_s=search_s)
         work.run(targets)

@@ -51,6 +51,24 @@ class Embedder(Protocol):
         """
 
 
+def check_embedding_model(model: object) -> None:
+    """Refuse what cannot embed, before anything is done with it.
+
+    Raises:
+        TypeError: It lacks a method that every embedding model has.
+    """
+    lacking = [
+        name
+        for name in ("dimension", "embed_query", "embed_documents")
+        if not hasattr(type(model), name) and name not in getattr(model, "__dict__", ())
+    ]
+    if lacking or isinstance(model, type):
+        raise TypeError(
+            f"{model!r} is no embedding model: it has no {', '.join(lacking) or 'instance'}; pass "
+            "an EmbeddingModel, or an object with dimension, embed_query and embed_documents"
+        )
+
+
 def completed(model: BasicEmbedder) -> Embedder:
     """Make an embedding model answer to all that is asked of one.
 

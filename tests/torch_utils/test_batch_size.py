@@ -398,3 +398,16 @@ def test_types_of_what_is_decorated(tmp_path: Path) -> None:
     assert 'incompatible type "str"; expected "list[str]"' in done.stdout, done
     assert 'Unexpected keyword argument "normalise"' in done.stdout, done
     assert done.stdout.count("error:") == 2, done
+
+
+@pytest.mark.parametrize("size", ["a", 2.5, -1, True])
+def test_no_size(size: Any) -> None:
+    """What is no size is refused when decorating."""
+    with pytest.raises(ValueError, match="starting_batch_size must be"):
+        find_batch_size(starting_batch_size=size)(len)
+
+
+def test_a_size_for_a_function() -> None:
+    """The size in the function's place is told where it belongs."""
+    with pytest.raises(TypeError, match="starting_batch_size="):
+        find_batch_size(5)  # type: ignore[call-overload]

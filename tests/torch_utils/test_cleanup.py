@@ -628,3 +628,11 @@ def test_a_dropped_exit_stack_ends_the_scope() -> None:
     del stack
     gc.collect()
     assert tensor.numel() == 0
+
+
+def test_decorator_without_parentheses() -> None:
+    """The error says what is missing, and not that a function cannot be released."""
+    with pytest.raises(TypeError, match=r"@SafePyTorchCleanup\(\), with parentheses"):
+
+        @SafePyTorchCleanup
+        def function() -> None: ...

@@ -145,3 +145,10 @@ def test_peaks_of_a_device_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None
     with measuring("xpu:0") as last:
         device.use(7)
     assert last.peak_bytes == 7
+
+
+def test_shown_too_early() -> None:
+    """Printing what is being measured says that it is not done."""
+    with measuring() as result:
+        assert "nothing measured yet" in str(result)
+    assert "ms on" in str(result)

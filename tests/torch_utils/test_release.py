@@ -301,3 +301,12 @@ def test_nothing_to_release() -> None:
     report = release(None, [], {})
     assert report.freed_bytes == {}
     assert "freed nothing" in str(report)
+
+
+@pytest.mark.parametrize("seconds", ["x", -1, float("nan"), float("inf"), None, True])
+def test_no_time_to_search(seconds: Any) -> None:
+    """Refused before anything is touched."""
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="search_s must be"):
+        release(model, search_s=seconds)
+    assert model(torch.ones(1, 2)).shape == (1, 2)

@@ -27,6 +27,12 @@ IN_A_THREAD = "another thread, perhaps, that may be computing with it"
 Collect = Literal["auto", "never", "full"]
 
 
+def check_search(search_s: float) -> None:
+    """Refuse a time that is none, before anything is touched."""
+    if type(search_s) not in (int, float) or not 0 <= search_s < float("inf"):
+        raise ValueError(f"search_s must be a number of seconds from 0 on, not {search_s!r}")
+
+
 def check_collect(collect: str) -> None:
     """Refuse a policy that does not exist, before anything is touched."""
     if collect not in ("auto", "never", "full"):
