@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch_utils._runtime import early_bound
 from torch_utils.errors import shown
 from torch_utils.memory import MemorySnapshot
 
@@ -104,6 +105,7 @@ class CleanupReport:
             parts.append(f"still held: {format_bytes(self.still_held_bytes)}: {first}{more}")
         return "; ".join([*parts, *self._failures()])
 
+    @early_bound
     def _failures(self) -> list[str]:
         if not self.errors:
             return []

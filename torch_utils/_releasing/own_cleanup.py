@@ -155,5 +155,5 @@ def _parents_first(root: Any, spared: Set[int]) -> list[Any]:
             seen.add(id(module))
             pending.append((module, True))
             children = object.__getattribute__(module, "__dict__").get("_modules") or {}
-            pending.extend((child, False) for child in children.values() if child is not None)
+            pending.extend((child, False) for child in list(children.values()) if child is not None)
     return finished[::-1]

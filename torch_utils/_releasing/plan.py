@@ -117,6 +117,8 @@ class _Walk:
                 holder.is_taken = True
             return
         kind = self.kind(thing)
+        if is_released(thing):
+            return  # By another thread, just now.
         if kind is Kind.LEAF:
             if step.is_argument:
                 raise refusals.unknown(step.thing, step.name, kind)
@@ -179,7 +181,8 @@ class _Walk:
 
     def _end(self, holder: _Holder) -> None:
         """Refuse an object that has been passed without finding anything in it."""
-        if not (holder.is_taken or self._again or holder.kind is Kind.LIBRARY):
+        accepted = holder.is_taken or self._again or holder.kind is Kind.LIBRARY
+        if not accepted and not is_released(holder.thing):
             raise refusals.empty(holder.thing, holder.name, self.kind)
 
 

@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence, Set
 from functools import partial
-from itertools import compress
+from itertools import chain
 from types import MethodType
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch_utils._releasing.trees import References, Tree, children_of
 from torch_utils._runtime import whole_torch
 
 _METHODS = (MethodType, partial)
-_PART = 20_000  # objects
 _LEVELS = 3  # of dictionaries and lists within each other, in another module's attributes
 
 
@@ -77,7 +76,7 @@ def _references_of_own_methods(modules: dict[int, Any]) -> dict[int, int]:
     found: dict[int, int] = {}
     seen: set[int] = set()
     for module in modules.values():
-        pending = [v for v in contents_of(module).values() if type(v) in _METHODS]
+        pending = [v for v in list(contents_of(module).values()) if type(v) in _METHODS]
         while pending:
             value = pending.pop()
             if id(value) in seen:
@@ -95,26 +94,31 @@ def _had_by_others(suspects: dict[int, Any], own: set[int]) -> set[int]:
     """Find those that some module outside the trees has, in one walk of the heap."""
     kinds = Kinds(whole_torch())
     shared: set[int] = set()
-    for module in _all_modules(kinds):
+    for module in _all_modules():
         if id(module) not in own:
             shared.update(found for found in _had_by(module, kinds) if found in suspects)
     return shared
 
 
-def _all_modules(kinds: Kinds) -> list[Any]:
-    """List every module that there is."""
-    things = gc.get_objects()
-    modules: list[Any] = []
-    module_kinds: set[type] = set()
-    other_kinds: set[type] = set()
-    # In C, for there are millions of them; and a part at a time, for others want their turn.
-    for begin in range(0, len(things), _PART):
-        part = things[begin : begin + _PART]
-        their_kinds = list(map(type, part))
-        for kind in set(their_kinds) - module_kinds - other_kinds:
-            (module_kinds if kinds.of(kind) == MODULE else other_kinds).add(kind)
-        modules += compress(part, map(module_kinds.__contains__, their_kinds))
-    return modules
+def _all_modules() -> list[Any]:
+    """List every module that there is: those who refer to a class of modules that has instances.
+
+    Never holds a list of all objects while another thread may run: among them are tuples that
+    others are just building, and a reference to one of these makes its owner's ``tuple(...)`` a
+    SystemError. So their types are collected in one step of C.
+    """
+    torch = whole_torch()
+    known: dict[int, type] = {}
+    pending = [] if torch is None else [torch.nn.Module]
+    while pending:
+        kind = pending.pop()
+        if id(kind) not in known:
+            known[id(kind)] = kind
+            pending += type.__subclasses__(kind)
+    everything = chain.from_iterable(map(gc.get_objects, (None,)))
+    alive = known.keys() & set(map(id, map(type, everything)))
+    kinds = [known[key] for key in alive]
+    return [t for t in gc.get_referrers(*kinds) if id(type(t)) in alive] if kinds else []
 
 
 def _had_by(module: Any, kinds: Kinds) -> Iterator[int]:

@@ -118,7 +118,9 @@ def _parse(line: bytes) -> _Entry | None:
         kind, pid, time_s, phase, *fields = entry
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None  # The program was killed in the middle of a line, or wrote this one itself.
-    if not (isinstance(kind, str) and type(pid) is int and pid > 0 and phase in tuple(PHASES)):
+    if not (
+        isinstance(kind, str) and type(pid) is int and 0 < pid < 1 << 32 and phase in tuple(PHASES)
+    ):
         return None
     if not (isinstance(time_s, (int, float)) and math.isfinite(time_s)):
         return None
@@ -189,12 +191,12 @@ class _Reader:
             try:
                 _, kind, phase, said, name, message = entry.fields
                 found = _error(entry, kind, phase, said, name, message, [])
-            except (TypeError, ValueError):
-                continue
-            more = count - _IN_FULL
-            summary = f"at least {more} more: {found.summary}"
+                more = min(count, 1 << 32) - _IN_FULL
+                summary = f"at least {more} more: {found.summary}"
+                self._inside.errors[name.rpartition(".")[2]] += more
+            except (TypeError, ValueError, AttributeError):
+                continue  # Not as a probe writes it.
             self._inside.findings.append(Finding(found.id, summary, "", phase, entry.pid))
-            self._inside.errors[name.rpartition(".")[2]] += more
 
 
 def _error(
@@ -242,7 +244,8 @@ def _format_places(places: list[tuple[str, int, str]]) -> str:
     lines = ["Traceback (most recent call last):\n"] if places else []
     for path, line, function in places:
         lines.append(f'  File "{path}", line {line}, in {function}\n')
-        source = linecache.getline(path, line).strip()
+        # What a program calls its code may be anything, a FIFO that nobody writes to included.
+        source = linecache.getline(path, line).strip() if Path(path).is_file() else ""
         if source:
             lines.append(f"    {source}\n")
     return "".join(lines)

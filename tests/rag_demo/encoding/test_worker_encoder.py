@@ -94,7 +94,7 @@ def test_workers_leave_when_their_parent_is_killed(tiny_model: Path, tmp_path: P
     """They read the end of their stdin, and go; when, is up to the machine."""
     end = """
 import os
-print(*(worker.pid for worker in model._model._workers), flush=True)
+print(*(worker.pid for worker in model._encoder._workers), flush=True)
 os.kill(os.getpid(), 9)
 """
     command = [sys.executable, "-c", PROGRAM.format(end=end), str(tiny_model)]

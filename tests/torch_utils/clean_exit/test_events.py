@@ -179,3 +179,39 @@ def test_groups_of_workers(how: str, tmp_path: Path) -> None:
         report = check(command, timeout_s=300.0)
         found = [finding.id for finding in report.findings]
         assert found == (["process-group-not-destroyed"] * 2 if end == "pass" else []), str(report)
+
+
+def test_a_program_that_comes_through_a_pipe() -> None:
+    """The probe leaves the bytes of a FIFO to the program, which is judged as any other."""
+    dirty = "class A:\n    def __del__(self): 1 / 0\na = A()\nprint('ran')"
+    command = ["bash", "-c", f'exec {sys.executable} <(cat <<"END"\n{dirty}\nEND\n)']
+    report = check(command, timeout_s=600)
+    assert report.stdout == "ran\n", str(report)
+    assert [finding.id for finding in report.findings] == ["unraisable"], str(report)
+
+
+def test_code_named_after_a_pipe(tmp_path: Path) -> None:
+    """The checker looks for source lines in plain files only."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    source = (
+        f"exec(compile('class A:\\n  def __del__(self): 1 / 0\\na = A()', {str(fifo)!r}, 'exec'))"
+    )
+    report = check([sys.executable, "-c", source], timeout_s=600)
+    assert [finding.id for finding in report.findings] == ["unraisable"], str(report)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "('again', 1, 1.0, 'main', 10, 'unraisable', 'main', (), 5, 'm')",
+        "('again', 1, 1.0, 'main', 0x" + "f" * 20_000 + ", 'unraisable', 'main', (), 'E', 'm')",
+        "('start', 0x" + "f" * 20_000 + ", 1.0, 'main', '3.11', 'python')",
+    ],
+    ids=["types", "count", "pid"],
+)
+def test_lines_that_no_probe_writes(tmp_path: Path, line: str) -> None:
+    """They are passed over, and what is read can be shown."""
+    path = tmp_path / "events"
+    path.write_text(f"('start', 1, 1.0, 'main', '3.11', 'python')\n{line}\n")
+    assert str(read_events(path, 1).findings) is not None

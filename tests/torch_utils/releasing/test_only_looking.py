@@ -29,7 +29,7 @@ def search(*tensors: torch.Tensor) -> list[str]:
     """Search for the holders of tensors that are alive, and return what was found."""
     inventory = Inventory()
     for tensor in tensors:
-        inventory.add("tensor", tensor)
+        inventory.add("", "tensor", tensor)
     survivors = inventory.alive()
     found = find_holders(torch, survivors, LONG)
     return [name for held in survivors for name in found.of(held)]
@@ -235,7 +235,7 @@ def test_nothing_is_asked(place: str) -> None:
         tensor = torch.ones(50)
         my_holder = PLACES[place](tensor)
         inventory = Inventory()
-        inventory.add("tensor", tensor)
+        inventory.add("", "tensor", tensor)
         yield inventory.alive()
         del tensor  # Only the holder has it from here on.
         yield
@@ -280,7 +280,7 @@ def test_modes_see_nothing(mode: Any) -> None:
     sparse = torch.eye(3).to_sparse()
     loss = (weight * 2).sum()
     inventory = Inventory()
-    inventory.add("weight", weight)
+    inventory.add("", "weight", weight)
     survivors = inventory.alive()
     with Watching():
         ASKED.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ def test_two_threads_release_one_model() -> None:
         reports = in_threads(
             lambda m=model: release(m, trim_host=False), lambda m=model: release(m, trim_host=False)
         )
-        assert [type(report) for report in reports] == [CleanupReport] * 2
+        assert [type(report) for report in reports] == [CleanupReport] * 2, reports
         assert [report.errors for report in reports] == [(), ()]
         # The other one may have been looking at it at the very moment when one reported.
         freed = sum(report.freed_bytes.get("host", 0) for report in reports)
@@ -176,3 +177,44 @@ def test_faiss_given_up_twice() -> None:
     target.give_up("here")
     with pytest.raises(ReleasedError):
         index.search(np.ones((1, 8), np.float32), 1)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_tuples_that_others_build() -> None:
+    """Looking for who shares a layer never breaks a tuple that another thread is just building.
+
+    The control: a thread that merely has a list of all objects does break them.
+    """
+    live, stop, broken = nn.Linear(2, 2), threading.Event(), []
+
+    def build() -> None:
+        while not stop.is_set():
+            try:
+                tuple(number for number in range(30))
+            except SystemError as error:
+                broken.append(error)
+
+    def count(look: Callable[[], object]) -> int:
+        broken.clear()
+        for _ in range(12):
+            look()
+        return len(broken)
+
+    def share() -> None:
+        keeper = nn.Module()
+        keeper.layer = live
+        release(nn.Sequential(live, nn.Linear(2, 2)), collect="never", trim_host=False)
+
+    builders = [threading.Thread(target=build) for _ in range(2)]
+    for thread in builders:
+        thread.start()
+    try:
+        found = count(share)
+        control = count(lambda: [thing for thing in gc.get_objects() if type(thing) is nn.Linear])
+    finally:
+        stop.set()
+        for thread in builders:
+            thread.join()
+    assert live(torch.ones(1, 2)).shape == (1, 2)
+    assert found == 0
+    assert control > 0

@@ -220,6 +220,8 @@ def _mentions_hook(os):
         words = sys.orig_argv
         if "-c" in words[: len(words) - len(sys.argv) + 1]:
             return "unraisablehook" in words[words.index("-c") + 1]
+        if os.stat(sys.argv[0]).st_mode & 0o170000 != 0o100000:
+            return False  # A pipe, whose bytes would be gone for the program.
         with open(sys.argv[0], "rb") as file:
             return b"unraisablehook" in file.read(1 << 18)
     except Exception:  # A module, a folder, standard input; or what cannot be read.
