@@ -14,20 +14,24 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index examples clean
+.PHONY: demo test test-slow test-real test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo --progress terminal
 
-# A few minutes; test-slow is what it leaves out, test-all is both.
+# A few minutes; test-slow and test-real are what it leaves out, test-all is all three.
 test: .venv/.installed
 	$(PYTEST) -m "not slow"
 
-test-slow: .venv/.installed .venv/.corpus
-	$(PYTEST) -m slow
+test-slow: .venv/.installed
+	$(PYTEST) -m "slow and not real"
 
-test-all: test test-slow
+# Servers, pools and launchers of other packages under clean-exit; downloads many of them.
+test-real: .venv/.installed .venv/.corpus
+	$(PYTEST) -m real
+
+test-all: test test-slow test-real
 
 hazards: .venv/.installed
 	$(PYTEST) -q tests/hazards

@@ -16,7 +16,7 @@ from clean_exit.real_servers import SERVERS
 from clean_exit.real_tools import TOOLS
 from torch_utils.clean_exit import check
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real]
 GROUPS = {
     *("uvicorn", "gunicorn", "celery", "flask", "dask", "ray", "joblib", "scikit-learn"),
     *("DataLoader", "torchrun", "mp.spawn", "accelerate", "sentence-transformers"),
