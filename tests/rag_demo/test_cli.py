@@ -134,7 +134,7 @@ def test_plain_install(arguments: list[str]) -> None:
     result = run(WITHOUT_CLICK, *arguments)
     assert (result.returncode, result.stdout) == (2, ""), str(result)
     assert result.stderr.startswith("rag-demo: error: "), str(result)
-    assert 'pip install "torch-cleanup[rag,model]"' in result.stderr, str(result)
+    assert "pip install '.[rag,model]'" in result.stderr, str(result)
     assert result.stderr.count("\n") == 1, str(result)
 
 

@@ -60,7 +60,7 @@ def model_of(layers: int = 20) -> nn.Sequential:
 @pytest.mark.usefixtures("hasty")
 def test_two_threads_release_one_model() -> None:
     """No error, and what was given up is reported once."""
-    for _ in range(30):
+    for _ in range(15):
         model = model_of()
         expected = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         reports = in_threads(
@@ -78,7 +78,7 @@ def test_forward_meets_a_released_error() -> None:
     """Never an AttributeError or a KeyError of a half-emptied layer."""
     inputs = torch.ones(2, 4)
     errors = []
-    for _ in range(30):
+    for _ in range(10):
         model = model_of().eval()
 
         def forward(model: nn.Module = model) -> None:
@@ -88,7 +88,7 @@ def test_forward_meets_a_released_error() -> None:
         error, report = in_threads(forward, lambda m=model: release(m, trim_host=False))
         errors.append(error)
         assert report.errors == ()
-    assert [type(error) for error in errors] == [ReleasedError] * len(errors), errors
+    assert all(isinstance(error, ReleasedError) for error in errors), errors
 
 
 def test_interrupted_giving_up_is_finished_by_another_call(
@@ -196,7 +196,7 @@ def test_tuples_that_others_build() -> None:
 
     def count(look: Callable[[], object]) -> int:
         broken.clear()
-        for _ in range(12):
+        for _ in range(6):
             look()
         return len(broken)
 
