@@ -17,6 +17,7 @@ from torch_utils._registry import REGISTRY
 from torch_utils._releasing.kinds import bases_of, find, is_awaitable, is_function
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tombstone import is_released
+from torch_utils._releasing.trees import Tree
 from torch_utils._runtime import is_shutting_down
 from torch_utils.resource import Resource
 
@@ -98,15 +99,15 @@ def _once(module: Any, method: str) -> Any:
     return once
 
 
-def own_cleanups(root: Any, spared: Set[int], seen: set[tuple[int, str]]) -> list[OwnCleanup]:
+def own_cleanups(tree: Tree, spared: Set[int], seen: set[tuple[int, str]]) -> list[OwnCleanup]:
     """Plan what a tree of modules cleans up itself; each method of each module once."""
-    known = {kind: _methods_of(kind) for kind in _kinds_in(root, spared)}
+    known = {kind: _methods_of(kind) for kind in set(map(type, tree.modules))}
     found: list[OwnCleanup] = []
     unprepared: list[OwnCleanup] = []
     if not any(known.values()):  # As in most trees, which are not ordered for nothing.
         return found
-    for module in _parents_first(root, spared):
-        for method in known[type(module)]:
+    for module in _parents_first(tree.modules[0], spared):
+        for method in known.get(type(module), ()):
             if (id(module), method) not in seen:
                 seen.add((id(module), method))
                 found.append(OwnCleanup(module, method, unprepared))
@@ -123,23 +124,6 @@ def _methods_of(kind: type) -> tuple[str, ...]:
         return ()
     found = [(name, find(kind, name)) for name in _METHODS]
     return tuple(n for n, m in found if m is not None and is_function(m) and not is_awaitable(m))
-
-
-def _kinds_in(root: Any, spared: Set[int]) -> set[type]:
-    """Collect the classes of a tree's modules: one quick pass, for a tree may have thousands."""
-    read = object.__getattribute__
-    seen = {id(None), *spared}
-    kinds: set[type] = set()
-    pending = [root]
-    while pending:
-        module = pending.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            kinds.add(type(module))
-            children = read(module, "__dict__").get("_modules")
-            if children:
-                pending.extend(children.values())
-    return kinds
 
 
 def _parents_first(root: Any, spared: Set[int]) -> list[Any]:

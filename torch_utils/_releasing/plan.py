@@ -51,8 +51,8 @@ def plan(objects: Sequence[Any], *, again: bool = False) -> list[Target]:
     targets: list[Target] = []
     cleaned: set[tuple[int, str]] = set()
     for target in found:
-        if isinstance(target, ModuleTarget):
-            targets.extend(own_cleanups(target.module, target.shared, cleaned))
+        if isinstance(target, ModuleTarget) and target.tree is not None and target.tree.modules:
+            targets.extend(own_cleanups(target.tree, target.shared, cleaned))
         targets.append(target)
     return targets
 
