@@ -1,0 +1,99 @@
+"""``rag-demo info``, ``verify`` and ``delete``: what is in an index, and taking some of it out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rag_demo.commands.conditions import condition_of
+from rag_demo.commands.options import folder_argument, manifest_of, say, warn
+from rag_demo.errors import RagDemoError
+
+__all__ = ["delete", "info", "verify"]
+
+
+@click.command()
+@folder_argument
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+def info(folder: Path, as_json: bool) -> None:
+    """Say what is in the index in DIR: texts, vectors, the model, bytes."""
+    from rag_demo.index import read_index
+    from torch_utils.report import format_bytes
+
+    manifest = manifest_of(folder)
+    opened = read_index(folder)
+    nbytes = sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
+    facts: dict[str, Any] = {
+        "folder": str(folder),
+        "texts": len(opened.documents),
+        "vectors": len(opened.vectors),
+        "dimension": int(opened.vectors.shape[1]),
+        "model": manifest["model"],
+        "version": manifest["version"],
+        "bytes": nbytes,
+    }
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    facts["bytes"] = format_bytes(nbytes)
+    for name, value in facts.items():
+        say(f"{name:10} {value}")
+
+
+@click.command()
+@folder_argument
+def verify(folder: Path) -> None:
+    """Read all of the index in DIR, and compare it with its checksums."""
+    from rag_demo.index import read_index
+
+    manifest_of(folder)
+    opened = read_index(folder)
+    opened.check_vectors()
+    count = sum(1 for _ in opened.documents.stream())  # Each block is checked, each line parsed.
+    say(f"{folder} is whole: {count} texts, {len(opened.vectors)} vectors")
+
+
+@click.command()
+@folder_argument
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
+    help="Delete what fits, such as source=old.md; see rag-demo search --help.",
+)
+def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> None:
+    """Delete texts from the index in DIR: by their IDs, or by a condition on their metadata."""
+    import numpy as np
+
+    from rag_demo.index import read_index, replace_index
+    from rag_demo.storage.writing import lock
+
+    if not ids and not conditions:
+        raise RagDemoError(
+            "nothing was named to delete; name ids, or a condition: --where KEY=VALUE"
+        )
+    fits = condition_of(conditions)
+    manifest_of(folder)
+    with lock(folder):  # Nobody changes the index between reading and writing.
+        opened = read_index(folder)
+        opened.check_vectors()
+        unknown, kept = set(ids), []
+        for number, document in enumerate(opened.documents.stream()):
+            named = document.id in unknown
+            unknown.discard(document.id)
+            if not named and not (fits is not None and fits(document.metadata)):
+                kept.append(number)
+        gone = len(opened.documents) - len(kept)
+        if gone:
+            numbers = np.asarray(kept, np.int64)
+            vectors = opened.vectors[opened.rows.rows_of(numbers)]
+            documents = (opened.documents[number] for number in kept)
+            replace_index(folder, opened.model, vectors, documents, opened.rows.keep(numbers))
+    if unknown:
+        warn(f"not there: {', '.join(sorted(unknown))}")
+    say(f"deleted {gone} text{'s' * (gone != 1)} of {folder}; {len(kept)} are left")
