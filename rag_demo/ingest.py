@@ -22,7 +22,8 @@ from rag_demo.documents.document import Document, dump_document, parse_document
 from rag_demo.documents.rows import DocumentProgress, DocumentRows, texts_to_embed
 from rag_demo.encoding.embedder import BasicEmbedder, Embedder, completed
 from rag_demo.errors import IndexFileError, ModelMismatchError
-from rag_demo.index import SPOOL, SavedIndex, read_index, refuse_foreign_folder, replace_index
+from rag_demo.index import SavedIndex, read_index, refuse_foreign_folder, replace_index
+from rag_demo.storage.manifest import SPOOL
 from rag_demo.storage.writing import lock
 from rag_demo.vectors import Rows, Vectors, normalized
 
@@ -114,7 +115,7 @@ class _EarlierIndex:
     @classmethod
     def open(cls, folder: Path, embedder: Embedder) -> _EarlierIndex:
         try:
-            index = read_index(folder, expected_model=embedder.name)
+            index = read_index(folder, expected_model=embedder.identity)
             index.check_vectors()
         except (IndexFileError, ModelMismatchError):
             return cls(None)  # None yet, one of another model, or a damaged one: made anew.
@@ -228,7 +229,7 @@ class _IndexBuilder:
         if len(rows):
             shape = (len(rows), self._dimension)
             vectors = np.memmap(self._vectors_path, np.float32, "r", shape=shape)
-        replace_index(self._folder, self._embedder.name, vectors, self._stored(), rows)
+        replace_index(self._folder, self._embedder.identity, vectors, self._stored(), rows)
         # What was not reached is read again from the earlier index when its turn comes.
         del self._rows[taken:]
         for file, position in zip((self._vectors, self._documents), sizes, strict=True):
