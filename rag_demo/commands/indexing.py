@@ -28,9 +28,12 @@ from rag_demo.commands.options import (
 )
 from rag_demo.corpus import STDIN, Document, Reading, Skipped, bytes_of, is_json_lines, read_source
 from rag_demo.documents.passages import PASSAGE_CHARS
-from rag_demo.errors import IndexFileError, SourceError
+from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
+from rag_demo.printable import on_one_line
 
 __all__ = ["add", "index"]
+
+_AND = " + "  # between the sources of an index
 
 
 def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +106,7 @@ def index(
         batch_size=batch_size,
     )
     with embedder:
-        reused = run.ingest(documents, embedder, out)
+        reused = run.ingest(documents, embedder, out, replace=yes)
     known = f", {reused} of them unchanged" if reused else ""
     count = _count(out)
     say(f"indexed {count} text{'s' * (count != 1)} of {run.name} in {out}{known}")
@@ -131,9 +134,9 @@ def add(
 ) -> None:
     """Add SOURCE to the index in DIR; a text whose id is there already replaces that one."""
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.index import read_index
+    from rag_demo.index import read_index, refuse_other_index
 
-    name = manifest_of(folder)["model"]
+    manifest = manifest_of(folder)
     before = _count(folder)
     run = _Run(source, show, reading)
     new = run.documents()
@@ -148,10 +151,20 @@ def add(
                 yield document
 
     embedder = EmbeddingModel(
-        name, device=device, cache=cache_path(cache), workers=workers, batch_size=batch_size
+        manifest["model"],
+        dtype=manifest.get("dtype"),
+        device=device,
+        cache=cache_path(cache),
+        workers=workers,
+        batch_size=batch_size,
     )
     with embedder:
-        run.ingest(everything(), embedder, folder)
+        earlier = manifest.get("source")
+        refuse_other_index(folder, model=embedder.identity, source=earlier)
+        # The index is not of one source any more: indexing that again would drop the other.
+        sources = dict.fromkeys([*(earlier or "").split(_AND), run.source])
+        source = _AND.join(filter(None, sources))
+        run.ingest(everything(), embedder, folder, source=source, replace=True)
     say(f"added {run.name} to {folder}: {_count(folder)} texts, {before} before")
     run.tell_skipped()
 
@@ -197,8 +210,43 @@ class _Run:
             )
         return self._counted(itertools.chain([first], found))
 
-    def ingest(self, documents: Iterator[Document], embedder: Any, folder: Path) -> int:
-        """Embed documents into an index; returns how many of them were there unchanged."""
+    @property
+    def source(self) -> str:
+        """What an index remembers that it was made of: the same from every folder."""
+        path = Path(self._source)
+        return str(path.resolve()) if path.exists() and self._source != STDIN else self.name
+
+    def ingest(
+        self,
+        documents: Iterator[Document],
+        embedder: Any,
+        folder: Path,
+        *,
+        source: str | None = None,
+        replace: bool = False,
+    ) -> int:
+        """Embed documents into an index; returns how many of them were there unchanged.
+
+        Asks before it replaces another index, where somebody can answer.
+        """
+        of = source or self.source
+        try:
+            return self._ingest(documents, embedder, folder, of, replace=replace)
+        except OtherIndexError as error:  # Nothing has been read or embedded yet.
+            if not sys.stdin.isatty():
+                raise
+            click.confirm(f"{on_one_line(error)}. Replace it?", abort=True, err=True)
+        return self._ingest(documents, embedder, folder, of, replace=True)
+
+    def _ingest(
+        self,
+        documents: Iterator[Document],
+        embedder: Any,
+        folder: Path,
+        source: str,
+        *,
+        replace: bool,
+    ) -> int:
         from rag_demo.console import progress
         from rag_demo.ingest import ingest
 
@@ -207,6 +255,8 @@ class _Run:
                 documents,
                 embedder,
                 folder,
+                source=source,
+                replace=replace,
                 on_progress=lambda count: advance(count, self._bytes_done(count)),
             )
         if not done.finished:

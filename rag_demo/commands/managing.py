@@ -32,6 +32,9 @@ def info(folder: Path, as_json: bool) -> None:
         "vectors": len(opened.vectors),
         "dimension": int(opened.vectors.shape[1]),
         "model": manifest["model"],
+        "dtype": manifest.get("dtype"),
+        "source": manifest.get("source"),
+        "finished": manifest.get("finished", True),
         "version": manifest["version"],
         "bytes": nbytes,
     }
@@ -70,7 +73,7 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     """Delete texts from the index in DIR: by their IDs, or by a condition on their metadata."""
     import numpy as np
 
-    from rag_demo.index import read_index, replace_index
+    from rag_demo.index import read_index, read_manifest, replace_index
     from rag_demo.storage.writing import lock
 
     if not ids and not conditions:
@@ -80,6 +83,7 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     fits = condition_of(conditions)
     manifest_of(folder)
     with lock(folder):  # Nobody changes the index between reading and writing.
+        manifest = read_manifest(folder)
         opened = read_index(folder)
         opened.check_vectors()
         unknown, kept = set(ids), []
@@ -93,7 +97,15 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
             numbers = np.asarray(kept, np.int64)
             vectors = opened.vectors[opened.rows.rows_of(numbers)]
             documents = (opened.documents[number] for number in kept)
-            replace_index(folder, opened.model, vectors, documents, opened.rows.keep(numbers))
+            replace_index(
+                folder,
+                opened.identity,
+                vectors,
+                documents,
+                opened.rows.keep(numbers),
+                source=manifest.get("source"),
+                finished=manifest.get("finished", True),
+            )
     if unknown:
         warn(f"not there: {', '.join(sorted(unknown))}")
     say(f"deleted {gone} text{'s' * (gone != 1)} of {folder}; {len(kept)} are left")

@@ -88,7 +88,7 @@ def search(
     source = ctx.get_parameter_source("mode")
     if min_score is not None and source is click.core.ParameterSource.DEFAULT:
         mode = "dense"
-    name = model or manifest_of(folder)["model"]
+    manifest = manifest_of(folder)
     batches = _questions(questions)
     first = next(batches, None)
     if first is None:
@@ -96,7 +96,9 @@ def search(
     neighbours = _Neighbours(folder, context)
     printer = Printer("json" if as_json else layout, rank_scores=mode == "hybrid")
     with (
-        EmbeddingModel(name, device=device) as embedder,
+        EmbeddingModel(
+            model or manifest["model"], device=device, dtype=manifest.get("dtype")
+        ) as embedder,
         open_retriever(retriever, embedder, device) as opened,
     ):
         opened.load(folder)
