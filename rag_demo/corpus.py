@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class Reading:
         exclude: Patterns of files and folders that are left out.
         chunk_size: Characters of a passage.
         text_field: Under which name an object of JSON lines has its text.
+        lines_are_named: JSON lines without an id are named by their file and number, not by
+            their number alone.
         on_file: Called with the bytes of each file once all of its documents were taken.
     """
 
@@ -60,6 +63,7 @@ class Reading:
     exclude: tuple[str, ...] = ()
     chunk_size: int = PASSAGE_CHARS
     text_field: str = "text"
+    lines_are_named: bool = False
     on_file: Callable[[int], object] = lambda nbytes: None
 
 
@@ -243,7 +247,9 @@ def _unused(name: str, seen: set[str]) -> str:
 
 def _strictly(file: IO[bytes], name: str, shown: str, reading: Reading) -> Iterator[Document]:
     """Read JSON lines of which each has to be a document."""
-    for number, found in read_json_lines(file, text_field=reading.text_field, name=name):
+    unnamed = f"{name}:" if reading.lines_are_named else ""
+    field = reading.text_field
+    for number, found in read_json_lines(file, text_field=field, name=name, unnamed=unnamed):
         if not isinstance(found, Document):
             raise SourceError(f"{shown}:{number}: {found}")
         yield found
@@ -258,7 +264,9 @@ def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Docume
         content = stream.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise UnreadableError(f"of more than {MOST_BYTES >> 20} MB")
-        yield from _passages(lines_of(text_of(content)), "stdin", reading)
+        # What comes next this way is another text: the content names it.
+        name = f"stdin-{hashlib.sha256(content).hexdigest()[:8]}"
+        yield from _passages(lines_of(text_of(content)), name, reading)
     except UnreadableError as error:
         raise SourceError(f"standard input is {error}") from None
 

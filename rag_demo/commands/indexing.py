@@ -138,16 +138,24 @@ def add(
 
     manifest = manifest_of(folder)
     before = _count(folder)
-    run = _Run(source, show, reading)
+    run = _Run(source, show, {**reading, "lines_are_named": True})
     new = run.documents()
 
     def everything() -> Iterator[Document]:
-        names = set()
+        earlier = read_index(folder).documents
+        path_of = {each.id: each.metadata.get("path") for each in earlier.stream()}
+        names, paths = set(), set()
         for document in new:
-            names.add(document.id)
-            yield document
-        for document in read_index(folder).documents.stream():
-            if document.id not in names:
+            # Two files of one name are two files; one that is added again replaces itself.
+            name, path = document.id, document.metadata.get("path")
+            while path_of.get(name, path) != path:
+                name += "~"
+            names.add(name)
+            paths.add(path)
+            yield document._replace(id=name)
+        paths.discard(None)
+        for document in earlier.stream():
+            if document.id not in names and document.metadata.get("path") not in paths:
                 yield document
 
     embedder = EmbeddingModel(

@@ -143,7 +143,7 @@ def read_bytes(path: Path, *, is_text: bool = True) -> bytes:
             head = file.read(_HEAD_BYTES)
             if is_text and b"\0" in head:
                 raise UnreadableError(NOT_TEXT)
-            content = head + file.read(MOST_BYTES - len(head) + 1)
+            content = head + file.read(max(0, MOST_BYTES - len(head) + 1))
         except OSError as error:
             raise UnreadableError(CANNOT_BE_READ, error.strerror) from None
     if len(content) > MOST_BYTES:

@@ -14,7 +14,7 @@ __all__ = ["read_json_lines"]
 
 
 def read_json_lines(
-    file: IO[bytes], *, text_field: str = "text", name: str, ids: str = ""
+    file: IO[bytes], *, text_field: str = "text", name: str, ids: str = "", unnamed: str = ""
 ) -> Iterator[tuple[int, Document | str]]:
     """Yield the number of each line, and its document or what is wrong with it.
 
@@ -27,6 +27,7 @@ def read_json_lines(
             everything else is metadata.
         name: Of the file, for the metadata's ``source``.
         ids: What is put before ids.
+        unnamed: What is put before the numbers of lines, where these are ids.
 
     Raises:
         UnreadableError: Reading fails.
@@ -48,7 +49,8 @@ def read_json_lines(
             yield number, f"longer than {MOST_BYTES >> 20} MB"
         elif line.strip():
             try:
-                document = _document(line, number, text_field, name, ids)
+                document = _document(line, number, text_field, name, unnamed)
+                document = document._replace(id=f"{ids}{document.id}")
                 if document.id in seen:
                     raise ValueError(f"the id {document.id!r} stands twice")
                 seen.add(document.id)
@@ -58,7 +60,7 @@ def read_json_lines(
                 yield number, document
 
 
-def _document(line: bytes, number: int, text_field: str, name: str, ids: str) -> Document:
+def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str) -> Document:
     try:
         record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError:
@@ -67,9 +69,9 @@ def _document(line: bytes, number: int, text_field: str, name: str, ids: str) ->
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
         raise ValueError(f'expected an object with a string "{text_field}"')
-    key = record.pop("id", record.pop("_id", number))
+    key = record.pop("id", record.pop("_id", f"{unnamed}{number}"))
     title, text = record.get("title"), record.pop(text_field)
     record.setdefault("source", f"{name}:{number}")
     if isinstance(title, str) and title:
         text = f"{title}\n{text}"
-    return Document(f"{ids}{key}", text, record)
+    return Document(str(key), text, record)
