@@ -13,13 +13,13 @@ from torch_utils import fast_exit
 
 __all__ = ["main"]
 
-_BROKEN_PIPE = 141  # what a shell shows for a program that SIGPIPE ends
+_BROKEN_PIPE = 1  # as click has it, and the documentation of Python's signals
 
 
 def main() -> NoReturn:
     """Run a command; an error is one line on stderr and exit code 2.
 
-    Nothing is said where the reader of the output has gone away, as ``head`` does: exit code 141.
+    Nothing is said where the reader of the output has gone away, as ``head`` does: exit code 1.
     """
     fast_exit()  # Everything is closed by then; nothing has to walk the heap once more.
     _open_streams()
