@@ -48,6 +48,7 @@ __all__ = [
     "MANIFEST",
     "VERSION",
     "SavedIndex",
+    "identity_of",
     "read_index",
     "read_manifest",
     "refuse_foreign_folder",

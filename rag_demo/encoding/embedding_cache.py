@@ -18,13 +18,12 @@ import numpy as np
 
 from rag_demo.vectors import Vectors
 
-__all__ = ["EmbeddingCache", "default_cache_path", "fingerprint"]
+__all__ = ["EmbeddingCache", "default_cache_path", "make_key"]
 
 MAX_BYTES = 1 << 30
 _VERSION = 1  # of the table; a file of another version is emptied
 _BUSY_S = 10.0
 _ASKED = 500  # keys in one question
-_PART_OF_FINGERPRINT = ("*.safetensors", "*.json", "*/*.json", "*.txt")
 
 log = logging.getLogger("rag_demo")
 
@@ -144,18 +143,6 @@ class EmbeddingCache:
             "DELETE FROM vectors WHERE key IN (SELECT key FROM vectors ORDER BY used LIMIT ?)",
             (gone,),
         )
-
-
-def fingerprint(folder: Path) -> bytes:
-    """Digest all files that decide on a model's vectors; reads them, 1 GB a second or more."""
-    digest = hashlib.sha256()
-    paths = {path for pattern in _PART_OF_FINGERPRINT for path in folder.glob(pattern)}
-    for path in sorted(paths):
-        digest.update(str(path.relative_to(folder)).encode())
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.digest()
 
 
 def make_key(model: bytes, dtype: str, kind: str, text: str) -> bytes:

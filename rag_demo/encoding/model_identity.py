@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ModelIdentity", "file_digest", "fingerprint"]
+__all__ = ["ModelIdentity", "file_digest", "fingerprint", "identify"]
 
 # What cannot change a vector. All else is taken to: a file too many costs a second embedding,
 # one too few is a wrong answer.
@@ -57,6 +57,27 @@ class ModelIdentity:
         return f"{self.name!r} ({more})" if more else repr(self.name)
 
 
+def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:
+    """Find out which model lies in a folder, or in the hub's cache by its name.
+
+    Args:
+        path: A folder, or a name on the hub. Nobody is asked who is not on this machine.
+        dtype: What the model computes in.
+        name: What it is called, if not by its folder's full path or its name on the hub.
+
+    Returns:
+        Without a fingerprint, if the files are not on this machine.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return ModelIdentity(name or str(folder.resolve()), dtype, fingerprint(folder))
+    snapshot = _in_hub_cache(path)
+    return ModelIdentity(name or path, dtype, fingerprint(snapshot) if snapshot else None)
+
+
 def fingerprint(folder: Path) -> str:
     """Digest all files of a model that can decide on its vectors, those of subfolders too.
 
@@ -96,6 +117,20 @@ def file_digest(path: Path) -> str:
                 _known.clear()
             _known[key] = found
     return found
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        return None
+    # sentence-transformers looks under its own name too, for names without an owner.
+    for repository in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
+        try:
+            return Path(snapshot_download(repository, local_files_only=True))
+        except (OSError, ValueError):
+            continue  # Not there, or no name for a model.
+    return None
 
 
 def _files(

@@ -38,7 +38,7 @@ _OURS = re.compile(
     r"manifest\.json|lock"
     r"|(vectors|texts|checks|derived|manifest)-\w+\.(safetensors|jsonl|arrays|tmp)"
     rf"|{SPOOL}\w+"
-    r"|\.tmp\w{6}"  # what safetensors wrote to, in an earlier version, before it renamed
+    r"|\.tmp\w{6,8}"  # of an ingestion; safetensors wrote to such before it renamed
 )
 
 
