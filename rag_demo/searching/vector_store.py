@@ -1,0 +1,150 @@
+"""What a retriever asks of the place where its vectors are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_demo.vectors import Rows, Vectors
+
+__all__ = ["FileOfVectors", "Pairs", "SavedVectors", "VectorStore"]
+
+Pairs = tuple[Rows, Rows]
+
+
+class FileOfVectors(Protocol):
+    """A mapped file that holds vectors as its last bytes."""
+
+    resident: bool
+
+    def __len__(self) -> int:
+        """How many bytes it has."""
+
+    def read(self, start: int, stop: int) -> Any:
+        """Check bytes, and return them."""
+
+    def drop(self, start: int = 0, nbytes: int | None = None) -> None:
+        """Let go of resident pages."""
+
+
+@dataclass
+class SavedVectors:
+    """The vectors of an opened index, which are checked before they are used.
+
+    Attributes:
+        vectors: Shape (n, d), mapped.
+        file: Where they are.
+        check: Checks all of them; raises if they are not what was written.
+        check_lengths: Raises if a file was cut off, in microseconds.
+        derived: What was computed of them when they were saved, by name.
+    """
+
+    vectors: Vectors
+    file: FileOfVectors | None
+    check: Callable[[], None]
+    check_lengths: Callable[[], None]
+    derived: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    _is_checked: bool = False
+    _checked: npt.NDArray[np.bool_] | None = None
+
+    def check_all(self) -> None:
+        """Check everything, once."""
+        if not self._is_checked:
+            self.check()
+            self._is_checked = True
+
+    def checked(self, rows: Rows) -> Vectors:
+        """Return the vectors of rows; of the file only what these are in is checked."""
+        if not self._is_checked and self.file is not None:
+            if self._checked is None:
+                self._checked = np.zeros(len(self.vectors), bool)
+            new = np.unique(rows[~self._checked[rows]])
+            row_bytes = self.vectors.itemsize * self.vectors.shape[1]
+            header = len(self.file) - self.vectors.nbytes
+            for start in (header + new * row_bytes).tolist():
+                self.file.read(start, start + row_bytes)
+            self._checked[new] = True
+        taken: Vectors = self.vectors[rows]
+        return taken
+
+
+class VectorStore(ABC):
+    """Rows of vectors of length 1, in order. A snapshot: a change returns another one.
+
+    They share what they can, so of two only the newer may be changed again. A change that is
+    interrupted, or fails, has changed nothing.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """Length of the vectors; 0 while there are none."""
+
+    @abstractmethod
+    def appended(self, vectors: Vectors) -> VectorStore:
+        """Return one with more vectors behind these: shape (n, d)."""
+
+    @abstractmethod
+    def kept(self, rows: Rows) -> VectorStore:
+        """Return one with only these rows, in this order."""
+
+    @abstractmethod
+    def opened(self, saved: SavedVectors) -> VectorStore:
+        """Return one with the vectors of an index in place of these."""
+
+    @abstractmethod
+    def emptied(self) -> VectorStore:
+        """Return one without vectors."""
+
+    @abstractmethod
+    def vectors(self, rows: Rows | None = None) -> Vectors:
+        """Return the vectors of rows, by default all: shape (n, d)."""
+
+    @abstractmethod
+    def storage(self) -> tuple[str, str, int]:
+        """Return the device, the dtype that is searched in, and the bytes of the vectors."""
+
+    @abstractmethod
+    def candidates(
+        self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
+    ) -> Pairs:
+        """Find the ``top_k`` best rows of each query, and all that might tie with them.
+
+        Args:
+            queries: Shape (b, d), each of length 1.
+            top_k: At most as many as there are.
+            allowed: Shape (rows,): look only at these; None for all.
+
+        Returns:
+            Pairs of a query's number and a row: two arrays of one length, sorted by the query.
+        """
+
+    @property
+    def stays_in_file(self) -> bool:
+        """Whether the vectors are in a file because there is no room for them in memory."""
+        return False
+
+    def check(self) -> None:
+        """Raise if what is mapped was cut off, which would end the process.
+
+        Raises:
+            IndexFileError: It was.
+        """
+        return
+
+    def merged(self) -> VectorStore:
+        """Return one with the same rows in as few pieces as possible."""
+        return self
+
+    def derived(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what is worth saving with the vectors, because it takes long to compute."""
+        return {}
