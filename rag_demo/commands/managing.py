@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rag_demo.commands.conditions import condition_of
+from rag_demo.commands.conditions import conditions_of
 from rag_demo.commands.options import folder_argument, manifest_of, say, warn
 from rag_demo.errors import RagDemoError
 
@@ -74,13 +74,15 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     import numpy as np
 
     from rag_demo.index import read_index, read_manifest, replace_index
+    from rag_demo.searching.filters import predicate
     from rag_demo.storage.writing import lock
 
     if not ids and not conditions:
         raise RagDemoError(
             "nothing was named to delete; name ids, or a condition: --where KEY=VALUE"
         )
-    fits = condition_of(conditions)
+    where = conditions_of(conditions)
+    fits = None if where is None else predicate(where)
     manifest_of(folder)
     with lock(folder):  # Nobody changes the index between reading and writing.
         manifest = read_manifest(folder)

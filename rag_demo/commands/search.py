@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rag_demo.commands.conditions import condition_of
+from rag_demo.commands.conditions import conditions_of
 from rag_demo.commands.options import (
     device_option,
     folder_argument,
@@ -84,7 +84,7 @@ def search(
         raise click.BadParameter(f"--top-k must be positive, not {top_k}")
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; put some words between the quotes")
-    where = condition_of(conditions)
+    where = conditions_of(conditions)
     source = ctx.get_parameter_source("mode")
     if min_score is not None and source is click.core.ParameterSource.DEFAULT:
         mode = "dense"
@@ -149,6 +149,7 @@ class _Neighbours:
     def __init__(self, folder: Path, count: int) -> None:
         self._folder, self._count = folder, count
         self._documents: Any = None
+        self._number_of: dict[str, int] = {}
 
     def of(self, results: Sequence[Any]) -> dict[str, tuple[list[str], list[str]]]:
         """Return what stands before and after each answer, by its id."""
@@ -174,7 +175,9 @@ class _Neighbours:
 
         if self._documents is None:
             self._documents = read_index(self._folder).documents
-        number = self._documents.number_of(result.id)
+            numbered = enumerate(self._documents.stream())
+            self._number_of = {document.id: number for number, document in numbered}
+        number = self._number_of.get(result.id)
         if number is None or (source := self._file(number)) is None:
             return [], None
         low = high = number

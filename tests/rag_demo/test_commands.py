@@ -134,6 +134,9 @@ def test_plain_output(index: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["year=2019"], [2019]),
         (["year=2019", "year=2021"], [2019, 2021]),
         (["year!=2019", "year<=2020"], [2018, 2020]),
+        (["source=c.jsonl:1"], [2018]),
+        (["source>=c.jsonl:2", "source<d"], [2019, 2020, 2021]),
+        (["nothing!=1"], []),
         (["year=x"], []),
         (["nothing=1"], []),
     ],
@@ -223,7 +226,7 @@ def test_add_and_delete(
 
 def test_all_texts_deleted(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty index is one."""
-    assert run(["delete", index, "--where", "nothing!=1"]) == 0
+    assert run(["delete", index, "--where", "source!=1"]) == 0
     assert run(["verify", index]) == 0
     capsys.readouterr()
     assert search(capsys, index, "x")[-1]["results"] == []
