@@ -13,20 +13,6 @@ from rag_demo.encoding.bert_encoder import BertEncoder
 from rag_demo.encoding.bert_settings import read_settings
 
 PARTS = ("漢", "字 ", "!", "?? ", "the ", "x" * 150, "capital", "_", "a-b ", "\u0301", "😀", "\n")
-    "漢",
-    "字 ",
-    "!",
-    "?? ",
-    "the ",
-    "x" * 150,
-    "capital",
-    "_",
-    "a-b ",
-    "\u0301",
-    "😀",
-    "\n",
-    "é",
-)
 
 
 @pytest.fixture(scope="module")
