@@ -270,8 +270,9 @@ class TensorVectors(VectorStore):
             rows = np.flatnonzero(allowed)
             if len(rows) <= _FEW_ALLOWED:
                 return best_among(rows, queries, top_k, self.vectors)
-        copies = self._scans_copy(self.dimension) or self._has_unchecked()
-        is_direct = len(self) <= _FEW_ROWS or not copies
+        has_unchecked = self._has_unchecked()
+        copies = has_unchecked or self._scans_copy(self.dimension)
+        is_direct = not has_unchecked and (len(self) <= _FEW_ROWS or not copies)
         if len(queries) == 1 and in_host and options.dtype == "float32" and is_direct:
             return best_of_all(self._in_host(), queries[0], top_k, allowed)
         budget = options.memory_budget
