@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -66,6 +66,12 @@ class Documents:
             return self._recent[number - self._in_file]
         assert self._source is not None
         return self._source.read(number if self._chosen is None else int(self._chosen[number]))
+
+    def many(self, numbers: Sequence[int]) -> list[Document]:
+        """Return documents by their numbers."""
+        if self._in_file:
+            return [self[number] for number in numbers]
+        return [self._recent[number] for number in numbers]
 
     def __iter__(self) -> Iterator[Document]:
         """Yield all of them, without keeping those of the file in memory."""

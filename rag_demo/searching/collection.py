@@ -27,7 +27,8 @@ Mask = npt.NDArray[np.bool_]
 
 _MOST_GONE = 4  # One row in so many may be of a document that is gone.
 _MOST_DERIVED = 0.3  # of the bytes of vectors and texts
-_OF_A_LINE = 40  # characters of JSON around an id and a text
+_MOST_COLUMNS = 0.05
+_OF_A_LINE, _OF_A_VALUE = 40, 16  # characters of JSON around an id and a text, and metadata
 
 
 @dataclass(frozen=True)
@@ -180,17 +181,23 @@ class Collection:
     def derived(self) -> dict[str, npt.NDArray[Any]]:
         """Return what takes long to compute, as arrays to be saved; of `merged` only.
 
-        All together take at most three tenths of what vectors and texts take in the file: those
-        that help most come first, and one that does not fit is left out.
+        All together take at most three tenths of what vectors and texts take in the file. What
+        takes longest to make again comes first, and what does not fit is left out.
         """
-        texts = sum(_OF_A_LINE + len(document.text) for document in self.documents)
-        most = int(_MOST_DERIVED * (self.vectors.vectors().nbytes + texts))
+        texts = sum(map(_bytes_of_line, self.documents))
+        total = self.vectors.vectors().nbytes + texts
+        most = int(_MOST_DERIVED * total)
         found: dict[str, npt.NDArray[Any]] = {}
-        for make in (self._derived_ids, self.vectors.derived, self._derived_words):
+        for make in (
+            self._derived_ids,
+            self._derived_words,
+            lambda: self.columns.derived(self.documents, int(_MOST_COLUMNS * total)),
+            self.vectors.derived,
+        ):
             arrays = make()
             if _bytes_of(found) + _bytes_of(arrays) <= most:
                 found |= arrays
-        return found | self.columns.derived(self.documents, most - _bytes_of(found))
+        return found
 
     def _derived_ids(self) -> dict[str, npt.NDArray[Any]]:
         order = self.ids.order(self.documents).astype(np.uint32)
@@ -223,6 +230,13 @@ class Collection:
     def first(self, numbers: Rows, count: int) -> list[int]:
         """Return those documents whose names come first, in that order."""
         return self.ids.first(numbers, count, self.documents)
+
+
+def _bytes_of_line(document: Document) -> int:
+    """Guess how long a document is in the file, where what is not ASCII takes six bytes."""
+    text = document.text
+    length = len(text) if text.isascii() else 4 * len(text)
+    return _OF_A_LINE + length + len(document.id) + _OF_A_VALUE * len(document.metadata)
 
 
 def _bytes_of(arrays: Mapping[str, npt.NDArray[Any]]) -> int:

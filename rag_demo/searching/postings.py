@@ -58,31 +58,20 @@ class Postings:
     ) -> Postings:
         """Make them of the words of each document, and how often each of them stands there."""
         documents = np.repeat(np.arange(len(terms)), [len(each) for each in terms])
-        return cls._sorted(
-            np.concatenate([*terms, np.empty(0, np.int64)]),
-            documents,
-            np.concatenate([*counts, np.empty(0, np.int64)]),
-            np.asarray(lengths, np.uint32),
-        )
-
-    @classmethod
-    def _sorted(cls, terms: Array, documents: Array, counts: Array, lengths: Array) -> Postings:
-        if len(lengths) > _MOST_DOCUMENTS:
-            raise ValueError(f"more than {_MOST_DOCUMENTS} documents cannot be searched by words")
-        order = np.argsort(terms, kind="stable")
-        words, starts = np.unique(terms[order], return_index=True)
-        documents, counts = documents[order], counts[order]
-        places = np.flatnonzero(counts > _LARGEST)
-        packed = documents.astype(np.uint32) << _BITS
-        packed |= np.minimum(counts, _LARGEST).astype(np.uint32)
+        words = np.concatenate([*terms, np.empty(0, np.int64)])
+        times = np.concatenate([*counts, np.empty(0, np.int64)])
+        order = np.argsort(words, kind="stable")
+        words, starts = np.unique(words[order], return_index=True)
+        documents, times = documents[order], times[order]
+        places = np.flatnonzero(times > _LARGEST)
         return cls(
             0,
             words.astype(np.uint32),
-            np.append(starts, len(packed)).astype(np.uint32),
-            packed,
+            np.append(starts, len(times)).astype(np.uint32),
+            documents.astype(np.uint32) << _BITS | np.minimum(times, _LARGEST).astype(np.uint32),
             places.astype(np.uint32),
-            counts[places].astype(np.uint32),
-            lengths,
+            times[places].astype(np.uint32),
+            np.asarray(lengths, np.uint32),
         )
 
     def moved(self, first: int) -> Postings:
@@ -91,30 +80,58 @@ class Postings:
 
     @staticmethod
     def join(several: Sequence[Postings]) -> Postings:
-        """Put those of one behind those of another, which follows it."""
+        """Put those of one behind those of another, which follows it; nothing is sorted again."""
         if len(several) == 1:
             return several[0]
-        parts = [piece._unpacked() for piece in several]
+        if sum(map(len, several)) > _MOST_DOCUMENTS:
+            raise ValueError(f"more than {_MOST_DOCUMENTS} documents cannot be searched by words")
+        empty = np.empty(0, np.uint32)
         first = several[0].first if several else 0
-        shifts = [piece.first - first for piece in several]
-        shifted = [part[1] + shift for part, shift in zip(parts, shifts, strict=True)]
-        joined = Postings._sorted(
-            np.concatenate([part[0] for part in parts] or [np.empty(0, np.int64)]),
-            np.concatenate(shifted or [np.empty(0, np.int64)]),
-            np.concatenate([part[2] for part in parts] or [np.empty(0, np.int64)]),
-            np.concatenate([piece.lengths for piece in several] or [np.empty(0, np.uint32)]),
+        terms = np.unique(np.concatenate([empty, *(piece.terms for piece in several)]))
+        widths = np.zeros(len(terms), np.int64)
+        for piece in several:
+            widths[np.searchsorted(terms, piece.terms)] += piece._widths
+        starts = np.concatenate([[0], np.cumsum(widths)])
+        filled = starts[:-1].copy()
+        packed = np.empty(starts[-1], np.uint32)
+        places = []
+        for piece in several:
+            its = np.searchsorted(terms, piece.terms)
+            moved = np.repeat(filled[its] - piece.starts[:-1], piece._widths)
+            moved += np.arange(len(moved))
+            packed[moved] = piece.packed + np.uint32((piece.first - first) << _BITS)
+            places.append(moved[piece.places])
+            filled[its] += piece._widths
+        everywhere = np.concatenate([np.empty(0, np.int64), *places])
+        order = np.argsort(everywhere)
+        return Postings(
+            first,
+            terms,
+            starts.astype(np.uint32),
+            packed,
+            everywhere[order].astype(np.uint32),
+            np.concatenate([empty, *(piece.counts for piece in several)])[order],
+            np.concatenate([empty, *(piece.lengths for piece in several)]),
         )
-        return joined.moved(first)
 
     def kept(self, numbers: npt.NDArray[np.int64]) -> Postings:
         """Return those of some of the documents, whose numbers are in order, counted anew."""
         new = np.full(len(self), -1, np.int64)
         new[numbers - self.first] = np.arange(len(numbers))
-        terms, documents, counts = self._unpacked()
-        documents = new[documents]
+        documents = new[self.packed >> _BITS]
         good = documents >= 0
-        return Postings._sorted(
-            terms[good], documents[good], counts[good], self.lengths[numbers - self.first]
+        before = np.concatenate([[0], np.cumsum(good)])
+        starts = before[self.starts]
+        used = np.flatnonzero(np.diff(starts))
+        large = good[self.places]
+        return Postings(
+            0,
+            self.terms[used],
+            np.append(starts[used], before[-1]).astype(np.uint32),
+            documents[good].astype(np.uint32) << _BITS | (self.packed[good] & _LARGEST),
+            before[self.places[large]].astype(np.uint32),
+            self.counts[large],
+            self.lengths[numbers - self.first],
         )
 
     def find(self, term: int, alive: npt.NDArray[np.bool_] | None) -> tuple[Array, Array, Array]:
@@ -141,9 +158,6 @@ class Postings:
             lengths = lengths[alive[self.first : self.stop]]
         return int(lengths.sum(dtype=np.int64))
 
-    def _unpacked(self) -> tuple[Array, Array, Array]:
-        counts = (self.packed & _LARGEST).astype(np.int64)
-        counts[self.places] = self.counts
-        widths = self.starts[1:] - self.starts[:-1]
-        terms = np.repeat(self.terms.astype(np.int64), widths)
-        return terms, (self.packed >> _BITS).astype(np.int64), counts
+    @property
+    def _widths(self) -> npt.NDArray[np.int64]:
+        return np.diff(self.starts.astype(np.int64)).astype(np.int64)

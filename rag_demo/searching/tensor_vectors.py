@@ -132,8 +132,6 @@ class TensorVectors(VectorStore):
         store = self._with(self._make_base(vectors))
         assert store._base is not None
         store._base.saved = saved
-        if self._scans_copy(vectors.shape[1]) and all(name in saved.derived for name in _COPY):
-            store._caches.copy = _copy_of(saved, vectors)
         return store
 
     def emptied(self) -> TensorVectors:
@@ -272,8 +270,9 @@ class TensorVectors(VectorStore):
             rows = np.flatnonzero(allowed)
             if len(rows) <= _FEW_ALLOWED:
                 return best_among(rows, queries, top_k, self.vectors)
-        copies = self._scans_copy(self.dimension)
-        is_direct = len(self) <= _FEW_ROWS or not copies
+        has_unchecked = self._has_unchecked()
+        copies = has_unchecked or self._scans_copy(self.dimension)
+        is_direct = not has_unchecked and (len(self) <= _FEW_ROWS or not copies)
         if len(queries) == 1 and in_host and options.dtype == "float32" and is_direct:
             return best_of_all(self._in_host(), queries[0], top_k, allowed)
         budget = options.memory_budget
@@ -293,6 +292,14 @@ class TensorVectors(VectorStore):
             self._base.saved.check_all()
         parts = [self._base.originals]
         return parts if self._tail is None else [*parts, self._tail.rows]
+
+    def _has_unchecked(self) -> bool:
+        """Whether a kept copy is scanned because checking it is less work than all vectors."""
+        base, options = self._base, self.options
+        if base is None or base.saved is None or base.is_streamed or not base.saved.has(_COPY):
+            return False
+        on_cpu = options.dtype == "float32" and options.device == "cpu"
+        return on_cpu and not base.saved.is_checked_soon()
 
     def _scans_copy(self, dimension: int) -> bool:
         """Whether an int8 copy is scanned in place of a float32 tensor."""
@@ -341,10 +348,11 @@ class TensorVectors(VectorStore):
     def _copy(self) -> ScannedCopy:
         """Return the int8 copy; what was added since is rounded as soon as it is many rows."""
         caches, whole = self._caches, len(self) // BLOCK * BLOCK
+        saved = None if self._base is None else self._base.saved
         copy = caches.copy
+        if copy is None and saved is not None and saved.has(_COPY):
+            copy = _copy_of(saved)
         if copy is None:
-            if self._base is not None and self._base.saved is not None:
-                self._base.saved.check_all()
             copy = ScannedCopy.of(self._in_host()[0])
         if whole - len(copy) >= _ROUNDED_AT_ONCE:
             copy = copy.extended(self.vectors(np.arange(len(copy), whole)))
@@ -352,14 +360,14 @@ class TensorVectors(VectorStore):
         return copy
 
 
-def _copy_of(saved: SavedVectors, vectors: Vectors) -> ScannedCopy | None:
+def _copy_of(saved: SavedVectors) -> ScannedCopy | None:
     """Take the int8 copy out of an index, if it is what it should be."""
     import torch
 
     arrays = [saved.derived[name] for name in _COPY]
-    rows = len(vectors) // BLOCK * BLOCK
+    rows, dimension = len(saved.vectors) // BLOCK * BLOCK, saved.vectors.shape[1]
     blocks = (rows // BLOCK,)
-    shapes = [("int8", (rows, vectors.shape[1])), ("float32", blocks), ("float32", blocks)]
+    shapes = [("int8", (rows, dimension)), ("float32", blocks), ("float32", blocks)]
     if [(array.dtype.name, array.shape) for array in arrays] != shapes:
         return None
     return ScannedCopy(*(torch.from_numpy(array) for array in arrays))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +13,10 @@ import numpy.typing as npt
 from rag_demo.vectors import Rows, Vectors
 
 __all__ = ["FileOfVectors", "Pairs", "SavedVectors", "VectorStore"]
+
+_FEW_BYTES = 1 << 26  # are checked at once, which takes 30 ms
+_PARTS = 16
+_MOST_OFF = 1e-3  # of a length that should be 1
 
 Pairs = tuple[Rows, Rows]
 
@@ -50,6 +54,7 @@ class SavedVectors:
     check_lengths: Callable[[], None]
     derived: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     _is_checked: bool = False
+    _passed: int = 0
     _checked: npt.NDArray[np.bool_] | None = None
 
     def check_all(self) -> None:
@@ -57,6 +62,29 @@ class SavedVectors:
         if not self._is_checked:
             self.check()
             self._is_checked = True
+
+    def has(self, names: Iterable[str]) -> bool:
+        """Whether all these arrays were saved; none of them is read."""
+        return all(name in self.derived for name in names)
+
+    def is_checked_soon(self) -> bool:
+        """Check a part of them, and say whether all are checked by now.
+
+        So the first searches of a large index take a little longer, and none takes a second.
+        """
+        if self._is_checked or self.file is None or self.vectors.nbytes <= _FEW_BYTES:
+            self.check_all()
+            return True
+        stop = min(self._passed + -(-len(self.vectors) // _PARTS), len(self.vectors))
+        row_bytes = self.vectors.itemsize * self.vectors.shape[1]
+        header = len(self.file) - self.vectors.nbytes
+        self.file.read(header + self._passed * row_bytes, header + stop * row_bytes)
+        some = self.vectors[self._passed : stop]
+        if not (np.abs(np.einsum("ij,ij->i", some, some) - 1) < _MOST_OFF).all():
+            self.check()  # Says which, and raises.
+        self._passed = stop
+        self._is_checked = stop == len(self.vectors)
+        return False  # This time it was not.
 
     def checked(self, rows: Rows) -> Vectors:
         """Return the vectors of rows; of the file only what these are in is checked."""

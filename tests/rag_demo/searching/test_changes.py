@@ -12,6 +12,7 @@ from collections_of import Hashed, nearest, text_of
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 from rag_demo.documents.growing import Growing
+from rag_demo.index import write_index
 from rag_demo.searching.postings import Postings
 
 KINDS: list[Any] = [
@@ -149,3 +150,44 @@ def test_postings() -> None:
     kept = both.kept(np.asarray([0, 2]))
     assert [each.tolist() for each in kept.find(1, None)] == [[0, 1], [70, 1000], [72, 1063]]
     assert Postings.join([]).find(1, None)[0].tolist() == []
+
+
+def test_a_large_index_is_checked_bit_by_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kept copy answers until all vectors are checked; answers are exact at each moment."""
+    monkeypatch.setattr("rag_demo.searching.vector_store._FEW_BYTES", 0)
+    documents = {f"{n:03}": text_of(n) for n in range(300)}
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(list(documents.values()), ids=list(documents))
+        held = retriever._held
+        vectors, kept = held.vectors.vectors(), held.vectors.derived()
+        write_index(tmp_path / "i", "hashed", vectors, held.documents, derived=kept)
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.load(tmp_path / "i")
+        saved = retriever._held.vectors._base.saved  # type: ignore[attr-defined]
+        checked = []
+        for number in range(20):
+            query = text_of(number)
+            found = [(r.id, r.score) for r in retriever.search(query, 7)]
+            assert found == nearest(documents, query, 7)
+            checked.append(saved._is_checked)
+            if number == 3:
+                retriever.add(["echo echo"], ids=["new"])
+                documents["new"] = "echo echo"
+        assert not checked[5]
+        assert checked[-1]
+
+
+@pytest.mark.parametrize("which", ["scan.vectors", "scan.scales", "scan.errors"])
+def test_kept_copies_of_other_vectors(which: str, tmp_path: Path) -> None:
+    """A copy of another shape is not used."""
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add([text_of(n) for n in range(64)])
+        kept = retriever._held.vectors.derived()
+        before = retriever.search_batch(["echo"] * 2)
+        kept[which] = kept[which][:-1]
+        held = retriever._held
+        write_index(tmp_path / "j", "hashed", held.vectors.vectors(), held.documents, derived=kept)
+        retriever.load(tmp_path / "j")
+        assert retriever.search_batch(["echo"] * 2) == before
