@@ -8,7 +8,8 @@ pointed at each storage in turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat, starmap
 from typing import Any, NamedTuple
 
 from torch_utils._releasing.reading import undisturbed
@@ -112,6 +113,27 @@ class StorageReader:
                 point_at(rest)
 
         return note
+
+    def note_all(self, addresses: Sequence[int]) -> tuple[list[int], list[int], list[bool]]:
+        """Note storages in one step of C: weak references, sizes, and whether they are torch's."""
+        scratch = self._pair[0]
+        none = repeat(())
+        try:
+            # In turn, for each: a zip takes one from each of them, in this order.
+            noted = list(
+                chain.from_iterable(
+                    zip(
+                        map(scratch._set_cdata, addresses),
+                        starmap(scratch._weak_ref, none),
+                        starmap(scratch.nbytes, none),
+                        starmap(scratch.resizable, none),
+                        strict=False,
+                    )
+                )
+            )
+        finally:
+            scratch._set_cdata(self._rest)
+        return noted[1::4], noted[2::4], noted[3::4]
 
     def storage_of(self, tensor: Any) -> Any:
         """Return the storage of any other tensor that is made of one; it may have no memory."""
