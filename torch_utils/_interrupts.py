@@ -9,6 +9,10 @@ that is not can be gone on with. What remains is an interrupt at the callee's fi
 
 from __future__ import annotations
 
+from opcode import opmap
+
+from torch_utils._runtime import early_bound
+
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +20,24 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_RESUME, _NOP = opmap.get("RESUME"), opmap["NOP"]
+
+
+@early_bound
+def _is_start(code: CodeType, offset: int) -> bool:
+    if offset <= 0:
+        return True  # Python 3.10 has no instruction that only marks the start.
+    if _RESUME is None:
+        return False
+    instructions = code.co_code
+    at, before = instructions[offset], instructions[offset - 2]
+    # The argument tells the start from what follows a yield; ``try:`` is an instruction, too.
+    return (at == _RESUME and instructions[offset + 1] == 0) or (
+        at == _NOP and before == _RESUME and instructions[offset - 1] == 0
+    )
+
+
+@early_bound
 def never_began(error: BaseException) -> bool:
     """Say whether an interrupt came before the first instruction of the function that was called.
 
@@ -29,6 +51,7 @@ def never_began(error: BaseException) -> bool:
     return _is_start(callee.tb_frame.f_code, callee.tb_lasti)
 
 
+@early_bound
 def came_out_of(function: Callable[..., Any], error: BaseException) -> bool:
     """Say whether what a caller of this function caught came out of that, or only beside it.
 
@@ -39,19 +62,4 @@ def came_out_of(function: Callable[..., Any], error: BaseException) -> bool:
     code = getattr(function, "__code__", None)
     return isinstance(error, Exception) or (
         callee is not None and (code is None or callee.tb_frame.f_code is code)
-    )
-
-
-def _is_start(code: CodeType, offset: int) -> bool:
-    if offset <= 0:
-        return True  # Python 3.10 has no instruction that only marks the start.
-    from opcode import opmap
-
-    if "RESUME" not in opmap:
-        return False
-    instructions = code.co_code
-    at, before = instructions[offset], instructions[offset - 2]
-    # The argument tells the start from what follows a yield; ``try:`` is an instruction, too.
-    return (at == opmap["RESUME"] and instructions[offset + 1] == 0) or (
-        at == opmap["NOP"] and before == opmap["RESUME"] and instructions[offset - 1] == 0
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import compress, islice, repeat
+from itertools import compress, repeat
 from operator import and_, eq, not_
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ class _Notes:
         """Copy those of the entries from there on that are wanted."""
         which, made = list(wanted), _Notes()
         for mine, theirs in zip(made._columns(), self._columns(), strict=True):
-            mine += compress(islice(theirs, begin, None), which)
+            mine += compress(theirs[begin : begin + len(which)], which)
         return made
 
     def extend(self, others: _Notes) -> None:
@@ -251,10 +251,11 @@ class Inventory:
                 if not all(gone):
                     kept.extend(notes.chosen(start, map(not_, gone)))
                     weak = list(compress(weak, gone))
-                for place in {*notes.devices[start : start + _AT_ONCE]}:
-                    chosen = map(eq, islice(notes.devices, start, None), repeat(place))
-                    sizes = islice(notes.sizes, start, None)
-                    self.add_freed(place, sum(compress(sizes, map(and_, gone, chosen))))
+                devices = notes.devices[start : start + _AT_ONCE]
+                for place in {*devices}:
+                    chosen = map(and_, gone, map(eq, devices, repeat(place)))
+                    sizes = notes.sizes[start : start + _AT_ONCE]
+                    self.add_freed(place, sum(compress(sizes, chosen)))
                 deque(map(self._free, weak), maxlen=0)
         self.known = {*self._own.keys, *self._beyond.keys, *(e.held.key for e in self._lent)}
 

@@ -129,7 +129,7 @@ class Release:
         try:
             logged = action()
             if logged is not None:
-                self.errors.append(logged)
+                self._keep(logged)
         except BaseException as error:
             # The boundary between one object's cleanup and the next one's: each target is given up,
             # whatever the others raise. `raise_interrupt` passes on what is no Exception.
@@ -137,9 +137,12 @@ class Release:
 
     def failed(self, name: str, error: BaseException) -> None:
         """Take note of an error in one target, and log it once."""
-        self.errors.append(error)
         log(ERROR, "releasing %s failed: %r", name, error, exc_info=error)
-        # The report keeps the error, and must not keep what was in its frames.
+        self._keep(error)
+
+    def _keep(self, error: BaseException) -> None:
+        """Keep an error for the report, which must not keep what was in its frames."""
+        self.errors.append(error)
         if not is_shutting_down():
             self._handled.clear_frames(error)
 
