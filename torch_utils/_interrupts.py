@@ -9,9 +9,13 @@ that is not can be gone on with. What remains is an interrupt at the callee's fi
 
 from __future__ import annotations
 
+from _thread import interrupt_main
+from functools import partial
+from itertools import starmap
 from opcode import opmap
+from weakref import ref
 
-from torch_utils._runtime import early_bound
+from torch_utils._runtime import MODULES, PHASE, early_bound
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_RAISES = (opmap["RAISE_VARARGS"], opmap["RERAISE"])
 _RESUME, _NOP = opmap.get("RESUME"), opmap["NOP"]
 
 
@@ -63,3 +68,35 @@ def came_out_of(function: Callable[..., Any], error: BaseException) -> bool:
     return isinstance(error, Exception) or (
         callee is not None and (code is None or callee.tb_frame.f_code is code)
     )
+
+
+class _Late:
+    """At its end, has the main thread interrupted."""
+
+    __slots__ = ("__weakref__", "_end")
+
+    def __init__(self) -> None:
+        # All in C: a function of Python's would be the first to be interrupted.
+        self._end = ref(self, partial(next, starmap(interrupt_main, [()])))
+
+
+@early_bound
+def again_afterwards(error: BaseException) -> object:
+    """Have a Ctrl-C that came into a destructor come again when that has returned.
+
+    A destructor can pass nothing on: what gets out of it is printed, and the program runs on.
+    What the program itself has raised is not that.
+
+    Returns:
+        What the destructor keeps in a variable: its end is the signal.
+    """
+    threading, here = MODULES.get("threading"), error.__traceback__
+    if type(error) is not KeyboardInterrupt or PHASE.exiting or here is None:
+        return None
+    if threading is not None and threading.current_thread() is not threading.main_thread():
+        return None
+    while here.tb_next is not None:
+        here = here.tb_next
+    if here.tb_frame.f_code.co_code[here.tb_lasti] in _RAISES:
+        return None
+    return _Late()

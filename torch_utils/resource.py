@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn, TypeVar
 from warnings import warn
 
+from torch_utils._interrupts import again_afterwards
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, log
 from torch_utils.errors import ResourceClosedError, shown
@@ -205,7 +206,11 @@ class Resource:
         dropped = dropped and not _is_calling_del(_getframe(0).f_back)
         try:
             mine = "claim" not in entry.__dict__ and entry.close(self)
-        except BaseException:  # A destructor has no caller to tell; the registry has logged it.
+        except BaseException as error:
+            # A destructor has no caller to tell; the registry has logged it. What the variable
+            # has goes with this call, which the entry's error would keep: a Ctrl-C comes again.
+            _again = again_afterwards(error)
+            error.__traceback__ = None
             return
         if mine and dropped and entry.built and not is_shutting_down():
             # Last, because ``-W error`` turns it into an exception.

@@ -46,8 +46,15 @@ class StorageReader:
         buffer = getattr(torch.nn, "Buffer", torch.nn.Parameter)  # from torch 2.5 on
         self.plain_kinds = (torch.Tensor, torch.nn.Parameter, buffer)
         self._untyped = torch.Tensor.untyped_storage
+        self._torch = torch
         self._rest = 0
+        self._is_prepared = False
+
+    def _prepare(self) -> None:
+        """Make what storages are noted with; most scopes and releases of nothing need none."""
+        torch = self._torch
         if _PROVEN.get("fast", True):
+            kind = torch.UntypedStorage
             with undisturbed(torch):
                 # In this order: a tuple lets go of its last entry first, and the scratch object
                 # has to be alone with what it points at when it goes.
@@ -77,11 +84,14 @@ class StorageReader:
 
     def is_plain(self, tensor: Any) -> bool:
         """Whether a tensor's storage can be noted by its address."""
-        return self._rest != 0 and type(tensor) in self.plain_kinds and tensor.is_cpu
+        return self.is_fast and type(tensor) in self.plain_kinds and tensor.is_cpu
 
     @property
     def is_fast(self) -> bool:
         """Whether storages can be noted by their addresses."""
+        if not self._is_prepared:
+            self._prepare()
+            self._is_prepared = True
         return self._rest != 0
 
     def note(self, address: int) -> Noted:

@@ -62,6 +62,7 @@ class Release:
         self._outer = _enclosing()
         self._caller = caller_key()
         self._under_way = False
+        self.is_idle = collect == "auto" and not thorough  # Until there is something to do.
 
     def begin(self) -> None:
         """Have what the caller releases from here on, until `end`, belong to this release."""
@@ -81,6 +82,7 @@ class Release:
         on: it keeps nothing from being given up, at whichever instruction it comes.
         """
         outermost = not self._under_way
+        self.is_idle = self.is_idle and not targets
         try:
             try:
                 self.begin()
@@ -176,7 +178,7 @@ class Release:
             errors=tuple(self.errors),
             duration_s=time.perf_counter() - self._started,
             before=self._before,
-            after=memory_snapshot(),
+            after=self._before if self.is_idle else memory_snapshot(),
         )
 
     def _still_held(self, alive: list[Held]) -> tuple[StillHeld, ...]:
