@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from zygotes import ZYGOTES
 
 pytest_plugins = ["pytester", "hazards.summary"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two workers on two cores: threads of torch that wait for each other by spinning keep those from
 # running that they wait for. Sleeping instead makes the tests with torch three times as fast.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Some thousand interpreters are started: each would compile the packages again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 WORDS = "the a of how do i give memory back cache paris france capital heap trim city".split()
 
@@ -52,6 +57,13 @@ def write_tiny_model(folder: Path, *, dimension: int = 32) -> Path:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep the commands' embedding cache out of the user's folder, in subprocesses too."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def zygotes() -> Iterator[None]:
+    """End the interpreters that programs with torch are forked from."""
+    yield
+    ZYGOTES.close()
 
 
 @pytest.fixture(scope="session")

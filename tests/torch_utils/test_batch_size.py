@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from programs import assert_clean, run
+from programs import assert_clean, run_forked
 from torch_utils import find_batch_size
 
 
@@ -173,7 +173,7 @@ def test_under_a_real_limit() -> None:
     assert work() == tried[-1] >= 16, tried
     assert tried[0] == 64 and len(tried) > 1, tried
     """
-    assert_clean(run(program))
+    assert_clean(run_forked(program))
 
 
 def test_an_error_while_an_older_one_is_handled() -> None:

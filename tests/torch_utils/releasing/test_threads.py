@@ -194,10 +194,12 @@ def test_tuples_that_others_build() -> None:
             except SystemError as error:
                 broken.append(error)
 
-    def count(look: Callable[[], object]) -> int:
+    def count(look: Callable[[], object], times: int) -> int:
         broken.clear()
-        for _ in range(6):
+        for _ in range(times):
             look()
+            if broken:
+                break
         return len(broken)
 
     def share() -> None:
@@ -209,8 +211,10 @@ def test_tuples_that_others_build() -> None:
     for thread in builders:
         thread.start()
     try:
-        found = count(share)
-        control = count(lambda: [thing for thing in gc.get_objects() if type(thing) is nn.Linear])
+        found = count(share, 4)
+        control = count(
+            lambda: [thing for thing in gc.get_objects() if type(thing) is nn.Linear], 100
+        )
     finally:
         stop.set()
         for thread in builders:

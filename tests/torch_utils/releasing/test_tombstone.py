@@ -24,7 +24,7 @@ import rich.pretty
 import torch
 from torch import nn
 
-from programs import assert_clean, run
+from programs import assert_clean, run_forked
 from torch_utils import ReleasedError, Resource, release
 from torch_utils._releasing.tombstone import bury
 
@@ -305,4 +305,4 @@ def test_destructors_at_the_end() -> None:
     torch.keep = Owner(model)
     Owner(model)
     """
-    assert_clean(run(program))
+    assert_clean(run_forked(program))
