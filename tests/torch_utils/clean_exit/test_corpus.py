@@ -44,7 +44,7 @@ def run(pair: Pair, which: str, python: str, folder: Path) -> ExitReport:
 
 
 @functools.cache
-def run_those_that_wait(version: str) -> dict[tuple[Pair, str], ExitReport]:
+def run_those_that_wait(version: str) -> dict[tuple[str, str], ExitReport]:
     """Run the programs that do nothing for seconds, at the same time."""
     with TemporaryDirectory() as folder, ThreadPoolExecutor(6) as executor:
         started = {}
@@ -52,13 +52,13 @@ def run_those_that_wait(version: str) -> dict[tuple[Pair, str], ExitReport]:
             for which in ("dirty", "clean"):
                 own = Path(folder, f"{pair}-{which}")
                 own.mkdir()
-                started[pair, which] = executor.submit(run, pair, which, PYTHONS[version], own)
+                started[str(pair), which] = executor.submit(run, pair, which, PYTHONS[version], own)
         return {key: future.result() for key, future in started.items()}
 
 
 def report_on(pair: Pair, which: str, version: str, folder: Path) -> ExitReport:
     if pair.options in (HANGS, SLOW):
-        return run_those_that_wait(version)[pair, which]
+        return run_those_that_wait(version)[str(pair), which]
     return run(pair, which, PYTHONS[version], folder)
 
 

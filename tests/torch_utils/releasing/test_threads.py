@@ -60,7 +60,7 @@ def model_of(layers: int = 20) -> nn.Sequential:
 @pytest.mark.usefixtures("hasty")
 def test_two_threads_release_one_model() -> None:
     """No error, and what was given up is reported once."""
-    for _ in range(15):
+    for _ in range(8):
         model = model_of()
         expected = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         reports = in_threads(
@@ -78,7 +78,7 @@ def test_forward_meets_a_released_error() -> None:
     """Never an AttributeError or a KeyError of a half-emptied layer."""
     inputs = torch.ones(2, 4)
     errors = []
-    for _ in range(10):
+    for _ in range(5):
         model = model_of().eval()
 
         def forward(model: nn.Module = model) -> None:
