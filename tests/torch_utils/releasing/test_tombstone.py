@@ -248,6 +248,7 @@ def test_child_of_a_live_parent(use: str) -> None:
     assert parent(torch.ones(1, 4)).shape == (1, 4)
 
 
+@pytest.mark.xdist_group("transformers")
 def test_part_of_a_live_sentence_transformer(tiny_model: Path) -> None:
     """Its first part is asked in properties as well."""
     from sentence_transformers import SentenceTransformer
