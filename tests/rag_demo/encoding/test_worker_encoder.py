@@ -66,7 +66,7 @@ def test_errors_come_back(tmp_path: Path, tiny_model: Path) -> None:
     damaged = shutil.copytree(tiny_model, tmp_path / "m")
     (damaged / "model.safetensors").write_bytes(b"\x08")
     with (
-        EmbeddingModel(damaged, device="cpu", workers=2) as model,
+        EmbeddingModel(damaged, device="cpu", workers=1) as model,
         pytest.raises(ModelError, match="cannot be loaded"),
     ):
         model.load_model()
