@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Some thousand interpreters are started: each would compile the packages again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A shell starts background jobs with SIGINT ignored, and the tests' programs would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = "the a of how do i give memory back cache paris france capital heap trim city".split()
 
