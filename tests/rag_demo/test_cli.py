@@ -26,7 +26,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     result = rag_demo("index", folder, "--out", out, "--model", tiny_model)
     assert result.returncode == 0, str(result)
     assert "indexed 2 texts" in result.stdout
-    assert result.stderr == "rag-demo: skipped 1 file that is not UTF-8 text: latin.txt\n"
+    skipped = "skipped 1: 1 .txt that is not UTF-8 text (latin.txt)"
+    assert result.stderr == f"rag-demo: {skipped}\n"
     return out
 
 
@@ -48,7 +49,7 @@ def test_long_documents_in_bfloat16(tmp_path: Path, tiny_model: Path) -> None:
     source, out = tmp_path / "c.jsonl", tmp_path / "i"
     command = ("index", source, "--out", out, "--model", tiny_model, "--dtype", "bfloat16")
     assert_clean(rag_demo(*command, "--no-cache"))
-    result = rag_demo("search", out, "give memory back", "--model", tiny_model, "--json")
+    result = rag_demo("search", out, "give memory back", "--mode", "dense", "--json")
     assert_clean(result)
     (answer,) = json.loads(result.stdout)["results"]
     start, stop = answer["passage"]
@@ -59,7 +60,7 @@ def test_long_documents_in_bfloat16(tmp_path: Path, tiny_model: Path) -> None:
 
 def test_table(saved: Path, tiny_model: Path) -> None:
     """People get a table with scores and sources."""
-    result = rag_demo("search", saved, "the capital [of] France?", "--model", tiny_model)
+    result = rag_demo("search", saved, "the capital [of] France?", "--format", "table")
     assert_clean(result)
     for wanted in ("capital [of] France?", "paris.md", "score"):
         assert wanted in result.stdout
@@ -83,12 +84,17 @@ def test_errors(saved: Path, broken: Path, tmp_path: Path) -> None:
         ("index", empty, "--out", out): ("empty", "holds no text"),
         ("index", "no_such_package", "--out", out): ("no_such_package", "nor an installed"),
         ("index", "json", "--out", tmp_path): ("holds other files",),
-        ("search", tmp_path / "nowhere", "q"): ("does not exist", "rag-demo index"),
+        ("search", tmp_path / "nowhere", "q"): ("was not found", "rag-demo index"),
         ("search", broken, "q"): ("manifest.json", "is damaged"),
-        ("search", saved, "q"): ("all-MiniLM-L6-v2", "tiny"),
+        ("search", saved, "q", "--model", "all-MiniLM-L6-v2"): ("all-MiniLM-L6-v2", "tiny"),
         ("search", saved, "q", "--top-k", "0"): ("--top-k", "must be positive, not 0"),
         ("search", saved, "q", "--top-k", "x"): ("--top-k", "'x'"),
-        ("search", saved): ("Missing argument 'QUESTION'",),
+        ("search", saved): ("no question was asked",),
+        ("search", saved, " "): ("question is empty",),
+        ("search", saved, "q", "--where", "lang"): ("'lang' is no condition",),
+        ("evaluate", tmp_path / "nowhere"): ("was not found", "corpus.jsonl", "qrels/"),
+        ("info", empty): ("holds no index",),
+        ("delete", saved): ("nothing was named",),
         ("nonsense",): ("No such command 'nonsense'",),
     }
     for arguments, wanted in cases.items():

@@ -39,7 +39,7 @@ def test_folder(tmp_path: Path) -> None:
     assert "Visible & readable paragraph." in by_source["c.html"].text
     assert "hidden" not in by_source["c.html"].text
     assert by_source["d.py:1"].text == "d.f: Return what the caller asked for."
-    assert skipped.undecodable == []
+    assert str(skipped) == "skipped 1: 1 .png of no kind that is read (image.png)"
     assert len({d.id for d in documents}) == len(documents)
 
 
@@ -52,8 +52,8 @@ def test_undecodable_files_are_skipped_and_counted(tmp_path: Path) -> None:
     (tmp_path / "binary.txt").write_bytes(b"\0\1\2" * 100)
     documents, skipped = read(tmp_path)
     assert len(documents) == 1
-    assert sorted(skipped.undecodable) == ["binary.txt", "latin.txt"]
-    assert "skipped 2 files" in str(skipped)
+    wanted = "skipped 2: 2 .txt that is not UTF-8 text (binary.txt, latin.txt)"
+    assert str(skipped) == wanted
 
 
 def test_jsonl(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_unknown_sources(source: str, message: str) -> None:
 def test_unknown_kind_of_file(tmp_path: Path) -> None:
     """A file of another kind is refused with the kinds that can be read."""
     (tmp_path / "table.xlsx").write_bytes(b"x")
-    with pytest.raises(SourceError, match=r"known: \.jsonl \.md"):
+    with pytest.raises(SourceError, match=r"known: \.md \.markdown"):
         read(tmp_path / "table.xlsx")
 
 
