@@ -76,7 +76,7 @@ fuzz-index: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py fuzz 100000
 
 examples: .venv/.installed
-	$(PYTEST) -q tests/test_readme.py
+	$(PYTEST) -q tests/test_readme.py tests/rag_demo/test_examples.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -99,7 +99,7 @@ endif
 and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)))
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[rag,pdf,model,test,dev,bench]'
+		-c constraints.txt -e '.[rag,pdf,model,service,test,dev,bench]'
 	touch $@
 
 # Real programs for the slow tests, one by one: what cannot be installed is skipped there by name.
