@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from rag_demo.searching.filters import Condition, fulfils
 
-__all__ = ["Column"]
+__all__ = ["MISSING", "Column"]
 
 Array = npt.NDArray[Any]
 
-_MISSING = object()
+MISSING = object()
 _EXACT = 1 << 53  # whole numbers up to here are what they are in float64 too
 _LARGEST = (1 << 63) - 1
 _MOST_OTHERS = 64  # values that are neither numbers nor texts
@@ -59,8 +59,16 @@ class Column:
 
     @classmethod
     def of(cls, key: str, metadata: Iterable[Mapping[str, Any]]) -> Column | None:
-        """Make it of the metadata of documents; None if it has too many values to compare all."""
-        values = [each.get(key, _MISSING) for each in metadata]
+        """Make it of the metadata of documents; see `of_values`."""
+        return cls.of_values([each.get(key, MISSING) for each in metadata])
+
+    @classmethod
+    def of_values(cls, values: Sequence[Any]) -> Column | None:
+        """Make it of each document's value, or `MISSING`.
+
+        Returns:
+            None if it has too many values that are neither numbers nor texts.
+        """
         has_floats = any(type(value) is float for value in values)
         most = _EXACT if has_floats else _LARGEST
         numbers, texts, others = set[Any](), set[str](), list[Any]()
@@ -69,7 +77,7 @@ class Column:
                 texts.add(value)
             elif isinstance(value, (int, float)) and abs(value) <= most:
                 numbers.add(value)
-            elif value is not _MISSING and not any(_is_same(value, other) for other in others):
+            elif value is not MISSING and not any(_is_same(value, other) for other in others):
                 others.append(value)
                 if len(others) > _MOST_OTHERS:
                     return None
@@ -79,7 +87,7 @@ class Column:
         for place, value in enumerate(values):
             if isinstance(value, str) or (isinstance(value, (int, float)) and abs(value) <= most):
                 codes[place] = number_of[value]
-            elif value is not _MISSING:
+            elif value is not MISSING:
                 same = (_is_same(value, other) for other in others)
                 codes[place] = 1 + len(ordered) + list(same).index(True)
         kind = np.float64 if has_floats else np.int64

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.documents.document import Documents
-from rag_demo.searching.column import Column
+from rag_demo.searching.column import MISSING, Column
 from rag_demo.searching.filters import Where, conditions_of, fulfils
 
 __all__ = ["Columns"]
@@ -20,6 +19,7 @@ Array = npt.NDArray[Any]
 
 _PREFIX = "columns1."
 _ENOUGH = 1 << 9  # documents that are worth a column; fewer are looked at one by one
+_MOST_COLUMNS = 64  # are kept: those whose keys come first
 
 
 class Columns:
@@ -69,16 +69,11 @@ class Columns:
         return smaller
 
     def derived(self, documents: Documents, most_bytes: int) -> dict[str, Array]:
-        """Return what makes them again, as arrays: the columns that most documents have first."""
-        keys: Counter[str] = Counter()
-        metadata = []
-        for document in documents:
-            keys.update(document.metadata.keys())
-            metadata.append(document.metadata)
+        """Return what makes them again, as arrays; what would be too large is left out."""
         names: list[str] = []
         found: dict[str, Array] = {}
-        for key, _ in keys.most_common():
-            column = Column.of(key, metadata)
+        for key, values in _values_by_key(documents).items():
+            column = Column.of_values(values)
             arrays = {} if column is None else column.arrays()
             nbytes = sum(array.nbytes for array in arrays.values())
             if arrays and nbytes <= most_bytes:
@@ -111,3 +106,20 @@ class Columns:
         names = [name for name in self._kept if name.startswith(prefix)]
         column = Column.restored({name[len(prefix) :]: self._kept[name] for name in names})
         return (column,)
+
+
+def _values_by_key(documents: Documents) -> dict[str, list[Any]]:
+    """Read all metadata once; a document without a key has `MISSING`."""
+    found: dict[str, list[Any]] = {}
+    for number, document in enumerate(documents):
+        for key, value in document.metadata.items():
+            values = found.get(key)
+            if values is None:
+                if len(found) == _MOST_COLUMNS:
+                    continue
+                values = found[key] = []
+            values += [MISSING] * (number - len(values))
+            values.append(value)
+    for values in found.values():
+        values += [MISSING] * (len(documents) - len(values))
+    return found

@@ -11,8 +11,10 @@ import pytest
 from collections_of import Hashed, nearest, text_of
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever
+from rag_demo.documents.document import Document
 from rag_demo.documents.growing import Growing
 from rag_demo.index import write_index
+from rag_demo.ingest import ingest
 from rag_demo.searching.postings import Postings
 
 KINDS: list[Any] = [
@@ -191,3 +193,34 @@ def test_kept_copies_of_other_vectors(which: str, tmp_path: Path) -> None:
         write_index(tmp_path / "j", "hashed", held.vectors.vectors(), held.documents, derived=kept)
         retriever.load(tmp_path / "j")
         assert retriever.search_batch(["echo"] * 2) == before
+
+
+def test_an_ingested_index_has_it_all(tmp_path: Path) -> None:
+    """Words, columns and copies are there when it is opened; a search makes none of them."""
+    documents = [
+        Document(f"{n:03}", text_of(n) + " of many others" * 20, {"n": n, "even": n % 2 == 0})
+        for n in range(200)
+    ]
+    ingest(documents, Hashed(), tmp_path / "i")
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.load(tmp_path / "i")
+        held = retriever._held
+        kept = held.vectors._base.saved.derived  # type: ignore[attr-defined]
+        assert {"ids.order", "words1.packed", "columns1.keys"} <= set(kept)
+        table = held.documents
+        table._source = OnlyLength(len(table))  # type: ignore[assignment]
+        assert held.columns.matching({"n": {"$lt": 9}, "even": True}, table).sum() == 5
+        assert len(held.words.search("golf", table, None)[0]) > 5
+
+
+class OnlyLength:
+    """A source that nobody may read."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, number: int) -> Document:
+        raise AssertionError(f"document {number} is read")
