@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import click
 
 from rag_demo.commands.conditions import conditions_of
 from rag_demo.commands.options import folder_argument, manifest_of, say, warn
+from rag_demo.documents.document import Document
+from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import RagDemoError
 
 __all__ = ["delete", "info", "verify"]
@@ -71,43 +74,46 @@ def verify(folder: Path) -> None:
 )
 def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> None:
     """Delete texts from the index in DIR: by their IDs, or by a condition on their metadata."""
-    import numpy as np
-
-    from rag_demo.index import read_index, read_manifest, replace_index
+    from rag_demo.index import identity_of, read_index
+    from rag_demo.ingest import ingest
     from rag_demo.searching.filters import predicate
-    from rag_demo.storage.writing import lock
 
     if not ids and not conditions:
-        raise RagDemoError(
-            "nothing was named to delete; name ids, or a condition: --where KEY=VALUE"
-        )
+        raise RagDemoError("nothing was named to delete; name ids, or --where KEY=VALUE")
     where = conditions_of(conditions)
     fits = None if where is None else predicate(where)
-    manifest_of(folder)
-    with lock(folder):  # Nobody changes the index between reading and writing.
-        manifest = read_manifest(folder)
-        opened = read_index(folder)
-        opened.check_vectors()
-        unknown, kept = set(ids), []
-        for number, document in enumerate(opened.documents.stream()):
-            named = document.id in unknown
-            unknown.discard(document.id)
-            if not named and not (fits is not None and fits(document.metadata)):
-                kept.append(number)
-        gone = len(opened.documents) - len(kept)
-        if gone:
-            numbers = np.asarray(kept, np.int64)
-            vectors = opened.vectors[opened.rows.rows_of(numbers)]
-            documents = (opened.documents[number] for number in kept)
-            replace_index(
-                folder,
-                opened.identity,
-                vectors,
-                documents,
-                opened.rows.keep(numbers),
-                source=manifest.get("source"),
-                finished=manifest.get("finished", True),
-            )
+    manifest = manifest_of(folder)
+    named, unknown, gone = set(ids), set(ids), 0
+
+    def kept() -> Iterator[Document]:
+        """Read the index; `ingest` has locked it by the time that it asks for the first one."""
+        nonlocal gone
+        for document in read_index(folder).documents.stream():
+            if document.id in named or (fits is not None and fits(document.metadata)):
+                unknown.discard(document.id)
+                gone += 1
+            else:
+                yield document
+
+    known = _Known(identity_of(manifest))
+    done = ingest(kept(), known, folder, source=manifest.get("source"), replace=True)
+    if not done.finished:
+        raise click.Abort
     if unknown:
         warn(f"not there: {', '.join(sorted(unknown))}")
-    say(f"deleted {gone} text{'s' * (gone != 1)} of {folder}; {len(kept)} are left")
+    say(f"deleted {gone} text{'s' * (gone != 1)} of {folder}; {done.reused} are left")
+
+
+class _Known:
+    """Stands in for the model of an index to which nothing new is added."""
+
+    dimension = 0
+
+    def __init__(self, identity: ModelIdentity) -> None:
+        self.identity, self.name = identity, identity.name
+
+    def embed_query(self, text: str) -> Any:
+        return self.embed_documents([text])
+
+    def embed_documents(self, texts: Sequence[str]) -> Any:
+        raise RagDemoError("the index cannot be read; rag-demo verify says why")
