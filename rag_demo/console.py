@@ -114,7 +114,9 @@ def _bar(what: str, total: int | None, stream: TextIO) -> Iterator[Callable[...,
         def advance(count: int, part: int | None = None) -> None:
             nonlocal done
             done += count
-            shown = f"{done:,} texts" if part is not None or total is None else f"{done}/{total}"
+            is_part = part is not None or total is None
+            texts = "text" if done == 1 else "texts"
+            shown = f"{done:,} {texts}" if is_part else f"{done}/{total}"
             bar.update(task, advance=count if part is None else part, count=done, shown=shown)
 
         yield advance
