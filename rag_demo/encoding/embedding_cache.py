@@ -34,7 +34,8 @@ _VERSION = 2
 _ASKED = 500  # keys in one question
 _REMEMBERED = 1 << 14  # uses that are noted before they are written
 _EVICTED_AT_MOST = 4096  # in one go, so that no put takes longer than others
-_PRAGMAS = ("synchronous = NORMAL", "cache_size = -32000", "wal_autocheckpoint = 8000")
+# Nothing waits for the disk: a kill loses nothing, and what a power failure damages is noticed.
+_PRAGMAS = ("synchronous = OFF", "cache_size = -32000", "wal_autocheckpoint = 8000")
 # What is read often is small and apart from the vectors, which lie in the order in which they
 # came. So a put touches as many pages as it has rows, however many there are.
 _TABLES = (
@@ -58,9 +59,10 @@ log = logging.getLogger("rag_demo")
 class EmbeddingCache:
     """Vectors by key; the least recently used go when it becomes too large.
 
-    A cache that cannot be used is none: texts are embedded, and the log says so once. A row that
-    is not what was stored is not returned, and stored again; a damaged file is renamed to
-    ``.damaged`` and begun anew; another program's file is left alone. Threads may share it.
+    A kill loses nothing that was put; a power failure may. A cache that cannot be used is none:
+    texts are embedded, and the log says so once. A row that is not what was stored is not
+    returned, and stored again; a damaged file is renamed to ``.damaged`` and begun anew; another
+    program's file is left alone. Threads may share it.
 
     Args:
         path: The file; it is made, with its folder.
@@ -149,7 +151,7 @@ class EmbeddingCache:
     def _prepare(self, database: sqlite3.Connection) -> None:
         for pragma in _PRAGMAS:
             database.execute(f"PRAGMA {pragma}")
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_schema")}
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if tables and (application, version) != (_APPLICATION, _VERSION):
@@ -159,7 +161,7 @@ class EmbeddingCache:
         database.execute("PRAGMA journal_mode = WAL")
         if not tables:
             with _transaction(database):
-                if not database.execute("SELECT name FROM sqlite_schema").fetchone():
+                if not database.execute("SELECT name FROM sqlite_master").fetchone():
                     for statement in _TABLES:
                         database.execute(statement)
 
@@ -201,8 +203,13 @@ class EmbeddingCache:
         if self._used:
             database.execute("UPDATE state SET clock = clock + 1")
             (clock,) = database.execute("SELECT clock FROM state").fetchone()
+            (oldest,) = database.execute("SELECT MIN(used) FROM entries").fetchone()
+            # What is among the latest anyhow stays where it is: that much exactness is worth a
+            # page to write for each.
+            old = clock - (clock - (oldest or 0)) // 8
             database.executemany(
-                "UPDATE entries SET used = ? WHERE key = ?", [(clock, key) for key in self._used]
+                "UPDATE entries SET used = ? WHERE key = ? AND used < ?",
+                [(clock, key, old) for key in self._used],
             )
             self._used.clear()
 
