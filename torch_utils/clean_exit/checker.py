@@ -84,7 +84,7 @@ def check(
         if folder is not None:
             events.touch(mode=0o600)
             awaits = limits.stop_when is not None
-            started, changed = add_probe(words, environment, events, unbuffered=awaits)
+            started, changed = add_probe(words, environment, events, cwd=cwd, unbuffered=awaits)
         run = Run(
             started,
             changed,

@@ -21,7 +21,7 @@ def enter(here):
     probe = None
     if events and sys.version_info >= OLDEST:
         import clean_exit_probe as probe
-    for name in ("clean_exit_probe", "clean_exit_children", "clean_exit_entry"):
+    for name in [name for name in sys.modules if name.startswith("clean_exit_")]:
         sys.modules.pop(name, None)
     sys.path[:] = [entry for entry in sys.path if entry != here]
     sys.path_importer_cache.pop(here, None)
