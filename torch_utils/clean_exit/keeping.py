@@ -45,6 +45,7 @@ class Keeper:
         self.returncode: int | None = None
         self.had_children: bool | None = None  # whether the program had any; None: not known
         self.stopped: int | None = None
+        self.for_parent: list[tuple[int, int]] = []  # signals that it sent there, with the sender
         self._rest = b""
         self._gone = False
         if mask is None:
@@ -140,6 +141,9 @@ class Keeper:
                 self.stopped = int(number)
             elif what == "continued":
                 self.stopped = None
+            elif what == "parent":
+                signal_number, _, sender = number.partition(" ")
+                self.for_parent.append((int(signal_number), int(sender)))
             elif what == "gone":
                 self._gone = True
 

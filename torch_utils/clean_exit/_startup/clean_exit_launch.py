@@ -8,6 +8,6 @@ its variables live exactly as long as they would.
 import sys
 
 sys.path.insert(0, sys.argv[0].rpartition("/")[0])
-import clean_exit_isolated  # noqa: E402 - its folder is not on the path before
+import clean_exit_isolated
 
 clean_exit_isolated.run(globals())
