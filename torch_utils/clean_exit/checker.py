@@ -13,8 +13,8 @@ from typing import IO, Any
 from .attribution import condense, merge
 from .command import add_probe, parse_command
 from .events import Inside
-from .findings import Finding
-from .report import ExitReport, signal_name
+from .findings import Finding, signal_name
+from .report import ExitReport
 from .run import Limits, Outcome, Run
 
 

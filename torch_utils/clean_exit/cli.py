@@ -119,10 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code."""
     own, command = split_arguments(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser()
-    try:
-        parser.set_defaults(**read_settings())
-    except ValueError as error:
-        parser.error(str(error))
+    if "--explain" not in " ".join(own):  # That needs no settings, right or wrong.
+        try:
+            parser.set_defaults(**read_settings())
+        except ValueError as error:
+            parser.error(str(error))
     options = parser.parse_args(own)
     if options.explain is not None:
         return _explain(parser, options.explain)
@@ -130,9 +131,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("there is no command to run")
     for path in filter(None, (options.report_json, options.report_junit)):
         # Said before the program runs, rather than when its report is lost.
-        if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
-            parser.error(f"the report {path!r} cannot be written: not a file in a writable folder")
+        if obstacle := _why_not_writable(Path(path)):
+            parser.error(f"the report {path!r} cannot be written: {obstacle}")
     return _run_repeatedly(parser, options, command)
+
+
+def _why_not_writable(path: Path) -> str:
+    """Say what keeps a file from being written; nothing if nothing does."""
+    if path.is_dir():
+        return "it is a folder"
+    if path.exists():
+        return "" if os.access(path, os.W_OK) else "it may not be written to"
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {os.fspath(folder)!r}"
+    return "" if os.access(folder, os.W_OK) else f"{os.fspath(folder)!r} may not be written to"
 
 
 def _explain(parser: argparse.ArgumentParser, name: str) -> int:

@@ -26,7 +26,7 @@ import sys
 import time
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-from keeper_ending import descendants, end_all, is_below, send  # noqa: E402
+from keeper_ending import descendants, end_all, is_below, send
 
 _MOST_FILES = 3
 _NOT_A_PROGRAM = 8  # ENOEXEC
@@ -249,7 +249,7 @@ class _Keeper:
         for entry in [entry for entry in self._got if now >= entry[1] + _FOR_ONE_S]:
             self._got.remove(entry)
             if entry[2]:
-                _say(self._control, "parent %d %d" % entry[0])
+                _say(self._control, "parent {} {}".format(*entry[0]))
 
     def _drain(self):
         try:

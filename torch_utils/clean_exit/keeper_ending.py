@@ -116,6 +116,7 @@ def _send_to(process, number):
 
 
 def send(pid, number):
+    """Send a signal; False if that is not allowed."""
     try:
         os.kill(pid, number)
     except PermissionError:

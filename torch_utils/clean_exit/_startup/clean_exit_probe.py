@@ -49,10 +49,11 @@ def install(path, here):
     atexit.register(_make_last_callback(record, flush, state, os))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
+            before=lambda: children.watch_crashes(record, sys),
             after_in_parent=lambda: state.update(spawned=True),
             after_in_child=_make_after_fork(forget, state),
         )
-    children.follow(path, here, state, os, sys)
+    children.follow(path, here, record, state, os, sys)
     children.watch_shared_memory(record)
     children.watch_tracker(record, sys)
 
@@ -149,8 +150,35 @@ def _offer_stacks(path, record, os):
         if number is not None:
             faulthandler.register(STACKS_SIGNAL, file=number, all_threads=True)
             record("stacks", _read_stat(os)[0], number)
+            _withdraw_if_handled(record)
     except Exception:  # A Python without faulthandler: no stacks.
         pass
+
+
+def _withdraw_if_handled(record):
+    """Withdraw the offer of stacks when the program handles that signal itself.
+
+    signal.signal() looks up _signal.signal with its argument at hand: seen there, and not by a
+    function around it, it leaves no frame in the tracebacks of the errors of that call.
+    """
+    import _signal
+
+    usual, caller = _signal.signal, sys._getframe
+
+    class Module(type(_signal)):
+        @property
+        def signal(self, _wanted=STACKS_SIGNAL, _is=isinstance, _int=int, _failure=Exception):
+            try:
+                frame = caller(1)
+                number = frame.f_locals.get("signalnum")
+                if frame.f_code.co_name == "signal" and _is(number, _int) and number == _wanted:
+                    record("stacks", None, None)
+            except _failure:
+                pass
+            return usual
+
+    Module.__name__ = Module.__qualname__ = "module"
+    _signal.__class__ = Module
 
 
 def _make_note(record, state):
@@ -211,7 +239,28 @@ def _listen(note, state):
 
     if not state["audited"]:
         state["audited"] = True
+        _add_hook(hook, state)
+
+
+def _add_hook(hook, state):
+    try:
         sys.addaudithook(hook)
+    except Exception:  # A hook of the program's own forbids it: what happens is not seen.
+        state["replaced"] = True
+
+
+def _watch_execution(record, state):
+    """Record that this process becomes another program, whose end the record says nothing of.
+
+    Seen from where nothing but callbacks and destructors run: a program that does it before never
+    gets to the end of its record.
+    """
+
+    def hook(event, args, _event="os.exec"):
+        if event == _event:
+            record("executed")
+
+    _add_hook(hook, state)
 
 
 def _mentions_hook(os):
@@ -310,6 +359,7 @@ def _watch_threads(record, note, flush, state, hook):
             flush()
             state["phase"] = "atexit"
             record("atexit")
+            _watch_execution(record, state)
 
     threading._shutdown = _shutdown
 
