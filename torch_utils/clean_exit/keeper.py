@@ -258,6 +258,7 @@ class _Keeper:
             pass
 
     def _reap(self):
+        """Take in what has become of children; say whether there are any still."""
         flags = os.WNOHANG | os.WUNTRACED | getattr(os, "WCONTINUED", 0)
         status = None
         while True:
@@ -265,6 +266,7 @@ class _Keeper:
             try:
                 pid, change = os.waitpid(-1, flags)
             except ChildProcessError:
+                pid = -1
                 break
             if pid == self._pid and (os.WIFEXITED(change) or os.WIFSIGNALED(change)):
                 self._ended, status = True, change
@@ -277,6 +279,7 @@ class _Keeper:
         # Told when all that it left is known: the kernel hands that over before it ends.
         if status is not None:
             _say(self._control, f"ended {status} {self._had_children}")
+        return pid == 0
 
     def _tell_of_stop(self, status):
         if os.WIFSTOPPED(status):
@@ -347,9 +350,16 @@ class _Keeper:
                 pass  # It has become another user's (setuid).
 
     def _below(self):
-        self._reap()
-        found = descendants()
-        return found if found is not None else set() if self._ended else {(self._pid, None)}
+        # One that starts another and goes, while /proc is read, leaves none to be seen there; but
+        # whatever descends from here descends from a child of this process, an adopted one too.
+        for _ in range(100):
+            has_children = self._reap()
+            found = descendants()
+            if found is None:
+                return set() if self._ended else {(self._pid, None)}
+            if found or not has_children:
+                break
+        return found
 
 
 main()

@@ -41,6 +41,28 @@ def follow(events, here, record, state, os, sys):
     loaded = sys.modules.get("subprocess")
     if getattr(loaded, "_fork_exec", None) is usual:
         loaded._fork_exec = fork_exec
+    if hasattr(os, "posix_spawn"):  # What subprocess prefers from Python 3.13 on.
+        os.posix_spawn = _make_spawn(os.posix_spawn, events, here, record, state, os, sys)
+
+
+def _make_spawn(usual, events, here, record, state, os, sys):
+    encode = os.fsencode
+    own = encode(os.path.basename(sys.executable or "python"))
+
+    def posix_spawn(path, argv, env, /, *rest, _failure=Exception, **options):
+        state["spawned"] = True
+        watch_crashes(record, sys)
+        try:
+            argv, changed = list(argv), env
+            if _is_python(encode(path), own) and not _is_isolated([encode(a) for a in argv]):
+                given = [encode(name) + b"=" + encode(value) for name, value in env.items()]
+                given = _with_probe(given, encode(events), encode(here))
+                changed = dict(entry.split(b"=", 1) for entry in given)
+        except _failure:
+            changed = env  # As above.
+        return usual(path, argv, changed, *rest, **options)
+
+    return posix_spawn
 
 
 def _is_python(path, own):
