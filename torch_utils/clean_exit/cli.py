@@ -129,6 +129,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _explain(parser, options.explain)
     if not command:
         parser.error("there is no command to run")
+    moments = [m for m in (options.stop_after, options.stop_when) if m is not None]
+    if len(moments) != (options.stop_signal is not None):
+        parser.error(
+            "--stop-signal needs one of --stop-after and --stop-when, and they need it: "
+            "they say when to send it"
+        )
     for path in filter(None, (options.report_json, options.report_junit)):
         # Said before the program runs, rather than when its report is lost.
         if obstacle := _why_not_writable(Path(path)):
@@ -207,9 +213,20 @@ def _check_once(options: argparse.Namespace, command: list[str]) -> ExitReport:
 
 
 def _cannot_start(command: list[str], error: OSError) -> int:
+    name = command[0]
     missing = isinstance(error, FileNotFoundError)
-    what = "was not found" if missing else f"cannot be executed ({error.strerror})"
-    _say(f"clean-exit: {shlex.quote(command[0])} {what}")
+    if not missing:
+        what = "is a folder" if Path(name).is_dir() else f"cannot be executed ({error.strerror})"
+    elif len(command) == 1 and any(map(str.isspace, name)):
+        what = f"was not found: it is one word; try clean-exit -- {name}"
+    elif Path(name).exists():
+        what = "cannot be executed: the interpreter that its first line names was not found"
+    elif os.sep in name:
+        what = "was not found"
+    else:
+        here = "no such file here, and " if name.endswith(".py") else ""
+        what = f"was not found: there is {here}no such command in PATH"
+    _say(f"clean-exit: {shlex.quote(name)} {what}")
     return NOT_FOUND if missing else NOT_EXECUTABLE
 
 

@@ -73,7 +73,7 @@ class Keeper:
                     close_fds=not inherit,
                 )
             self._begin(start, [files[number] for number in sorted(files)])
-            self.pid = self._hear_of_start(command[0])
+            self.pid = self._hear_of_start(command[0], cwd)
             self._take_in()  # It may have ended already, and its end come with its start.
         except BaseException:
             self.close()
@@ -95,11 +95,13 @@ class Keeper:
         self._socket.sendmsg([len(data).to_bytes(4, "big")], ancillary)
         self._socket.sendall(data)
 
-    def _hear_of_start(self, name: str) -> int:
+    def _hear_of_start(self, name: str, cwd: str | os.PathLike[str] | None) -> int:
         while (line := self._next_line()) is None:
             self._receive()
         what, _, number = line.partition(" ")
         if what == "failed":
+            if cwd is not None and not (Path(cwd).is_dir() and os.access(cwd, os.X_OK)):
+                name = os.fspath(cwd)  # It did not get as far as the program.
             raise OSError(int(number), os.strerror(int(number)), name)
         return int(number)
 
