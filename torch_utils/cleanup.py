@@ -227,6 +227,10 @@ class SafePyTorchCleanup:
             opened.forget()
             raise
 
+    def opened(self) -> list[OpenScope]:
+        """Return what is open of it now, for who has to say what it waits for."""
+        return list(self._open)
+
     def _ended(self, opened: OpenScope) -> None:
         self._last_report = self._in_this_thread.report = opened.report
         if opened in self._open:

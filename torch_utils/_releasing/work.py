@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Literal
 from weakref import ref
 
+from torch_utils._events import tell
 from torch_utils._releasing import in_use
 from torch_utils._releasing.counting import count_beyond
 from torch_utils._releasing.holders import SEARCH_S, Holders, find_holders
@@ -167,7 +168,7 @@ class Release:
         still_held = self._still_held(alive)
         if self._outer is not None:
             self._outer._inventory.absorb(self._inventory)
-        return CleanupReport(
+        report = CleanupReport(
             freed_bytes=freed_bytes,
             still_held=still_held,
             errors=tuple(self.errors),
@@ -175,6 +176,9 @@ class Release:
             before=self._before,
             after=memory_snapshot(),
         )
+        if self._outer is None:  # Otherwise that one counts for both.
+            tell("release", report=report)
+        return report
 
     def _still_held(self, alive: list[Held]) -> tuple[StillHeld, ...]:
         in_a_thread = (IN_A_THREAD,) if in_use.is_any_kept() else ()
