@@ -12,11 +12,10 @@ main -> threads (main module ended) -> atexit -> teardown.
 import sys
 
 import clean_exit_children as children
+from clean_exit_errors import describe_error, name_object
 
 STACKS_SIGNAL = 62  # A real-time signal that hardly any program uses; the checker sends it.
 _OWN_FILES = range(250, 260)  # Far from the numbers that a program's own files get.
-_FRAMES = 30  # entries of a traceback that are recorded
-_LETTERS = 2000  # of a message
 _IN_FULL = 3  # errors alike that are recorded one by one; the others are counted
 _KINDS = 64  # of errors that are told apart by their message
 _INTERPRETERS = ("_interpreters", "_xxsubinterpreters", "_testcapi", "_testinternalcapi")
@@ -186,7 +185,7 @@ def _make_note(record, state):
     seen = {}
     length, least = len, _IN_FULL
 
-    def note(kind, said, error, traceback, _describe=_describe_error, _failure=BaseException):
+    def note(kind, said, error, traceback, _describe=describe_error, _failure=BaseException):
         try:
             name, message, places = _describe(error, traceback)
             key = (kind, state["phase"], said, name, message[:200])
@@ -279,48 +278,10 @@ def _mentions_hook(os):
 
 def _note_unraisable(note, info, _failure=BaseException):
     try:
-        said = (info.err_msg or "Exception ignored in", _name_object(info.object))
+        said = (info.err_msg or "Exception ignored in", name_object(info.object))
         note("unraisable", said, info.exc_value, info.exc_traceback)
     except _failure:
         pass
-
-
-_NAMED = ("function", "builtin_function_or_method", "method", "type", "generator", "coroutine")
-
-
-def _name_object(thing, _type=type, _named=_NAMED):
-    """Name an object without running any of its code."""
-    if thing is None:
-        return ""
-    kind = _type(thing)
-    name = thing.__qualname__ if kind.__name__ in _named else ""
-    return "%s.%s %s" % (kind.__module__, kind.__qualname__, name)
-
-
-def _describe_error(
-    error,
-    traceback,
-    _type=type,
-    _str=str,
-    _failure=BaseException,
-    _most=_FRAMES,
-    _letters=_LETTERS,
-):
-    """Return the error's type, its message, and where it was, innermost last."""
-    kind = _type(error)
-    name = kind.__qualname__
-    if kind.__module__ != "builtins":
-        name = kind.__module__ + "." + name
-    try:
-        message = _str(error)[:_letters]
-    except _failure:
-        message = "<no message>"
-    places = []
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        places.append((code.co_filename, traceback.tb_lineno, code.co_name))
-        traceback = traceback.tb_next
-    return name, message, places[-_most:]
 
 
 def _watch_threads(record, note, flush, state, hook):
