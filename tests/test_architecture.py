@@ -19,6 +19,7 @@ ALLOWED = {
     for wing, allowed in re.findall(r"^\| `(\w+\.\w+)` \| (.+) \|$", PAGE, re.MULTILINE)
 }
 ADAPTS = {
+    "torch_utils.prometheus": {"prometheus_client"},
     "torch_utils.pytest_plugin": {"pytest"},
     "torch_utils.clean_exit.fresh_pytest": {"pytest"},
 }
