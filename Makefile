@@ -50,6 +50,7 @@ bench-clean-exit: .venv/.installed
 bench-rag: .venv/.installed
 	$(BIN)/python benchmarks/bench_rag.py
 	$(BIN)/python benchmarks/bench_open.py
+	$(BIN)/python benchmarks/bench_change.py
 
 # BEIR names a folder with corpus.jsonl and queries.jsonl, such as that of SciFact.
 bench-encode: .venv/.installed

@@ -13,7 +13,7 @@ from rag_demo.index import read_index, write_index
 from rag_demo.searching.asked import Asked
 from rag_demo.searching.collection import Collection
 from rag_demo.searching.filters import Where
-from rag_demo.searching.given import Given, check_question
+from rag_demo.searching.given import Given, check_names, check_question
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.searching.vector_store import SavedVectors, VectorStore
 from rag_demo.vectors import normalized
@@ -101,11 +101,10 @@ class Retriever(Resource):
         Returns:
             How many were removed.
         """
-        if isinstance(ids, str):
-            raise TypeError("delete() takes a sequence of ids, not one id")
+        names = check_names(ids)
         with self._lock:
             self.ensure_open()
-            left = self._held.without(ids)
+            left = self._held.without(names)
             removed = len(self._held) - len(left)
             self._held = left
             return removed

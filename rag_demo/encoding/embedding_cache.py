@@ -151,7 +151,7 @@ class EmbeddingCache:
     def _prepare(self, database: sqlite3.Connection) -> None:
         for pragma in _PRAGMAS:
             database.execute(f"PRAGMA {pragma}")
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_schema")}
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if tables and (application, version) != (_APPLICATION, _VERSION):
@@ -161,7 +161,7 @@ class EmbeddingCache:
         database.execute("PRAGMA journal_mode = WAL")
         if not tables:
             with _transaction(database):
-                if not database.execute("SELECT name FROM sqlite_schema").fetchone():
+                if not database.execute("SELECT name FROM sqlite_master").fetchone():
                     for statement in _TABLES:
                         database.execute(statement)
 

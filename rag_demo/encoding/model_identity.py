@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,8 @@ _IDLE_SUFFIXES = frozenset(
         *(".onnx", ".h5", ".ot", ".msgpack", ".tflite", ".mlmodel", ".gguf"),
     }
 )
-_IDLE_FOLDERS = frozenset(("__pycache__", "onnx", "openvino"))
+# The last: what training leaves beside a model, with its optimizer, many times its size.
+_IDLE_FOLDERS = re.compile(r"__pycache__|onnx|openvino|checkpoint-\d+")
 _KNOWN_AT_MOST = 1 << 14
 
 _known: dict[tuple[object, ...], str] = {}
@@ -146,7 +148,7 @@ def _files(
         if path.name.startswith("."):
             continue
         mode = path.stat().st_mode if path.exists() else 0
-        if stat.S_ISDIR(mode) and path.name not in _IDLE_FOLDERS:
+        if stat.S_ISDIR(mode) and not _IDLE_FOLDERS.fullmatch(path.name):
             yield from _files(path, f"{name}/", above | {here})
         elif stat.S_ISREG(mode) and path.suffix.lower() not in _IDLE_SUFFIXES:
             yield name, path

@@ -37,6 +37,8 @@ def conditions_of(where: Mapping[str, Any]) -> list[Condition]:
         TypeError: A key is no text, or an operator is given what it cannot compare with.
         ValueError: There is no such operator.
     """
+    if not isinstance(where, Mapping):
+        raise TypeError(f"where must be a mapping or a function, not {where!r}")
     conditions: list[Condition] = []
     for key, wanted in where.items():
         if not isinstance(key, str):

@@ -13,7 +13,7 @@ from rag_demo.documents.rows import DocumentRows, texts_to_embed
 from rag_demo.searching.collection import Collection
 from rag_demo.searching.modes import MODES
 
-__all__ = ["Given", "check_question"]
+__all__ = ["Given", "check_names", "check_question"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,17 @@ class Given:
     def documents(self, names: Sequence[str]) -> list[Document]:
         """Make documents."""
         return list(map(Document, names, self.texts, self.metadata))
+
+
+def check_names(ids: Any) -> list[str]:
+    """Check ids of documents that are asked for.
+
+    Raises:
+        TypeError: One is no text.
+    """
+    if isinstance(ids, str):
+        raise TypeError("delete() takes a sequence of ids, not one id")
+    return [_text(name, "an id") for name in ids]
 
 
 def check_question(queries: Any, top_k: Any, mode: Any) -> None:

@@ -27,6 +27,7 @@ __all__ = ["BLOCK_BYTES", "CheckedFile", "ReadFile", "open_regular", "read_at"]
 
 BLOCK_BYTES = 1 << 20
 _FEW_BYTES = 1 << 16
+_MANY_BLOCKS = 8
 
 
 class CheckedFile(ABC):
@@ -70,16 +71,23 @@ class CheckedFile(ABC):
         Raises:
             IndexFileError: A block is not what was written, or the file was cut off meanwhile.
         """
-        for block in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
-            self._check(block)
+        self._check_blocks(range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)))
         return self._bytes(start, stop)
 
     def check_all(self) -> None:
-        """Check every block, on two threads: computing a CRC leaves the interpreter free."""
-        if self._checked.all():
+        """Check every block."""
+        self._check_blocks(range(len(self._expected)))
+
+    def _check_blocks(self, blocks: range) -> None:
+        """Check blocks; many on two threads, since computing a CRC leaves the interpreter free."""
+        if self._checked[blocks.start : blocks.stop].all():
             return
-        with self._lock, ThreadPoolExecutor(2) as executor:
-            list(executor.map(self._check, range(len(self._expected))))
+        if len(blocks) < _MANY_BLOCKS:
+            for block in blocks:
+                self._check(block)
+        else:
+            with self._lock, ThreadPoolExecutor(2) as executor:
+                list(executor.map(self._check, blocks))
 
     def _check(self, block: int) -> None:
         if self._checked[block]:

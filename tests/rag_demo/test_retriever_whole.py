@@ -267,6 +267,8 @@ def test_what_is_refused_changes_nothing(kind: Any, options: Any, name: str) -> 
         retriever.embedding_model = SomeZero()
         with pytest.raises(error, match=message):
             retriever.add(*arguments)
+        with pytest.raises(TypeError, match="an id must be a str"):
+            retriever.delete(["d1", 2])
         assert is_whole(retriever, OLD)
 
 

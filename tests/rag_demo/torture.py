@@ -123,7 +123,8 @@ def fuzz_index(count: int, seed: int = 0) -> dict[str, float]:
     refused = unchanged = 0
     with tempfile.TemporaryDirectory() as name:
         original, folder = Path(name, "original"), Path(name, "index")
-        write_index(original, *make(3, count=40))
+        derived = {"codes": np.arange(640, dtype=np.int8), "scales": np.ones((5, 4), np.float32)}
+        write_index(original, *make(3, count=40), derived=derived)
         files = {p.name: p.read_bytes() for p in original.iterdir() if p.name != "lock"}
         folder.mkdir()
         for path, content in files.items():
@@ -145,6 +146,7 @@ def fuzz_index(count: int, seed: int = 0) -> dict[str, float]:
                 index.check_vectors()
                 documents = list(index.documents)
                 assert len(documents) == len(index.vectors)
+                assert all(np.asarray(array).size < 1e6 for array in index.derived.values())
                 unchanged += 1
             except IndexFileError as error:
                 assert str(folder) in str(error), error

@@ -73,7 +73,14 @@ def test_a_change_that_hides_is_seen(files: Path) -> None:
 def test_what_cannot_change_a_vector_does_not_count(files: Path) -> None:
     """A readme, git's own files, weights of other frameworks; a link that leads back up."""
     before = fingerprint(files)
-    for name in ("README.md", ".git/HEAD", ".cache/x.json", "onnx/model.json", "tf_model.h5"):
+    for name in (
+        "README.md",
+        ".git/HEAD",
+        ".cache/x.json",
+        "onnx/model.json",
+        "tf_model.h5",
+        "checkpoint-500/x.bin",
+    ):
         (files / name).parent.mkdir(exist_ok=True)
         (files / name).write_text("anything")
     (files / "itself").symlink_to(files)

@@ -94,6 +94,7 @@ def test_numbers_of_numpy_and_ranges() -> None:
     ("where", "error"),
     [
         ({1: 2}, TypeError),
+        (5, TypeError),
         ({"a": {"$near": 2}}, ValueError),
         ({"a": {"$gt": None}}, TypeError),
         ({"a": {"$in": "text"}}, TypeError),
