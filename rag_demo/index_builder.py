@@ -276,10 +276,13 @@ class _EarlierIndex:
             return None
         rows = self._index.rows
         _, wanted = texts_to_embed([(document.text, document.metadata)])
-        found = rows.keep(np.asarray([number], np.int64))
         # By other passages, or by none, it is another document.
-        same = len(found) == len(wanted) and np.array_equal(_spans(found), _spans(wanted))
-        return number if same else None
+        if wanted.are_whole:
+            return number if rows.counts is None or rows.counts[number] == 1 else None
+        found = rows.keep(np.asarray([number], np.int64))
+        if found.spans is None or wanted.spans is None:
+            return None
+        return number if np.array_equal(found.spans, wanted.spans) else None
 
     def take(self, numbers: list[int]) -> _Embedded:
         """Return the vectors of documents, by their numbers."""
@@ -322,10 +325,6 @@ def _in_order(first: _Embedded, second: _Embedded, order: Rows) -> _Embedded:
     rows = DocumentRows.join([first.rows, second.rows])
     vectors = np.concatenate([first.vectors, second.vectors])
     return _Embedded(vectors[rows.rows_of(order)], rows.keep(order))
-
-
-def _spans(rows: DocumentRows) -> npt.NDArray[np.int64]:
-    return np.zeros((len(rows), 2), np.int64) if rows.spans is None else rows.spans
 
 
 def _line(document: Document) -> bytes:

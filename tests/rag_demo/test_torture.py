@@ -44,12 +44,12 @@ def test_ingestions_that_are_interrupted_at_any_line() -> None:
 
 def test_ingestions_that_are_interrupted_at_any_moment() -> None:
     """By signals, from outside."""
-    torture_signals(4)
+    torture_signals(3)
 
 
 def test_control_half_a_batch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A builder that counts a batch before it is written does not pass."""
-    torture_lines(8, withins=(("_write",),))
+    torture_lines(3, withins=(("_write",),))
     write = IndexBuilder._write
 
     def hasty(self: Any, made: Any, documents: Any, after: Any = None) -> Any:

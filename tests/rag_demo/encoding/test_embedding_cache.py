@@ -203,11 +203,11 @@ def test_a_flipped_bit_is_a_miss_and_mended(tmp_path: Path) -> None:
     cache.close()
 
 
-@pytest.mark.parametrize("garbage", [b"\x00", b"\xff", b"\x0d\x01\x5a"])
+@pytest.mark.parametrize("garbage", [b"\x00", b"\x0d\x01\x5a"])
 def test_damaged_pages(tmp_path: Path, garbage: bytes) -> None:
     """Whichever page is damaged: no wrong vector, no error, and after a put it works again."""
     cache = EmbeddingCache(tmp_path / "whole.sqlite")
-    cache.put(keys(300), vectors(300))
+    cache.put(keys(120), vectors(120))
     cache.close()
     content = (tmp_path / "whole.sqlite").read_bytes()
     set_aside = 0
@@ -217,11 +217,11 @@ def test_damaged_pages(tmp_path: Path, garbage: bytes) -> None:
         path.write_bytes(content[:start] + (garbage * 4096)[:4096] + content[stop:])
         cache = EmbeddingCache(path)
         for _ in range(2):
-            found = cache.get(keys(300), 8)
-            for row, key in enumerate(keys(300)):
-                assert key not in found or np.array_equal(found[key], vectors(300)[row])
-            cache.put(keys(300), vectors(300))
-        assert len(cache.get(keys(300), 8)) == 300
+            found = cache.get(keys(120), 8)
+            for row, key in enumerate(keys(120)):
+                assert key not in found or np.array_equal(found[key], vectors(120)[row])
+            cache.put(keys(120), vectors(120))
+        assert len(cache.get(keys(120), 8)) == 120
         cache.close()
         set_aside += Path(f"{path}.damaged").exists()
     assert set_aside > 0
