@@ -58,6 +58,8 @@ def _open_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, flags)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     streams: list[TextIO] = []
     for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         if stream is None:

@@ -268,7 +268,7 @@ def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Docume
         name = f"stdin-{hashlib.sha256(content).hexdigest()[:8]}"
         yield from _passages(lines_of(text_of(content)), name, reading)
     except UnreadableError as error:
-        raise SourceError(f"standard input is {error}") from None
+        raise SourceError(f"standard input is something {error}") from None
 
 
 def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]:

@@ -98,6 +98,17 @@ class SavedIndex:
         if bad is not None:
             raise damaged(self.file.path, bad)
 
+    def check_all(self) -> int:
+        """Compare everything with its checksums, and read every document; return their count.
+
+        Raises:
+            IndexFileError: Something is not what was written.
+        """
+        self.check_vectors()
+        if isinstance(self.derived, DerivedArrays):
+            self.derived.check_all()
+        return sum(1 for _ in self.documents.stream())
+
     def check_lengths(self) -> None:
         """See that no mapped file was cut off since it was opened; takes microseconds.
 

@@ -96,8 +96,8 @@ def ingest(
         _remove_spools(folder)
         with IndexBuilder(embedder, folder, source) as builder:
             finished = _take_all(builder, documents, on_progress, checkpoint_s)
-            if finished or builder.has_news:
-                builder.save(finished=finished)
+            if not finished and builder.has_news:
+                builder.save(finished=False)
         return Ingested(builder.embedded, builder.reused, finished)
 
 
@@ -107,7 +107,7 @@ def _take_all(
     on_progress: Callable[[int], object],
     checkpoint_s: float,
 ) -> bool:
-    """Take batch by batch; return False after a Ctrl-C."""
+    """Take batch by batch, and save all; return False after a Ctrl-C."""
     saved_s = time.monotonic()
 
     def checkpoint() -> None:
@@ -120,6 +120,8 @@ def _take_all(
         for batch in _batches(documents):
             builder.take(batch, on_progress, checkpoint)
             checkpoint()
+        # What is computed for the last save takes long: an end to that is an end like any other.
+        builder.save(finished=True)
     except KeyboardInterrupt:
         return False  # What was done is saved; the caller is told by the result.
     except BaseException as error:

@@ -13,9 +13,9 @@ from rag_demo.index import read_index, write_index
 from rag_demo.searching.asked import Asked
 from rag_demo.searching.collection import Collection
 from rag_demo.searching.filters import Where
-from rag_demo.searching.given import Given, check_names, check_question
+from rag_demo.searching.given import Given, check_names, check_questions
 from rag_demo.searching.results import SearchResult, Stats
-from rag_demo.searching.vector_store import SavedVectors, VectorStore
+from rag_demo.searching.vector_store import VectorStore
 from rag_demo.vectors import normalized
 from torch_utils import Resource
 
@@ -154,7 +154,7 @@ class Retriever(Resource):
     ) -> list[list[SearchResult]]:
         """Find the documents nearest to each of several questions; see `search`."""
         self.ensure_open()
-        check_question(queries, top_k, mode)
+        queries = check_questions(queries, top_k, min_score, mode)
         if not len(self) or not queries:
             return [[] for _ in queries]
         vectors = None
@@ -162,7 +162,7 @@ class Retriever(Resource):
             vectors = normalized(completed(self.embedding_model).embed_queries(queries))
         with self._lock:
             self.ensure_open()
-            asked = Asked(queries, vectors, top_k, min_score, where, mode)
+            asked = Asked(queries, vectors, int(top_k), min_score, where, mode)
             return asked.answers(self._held)
 
     def save(self, path: str | Path) -> None:
@@ -198,13 +198,10 @@ class Retriever(Resource):
         """
         self.ensure_open()
         saved = read_index(Path(path), expected_model=completed(self.embedding_model).identity)
-        vectors = SavedVectors(
-            saved.vectors, saved.file, saved.check_vectors, saved.check_lengths, saved.derived
-        )
         with self._lock:
             self.ensure_open()
             empty = self._held.vectors.emptied()
-            self._held = Collection.opened(empty, vectors, saved.documents, saved.rows)
+            self._held = Collection.opened(empty, saved)
             return len(self)
 
     def _release(self) -> None:

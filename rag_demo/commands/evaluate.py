@@ -14,6 +14,7 @@ from rag_demo.commands.options import (
     dtype_option,
     mode_option,
     model_option,
+    open_retriever,
     progress_option,
     workers_option,
 )
@@ -55,7 +56,6 @@ def evaluate(
     from rag_demo.console import print_scores, progress
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.evaluate import NoEmbeddings, evaluate, read_beir, searching
-    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from torch_utils import SafePyTorchCleanup
 
     collection = read_beir(folder, split)
@@ -72,7 +72,7 @@ def evaluate(
                     batch_size=batch_size,
                 )
             )
-        retriever = scope.manage(PyTorchGPURetriever(embedder, device=device))
+        retriever = scope.manage(open_retriever("torch", embedder, device))
         with progress("embedding", len(collection.documents), show) as advance:
             retriever.add(
                 [document.text for document in collection.documents],

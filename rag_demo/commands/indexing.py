@@ -16,10 +16,10 @@ from rag_demo.commands.options import (
     batch_size_option,
     cache_option,
     cache_path,
+    changeable_manifest_of,
     device_option,
     dtype_option,
     folder_argument,
-    manifest_of,
     model_option,
     progress_option,
     say,
@@ -34,6 +34,7 @@ from rag_demo.printable import on_one_line
 __all__ = ["add", "index"]
 
 _AND = " + "  # between the sources of an index
+_UNKNOWN = "a program's texts"  # of an index that no command made
 
 
 def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +137,7 @@ def add(
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.index import read_index, refuse_other_index
 
-    manifest = manifest_of(folder)
+    manifest = changeable_manifest_of(folder)
     before = _count(folder)
     run = _Run(source, show, {**reading, "lines_are_named": True})
     new = run.documents()
@@ -170,8 +171,7 @@ def add(
         earlier = manifest.get("source")
         refuse_other_index(folder, model=embedder.identity, source=earlier)
         # The index is not of one source any more: indexing that again would drop the other.
-        sources = dict.fromkeys([*(earlier or "").split(_AND), run.source])
-        source = _AND.join(filter(None, sources))
+        source = _AND.join(dict.fromkeys([*(earlier or _UNKNOWN).split(_AND), run.source]))
         run.ingest(everything(), embedder, folder, source=source, replace=True)
     say(f"added {run.name} to {folder}: {_count(folder)} texts, {before} before")
     run.tell_skipped()

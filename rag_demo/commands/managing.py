@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rag_demo.commands.conditions import conditions_of
-from rag_demo.commands.options import folder_argument, manifest_of, say, warn
-from rag_demo.documents.document import Document
-from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.commands.options import (
+    changeable_manifest_of,
+    folder_argument,
+    manifest_of,
+    say,
+    warn,
+)
 from rag_demo.errors import RagDemoError
 
 __all__ = ["delete", "info", "verify"]
@@ -57,8 +60,7 @@ def verify(folder: Path) -> None:
 
     manifest_of(folder)
     opened = read_index(folder)
-    opened.check_vectors()
-    count = sum(1 for _ in opened.documents.stream())  # Each block is checked, each line parsed.
+    count = opened.check_all()
     say(f"{folder} is whole: {count} texts, {len(opened.vectors)} vectors")
 
 
@@ -74,46 +76,36 @@ def verify(folder: Path) -> None:
 )
 def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> None:
     """Delete texts from the index in DIR: by their IDs, or by a condition on their metadata."""
-    from rag_demo.index import identity_of, read_index
-    from rag_demo.ingest import ingest
-    from rag_demo.searching.filters import predicate
+    from rag_demo.index import identity_of, read_index, replace_index
+    from rag_demo.searching.collection import Collection
+    from rag_demo.searching.tensor_vectors import TensorVectors
+    from rag_demo.storage.writing import lock
 
     if not ids and not conditions:
         raise RagDemoError("nothing was named to delete; name ids, or --where KEY=VALUE")
     where = conditions_of(conditions)
-    fits = None if where is None else predicate(where)
-    manifest = manifest_of(folder)
-    named, unknown, gone = set(ids), set(ids), 0
-
-    def kept() -> Iterator[Document]:
-        """Read the index; `ingest` has locked it by the time that it asks for the first one."""
-        nonlocal gone
-        for document in read_index(folder).documents.stream():
-            if document.id in named or (fits is not None and fits(document.metadata)):
-                unknown.discard(document.id)
-                gone += 1
-            else:
-                yield document
-
-    known = _Known(identity_of(manifest))
-    done = ingest(kept(), known, folder, source=manifest.get("source"), replace=True)
-    if not done.finished:
-        raise click.Abort
-    if unknown:
-        warn(f"not there: {', '.join(sorted(unknown))}")
-    say(f"deleted {gone} text{'s' * (gone != 1)} of {folder}; {done.reused} are left")
-
-
-class _Known:
-    """Stands in for the model of an index to which nothing new is added."""
-
-    dimension = 0
-
-    def __init__(self, identity: ModelIdentity) -> None:
-        self.identity, self.name = identity, identity.name
-
-    def embed_query(self, text: str) -> Any:
-        return self.embed_documents([text])
-
-    def embed_documents(self, texts: Sequence[str]) -> Any:
-        raise RagDemoError("the index cannot be read; rag-demo verify says why")
+    changeable_manifest_of(folder)
+    with lock(folder):
+        manifest = changeable_manifest_of(folder)  # Nobody changes it any more.
+        opened = Collection.opened(TensorVectors(), read_index(folder))
+        found = opened.ids.find(ids, opened.documents, None)
+        numbers = {number for number in found if number is not None}
+        fitting = opened.matching(where)
+        if fitting is not None:
+            numbers.update(fitting.nonzero()[0].tolist())
+        left = opened.without([opened.documents[number].id for number in sorted(numbers)]).merged()
+        if numbers:
+            replace_index(
+                folder,
+                identity_of(manifest),
+                left.vectors.vectors(),
+                left.documents,
+                left.rows,
+                left.derived(),
+                source=manifest.get("source"),
+                finished=manifest.get("finished", True),
+            )
+    if unknown := [name for name, number in zip(ids, found, strict=True) if number is None]:
+        warn(f"not there: {', '.join(sorted(set(unknown)))}")
+    gone = len(numbers)
+    say(f"deleted {gone} text{'s' * (gone != 1)} of {folder}; {len(left)} are left")

@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 
-from rag_demo.errors import AGAIN, IndexFileError
+from rag_demo.errors import AGAIN, IndexFileError, RagDemoError
 from rag_demo.printable import printable
 from rag_demo.searching.modes import MODES
+from rag_demo.storage.manifest import VERSION
 
 __all__ = [
     "batch_size_option",
     "cache_option",
     "cache_path",
+    "changeable_manifest_of",
     "device_option",
     "dtype_option",
     "folder_argument",
@@ -107,12 +109,39 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 _MAKE = AGAIN.removeprefix("make it again with: ")
 
 
+def changeable_manifest_of(folder: Path) -> dict[str, Any]:
+    """Do the same for an index that is going to be changed.
+
+    Raises:
+        IndexFileError: Also if an earlier version made it: its model is known by name only, so
+            nobody knows whether new vectors would fit.
+    """
+    manifest = manifest_of(folder)
+    if manifest["version"] < VERSION:
+        raise IndexFileError(
+            f"{folder} was made by an earlier version, and can be searched, but not changed; "
+            f"{AGAIN} {folder} --yes"
+        )
+    return manifest
+
+
 def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
-    """Make the retriever of a kind."""
+    """Make the retriever of a kind.
+
+    Raises:
+        RagDemoError: There is no such device.
+    """
     if kind == "faiss":
         from rag_demo.faiss_retriever import FaissRetriever
 
         return FaissRetriever(embedder)
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
 
+    if device is not None:
+        import torch
+
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:  # The latter without CUDA in this torch.
+            raise RagDemoError(f"the device {device!r} cannot be used: {error}") from None
     return PyTorchGPURetriever(embedder, device=device)

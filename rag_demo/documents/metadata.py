@@ -8,6 +8,7 @@ from typing import Any
 
 __all__ = ["checked_metadata", "copied"]
 
+_MOST_BITS = 13_287  # of a whole number: 4,000 digits; Python refuses to write or read 4,300
 _MOST_DEPTH = 100  # of lists and mappings in each other: what any reader of JSON takes
 
 
@@ -31,6 +32,8 @@ def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
 
 def _plain(value: Any, where: str, depth: int) -> Any:
     kind = type(value)
+    if kind is int and value.bit_length() > _MOST_BITS:
+        raise ValueError(f"the metadata of {where} hold a number of more than 4,000 digits")
     if kind is str or value is None or kind is bool or kind is int:
         return value
     if isinstance(value, float):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from rag_demo.searching.columns import Columns
 from rag_demo.searching.vector_store import SavedVectors, VectorStore
 from rag_demo.searching.words import Words
 from rag_demo.vectors import Rows, Vectors
+
+if TYPE_CHECKING:
+    from rag_demo.index import SavedIndex
 
 __all__ = ["Collection"]
 
@@ -70,20 +73,17 @@ class Collection:
         return 0 if self.alive is None else len(self.alive) - int(np.count_nonzero(self.alive))
 
     @classmethod
-    def opened(
-        cls,
-        empty: VectorStore,
-        saved: SavedVectors,
-        documents: Documents,
-        rows: DocumentRows,
-    ) -> Collection:
+    def opened(cls, empty: VectorStore, index: SavedIndex) -> Collection:
         """Make one of an index that was opened."""
-        derived = saved.derived
+        derived, documents = index.derived, index.documents
+        saved = SavedVectors(
+            index.vectors, index.file, index.check_vectors, index.check_lengths, derived
+        )
         order, next_id = derived.get("ids.order"), derived.get("ids.next")
         return cls(
             empty.opened(saved),
             documents,
-            rows,
+            index.rows,
             Ids(None if order is None or len(order) != len(documents) else order),
             Words(derived),
             Columns(derived),
@@ -168,7 +168,7 @@ class Collection:
             self.documents.kept(kept),
             self.rows.keep(kept),
             self.ids.kept(kept, self.documents),
-            self.words.kept(kept, self.documents),
+            self.words.kept(kept),
             self.columns.kept(kept),
             next_id=self.next_id,
         )

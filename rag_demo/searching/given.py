@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rag_demo.documents.document import Document
 from rag_demo.documents.ids import first_twice
 from rag_demo.documents.metadata import checked_metadata
@@ -13,7 +15,7 @@ from rag_demo.documents.rows import DocumentRows, texts_to_embed
 from rag_demo.searching.collection import Collection
 from rag_demo.searching.modes import MODES
 
-__all__ = ["Given", "check_names", "check_question"]
+__all__ = ["Given", "check_names", "check_questions"]
 
 
 @dataclass(frozen=True)
@@ -84,21 +86,25 @@ def check_names(ids: Any) -> list[str]:
     return [_text(name, "an id") for name in ids]
 
 
-def check_question(queries: Any, top_k: Any, mode: Any) -> None:
+def check_questions(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[str]:
     """Check what was asked; see `rag_demo.Retriever.search_batch`.
 
+    Returns:
+        The questions.
+
     Raises:
-        TypeError: A question is no text.
+        TypeError: A question is no text, or ``min_score`` no number.
         ValueError: ``top_k`` is not positive, or there is no such mode.
     """
     if isinstance(queries, str):
         raise TypeError("search_batch() takes a sequence of questions, not one; use search()")
-    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
+    if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
         raise ValueError(f"top_k must be a positive whole number, not {top_k!r}")
+    if min_score is not None and not isinstance(min_score, (int, float, np.number)):
+        raise TypeError(f"min_score must be a number, not {min_score!r}")
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-    for query in queries:
-        _text(query, "a question")
+    return [_text(query, "a question") for query in queries]
 
 
 def _text(value: Any, what: str) -> str:

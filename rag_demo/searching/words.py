@@ -82,9 +82,7 @@ class Words:
 
     def catch_up(self, documents: Documents) -> None:
         """Learn of documents that were added."""
-        if self._kept is not None:
-            self._vocabulary, self._pieces = _restored(self._kept)
-            self._kept = None
+        self._restore()
         known = self._pieces[-1].stop if self._pieces else 0
         if known == len(documents):
             return
@@ -97,13 +95,12 @@ class Words:
             pieces = (*pieces[:-2], Postings.join(pieces[-2:]))
         self._pieces = pieces
 
-    def kept(self, numbers: npt.NDArray[np.int64], documents: Documents) -> Words:
+    def kept(self, numbers: npt.NDArray[np.int64]) -> Words:
         """Return those of a table that has only these documents, whose numbers are in order."""
         smaller = Words()
-        if self._kept is not None or not self._pieces:
-            if self._kept is None:
-                return smaller
-            self.catch_up(documents)
+        self._restore()
+        if not self._pieces:
+            return smaller
         smaller._vocabulary = self._vocabulary
         known = numbers[: np.searchsorted(numbers, self._pieces[-1].stop)]
         smaller._pieces = (Postings.join(self._pieces).kept(known),)
@@ -116,6 +113,11 @@ class Words:
         stems = "\n".join(self._vocabulary.terms).encode("utf-8", "surrogatepass")
         arrays = (np.frombuffer(stems, np.uint8), *joined.arrays)
         return {_PREFIX + name: array for name, array in zip(_NAMES, arrays, strict=True)}
+
+    def _restore(self) -> None:
+        if self._kept is not None:
+            self._vocabulary, self._pieces = _restored(self._kept)
+            self._kept = None
 
     def _read(self, documents: Iterable[Document]) -> Postings:
         frequencies: list[npt.NDArray[np.int64]] = []
@@ -139,14 +141,7 @@ class _Vocabulary(dict[str, int]):
 
     def __init__(self, terms: Iterable[str] = ()) -> None:
         super().__init__()
-        try:
-            import Stemmer
-        except ImportError as error:
-            raise RagDemoError(
-                f"the search for words needs PyStemmer ({error}); "
-                'install it with: pip install "torch-cleanup[rag]"'
-            ) from None
-        self._stem: Stem = Stemmer.Stemmer("english").stemWord
+        self._stemmer: Stem | None = None  # Who never asks for words needs none.
         self.terms = {term: number for number, term in enumerate(terms)}
 
     def __missing__(self, word: str) -> int:
@@ -160,6 +155,18 @@ class _Vocabulary(dict[str, int]):
     def find(self, word: str) -> int | None:
         """Return the number of a word that is known already."""
         return None if word in STOP_WORDS else self.terms.get(self._stem(word))
+
+    def _stem(self, word: str) -> str:
+        if self._stemmer is None:
+            try:
+                import Stemmer
+            except ImportError as error:
+                raise RagDemoError(
+                    f"the search for words needs PyStemmer ({error}); "
+                    'install it with: pip install "torch-cleanup[rag]"'
+                ) from None
+            self._stemmer = Stemmer.Stemmer("english").stemWord
+        return self._stemmer(word)
 
 
 def _restored(kept: Mapping[str, npt.NDArray[Any]]) -> tuple[_Vocabulary, tuple[Postings, ...]]:

@@ -11,10 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from rag_demo import PyTorchGPURetriever
 from rag_demo.commands import run
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import RagDemoError
-from rag_demo.index import read_index
+from rag_demo.errors import IndexFileError, RagDemoError
+from rag_demo.index import read_index, read_manifest
+from rag_demo.storage.manifest import digest
 
 
 class Letters:
@@ -231,6 +233,72 @@ def test_all_texts_deleted(index: str, capsys: pytest.CaptureFixture[str]) -> No
     capsys.readouterr()
     assert search(capsys, index, "x")[-1]["results"] == []
     assert texts(index) == []
+
+
+@pytest.fixture
+def made_by_a_program(tmp_path: Path) -> str:
+    """An index with a long text that is embedded as a whole."""
+    folder = tmp_path / "made"
+    with PyTorchGPURetriever(Letters(dtype="float32"), device="cpu") as retriever:
+        retriever.add(["short", "a long sentence. " * 100], [{"n": 1}, {"n": 2}], ["s", "l"])
+        retriever.save(folder)
+    return str(folder)
+
+
+def test_delete_embeds_nothing(made_by_a_program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left stays as it is, however it was embedded."""
+    Letters.embedded = 0
+    assert run(["delete", made_by_a_program, "s"]) == 0
+    assert texts(made_by_a_program) == ["a long sentence. " * 100]
+    assert Letters.embedded == 0
+    capsys.readouterr()
+    ((answer,),) = [found["results"] for found in search(capsys, made_by_a_program, "sentence")]
+    assert (answer["id"], answer["metadata"]) == ("l", {"n": 2})
+
+
+def test_a_program_s_texts_are_not_dropped_unasked(made_by_a_program: str, tmp_path: Path) -> None:
+    """After something was added the index is of that, and of what the program put there."""
+    other = tmp_path / "other.txt"
+    other.write_text("other words")
+    for _ in range(2):
+        assert run(["add", made_by_a_program, str(other)]) == 0
+    assert len(texts(made_by_a_program)) == 3
+    with pytest.raises(RagDemoError, match="--yes"):
+        run(["index", str(other), "--out", made_by_a_program])
+    assert len(texts(made_by_a_program)) == 3
+
+
+def test_an_earlier_version_s_index_is_not_changed(
+    index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its model is known by name only: it answers as before, and `delete` does not spoil that."""
+    path = Path(index) / "manifest.json"
+    manifest = {**read_manifest(Path(index)), "version": 3}
+    for key in ("dtype", "fingerprint", "source", "finished"):
+        del manifest[key]
+    path.write_text(json.dumps({**manifest, "sha256": digest(manifest)}))
+    for command in (["delete", index, "c.jsonl#2"], ["add", index, str(tmp_path / "source")]):
+        with pytest.raises(IndexFileError, match="earlier version"):
+            run(command)
+    assert search(capsys, index, "8443")[0]["results"]
+
+
+def test_verify_reads_what_was_computed_too(index: str) -> None:
+    """A search meets damage in the kept words; so does `verify`."""
+    (path,) = Path(index).glob("derived-*")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    assert run(["verify", index]) == 0
+    path.write_bytes(content)
+    with pytest.raises(IndexFileError, match="damaged"):
+        run(["verify", index])
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_no_such_device(index: str, device: str) -> None:
+    """One line, and no traceback of torch's."""
+    with pytest.raises(RagDemoError, match="device"):
+        run(["search", index, "8443", "--mode", "bm25", "--device", device])
 
 
 def test_standard_input(

@@ -343,3 +343,22 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(IndexFileError, match=r"cannot be written to .*No space left on device"):
         ingest(documents(20), Counting(), tmp_path / "i")
     assert len(ids(tmp_path / "i")) == 10
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_an_end_while_the_last_save_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """What was embedded is saved, though everything was seen; the next run embeds nothing."""
+    import rag_demo.index_builder
+
+    def interrupted(*_: object) -> Any:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rag_demo.index_builder, "derived_arrays", interrupted)
+        with contextlib.nullcontext() if error is KeyboardInterrupt else pytest.raises(error):
+            assert not ingest(documents(20), Counting(), tmp_path).finished
+    assert ids(tmp_path) == [str(n) for n in range(20)]
+    again = ingest(documents(20), Counting(), tmp_path)
+    assert (again.embedded, again.reused, again.finished) == (0, 20, True)

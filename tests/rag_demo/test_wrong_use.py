@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from collections_of import Hashed
 
 from programs import run
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
@@ -59,3 +61,62 @@ def test_without_the_extra() -> None:
     named, bare = result.stdout.splitlines()
     assert "pip install" in named and "numpy" in named, str(result)
     assert "pip install" not in bare
+
+
+def test_without_pystemmer() -> None:
+    """Vectors are compared, saved, deleted and opened; only who asks for words needs it."""
+    result = run(
+        """
+        import sys, tempfile
+        sys.modules["Stemmer"] = None
+        from pathlib import Path
+        from rag_demo import RagDemoError, PyTorchGPURetriever
+        from rag_demo.documents.document import Document
+        from rag_demo.ingest import ingest
+
+        class Model:
+            dimension = 2
+            def embed_documents(self, texts):
+                return [self.embed_query(text) for text in texts]
+            def embed_query(self, text):
+                return [len(text), 1]
+
+        folder = Path(tempfile.mkdtemp())
+        ingest([Document(str(n), "x" * n, {}) for n in range(1, 9)], Model(), folder)
+        with PyTorchGPURetriever(Model(), device="cpu") as retriever:
+            retriever.load(folder)
+            retriever.delete(["1", "2", "3"])
+            retriever.add(["xxxxxxxxx"])
+            retriever.save(folder)
+            retriever.load(folder)
+            print(len(retriever), retriever.search("xxxxx", 1)[0].id)
+            try:
+                retriever.search("xxxxx", mode="bm25")
+            except RagDemoError as error:
+                print(error)
+        """
+    )
+    found, missing = result.stdout.splitlines()
+    assert found == "6 5", str(result)
+    assert "needs PyStemmer" in missing
+
+
+def test_numbers_without_an_end() -> None:
+    """A whole number that JSON cannot be read back from is refused before anything changes."""
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        with pytest.raises(ValueError, match="4,000 digits"):
+            retriever.add(["a"], [{"n": [10**4300]}])
+        assert len(retriever) == 0
+        retriever.add(["a"], [{"n": 10**3900}])
+        assert retriever.search("a")[0].metadata == {"n": 10**3900}
+
+
+def test_questions_of_any_kind_of_sequence() -> None:
+    """Read once; numbers of numpy are numbers, and what is none is refused by name."""
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["a", "b"])
+        found = retriever.search_batch((text for text in ("a", "b")), np.int64(1))
+        assert [[hit.text for hit in hits] for hits in found] == [["a"], ["b"]]
+        for wrong in ({"min_score": "x"}, {"min_score": [1]}):
+            with pytest.raises(TypeError, match="min_score must be a number"):
+                retriever.search("a", **wrong)

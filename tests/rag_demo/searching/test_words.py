@@ -53,7 +53,7 @@ def test_scores_are_those_of_bm25s(texts: list[list[str]]) -> None:
         known = [word for word in ("run", "cach", "c", "c") if word in index.vocab_dict]
         expected = index.get_scores(known) if known else np.zeros(len(texts))
         assert found == pytest.approx(expected, rel=1e-5)
-    kept = words.kept(np.flatnonzero(alive), everything)
+    kept = words.kept(np.flatnonzero(alive))
     again = kept.search(query, everything.kept(np.flatnonzero(alive)), None)
     assert (again[0] + 1).tolist() == numbers.tolist()
     assert again[1].tolist() == scores.tolist()
