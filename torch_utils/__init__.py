@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch_utils.devices import get_optimal_device as get_optimal_device
     from torch_utils.devices import is_cuda_available as is_cuda_available
     from torch_utils.errors import CleanupError as CleanupError
+    from torch_utils.errors import ModelInUseError as ModelInUseError
+    from torch_utils.errors import ModelProcessError as ModelProcessError
     from torch_utils.errors import ReleasedError as ReleasedError
     from torch_utils.errors import ResourceClosedError as ResourceClosedError
     from torch_utils.errors import SignalError as SignalError
@@ -58,6 +60,8 @@ _MODULE_OF = {
     "HostMemory": "memory",
     "Measurement": "measure",
     "MemorySnapshot": "memory",
+    "ModelInUseError": "errors",
+    "ModelProcessError": "errors",
     "ReleasedError": "errors",
     "Resource": "resource",
     "ResourceClosedError": "errors",
