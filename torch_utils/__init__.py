@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torch_utils.errors import SignalError as SignalError
     from torch_utils.errors import TorchUtilsError as TorchUtilsError
     from torch_utils.exit import fast_exit as fast_exit
+    from torch_utils.hosting.host import HostStatus as HostStatus
+    from torch_utils.hosting.host import ModelHost as ModelHost
     from torch_utils.measure import Measurement as Measurement
     from torch_utils.measure import measure as measure
     from torch_utils.measure import measuring as measuring
@@ -58,8 +60,10 @@ _MODULE_OF = {
     "DeviceInfo": "devices",
     "DeviceMemory": "memory",
     "HostMemory": "memory",
+    "HostStatus": "hosting.host",
     "Measurement": "measure",
     "MemorySnapshot": "memory",
+    "ModelHost": "hosting.host",
     "ModelInUseError": "errors",
     "ModelProcessError": "errors",
     "ReleasedError": "errors",

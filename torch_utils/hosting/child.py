@@ -190,12 +190,14 @@ class Server:
     def _load(self, settings: dict[str, Any], load: bytes) -> dict[str, Any]:
         self._main = MainModule(settings["main"])
         sys.argv = settings["argv"]
-        before = memory_snapshot()
         self._model = load_there(load, (), self._main)()
+        if self._model is None:
+            raise TypeError("what loads the model returned None; it has to return the model")
         gc.collect()
-        added = memory_snapshot() - before
-        devices = {name: memory.reserved_bytes for name, memory in added.devices.items()}
-        return {"added": {"host": added.host.rss_bytes, **devices}, "methods": methods(self._model)}
+        # All of this process: it was started for the model, and goes with it.
+        now = memory_snapshot()
+        devices = {name: memory.reserved_bytes for name, memory in now.devices.items()}
+        return {"added": {"host": now.host.rss_bytes, **devices}, "methods": methods(self._model)}
 
 
 def methods(model: object) -> list[str]:

@@ -1,0 +1,86 @@
+"""The one timer of this process: a daemon thread that is there while something is to be done.
+
+It sleeps until the next thing is due, never polls, and ends when nothing is left. A fork has none
+until it needs one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from torch_utils._runtime import ERROR, log
+
+__all__ = ["TIMER", "Timer"]
+
+
+class Timer:
+    """Calls bound methods at given times, one after the other, in a thread of its own.
+
+    Refers to their objects weakly: one that is gone is not called.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._due: list[tuple[float, int, weakref.WeakMethod[Callable[[], object]]]] = []
+        # Reentrant: a destructor may end a lease, and so begin to wait, at any allocation.
+        self._changed = threading.Condition(threading.RLock())
+        self._thread: threading.Thread | None = None
+        self._count = 0
+
+    def call_at(self, when: float, method: Callable[[], object]) -> None:
+        """Call a bound method when `time.monotonic` has reached ``when``."""
+        with self._changed:
+            self._count += 1
+            heapq.heappush(self._due, (when, self._count, weakref.WeakMethod(method)))
+            if self._thread is not None:
+                self._changed.notify()
+                return
+            thread = threading.Thread(target=self._run, name="torch_utils-timer", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # The program is ending, which unloads everything anyway.
+                return
+            self._thread = thread
+
+    def cancel(self, method: Callable[[], object]) -> None:
+        """Take back what was to be called; the thread ends if that was all."""
+        with self._changed:
+            self._due = [one for one in self._due if one[2]() not in (method, None)]
+            heapq.heapify(self._due)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                method = self._wait()
+                if method is None:
+                    self._thread = None
+                    return
+            call = method()
+            if call is not None:
+                try:
+                    call()
+                except Exception as error:
+                    # One object's trouble must not keep the others from being called.
+                    log(ERROR, "a timer's call failed: %r", error, exc_info=error)
+            del call
+
+    def _wait(self) -> weakref.WeakMethod[Callable[[], object]] | None:
+        while self._due:
+            left = self._due[0][0] - time.monotonic()
+            if left <= 0 or self._due[0][2]() is None:
+                return heapq.heappop(self._due)[2]
+            # No lock can wait for longer than this; then it looks again.
+            self._changed.wait(min(left, threading.TIMEOUT_MAX))
+        return None
+
+
+TIMER = Timer()
