@@ -2,7 +2,7 @@
 
 There is one lock, held for moments: never while something is loaded, given back or waited for.
 A lease may also be ended by a destructor, at any allocation of any thread, which must not wait for
-a lock: it puts down the lease's number, and whoever has the lock sees to it before letting go.
+a lock: it puts down the lease's number, and the timer's thread sees to it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 from torch_utils._runtime import ERROR, is_shutting_down, log
 from torch_utils.errors import ModelInUseError, ResourceClosedError, TorchUtilsError
@@ -39,28 +38,6 @@ class Attempt:
         self.is_begun = False
         self.is_finished = False
         self.error: Exception | None = None
-
-
-class _Guard:
-    """The lock of a core; letting go of it sees to what others could not wait to do."""
-
-    def __init__(self, settle: Callable[[], None]) -> None:
-        # Reentrant: a signal handler may ask in the middle of what its thread is doing here.
-        self.lock = threading.RLock()
-        self._settle = settle
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-        self._settle()
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.lock.release()
-        self._settle()
 
 
 class Core:
@@ -93,8 +70,10 @@ class Core:
         self._called_at: float | None = None  # when the timer will call
         self._attempt = Attempt()
         self._waiters: list[Callable[[], None]] = []
-        self._ended: deque[tuple[int, bool]] = deque()
-        self._guard = _Guard(self._settle)
+        self._ended: deque[int] = deque()
+        # Reentrant: a signal handler may ask in the middle of what its thread is doing here. Used
+        # by ``with`` alone, which no interrupt can leave without letting go of it.
+        self._lock = threading.RLock()
 
     def status(self) -> HostStatus:
         """Describe this moment; takes no lock, changes nothing."""
@@ -112,7 +91,8 @@ class Core:
         Raises:
             ResourceClosedError: The host is closed, or about to be.
         """
-        with self._guard:
+        with self._lock:
+            self._settle()
             self.ensure_open()
             tenant = self.tenant
             if tenant is not None and self.tenancy.state == "loaded":
@@ -127,15 +107,14 @@ class Core:
             self._waiters.append(wake)
             return self._attempt
 
-    def want(self, who: object) -> None:
-        """Keep an idle model from expiring while somebody waits for a lease of it."""
-        self.tenancy.wanted.add(who)
+    def want(self, number: int) -> None:
+        """Keep an idle model from expiring while somebody waits for this lease of it."""
+        self.tenancy.wanted.add(number)
 
-    def no_longer_want(self, who: object) -> None:
-        """Take that back."""
-        with self._guard:
-            self.tenancy.no_longer_wanted(who, self._clock())
-            self._await_expiry()
+    def no_longer_want(self, number: int) -> None:
+        """Take that back; `end_lease` does so too."""
+        with self._lock:
+            self.tenancy.no_longer_wanted(number, self._clock())
 
     def ensure_open(self) -> None:
         """Raise if no lease can be had any more."""
@@ -143,25 +122,27 @@ class Core:
             raise ResourceClosedError(f"the host of {self.name} is closed")
 
     def end_lease(self, number: int, *, in_destructor: bool = False) -> None:
-        """Note that a lease has ended. Waits for nothing.
+        """Note that a lease has ended, or that nobody waits for it any more.
 
         What is due then is unloaded by `expire_now`, which the caller calls; a destructor leaves
-        that to the timer.
+        that, and waiting for the lock, to the timer.
         """
-        self._ended.append((number, in_destructor))
-        self._settle()
+        self._ended.append(number)
+        if in_destructor:
+            self._timer.call_at(self._clock(), self.expire)
+            return
+        with self._lock:
+            self._settle()
+            if not self.is_due():
+                self._await_expiry()
 
     def _settle(self) -> None:
-        while self._ended and self._guard.lock.acquire(blocking=False):
-            try:
-                while self._ended:
-                    number, in_destructor = self._ended.popleft()
-                    if self.tenancy.give_back(number, self._clock()):
-                        if in_destructor or not self.is_due():
-                            self._await_expiry()
-                        self._notify()
-            finally:
-                self._guard.lock.release()
+        """Strike out the leases that have ended."""
+        while self._ended:
+            self.tenancy.no_longer_wanted(self._ended[0], self._clock())
+            if self.tenancy.give_back(self._ended[0], self._clock()):
+                self._notify()
+            self._ended.popleft()
 
     def expire_now(self) -> None:
         """Unload what is due, and be done with it when this returns."""
@@ -169,7 +150,7 @@ class Core:
             self.unload_if_due()
         while self.tenancy.state == "unloading" and self.tenancy.keep_alive_s == 0:
             waiter = ThreadWaiter()
-            with self._guard:
+            with self._lock:
                 if self.tenancy.state != "unloading":
                     return
                 self._waiters.append(waiter.wake)
@@ -181,9 +162,9 @@ class Core:
         tenant.close()  # It has ended: this only collects what is left of it.
 
     def _notify(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for wake in waiters:
-            wake()
+        while self._waiters:
+            self._waiters[-1]()
+            self._waiters.pop()
 
     # Loading
 
@@ -217,7 +198,7 @@ class Core:
         """Load the model unless it is there, or wait for who does; True if this call loaded it."""
         while True:
             waiter = ThreadWaiter()
-            with self._guard:
+            with self._lock:
                 self.ensure_open()
                 state, attempt = self.tenancy.state, self._attempt
                 if state == "loaded" and self.tenant is not None:
@@ -262,7 +243,7 @@ class Core:
                 attempt.error = TorchUtilsError(f"what loads {self.name} raised {error!r}")
 
     def _claim(self, attempt: Attempt, thread: int) -> bool:
-        with self._guard:
+        with self._lock:
             attempt.is_begun = True
             attempt.thread = thread
             if self._attempt is attempt:
@@ -277,7 +258,7 @@ class Core:
     def _succeeded(
         self, attempt: Attempt, tenant: Tenant, number: int, holder: Holder | None
     ) -> None:
-        with self._guard:
+        with self._lock:
             if self.tenancy.is_closing:
                 raise ResourceClosedError(f"the host of {self.name} was closed while it loaded")
             self.tenant = tenant
@@ -294,17 +275,20 @@ class Core:
         """Let the others go on after a load that failed. Nothing, if it did not."""
         if attempt.is_finished or self._attempt is not attempt:
             return
-        if tenant is not None:
-            tenant.close()
         if isinstance(error, Exception):
             clear_exception_frames(error)  # What it had loaded so far must not live on in them.
-        with self._guard:
+        if tenant is not None and self.tenancy.state == "loading":
+            self.tenant = None
+            tenant.close()
+        with self._lock:
             if attempt.is_finished:
                 return
             # An interrupt is its thread's alone; those who wait try it themselves.
             attempt.error = error if isinstance(error, Exception) else None
+            if self.tenancy.state == "loading":
+                self.tenancy.load_failed(attempt.error)
             attempt.is_finished = True
-            self.tenancy.load_failed(attempt.error)
+            self._await_expiry()
             self._notify()
 
     # Unloading
@@ -318,9 +302,11 @@ class Core:
 
     def expire(self) -> None:
         """Unload an idle model whose time is over. Called by the timer, perhaps too early."""
-        with self._guard:
+        with self._lock:
+            self._settle()
             self._called_at = None
-            self._await_expiry()
+            if not self.is_due():
+                self._await_expiry()
         self.unload_if_due()
 
     def is_due(self) -> bool:
@@ -344,7 +330,8 @@ class Core:
         """
         while True:
             waiter = ThreadWaiter()
-            with self._guard:
+            with self._lock:
+                self._settle()
                 if self.tenancy.state in ("unloaded", "closed"):
                     return CleanupReport()
                 if self.tenancy.leases:
@@ -362,7 +349,8 @@ class Core:
     def _take_out(self, may: Callable[[], bool], *, forced: bool = False) -> CleanupReport | None:
         tenant: Tenant | None = None
         try:
-            with self._guard:
+            with self._lock:
+                self._settle()
                 if not may() or self.tenant is None:
                     return None
                 tenant = self.tenant
@@ -371,17 +359,22 @@ class Core:
                 if forced:
                     self.tenancy.leases.clear()
                 self.tenancy.start_unloading()
-            tenant.close()
+            self._finish_unloading(tenant)
         finally:
-            # After an interrupt, too: what was begun is brought to its end.
-            if tenant is not None and self.tenancy.state == "unloading":
-                tenant.close()
-                with self._guard:
-                    if self.tenant is tenant:
-                        self.tenant = None
-                        self.tenancy.unloaded()
-                        self._notify()
+            self._finish_unloading(
+                tenant
+            )  # After an interrupt, what was begun is brought to its end.
         return tenant.report
+
+    def _finish_unloading(self, tenant: Tenant | None) -> None:
+        if tenant is None or self.tenant is not tenant or self.tenancy.state == "loaded":
+            return
+        tenant.close()
+        with self._lock:
+            if self.tenancy.state == "unloading":
+                self.tenancy.unloaded()
+            self._notify()
+            self.tenant = None
 
     def in_use(self) -> ModelInUseError:
         """Make the error that says who has it."""
@@ -404,14 +397,15 @@ class Core:
         Raises:
             ModelInUseError: The deadline passed. Says where the leases were taken.
         """
-        with self._guard:
+        with self._lock:
             self.tenancy.close()
             self._notify()
         at_exit = is_shutting_down()
         began = time.monotonic()
         while True:
             waiter = ThreadWaiter()
-            with self._guard:
+            with self._lock:
+                self._settle()
                 state = self.tenancy.state
                 mine = threading.get_ident()
                 others = [h for h in self.tenancy.leases.values() if h.thread != mine]

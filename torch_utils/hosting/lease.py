@@ -109,7 +109,7 @@ class Lease(_Lease[M]):
         holder = self._begin(thread)
         core, deadline = self._core, self._deadline()
         try:
-            core.want(self)
+            core.want(self._number)
             while True:
                 waiter = ThreadWaiter()
                 answer = core.ask(self._number, holder, waiter.wake)
@@ -120,12 +120,11 @@ class Lease(_Lease[M]):
                     if answer.error is not None:
                         raise answer.error
                 if isinstance(answer, Tenant):
+                    core.no_longer_want(self._number)
                     return self._lent(answer)
         except BaseException:
             self._end()
             raise
-        finally:
-            core.no_longer_want(self)
 
     def __exit__(
         self,
@@ -144,11 +143,12 @@ class AsyncLease(_Lease[M]):
         holder = self._begin(None)
         core, deadline = self._core, self._deadline()
         try:
-            core.want(self)
+            core.want(self._number)
             while True:
                 waiter = LoopWaiter()
                 answer = core.ask(self._number, holder, waiter.wake)
                 if isinstance(answer, Tenant):
+                    core.no_longer_want(self._number)
                     return self._lent(answer)
                 if not answer.is_begun:
                     core.load_in_background(answer)
@@ -159,8 +159,6 @@ class AsyncLease(_Lease[M]):
         except BaseException:
             self._end()
             raise
-        finally:
-            core.no_longer_want(self)
 
     async def __aexit__(
         self,

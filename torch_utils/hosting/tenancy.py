@@ -68,7 +68,7 @@ class Tenancy:
         self.state: State = "unloaded"
         self.is_closing = False
         self.leases: dict[int, Holder] = {}
-        self.wanted: set[object] = set()  # those who wait for a lease
+        self.wanted: set[int] = set()  # leases that somebody waits for
         self.loads = self.unloads = 0
         self.added_bytes: Mapping[str, int] = {}
         self.idle_since: float | None = None
@@ -81,9 +81,13 @@ class Tenancy:
         return sum(max(size, 0) for size in self.added_bytes.values())
 
     def _go(self, state: State, *allowed: State) -> None:
+        """Change the state, after all else: an interrupt may come between any two lines."""
+        self._check(state, *allowed)
+        self.state = state
+
+    def _check(self, state: State, *allowed: State) -> None:
         if self.state not in allowed:
             raise TorchUtilsError(f"a model that is {self.state} cannot become {state}")
-        self.state = state
 
     def start_loading(self) -> None:
         """Begin to load it."""
@@ -93,18 +97,21 @@ class Tenancy:
 
     def loaded(self, added_bytes: Mapping[str, int], now: float) -> None:
         """It is there; nobody has it yet."""
-        self._go("loaded", "loading")
-        self.loads += 1
+        self._check("loaded", "loading")
         self.added_bytes = added_bytes
         self.idle_since = now
         self.was_lent = False
         self.last_error = None
+        self.loads += 1
+        self.state = "loaded"
 
     def load_failed(self, error: BaseException | None) -> None:
         """It is not there; None if nothing is wrong with it, but the load was interrupted."""
-        self._go("unloaded", "loading")
+        self._check("unloaded", "loading")
         if error is not None:
             self.last_error = error
+        self.idle_since = None
+        self._go("unloaded", "loading")
         self._close_if_asked()
 
     def lend(self, number: int, holder: Holder) -> None:
@@ -122,11 +129,10 @@ class Tenancy:
         self._rest(now)
         return True
 
-    def no_longer_wanted(self, who: object, now: float) -> None:
-        """Somebody got a lease, or gave up waiting for one."""
-        if who in self.wanted:
-            self.wanted.discard(who)
-            self._rest(now)
+    def no_longer_wanted(self, number: int, now: float) -> None:
+        """Somebody got the lease, or gave up waiting for it."""
+        self.wanted.discard(number)
+        self._rest(now)
 
     def _rest(self, now: float) -> None:
         if self.state == "loaded" and not self.leases and self.idle_since is None:
@@ -151,23 +157,23 @@ class Tenancy:
         if self.leases:
             raise TorchUtilsError("a model that is lent cannot be unloaded")
         self._go("unloading", "loaded")
-        self.idle_since = None
 
     def unloaded(self) -> None:
         """It is gone."""
-        self._go("unloaded", "unloading")
+        self._check("unloaded", "unloading")
         self._forget()
 
     def lost(self) -> None:
         """It is gone although it may be lent: its process has ended, or the program is ending."""
-        self._go("unloaded", "loaded")
+        self._check("unloaded", "loaded")
         self.leases.clear()
         self._forget()
 
     def _forget(self) -> None:
-        self.unloads += 1
         self.added_bytes = {}
         self.idle_since = None
+        self.unloads += 1
+        self.state = "unloaded"
         self._close_if_asked()
 
     def close(self) -> None:
@@ -181,7 +187,8 @@ class Tenancy:
 
     def status(self, name: str, now: float) -> HostStatus:
         """Describe this moment. Needs no lock: each figure is right, at some moment of the call."""
-        idle_since, expires = self.idle_since, self.expires_at()
+        idle_since = self.idle_since if self.state == "loaded" else None
+        expires = self.expires_at()
         return HostStatus(
             name=name,
             state=self.state,

@@ -31,13 +31,14 @@ class Timer:
     def _reset(self) -> None:
         self._due: list[tuple[float, int, weakref.WeakMethod[Callable[[], object]]]] = []
         # Reentrant: a destructor may end a lease, and so begin to wait, at any allocation.
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._count = 0
 
     def call_at(self, when: float, method: Callable[[], object]) -> None:
         """Call a bound method when `time.monotonic` has reached ``when``."""
-        with self._changed:
+        with self._lock:
             self._count += 1
             heapq.heappush(self._due, (when, self._count, weakref.WeakMethod(method)))
             if self._thread is not None:
@@ -52,14 +53,14 @@ class Timer:
 
     def cancel(self, method: Callable[[], object]) -> None:
         """Take back what was to be called; the thread ends if that was all."""
-        with self._changed:
+        with self._lock:
             self._due = [one for one in self._due if one[2]() not in (method, None)]
             heapq.heapify(self._due)
             self._changed.notify()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 method = self._wait()
                 if method is None:
                     self._thread = None
