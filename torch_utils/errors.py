@@ -40,6 +40,10 @@ class ModelProcessError(TorchUtilsError, RuntimeError):
     """A model's own process has ended, or what it answered cannot be brought here."""
 
 
+class NoRoomError(TorchUtilsError):
+    """A pool could make no room for a model, in time or ever. Says who holds what."""
+
+
 class SignalError(TorchUtilsError, ValueError):
     """A signal handler cannot be installed here, or not for that signal."""
 

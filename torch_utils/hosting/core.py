@@ -11,7 +11,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from torch_utils._runtime import ERROR, is_shutting_down, log
 from torch_utils.errors import ModelInUseError, ResourceClosedError, TorchUtilsError
@@ -22,7 +23,7 @@ from torch_utils.hosting.waiting import ThreadWaiter
 from torch_utils.oom import clear_exception_frames
 from torch_utils.report import CleanupReport
 
-__all__ = ["Attempt", "Core"]
+__all__ = ["Attempt", "Core", "Limits"]
 
 LOAD_AT_EXIT_S = 5.0
 """How long the end of the program waits for a load that is under way."""
@@ -31,13 +32,32 @@ LEASES_AT_EXIT_S = 1.0
 
 
 class Attempt:
-    """One try to load; those who wait for it learn what became of it."""
+    """One try to load; those who wait for it learn what became of it.
 
-    def __init__(self) -> None:
+    Attributes:
+        deadline: When whoever began it stops waiting for room; None for never.
+        no_room: Why there is none, while it waits for some.
+        gave_up: Whether it waited in vain. Others may have more time, or less to hold on to.
+    """
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self.deadline = deadline
+        self.no_room = ""
+        self.gave_up = False
         self.thread = 0
         self.is_begun = False
         self.is_finished = False
         self.error: Exception | None = None
+
+
+class Limits(Protocol):
+    """What a load has to fit into."""
+
+    def make_room(self, core: Core, attempt: Attempt) -> None:
+        """Before a load: wait for room."""
+
+    def check_room(self, core: Core, attempt: Attempt, added_bytes: Mapping[str, int]) -> None:
+        """After a load: wait for room again, for what it has turned out to be."""
 
 
 class Core:
@@ -49,6 +69,7 @@ class Core:
         keep_alive_s: See `Tenancy`.
         clock: Seconds that only grow.
         timer: Calls when an idle model expires.
+        limits: What it shares with other hosts.
     """
 
     def __init__(
@@ -59,11 +80,13 @@ class Core:
         *,
         clock: Callable[[], float] = time.monotonic,
         timer: Timer = TIMER,
+        limits: Limits | None = None,
     ) -> None:
         self.name = name
         self.pid = os.getpid()
         self.tenancy = Tenancy(keep_alive_s)
         self.tenant: Tenant | None = None
+        self.limits = limits
         self._load = load
         self._clock = clock
         self._timer = timer
@@ -139,8 +162,8 @@ class Core:
     def _settle(self) -> None:
         """Strike out the leases that have ended."""
         while self._ended:
-            self.tenancy.no_longer_wanted(self._ended[0], self._clock())
-            if self.tenancy.give_back(self._ended[0], self._clock()):
+            gave_up = self.tenancy.no_longer_wanted(self._ended[0], self._clock())
+            if self.tenancy.give_back(self._ended[0], self._clock()) or gave_up:
                 self._notify()
             self._ended.popleft()
 
@@ -155,6 +178,16 @@ class Core:
                     return
                 self._waiters.append(waiter.wake)
             waiter.wait(None)
+
+    def wake_at_change(self, wake: Callable[[], None]) -> None:
+        """Have somebody woken, once, when a lease ends or the model has come or gone."""
+        with self._lock:
+            self._settle()
+            self._waiters.append(wake)
+
+    def is_at(self, attempt: Attempt | None) -> bool:
+        """Say whether this is the try that is under way."""
+        return self._attempt is attempt and self.tenancy.state == "loading"
 
     def _lose(self, tenant: Tenant) -> None:
         self.tenant = None
@@ -185,7 +218,11 @@ class Core:
                 # Claimed in here, so that an interrupt at any moment finds its way to `_give_up`.
                 if not self._claim(attempt, threading.get_ident()):
                     return None
+                if self.limits is not None:
+                    self.limits.make_room(self, attempt)
                 tenant = self._load()
+                if self.limits is not None:
+                    self.limits.check_room(self, attempt, tenant.added_bytes)
                 self._succeeded(attempt, tenant, number, holder)
             except BaseException as error:
                 self._give_up(attempt, tenant, error)
@@ -320,7 +357,7 @@ class Core:
 
     def unload_if_idle(self) -> CleanupReport | None:
         """Unload it if nobody has it and nobody waits for it; None if not."""
-        return self._take_out(lambda: self.tenancy.can_unload() and not self.tenancy.wanted)
+        return self._take_out(self.tenancy.can_make_room)
 
     def unload(self) -> CleanupReport:
         """Unload it, after a load or unload that is under way; nothing, if it is not loaded.

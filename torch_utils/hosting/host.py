@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import is_shutting_down
 from torch_utils.errors import ModelInUseError
-from torch_utils.hosting.core import Core
+from torch_utils.hosting.core import Core, Limits
 from torch_utils.hosting.keep_alive import parse_keep_alive
 from torch_utils.hosting.lease import AsyncLease, Lease
 from torch_utils.hosting.process import pickled_load
@@ -86,7 +86,8 @@ class ModelHost(Resource, Generic[M]):
             make = partial(ProcessTenant, self.name, pickled_load(load))
         self._make = make
         self._deadline_s = CLOSE_S
-        self._core = Core(self.name, make, self._keep_alive_s)
+        self._limits: Limits | None = None
+        self._core = self._new_core()
         _HOSTS.add(self)
 
     def lease(self, timeout_s: float | None = None) -> Lease[M]:
@@ -178,6 +179,15 @@ class ModelHost(Resource, Generic[M]):
         if core is not None and core.pid == os.getpid():
             core.shut(self._deadline_s)
 
+    def join(self, limits: Limits) -> None:
+        """Have it loaded only if there is room; for a pool, before it is first used."""
+        self._limits = self._core.limits = limits
+
+    @property
+    def core(self) -> Core:
+        """The bookkeeping of this process, for a pool."""
+        return self._own_core()
+
     def _own_core(self) -> Core:
         """Return the bookkeeping of this process."""
         core = self._core
@@ -190,7 +200,10 @@ class ModelHost(Resource, Generic[M]):
     def _start_over(self) -> None:
         """Be the host of a fork, in which nothing is loaded."""
         _OF_PARENTS.append(self._core)
-        self._core = Core(self.name, self._make, self._keep_alive_s)
+        self._core = self._new_core()
+
+    def _new_core(self) -> Core:
+        return Core(self.name, self._make, self._keep_alive_s, limits=self._limits)
 
     def __repr__(self) -> str:
         status = self._core.status()

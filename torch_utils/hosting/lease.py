@@ -8,7 +8,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
-from torch_utils.errors import ResourceClosedError, TorchUtilsError
+from torch_utils.errors import NoRoomError, ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.core import Attempt, Core
 from torch_utils.hosting.process import ModelProcess
 from torch_utils.hosting.proxy import Proxy
@@ -46,11 +46,13 @@ class _Lease(Generic[M]):
         by = f", by thread {threading.current_thread().name}" if thread else ", by a coroutine"
         return Holder(self._where + by, thread, time.monotonic())
 
-    def _left(self, deadline: float | None) -> float | None:
+    def _left(self, deadline: float | None, attempt: Attempt) -> float | None:
         if deadline is None:
             return None
         left = deadline - time.monotonic()
         if left <= 0:
+            if attempt.no_room:
+                raise NoRoomError(attempt.no_room)
             state = self._core.tenancy.state
             raise TimeoutError(f"{self._core.name} is still {state} after {self._timeout_s} s")
         return left
@@ -114,10 +116,11 @@ class Lease(_Lease[M]):
                 waiter = ThreadWaiter()
                 answer = core.ask(self._number, holder, waiter.wake)
                 if isinstance(answer, Attempt) and not answer.is_begun:
+                    answer.deadline = deadline
                     answer = core.load(answer, self._number, holder) or answer
                 elif isinstance(answer, Attempt):
-                    waiter.wait(self._left(deadline))
-                    if answer.error is not None:
+                    waiter.wait(self._left(deadline, answer))
+                    if answer.error is not None and not answer.gave_up:
                         raise answer.error
                 if isinstance(answer, Tenant):
                     core.no_longer_want(self._number)
@@ -151,10 +154,11 @@ class AsyncLease(_Lease[M]):
                     core.no_longer_want(self._number)
                     return self._lent(answer)
                 if not answer.is_begun:
+                    answer.deadline = deadline
                     core.load_in_background(answer)
                     continue
-                await waiter.wait(self._left(deadline))
-                if answer.error is not None:
+                await waiter.wait(self._left(deadline, answer))
+                if answer.error is not None and not answer.gave_up:
                     raise answer.error
         except BaseException:
             self._end()

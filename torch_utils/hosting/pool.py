@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+from torch_utils._registry import REGISTRY
 from torch_utils.errors import ModelInUseError
 from torch_utils.hosting.core import Core
 from torch_utils.hosting.host import CLOSE_S, ModelHost
@@ -101,7 +102,7 @@ class ModelPool(Resource):
                 raise ValueError(f"this pool has a model {name!r} already")
             options = {"keep_alive": self._keep_alive, **options}
             host = ModelHost(load, name=name, **options)
-            host.share(self._room)
+            host.join(self._room)
             self._hosts[name] = host
             return host
 
@@ -149,10 +150,10 @@ class ModelPool(Resource):
         """
         if deadline_s is not None:
             self._deadline_s = deadline_s
-        self._in_use: list[ModelInUseError] = []
+        entry = REGISTRY.get(id(self))
         closed = super().close()
-        if closed and self._in_use:
-            raise self._in_use[0]
+        if entry is not None and isinstance(entry.error, ModelInUseError):
+            raise entry.error
         return closed
 
     async def aclose(self, deadline_s: float | None = None) -> bool:
@@ -170,7 +171,8 @@ class ModelPool(Resource):
                 host.close(self._deadline_s)
             except ModelInUseError as error:
                 errors.append(error)
-        self._in_use = errors
+        if errors:
+            raise errors[0]
 
     def _host(self, name: str) -> ModelHost[Any]:
         try:

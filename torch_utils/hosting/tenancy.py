@@ -129,10 +129,12 @@ class Tenancy:
         self._rest(now)
         return True
 
-    def no_longer_wanted(self, number: int, now: float) -> None:
-        """Somebody got the lease, or gave up waiting for it."""
+    def no_longer_wanted(self, number: int, now: float) -> bool:
+        """Somebody got the lease, or gave up waiting for it; False if that was known."""
+        was_wanted = number in self.wanted
         self.wanted.discard(number)
         self._rest(now)
+        return was_wanted
 
     def _rest(self, now: float) -> None:
         if self.state == "loaded" and not self.leases and self.idle_since is None:
@@ -151,6 +153,10 @@ class Tenancy:
         if self.keep_alive_s is None or (self.keep_alive_s == 0 and not self.was_lent):
             return None
         return self.idle_since + self.keep_alive_s
+
+    def can_make_room(self) -> bool:
+        """Say whether it can go because another model needs its room."""
+        return self.can_unload() and not self.wanted
 
     def start_unloading(self) -> None:
         """Begin to give it back; never under a lease."""
