@@ -95,7 +95,7 @@ endif
 and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)))
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[rag,model,test,dev,bench]'
+		-c constraints.txt -e '.[rag,model,service,test,dev,bench]'
 	touch $@
 
 # Real programs for the slow tests, one by one: what cannot be installed is skipped there by name.
