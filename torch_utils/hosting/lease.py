@@ -36,6 +36,7 @@ class _Lease(Generic[M]):
         self._number = 0  # while it is open, or about to be
         self._process: ModelProcess | None = None
         self._calls: list[None] = []  # that are under way
+        self._no_room = ""  # why, where it waited for some
         code = frame.f_code
         self._where = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
 
@@ -47,12 +48,13 @@ class _Lease(Generic[M]):
         return Holder(self._where + by, thread, time.monotonic())
 
     def _left(self, deadline: float | None, attempt: Attempt) -> float | None:
+        self._no_room = attempt.no_room or self._no_room
         if deadline is None:
             return None
         left = deadline - time.monotonic()
         if left <= 0:
-            if attempt.no_room:
-                raise NoRoomError(attempt.no_room)
+            if self._no_room:
+                raise NoRoomError(self._no_room)
             state = self._core.tenancy.state
             raise TimeoutError(f"{self._core.name} is still {state} after {self._timeout_s} s")
         return left

@@ -62,30 +62,28 @@ class Room:
         self._wait_for(measured, core, attempt)
 
     def _wait_for(self, needed: Sizes, core: Core, attempt: Attempt) -> None:
-        try:
-            while True:
-                waiter = ThreadWaiter()
-                core.wake_at_change(waiter.wake)
-                core.ensure_open()
-                others = [other for other in self._cores() if other is not core]
-                for other in others:
-                    other.wake_at_change(waiter.wake)
-                lacking = self._admit(needed, core, attempt, others)
-                if not lacking:
-                    return
-                idle = [other for other in others if other.tenancy.can_make_room()]
-                if idle:
-                    min(idle, key=lambda one: one.tenancy.idle_since or 0.0).unload_if_idle()
-                    continue
-                attempt.no_room = self._why(needed, core, lacking, others)
-                is_final = bool(self._lacking([needed]))
-                left = None if attempt.deadline is None else attempt.deadline - self._clock()
-                if is_final or (left is not None and left <= 0) or self._is_mine(others, attempt):
-                    attempt.gave_up = not is_final
-                    raise NoRoomError(attempt.no_room)
-                waiter.wait(left)
-        finally:
-            attempt.no_room = ""
+        while True:
+            waiter = ThreadWaiter()
+            core.wake_at_change(waiter.wake)
+            core.ensure_open()
+            others = [other for other in self._cores() if other is not core]
+            for other in others:
+                other.wake_at_change(waiter.wake)
+            lacking = self._admit(needed, core, attempt, others)
+            if not lacking:
+                attempt.no_room = ""
+                return
+            idle = [other for other in others if other.tenancy.can_make_room()]
+            if idle:
+                min(idle, key=lambda one: one.tenancy.idle_since or 0.0).unload_if_idle()
+                continue
+            attempt.no_room = self._why(needed, core, lacking, others)
+            is_final = bool(self._lacking([needed]))
+            left = None if attempt.deadline is None else attempt.deadline - self._clock()
+            if is_final or (left is not None and left <= 0) or self._is_mine(others, attempt):
+                attempt.gave_up = not is_final
+                raise NoRoomError(attempt.no_room)
+            waiter.wait(left)
 
     def _admit(self, needed: Sizes, core: Core, attempt: Attempt, others: list[Core]) -> str:
         """Take the room if it is there; otherwise say what is lacking."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch_utils._releasing.sizes import storage_bytes
 from torch_utils.hosting.process import ModelProcess
 from torch_utils.memory import memory_snapshot
 from torch_utils.release import release
@@ -51,8 +52,12 @@ class ThreadTenant(Tenant):
         if self.model is None:
             raise TypeError(f"what loads {name} returned None; it has to return the model")
         added = memory_snapshot() - before
-        devices = {device: memory.reserved_bytes for device, memory in added.devices.items()}
-        self.added_bytes = {"host": added.host.rss_bytes, **devices}
+        seen = {device: memory.reserved_bytes for device, memory in added.devices.items()}
+        seen["host"] = added.host.rss_bytes
+        # Not less than its own tensors: others may have given memory back meanwhile.
+        own = storage_bytes(self.model)
+        places = {**seen, **own}
+        self.added_bytes = {place: max(seen.get(place, 0), own.get(place, 0)) for place in places}
 
     def _release(self) -> None:
         model, self.model = self.model, None
