@@ -73,12 +73,12 @@ class Room:
             if not lacking:
                 attempt.no_room = ""
                 return
+            is_final = bool(self._lacking([needed]))
             idle = [other for other in others if other.tenancy.can_make_room()]
-            if idle:
+            if idle and not is_final:
                 min(idle, key=lambda one: one.tenancy.idle_since or 0.0).unload_if_idle()
                 continue
             attempt.no_room = self._why(needed, core, lacking, others)
-            is_final = bool(self._lacking([needed]))
             left = None if attempt.deadline is None else attempt.deadline - self._clock()
             if is_final or (left is not None and left <= 0) or self._is_mine(others, attempt):
                 attempt.gave_up = not is_final
