@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index examples clean
+.PHONY: demo test test-slow test-real test-ray test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -30,6 +30,11 @@ test-slow: .venv/.installed
 # Servers, pools and launchers of other packages under clean-exit; downloads many of them.
 test-real: .venv/.installed .venv/.corpus
 	$(PYTEST) -m real
+
+# Actors of a real Ray on this machine; downloads it.
+test-ray: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(PYTEST) tests/torch_utils/test_ray.py
 
 test-all: test test-slow test-real
 
@@ -72,7 +77,7 @@ fuzz-index: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py fuzz 100000
 
 examples: .venv/.installed
-	$(PYTEST) -q tests/test_readme.py
+	$(PYTEST) -q tests/test_readme.py tests/examples
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
