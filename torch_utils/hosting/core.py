@@ -142,7 +142,7 @@ class Core:
     def ensure_open(self) -> None:
         """Raise if no lease can be had any more."""
         if self.tenancy.is_closing:
-            raise ResourceClosedError(f"the host of {self.name} is closed")
+            raise _closed(f"the host of {self.name} is closed")
 
     def end_lease(self, number: int, *, in_destructor: bool = False) -> None:
         """Note that a lease has ended, or that nobody waits for it any more.
@@ -151,8 +151,9 @@ class Core:
         that, and waiting for the lock, to the timer.
         """
         self._ended.append(number)
-        if in_destructor:
+        if in_destructor and not is_shutting_down():
             self._timer.call_at(self._clock(), self.expire)
+        if in_destructor:
             return
         with self._lock:
             self._settle()
@@ -263,8 +264,10 @@ class Core:
                 target=self._load_quietly, args=(attempt,), name="torch_utils-load", daemon=True
             )
             try:
+                if is_shutting_down():
+                    raise RuntimeError("no thread can be started any more")
                 thread.start()
-            except RuntimeError:  # The program is ending: no thread can be started any more.
+            except RuntimeError:
                 self._load_quietly(attempt)
             is_started = True
         finally:
@@ -297,7 +300,7 @@ class Core:
     ) -> None:
         with self._lock:
             if self.tenancy.is_closing:
-                raise ResourceClosedError(f"the host of {self.name} was closed while it loaded")
+                raise _closed(f"the host of {self.name} was closed while it loaded")
             self.tenant = tenant
             self.tenancy.loaded(tenant.added_bytes, self._clock())
             attempt.is_finished = True
@@ -466,3 +469,9 @@ class Core:
                 error = self.in_use()
                 log(ERROR, "closing: %s", error)
                 raise error
+
+
+def _closed(message: str) -> BaseException:
+    if is_shutting_down() and threading.current_thread().daemon:
+        return SystemExit(message)  # It ends the thread without a traceback.
+    return ResourceClosedError(message)
