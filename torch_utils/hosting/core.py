@@ -11,11 +11,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
+from torch_utils._events import tell
 from torch_utils._runtime import ERROR, is_shutting_down, log
 from torch_utils.errors import ModelInUseError, ResourceClosedError, TorchUtilsError
+from torch_utils.hosting.attempt import Attempt, Limits
 from torch_utils.hosting.tenancy import Holder, HostStatus, Tenancy
 from torch_utils.hosting.tenants import Tenant
 from torch_utils.hosting.timer import TIMER, Timer
@@ -23,41 +24,12 @@ from torch_utils.hosting.waiting import ThreadWaiter
 from torch_utils.oom import clear_exception_frames
 from torch_utils.report import CleanupReport
 
-__all__ = ["Attempt", "Core", "Limits"]
+__all__ = ["Core"]
 
 LOAD_AT_EXIT_S = 5.0
 """How long the end of the program waits for a load that is under way."""
 LEASES_AT_EXIT_S = 1.0
 """How long it waits for leases of other threads."""
-
-
-class Attempt:
-    """One try to load; those who wait for it learn what became of it.
-
-    Attributes:
-        deadline: When whoever began it stops waiting for room; None for never.
-        no_room: Why there is none, while it waits for some.
-        gave_up: Whether it waited in vain. Others may have more time, or less to hold on to.
-    """
-
-    def __init__(self, deadline: float | None = None) -> None:
-        self.deadline = deadline
-        self.no_room = ""
-        self.gave_up = False
-        self.thread = 0
-        self.is_begun = False
-        self.is_finished = False
-        self.error: Exception | None = None
-
-
-class Limits(Protocol):
-    """What a load has to fit into."""
-
-    def make_room(self, core: Core, attempt: Attempt) -> None:
-        """Before a load: wait for room."""
-
-    def check_room(self, core: Core, attempt: Attempt, added_bytes: Mapping[str, int]) -> None:
-        """After a load: wait for room again, for what it has turned out to be."""
 
 
 class Core:
@@ -121,6 +93,7 @@ class Core:
             if tenant is not None and self.tenancy.state == "loaded":
                 if tenant.is_alive():
                     self.tenancy.lend(number, holder)
+                    self._tell_leases()
                     return tenant
                 self._lose(tenant)
             if self.tenancy.state == "unloaded":
@@ -166,6 +139,7 @@ class Core:
             gave_up = self.tenancy.no_longer_wanted(self._ended[0], self._clock())
             if self.tenancy.give_back(self._ended[0], self._clock()) or gave_up:
                 self._notify()
+                self._tell_leases()
             self._ended.popleft()
 
     def expire_now(self) -> None:
@@ -193,6 +167,7 @@ class Core:
     def _lose(self, tenant: Tenant) -> None:
         self.tenant = None
         self.tenancy.lost()
+        tell("unload", model=self.name, reason="lost")
         tenant.close()  # It has ended: this only collects what is left of it.
 
     def _notify(self) -> None:
@@ -221,6 +196,7 @@ class Core:
                     return None
                 if self.limits is not None:
                     self.limits.make_room(self, attempt)
+                attempt.loading_since = self._clock()
                 tenant = self._load()
                 if self.limits is not None:
                     self.limits.check_room(self, attempt, tenant.added_bytes)
@@ -306,8 +282,17 @@ class Core:
             attempt.is_finished = True
             if holder is not None:
                 self.tenancy.lend(number, holder)
+                self._tell_leases()
             self._await_expiry()
             self._notify()
+        self._tell_load(attempt, "success")
+
+    def _tell_load(self, attempt: Attempt, outcome: str) -> None:
+        duration_s = self._clock() - attempt.loading_since
+        tell("load", model=self.name, outcome=outcome, duration_s=duration_s)
+
+    def _tell_leases(self) -> None:
+        tell("leases", model=self.name, leases=len(self.tenancy.leases))
 
     def _give_up(
         self, attempt: Attempt, tenant: Tenant | None, error: BaseException | None
@@ -330,6 +315,8 @@ class Core:
             attempt.is_finished = True
             self._await_expiry()
             self._notify()
+        if attempt.error is not None and attempt.loading_since:
+            self._tell_load(attempt, "error")
 
     # Unloading
 
@@ -356,11 +343,11 @@ class Core:
 
     def unload_if_due(self) -> CleanupReport | None:
         """Unload it if it is idle and its time is over; None if not."""
-        return self._take_out(self.is_due)
+        return self._take_out(self.is_due, "closed" if self.tenancy.is_closing else "idle")
 
     def unload_if_idle(self) -> CleanupReport | None:
         """Unload it if nobody has it and nobody waits for it; None if not."""
-        return self._take_out(self.tenancy.can_make_room)
+        return self._take_out(self.tenancy.can_make_room, "room")
 
     def unload(self) -> CleanupReport:
         """Unload it, after a load or unload that is under way; nothing, if it is not loaded.
@@ -382,11 +369,13 @@ class Core:
             if waits:
                 waiter.wait(None)
             else:
-                report = self._take_out(self.tenancy.can_unload)
+                report = self._take_out(self.tenancy.can_unload, "asked")
                 if report is not None:
                     return report
 
-    def _take_out(self, may: Callable[[], bool], *, forced: bool = False) -> CleanupReport | None:
+    def _take_out(
+        self, may: Callable[[], bool], reason: str, *, forced: bool = False
+    ) -> CleanupReport | None:
         tenant: Tenant | None = None
         try:
             with self._lock:
@@ -399,22 +388,24 @@ class Core:
                 if forced:
                     self.tenancy.leases.clear()
                 self.tenancy.start_unloading()
-            self._finish_unloading(tenant)
+            self._finish_unloading(tenant, reason)
         finally:
-            self._finish_unloading(
-                tenant
-            )  # After an interrupt, what was begun is brought to its end.
+            # After an interrupt, what was begun is brought to its end.
+            self._finish_unloading(tenant, reason)
         return tenant.report
 
-    def _finish_unloading(self, tenant: Tenant | None) -> None:
+    def _finish_unloading(self, tenant: Tenant | None, reason: str) -> None:
         if tenant is None or self.tenant is not tenant or self.tenancy.state == "loaded":
             return
         tenant.close()
         with self._lock:
-            if self.tenancy.state == "unloading":
+            was_there = self.tenancy.state == "unloading"
+            if was_there:
                 self.tenancy.unloaded()
             self._notify()
             self.tenant = None
+        if was_there:
+            tell("unload", model=self.name, reason=reason)
 
     def in_use(self) -> ModelInUseError:
         """Make the error that says who has it."""
@@ -464,7 +455,7 @@ class Core:
             if left is not None and left > 0:
                 waiter.wait(left)
             elif left is None or (at_exit and state == "loaded"):
-                self._take_out(lambda: self.tenancy.state == "loaded", forced=at_exit)
+                self._take_out(lambda: self.tenancy.state == "loaded", "closed", forced=at_exit)
             else:
                 error = self.in_use()
                 log(ERROR, "closing: %s", error)
