@@ -22,7 +22,14 @@ def run(block: str) -> ExitReport:
     return report
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+# Importing sentence-transformers takes longer than all the others together.
+MARKED = [
+    pytest.param(block, id=str(n), marks=[pytest.mark.slow] if "import Sent" in block else [])
+    for n, block in enumerate(BLOCKS)
+]
+
+
+@pytest.mark.parametrize("block", MARKED)
 def test_python_block_runs(block: str) -> None:
     """Each on its own, in a fresh interpreter."""
     run(block)
@@ -36,10 +43,11 @@ def test_lifecycle_page_runs() -> None:
 
 
 def test_memory_page_runs() -> None:
-    """Every example of the guide to memory."""
+    """Every example of the guide to memory, one after the other."""
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
-        run(block)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert blocks
+    run("\n".join(blocks))
 
 
 def test_clean_exit_page_runs(pytester: pytest.Pytester) -> None:

@@ -139,7 +139,6 @@ def log(level: int, message: str, *args: object, exc_info: BaseException | None 
 
 
 @early_bound
-@early_bound
 def whole_torch() -> Any | None:
     """Return `loaded_torch`, if it has what a release needs: not a stand-in, nor half of it."""
     torch = loaded_torch()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import RR, R, nDCG
 
+from programs import assert_clean, run_forked
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 from rag_demo.errors import SourceError
 from rag_demo.evaluate import Collection, evaluate, metrics_of, read_beir
@@ -175,14 +174,10 @@ def test_words_of_nothing() -> None:
 def test_command(tiny_model: Path, tmp_path: Path) -> None:
     """A table with all three metrics and their intervals."""
     folder = write_beir(tmp_path / "c")
-    command = [sys.executable, "-m", "rag_demo", "evaluate", str(folder), "--mode", "hybrid"]
-    done = subprocess.run(
-        [*command, "--model", str(tiny_model), "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == ""
+    program = "from rag_demo.cli import main; main()"
+    options = ("--mode", "hybrid", "--model", str(tiny_model), "--device", "cpu")
+    done = run_forked(program, "evaluate", str(folder), *options)
+    assert_clean(done)
     assert "nDCG@10" in done.stdout
     assert "1.0000" in done.stdout
     assert "c, hybrid, 1 questions" in done.stdout
