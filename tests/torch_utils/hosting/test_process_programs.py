@@ -123,7 +123,9 @@ process.call({method!r}, {str(begun)!r})
 
 def test_what_it_prints_is_printed() -> None:
     """To stdout and stderr of the parent, more than any pipe takes, beside the answers."""
-    result = run_program("process = start(Model)\nassert process.call('say', 300_000) == 300_000")
+    result = run_program(
+        "process = start(Model)\nassert process.call('say', 300_000) == 300_000\nprocess.end()"
+    )
     assert result.returncode == 0, str(result)
     assert result.stdout == "to stdout " * 300_000 + "\n"
     assert result.stderr == "to stderr " * 300_000 + "\n"
