@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index examples clean
+.PHONY: demo test test-slow test-real test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -55,6 +55,9 @@ bench-rag: .venv/.installed
 bench-encode: .venv/.installed
 	$(BIN)/python benchmarks/bench_encode.py $(if $(BEIR),--beir $(BEIR))
 
+bench-cache: .venv/.installed
+	$(BIN)/python benchmarks/bench_cache.py
+
 bench-unload: .venv/.installed
 	$(BIN)/python benchmarks/bench_unload.py
 
@@ -65,8 +68,12 @@ bench-start: .venv/.installed
 bench-quality: .venv/.installed
 	$(BIN)/python benchmarks/bench_quality.py --beir $(BEIR)
 
+bench-host: .venv/.installed
+	$(BIN)/python benchmarks/bench_host.py
+
 torture-save: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py save 200
+	$(BIN)/python tests/rag_demo/torture_ingest.py 200
 
 fuzz-index: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py fuzz 100000

@@ -122,11 +122,12 @@ def search(
 
     if top_k < 1:
         raise click.BadParameter(f"--top-k must be positive, not {top_k}")
-    read_manifest(folder)  # Cheap, and before a model is loaded in vain.
+    manifest = read_manifest(folder)  # Cheap, and before a model is loaded in vain.
     from rag_demo.console import print_json, print_results
     from rag_demo.embedding_model import EmbeddingModel
 
-    with EmbeddingModel(model, device=device) as embedder, _open(retriever, embedder) as opened:
+    embedder = EmbeddingModel(model, device=device, dtype=manifest.get("dtype"))
+    with embedder, _open(retriever, embedder) as opened:
         opened.load(folder)
         results = opened.search(question, top_k=top_k, mode=mode)
     (print_json if as_json else print_results)(question, results)

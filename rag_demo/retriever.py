@@ -281,8 +281,8 @@ class Retriever(Resource, ABC):
         with self._lock:
             self.ensure_open()
             self._check_loaded()
-            name = completed(self.embedding_model).name
-            write_index(Path(path), name, self._vectors(), self._documents, self._rows)
+            model = completed(self.embedding_model).identity
+            write_index(Path(path), model, self._vectors(), self._documents, self._rows)
 
     def load(self, path: str | Path) -> int:
         """Open a saved index in place of what is here.
@@ -298,7 +298,7 @@ class Retriever(Resource, ABC):
             ModelMismatchError: It was made with another embedding model.
         """
         self.ensure_open()
-        saved = read_index(Path(path), expected_model=completed(self.embedding_model).name)
+        saved = read_index(Path(path), expected_model=completed(self.embedding_model).identity)
         with self._lock:
             self.ensure_open()
             self._clear()
@@ -321,6 +321,8 @@ class Retriever(Resource, ABC):
 
     def _check_loaded(self) -> None:
         """Check the vectors of an opened index, once, before they are first used."""
+        if self._file is not None:
+            self._file.check_length()  # Reading what was cut off would end the process.
         if self._unchecked is not None:
             self._unchecked.check_vectors()
             self._unchecked = None
