@@ -133,7 +133,7 @@ def test_control_without_the_count_of_leases_it_is_unloaded(monkeypatch) -> None
     monkeypatch.setattr(Tenancy, "start_unloading", lambda t: t._go("unloading", "loaded"))
     host = ModelHost(Stub)
     with host.lease() as model:
-        host._core._take_out(host._core.tenancy.can_unload)
+        host._core._take_out(host._core.tenancy.can_unload, "asked")
         with pytest.raises(AssertionError):
             model.use()
     host.close()
