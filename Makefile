@@ -50,6 +50,7 @@ bench-clean-exit: .venv/.installed
 bench-rag: .venv/.installed
 	$(BIN)/python benchmarks/bench_rag.py
 	$(BIN)/python benchmarks/bench_open.py
+	$(BIN)/python benchmarks/bench_change.py
 
 # BEIR names a folder with corpus.jsonl and queries.jsonl, such as that of SciFact.
 bench-encode: .venv/.installed
@@ -79,7 +80,7 @@ fuzz-index: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py fuzz 100000
 
 examples: .venv/.installed
-	$(PYTEST) -q tests/test_readme.py
+	$(PYTEST) -q tests/test_readme.py tests/rag_demo/test_examples.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -102,7 +103,7 @@ endif
 and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)))
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[rag,model,service,test,dev,bench]'
+		-c constraints.txt -e '.[rag,pdf,model,service,test,dev,bench]'
 	touch $@
 
 # Real programs for the slow tests, one by one: what cannot be installed is skipped there by name.

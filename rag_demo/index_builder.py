@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from rag_demo.encoding.embedder import Embedder
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import IndexFileError
 from rag_demo.index import SavedIndex, identity_of, read_index, read_manifest, replace_index
+from rag_demo.searching.derived import derived_arrays
 from rag_demo.vectors import Rows, Vectors, normalized
 
 __all__ = ["IndexBuilder"]
@@ -138,13 +140,16 @@ class IndexBuilder:
         vectors = np.empty((0, 0), np.float32)
         if taken.rows:
             shape = (taken.rows, self._dimension)
-            vectors = np.memmap(self._vectors, np.float32, "r", shape=shape)
+            vectors = np.memmap(self._vectors, np.float32, "c", shape=shape)
+        rows = DocumentRows.join(self._rows[: taken.batches])
+        if finished:
+            derived = derived_arrays(vectors, _Lines(self._documents, taken.documents), rows)
         replace_index(
             self._folder,
             self._identity,
             vectors,
             self._stored(taken.documents),
-            DocumentRows.join(self._rows[: taken.batches]),
+            rows,
             derived,
             source=self._source,
             finished=finished,
@@ -224,6 +229,23 @@ class IndexBuilder:
         self._documents.seek(0)
         for _ in range(count):
             yield parse_document(self._documents.readline())
+
+
+class _Lines:
+    """The first documents of a file, read one by one."""
+
+    def __init__(self, file: IO[bytes], count: int) -> None:
+        self._file = file
+        file.seek(0)
+        lengths = (len(file.readline()) for _ in range(count))
+        self._offsets = [0, *itertools.accumulate(lengths)]
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def read(self, number: int) -> Document:
+        self._file.seek(self._offsets[number])
+        return parse_document(self._file.readline())
 
 
 class _EarlierIndex:

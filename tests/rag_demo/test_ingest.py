@@ -84,7 +84,7 @@ def test_ctrl_c_and_again(tmp_path: Path) -> None:
     assert ingest(documents(count), second, tmp_path / "i").finished
     assert len(second.embedded) == BATCH
     assert ids(tmp_path / "i") == [str(n) for n in range(count)]
-    assert len(list((tmp_path / "i").iterdir())) == 5
+    assert len(list((tmp_path / "i").iterdir())) == 6
 
 
 def test_ctrl_c_keeps_what_was_not_reached(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_progress_within_a_long_document_counts(tmp_path: Path) -> None:
     assert sorted(control.embedded) == sorted([*done, *second.embedded])
     found, expected = read_index(tmp_path / "i"), read_index(tmp_path / "control")
     assert np.array_equal(found.vectors, expected.vectors)
-    assert dict(found.derived) == {}
+    assert not [name for name in found.derived if name.startswith("pending.")]
 
 
 def test_what_was_pending_waits_for_its_turn(tmp_path: Path) -> None:
