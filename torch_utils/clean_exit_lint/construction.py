@@ -59,9 +59,23 @@ class Construction:
     assigned: frozenset[str] = frozenset()
     _implied: dict[tuple[str, bool], frozenset[str]] = field(default_factory=dict)
 
-    def missing(self, name: str) -> Exit | None:
-        """Return a way in which an attribute is not set at the end; None if it always is."""
-        return next((one for one in self.exits if name not in one.state.sure), None)
+    def missing(self, name: str, has: frozenset[str], *, tested: bool) -> Exit | None:
+        """Return a way in which an attribute is not set at the end; None if there is none.
+
+        What was read before, `has`, was set then. Where attributes were `tested`, a construction
+        that came to its end may have left it out on purpose.
+        """
+        earlier = has & self.assigned
+        return next(
+            (
+                one
+                for one in self.exits
+                if name not in one.state.sure
+                and earlier <= one.state.maybe
+                and not (tested and one.cause is None)
+            ),
+            None,
+        )
 
     def implied(self, name: str, *, truthy: bool = False) -> frozenset[str]:
         """Return the attributes that exist wherever one does, or wherever it is true."""

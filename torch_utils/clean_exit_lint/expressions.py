@@ -10,10 +10,11 @@ from .arguments import constant_defaults, is_open, match_arguments
 from .facts import Facts, Tests
 from .findings import Step
 from .frames import ENDING, Frame
+from .project import distribution
 from .scopes import Class, Function, last_name
 from .values import Bound, Evaluator, Instance, Value, Values
 
-_DEEPEST = 14  # Calls below a destructor.
+_DEEPEST = 9  # Calls below a destructor.
 _MOST = 400  # Functions entered for one destructor, with different facts.
 
 
@@ -198,6 +199,9 @@ class Expressions:
     ) -> None:
         """Walk a function that is called from another one."""
         if function.is_async or len(frame.trace) > _DEEPEST or len(self._seen) > _MOST:
+            return
+        here, there = frame.function.module.source.path, function.module.source.path
+        if here != there and distribution(here) != distribution(there):
             return
         given = dict(frame.given)
         constants = constant_defaults(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 
@@ -10,6 +11,7 @@ from .findings import Note
 from .scopes import Module, read_module
 from .source import Source, UnreadableError, parse
 
+_LIBRARY = re.compile(r"python3\.\d+")
 Reader = Callable[[str], bytes]
 
 
@@ -102,3 +104,15 @@ class Project:
             return package
         file = base + ".py"
         return file if dotted and file in self._given else None
+
+
+def distribution(path: str) -> str:
+    """Return to which installed package a file belongs; nothing for a project's own files.
+
+    From one package into another nothing is followed: there, more depends on how it is used.
+    """
+    parts = path.replace(os.sep, "/").split("/")
+    for at in range(len(parts) - 2, -1, -1):
+        if parts[at] in {"site-packages", "dist-packages"} or _LIBRARY.fullmatch(parts[at]):
+            return parts[at + 1].partition(".")[0]
+    return ""

@@ -24,8 +24,9 @@ def on_site(site: Site, node: ast.Call) -> None:
     kept = Kept.of(ast.Name(method.self_name, ast.Load()))
     if kept is None or _is_taken_back(site):
         return
+    callback = node.args[0]
     for part in [*node.args, *(keyword.value for keyword in node.keywords)]:
-        if said := how(site, part, kept):
+        if said := how(site, part, kept, is_callback=part is callback):
             what = f"{method.self_name} lives to the end: atexit has {said}"
             site.report("atexit-keeps-alive", node, what)
             return

@@ -17,9 +17,23 @@ def on_statement(visit: Expressions, frame: Frame, node: ast.AST) -> None:
         return
     kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
     catches_all = any(kind is None or last_name(kind) == "BaseException" for kind in kinds)
-    if catches_all and not any(isinstance(one, ast.Raise) for one in children(node.body)):
+    raises = any(isinstance(one, ast.Raise) for one in children(node.body))
+    if catches_all and not raises and not _is_kept(node):
         said = "except:" if node.type is None else f"except {ast.unparse(node.type)}:"
         visit.report("bare-except", node, f"{said} hides Ctrl-C and every mistake", frame)
+
+
+def _is_kept(handler: ast.ExceptHandler) -> bool:
+    """Whether the error is put somewhere, to be raised later."""
+    for one in children(handler.body):
+        if isinstance(one, ast.Call) and last_name(one.func) in {"append", "set_exception", "put"}:
+            values = one.args
+        else:
+            values = [one.value] if isinstance(one, ast.Assign) else []
+        names = [n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)]
+        if handler.name in names:
+            return True
+    return False
 
 
 def on_with(visit: Expressions, frame: Frame, node: ast.expr, values: Values) -> None:

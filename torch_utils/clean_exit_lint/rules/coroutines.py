@@ -44,10 +44,8 @@ def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) ->
 
 
 def _is_dropped(frame: Frame, node: ast.Call) -> bool:
-    """Whether a coroutine is made and left: not awaited, and given to nobody."""
-    for one in children(frame.function.body):
-        if isinstance(one, ast.Await) and one.value is node:
-            return False
-        if isinstance(one, ast.Call) and node in [*one.args, *(k.value for k in one.keywords)]:
-            return False
-    return True
+    """Whether a coroutine is made and left, rather than kept or given to somebody."""
+    kinds = (ast.Expr, ast.Return) if frame.is_destructor else (ast.Expr,)
+    return any(
+        isinstance(one, kinds) and one.value is node for one in children(frame.function.body)
+    )

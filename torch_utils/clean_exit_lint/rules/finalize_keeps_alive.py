@@ -18,8 +18,9 @@ def on_site(site: Site, node: ast.Call) -> None:
     kept = Kept.of(target)
     if kept is None:
         return
+    callback = node.args[1]
     for part in [*node.args[1:], *(keyword.value for keyword in node.keywords)]:
-        if said := how(site, part, kept):
+        if said := how(site, part, kept, is_callback=part is callback):
             what = f"{ast.unparse(target)} lives to the end: its finalizer has {said}"
             site.report("finalize-keeps-alive", node, what)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import PurePath
 
 from ..construction import Exit
 from ..expressions import Expressions
@@ -21,16 +22,18 @@ def on_attribute(visit: Expressions, frame: Frame, node: ast.expr, name: str) ->
         found = visit.evaluator.member(cls, special)
         if found and isinstance(found[1], Function):
             return
-    missing = built.missing(name)
+    missing = built.missing(name, frame.facts.has, tested=bool(frame.facts.known))
     if missing is not None:
-        visit.report("half-built", node, _describe(name, missing), frame)
+        visit.report("half-built", node, _describe(name, missing, frame), frame)
 
 
-def _describe(name: str, way: Exit) -> str:
+def _describe(name: str, way: Exit, frame: Frame) -> str:
     if way.cause is None:
         return f"self.{name} is not set by every construction"
     line = getattr(way.cause, "lineno", 0)
-    where = f" of {way.where.label}" if way.where and way.where.name != "__init__" else ""
+    where = ""
+    if way.where and way.where.module is not frame.function.module:
+        where = f" of {PurePath(way.where.module.source.path).name}"
     if isinstance(way.cause, ast.Call):
         return f"self.{name} is missing if {_short(way.cause.func)}() fails in line {line}{where}"
     return f"self.{name} is missing if line {line}{where} raises"

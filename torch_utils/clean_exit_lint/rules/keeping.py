@@ -28,14 +28,20 @@ class Kept:
         return cls(ast.dump(node), inner.id) if isinstance(inner, ast.Name) else None
 
 
-def how(site: Site, node: ast.expr, kept: Kept, depth: int = 0) -> str:
-    """Say how an expression refers to an object; nothing if it does not, as far as is known."""
+def how(
+    site: Site, node: ast.expr, kept: Kept, depth: int = 0, *, is_callback: bool = False
+) -> str:
+    """Say how an expression refers to an object; nothing if it does not, as far as is known.
+
+    An attribute that is called is a method, where nothing else is known; one that is only an
+    argument is a value.
+    """
     if depth > _DEEPEST:
         return ""
     if ast.dump(node) == kept.said:
         return "the object itself"
     if isinstance(node, ast.Attribute):
-        return "a bound method of it" if _is_bound(site, node, kept) else ""
+        return "a bound method of it" if _is_bound(site, node, kept, is_callback) else ""
     if isinstance(node, ast.Lambda):
         names = {n.id for n in ast.walk(node.body) if isinstance(n, ast.Name)}
         given = node.args
@@ -97,14 +103,14 @@ def _only_early(function: Function, name: str, default: set[str]) -> bool:
     return not used and name not in default
 
 
-def _is_bound(site: Site, node: ast.Attribute, kept: Kept) -> bool:
+def _is_bound(site: Site, node: ast.Attribute, kept: Kept, is_callback: bool) -> bool:
     """Whether an attribute is a method that is bound to the object."""
     holder = node.value
     if ast.dump(holder) != kept.said:
         # A method of what holds the object, as self.close is for self.pool.
         is_holder = isinstance(holder, ast.Name) and holder.id == kept.root
         return is_holder and _is_method(site, holder, node.attr, sure=True)
-    return _is_method(site, holder, node.attr, sure=False)
+    return _is_method(site, holder, node.attr, sure=not is_callback)
 
 
 def _is_method(site: Site, holder: ast.expr, name: str, *, sure: bool) -> bool:

@@ -80,7 +80,8 @@ def _has_limit(node: ast.Call, position: int) -> bool:
     for keyword in node.keywords:
         if keyword.arg in {"timeout", "timeout_s", "blocking", "block", None}:
             value = keyword.value
-            never = isinstance(value, ast.Constant) and value.value in (None, True)
+            # By identity: 1 is a timeout, and True is none.
+            never = isinstance(value, ast.Constant) and (value.value is None or value.value is True)
             return not never or keyword.arg is None
     if len(node.args) <= position:
         return False

@@ -1,0 +1,502 @@
+"""Files with destructors that do no harm: nothing may be found in them."""
+
+from __future__ import annotations
+
+CLEAN = {
+    "a finalizer with a plain function": """
+import os, weakref
+class A:
+    def __init__(self, path):
+        self.fd = os.open(path, os.O_RDONLY)
+        self._finalizer = weakref.finalize(self, os.close, self.fd)
+    def close(self):
+        self._finalizer()
+""",
+    "a finalizer with a static method": """
+import weakref
+class A:
+    def __init__(self, loop):
+        self.loop = loop
+        weakref.finalize(self, self._shut, loop, self.loop)
+        weakref.finalize(self, type(self)._shut, loop)
+        weakref.finalize(self, A._shut, loop)
+    @staticmethod
+    def _shut(loop, again=None):
+        loop.close()
+""",
+    "a finalizer with a method of something else": """
+import tempfile, weakref
+class A:
+    def __init__(self):
+        self._folder = tempfile.TemporaryDirectory()
+        weakref.finalize(self, self._folder.cleanup)
+""",
+    "a finalizer with a weak reference": """
+import weakref
+class A:
+    def __init__(self):
+        ref = weakref.ref(self)
+        def shut(ref=ref):
+            if (me := ref()) is not None:
+                me.x = 1
+        weakref.finalize(self, shut)
+        weakref.finalize(self, lambda fd=self.fd: print(fd))
+        weakref.finalize(self, print, weakref.ref(self))
+    fd = 3
+""",
+    "getattr with a default": """
+class A:
+    def __init__(self, path):
+        self.file = open(path)
+    def __del__(self):
+        file = getattr(self, "file", None)
+        if file is not None:
+            file.close()
+""",
+    "hasattr": """
+class A:
+    def __init__(self, path):
+        self.file = open(path)
+    def __del__(self):
+        if hasattr(self, "file"):
+            self.file.close()
+""",
+    "hasattr of what is set last": """
+class A:
+    def __init__(self, path):
+        self.name = str(path)
+        self.file = open(path)
+        self.ready = True
+    def __del__(self):
+        if not hasattr(self, "ready"):
+            return
+        self.file.close()
+        self.name = None
+""",
+    "__dict__": """
+class A:
+    def __init__(self, path):
+        self.file = open(path)
+        self.other = open(path)
+    def __del__(self):
+        if "file" in self.__dict__:
+            self.file.close()
+        if self.__dict__.get("other"):
+            self.other.close()
+""",
+    "a walrus": """
+class A:
+    def __init__(self, path):
+        self.file = open(path)
+        self.size = 3
+    def __del__(self):
+        if (file := getattr(self, "file", None)) is not None and not file.closed:
+            file.close()
+            self.file.closed
+""",
+    "class-level defaults": """
+class A:
+    file = None
+    def __init__(self, path):
+        self.file = open(path)
+    def __del__(self):
+        if self.file is not None:
+            self.file.close()
+""",
+    "set first": """
+class A:
+    def __init__(self, path):
+        self.file = None
+        self.items = []
+        self.file = open(path)
+    def __del__(self):
+        self.items.clear()
+        if self.file:
+            self.file.close()
+""",
+    "the flag that is set last": """
+class A:
+    _is_open = False
+    def __init__(self, path):
+        self.file = open(path)
+        self._is_open = True
+    def __del__(self):
+        if not self._is_open:
+            return
+        self.file.close()
+""",
+    "AttributeError is caught": """
+class A:
+    def __init__(self, path):
+        self.file = open(path)
+    def __del__(self):
+        try:
+            self.file.close()
+        except AttributeError:
+            pass
+""",
+    "everything is caught": """
+import os
+class A:
+    def __init__(self, path):
+        self.fd = os.open(path, 0)
+    def __del__(self):
+        try:
+            os.close(self.fd)
+        except Exception:
+            pass
+""",
+    "default arguments": """
+import os, warnings
+class A:
+    fd = -1
+    def __del__(self, _close=os.close, _warn=warnings.warn, *, _error=OSError):
+        if self.fd >= 0:
+            _close(self.fd)
+            _warn("unclosed", ResourceWarning, source=self)
+""",
+    "a class attribute": """
+import os
+class A:
+    _close = staticmethod(os.close)
+    _os = os
+    fd = -1
+    def __del__(self):
+        self._close(self.fd)
+        self._os.getpid()
+""",
+    "is_finalizing, first": """
+import os, sys
+class A:
+    fd = -1
+    def __del__(self):
+        if sys.is_finalizing():
+            return
+        os.close(self.fd)
+        import json
+""",
+    "is_finalizing, inverted, and in and": """
+import os, sys
+class A:
+    fd = -1
+    def __del__(self):
+        if self.fd >= 0 and not sys.is_finalizing():
+            os.close(self.fd)
+""",
+    "is_finalizing behind a guard": """
+import os, sys
+class A:
+    fd = -1
+    def __del__(self):
+        if sys is None or sys.is_finalizing():
+            return
+        self.close()
+    def close(self):
+        os.close(self.fd)
+""",
+    "is_finalizing, bound early": """
+import os, sys
+class A:
+    fd = -1
+    def __del__(self, _is_finalizing=sys.is_finalizing):
+        if not _is_finalizing():
+            os.close(self.fd)
+""",
+    "sys.meta_path": """
+import os, sys
+class A:
+    fd = -1
+    def __del__(self):
+        if sys.meta_path is None:
+            return
+        os.close(self.fd)
+""",
+    "names that are compared with None": """
+import os
+_registry = {}
+class A:
+    fd = -1
+    def __del__(self):
+        if os is not None:
+            os.close(self.fd)
+        if _registry:
+            _registry.pop(id(self), None)
+        x = os.getpid() if os is not None else 0
+        return _registry and _registry.clear()
+""",
+    "a resource": """
+from torch_utils import Resource, release
+class Index(Resource):
+    def __init__(self, path):
+        self.handle = open(path)
+    def _release(self):
+        release(self.handle)
+        import os
+""",
+    "timeouts": """
+class A:
+    thread = pool = lock = event = future = None
+    def __del__(self):
+        self.thread.join(5)
+        self.thread.join(timeout=1.5)
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.pool.shutdown(False)
+        self.future.result(timeout=1)
+        if self.lock.acquire(timeout=1):
+            self.lock.release()
+        self.lock.acquire(blocking=False)
+        self.lock.acquire(False)
+        self.event.wait(0.1)
+        "".join(["a"])
+""",
+    "a socket's shutdown": """
+class A:
+    sock = None
+    how = 2
+    def __del__(self):
+        self.sock.shutdown(self.how)
+""",
+    "a killed process": """
+class A:
+    process = None
+    def __del__(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+""",
+    "raise that is caught": """
+class A:
+    def __del__(self):
+        try:
+            self.close()
+        except (ValueError, OSError):
+            pass
+    def close(self):
+        raise FileNotFoundError("x")
+""",
+    "an error of its own that is caught": """
+class Error(Exception): ...
+class Closed(Error): ...
+class A:
+    def __del__(self):
+        try:
+            self.close()
+        except Error:
+            pass
+    def close(self):
+        raise Closed("x")
+""",
+    "super().__del__()": """
+class Base:
+    def __del__(self): ...
+class A(Base):
+    def __del__(self):
+        super().__del__()
+""",
+    "the base's __del__ by its name": """
+class Base:
+    def __del__(self): ...
+class A(Base):
+    def __del__(self, Base=Base):
+        Base.__del__(self)
+""",
+    "atexit with what is not the object": """
+import atexit, os
+def _shut(): ...
+class A:
+    @classmethod
+    def install(cls):
+        atexit.register(cls.shut_all)
+    @classmethod
+    def shut_all(cls): ...
+    def __init__(self):
+        self.file = open("x")
+        atexit.register(_shut)
+        atexit.register(self.file.close)
+        atexit.register(os.remove, "x")
+""",
+    "atexit that is taken back": """
+import atexit
+class A:
+    def __init__(self):
+        atexit.register(self.close)
+    def close(self):
+        atexit.unregister(self.close)
+""",
+    "atexit at the top": """
+import atexit
+class Pool:
+    def close(self): ...
+pool = Pool()
+atexit.register(pool.close)
+""",
+    "handlers that name what they catch": """
+class A:
+    def __del__(self):
+        try:
+            self.close()
+        except OSError:
+            pass
+        except Exception:
+            self.failed = True
+    failed = False
+    def close(self): ...
+""",
+    "no destructor": """
+import gc, logging, torch
+log = logging.getLogger(__name__)
+class A:
+    def close(self):
+        import os
+        gc.collect()
+        log.info("closed")
+        torch.cuda.synchronize()
+        self.thread.join()
+        try:
+            pass
+        except:
+            pass
+""",
+    "what is only named": '''
+TEXT = """
+class A:
+    def __del__(self):
+        import os
+"""
+# x.__del__()
+def has_destructor(cls):
+    return hasattr(cls, "__del__") and cls.__del__ is not None
+''',
+    "a destructor with a local import's name": """
+class A:
+    items = ()
+    def __del__(self):
+        for item in list(self.items):
+            item.close()
+        self.items = ()
+        del self.items
+""",
+    "a parameter decides": """
+class A:
+    def __del__(self):
+        self._stop(wait=False)
+    def _stop(self, wait=True, message=None):
+        if wait:
+            import time
+            time.sleep(1)
+        if message is not None:
+            print(message)
+""",
+    "what was tested before": """
+class A:
+    handle = None
+    def __del__(self):
+        if self.handle is not None:
+            self.close()
+    def close(self):
+        if self.handle is None:
+            raise ValueError("closed twice")
+        self.handle = None
+""",
+    "an abstract method": """
+class Base:
+    def __del__(self):
+        self.close()
+    def close(self):
+        raise NotImplementedError
+""",
+    "a coroutine that is handed over": """
+class A:
+    loop = None
+    async def aclose(self): ...
+    def __del__(self):
+        self.closing = self.aclose
+""",
+    "a decorator that catches": """
+import functools
+def quiet(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        try:
+            return function(*args)
+        except Exception:
+            return None
+    return wrapper
+class A:
+    def __init__(self, path):
+        self.file = open(path)
+    @quiet
+    def __del__(self):
+        self.file.close()
+        raise ValueError
+""",
+    "suppress, bound early": """
+import contextlib
+class A:
+    def __init__(self, path):
+        self.file = open(path)
+    def __del__(self, _suppress=contextlib.suppress):
+        with _suppress(AttributeError):
+            self.file.close()
+""",
+    "__getattr__": """
+class A:
+    def __init__(self, path):
+        self.file = open(path)
+    def __getattr__(self, name):
+        return None
+    def __del__(self):
+        if self.file is not None:
+            self.file.close()
+""",
+    "a dataclass": """
+from dataclasses import dataclass, field
+@dataclass
+class A:
+    fd: int
+    items: list = field(default_factory=list)
+    name: str = "a"
+    def __del__(self):
+        self.items.clear()
+        self.name = str(self.fd)
+""",
+    "what cannot fail": """
+import threading, weakref, collections, time
+class A:
+    def __init__(self, name="a", **kwargs):
+        self.lock = threading.Lock()
+        self.queue = collections.deque()
+        self.started = time.monotonic()
+        self.ref = weakref.ref(self)
+        self.name = kwargs.get("name") or name.lower()
+        self._setup()
+    def _setup(self):
+        self.done = False
+    def __del__(self):
+        if not self.done:
+            self.queue.clear()
+""",
+    "try with else and finally": """
+class A:
+    def __init__(self, path):
+        try:
+            self.file = open(path)
+        except OSError:
+            self.file = None
+            raise
+        finally:
+            self.tried = True
+    def __del__(self):
+        if self.tried:
+            pass
+""",
+    "a generic base from elsewhere": """
+import torch
+class A(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x = None
+    def __del__(self):
+        self.x = self.x or self.training
+""",
+}
