@@ -212,7 +212,8 @@ class Resource:
         dropped = dropped and not _names_it(_frame(0).f_back)
         try:
             mine = "claim" not in entry.__dict__ and entry.close(self)
-        except BaseException:  # A destructor has no caller to tell; the registry has logged it.
+        # A destructor has no caller to tell; the registry has logged it.
+        except BaseException:  # clean-exit-lint: ignore[bare-except]
             return
         if mine and dropped and entry.built and not _down():
             # Last, because ``-W error`` turns it into an exception.

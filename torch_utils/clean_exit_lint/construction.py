@@ -12,6 +12,7 @@ from .scopes import Class, Function, children, last_name
 from .values import Bound, Env, Evaluator, Instance
 
 _DEEPEST = 5
+_MOST_STATES = 8
 _BROAD = {"Exception", "BaseException"}
 _FIELDS = {"dataclass", "define", "frozen", "mutable", "attrs", "attr", "s", "pydantic_dataclass"}
 
@@ -145,6 +146,7 @@ class Builder:
         self._object = Instance(cls, is_self=True)
         self._stack: list[Function] = []
         self._returns: list[list[State]] = []
+        self._handlers = 0
 
     def run(self, function: Function, state: State) -> State | None:
         """Return the state after a method; None if it never returns."""
@@ -198,9 +200,11 @@ class Builder:
         raised = [one.state for one in self.exits[first:]]
         if any(_is_broad(handler) for handler in node.handlers):
             del self.exits[first:]  # Nothing leaves from here but through a handler.
-        begin = _merge([state, *raised]) or state
         ends = [self._block(node.orelse, end)]
-        ends += [self._block(handler.body, begin) for handler in node.handlers]
+        begins = list(dict.fromkeys(raised))[:_MOST_STATES] or [state]
+        self._handlers += 1
+        ends += [self._block(handler.body, one) for handler in node.handlers for one in begins]
+        self._handlers -= 1
         if not node.finalbody:
             return _merge([one for one in ends if one])
         for at, one in enumerate(self.exits[first:], first):
@@ -236,7 +240,8 @@ class Builder:
                     own.append(value)
                     inlined.add(id(one))
         for one in self._risks.of(node, env):
-            if id(one) not in inlined:
+            # In a handler something has failed already; that it fails twice is another matter.
+            if id(one) not in inlined and (not self._handlers or isinstance(one, ast.Raise)):
                 self.exits.append(Exit(state, one, function))
         for method in own:
             end = self.run(method, state)

@@ -42,7 +42,7 @@ class Frame(FrameLike):
     constants: dict[str, object] = field(default_factory=dict)
     quiet: bool = False
     aliases: dict[str, str] = field(default_factory=dict)
-    killed: list[str] = field(default_factory=list)
+    conditions: list[ast.expr] = field(default_factory=list)
 
     @property
     def env(self) -> Env:
@@ -58,6 +58,16 @@ class Frame(FrameLike):
     def self_name(self) -> str | None:  # type: ignore[override]
         """The name of its object."""
         return self.function.self_name
+
+    def checks_arguments(self) -> bool:
+        """Whether what is walked depends on a test of arguments alone, which a caller gave."""
+        own = set(self.function.all_parameters) - {self.self_name}
+        for test in self.conditions if not self.is_destructor else ():
+            names = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
+            names = {n for n in names if self.evaluator.named(self.function, n).kind == "local"}
+            if names and names <= own:
+                return True
+        return False
 
     def evaluate(self, node: ast.AST) -> Values:
         """Return what an expression of the function may be."""

@@ -76,6 +76,9 @@ class Project:
         if key not in self._found:
             self._found[key] = self._search(folder, dotted, level)
         path = self._found[key]
+        is_standard = not level and dotted.partition(".")[0] in sys.stdlib_module_names
+        if path and is_standard and distribution(path) != distribution(importer.source.path):
+            return None  # The standard library, where it is what is read, is known by its names.
         return self.module(path) if path else None
 
     def _search(self, folder: str, dotted: str, level: int) -> str | None:

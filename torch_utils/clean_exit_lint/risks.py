@@ -29,6 +29,7 @@ _SAFE = {
     "_thread": "allocate_lock get_ident RLock",
     "multiprocessing": "current_process",
     "asyncio": "Lock Event Condition Queue Semaphore",
+    "_io": "StringIO BytesIO",
     "collections": "deque OrderedDict defaultdict Counter ChainMap",
     "queue": "Queue SimpleQueue LifoQueue PriorityQueue",
     "weakref": "ref proxy WeakSet WeakValueDictionary WeakKeyDictionary WeakMethod finalize",
@@ -94,8 +95,10 @@ class Risks:
 
     def _call_is_risky(self, node: ast.Call, env: Env, depth: int) -> bool:
         name, func = last_name(node.func), node.func
-        if isinstance(func, ast.Attribute) and name in _SAFE_METHODS:
-            return False
+        if isinstance(func, ast.Attribute):
+            is_text = isinstance(func.value, (ast.Constant, ast.JoinedStr))
+            if is_text or name in _SAFE_METHODS:
+                return False
         if isinstance(func, ast.Attribute) and name in {"get", "pop"}:
             has_default = name == "get" or len(node.args) == 2
             return not (has_default and last_name(func.value).endswith(_LIKE_A_DICTIONARY))

@@ -82,7 +82,7 @@ def read(path: Path | str) -> bytes:
         raise UnreadableError(f"not read: {error.strerror or error}") from None
 
 
-_IGNORE = re.compile(r"#\s*clean-exit-lint\s*:\s*ignore\b\s*(?:\[([^\]]*)\])?")
+_IGNORE = re.compile(r"\bclean-exit-lint\s*:\s*ignore\b\s*(?:\[([^\]]*)\])?")
 
 
 @dataclass(frozen=True)

@@ -335,7 +335,9 @@ class Evaluator:
 
     def _attribute_of(self, base: Value, name: str, env: Env) -> Values:
         if isinstance(base, Module):
-            return self.attribute_of_module(base, name)
+            known = self.attribute_of_module(base, name)
+            is_known = known or name in base.names or not base.name
+            return known if is_known else (External(f"{base.name}.{name}"),)
         if isinstance(base, External):
             return (External(f"{base.dotted}.{name}"),)
         if isinstance(base, Instance):

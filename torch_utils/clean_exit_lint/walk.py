@@ -138,10 +138,12 @@ class Walker(Expressions):
         self._test(frame, node.test)
         true, false = Tests(frame).split(node.test)
         before = frame.facts
+        frame.conditions.append(node.test)
         frame.facts = before.plus(true)
         first, after_first = self._block(frame, node.body), frame.facts
         frame.facts = before.plus(false)
         second, after_second = self._block(frame, node.orelse), frame.facts
+        frame.conditions.pop()
         if first and second:
             frame.facts = after_first.common(after_second)
         elif first or second:

@@ -10,6 +10,9 @@ from ..frames import Frame
 from ..scopes import children, last_name
 from ..values import Values
 
+_SHOWING = {"print", "debug", "info", "warning", "warn", "error", "exception", "critical", "log",
+            "write"}  # fmt: skip
+
 
 def on_statement(visit: Expressions, frame: Frame, node: ast.AST) -> None:
     """Find ``except:`` and ``except BaseException:`` that do not raise again."""
@@ -24,14 +27,12 @@ def on_statement(visit: Expressions, frame: Frame, node: ast.AST) -> None:
 
 
 def _is_kept(handler: ast.ExceptHandler) -> bool:
-    """Whether the error is put somewhere, to be raised later."""
+    """Whether the error is kept or told, other than by printing it."""
+    shown: set[int] = set()
     for one in children(handler.body):
-        if isinstance(one, ast.Call) and last_name(one.func) in {"append", "set_exception", "put"}:
-            values = one.args
-        else:
-            values = [one.value] if isinstance(one, ast.Assign) else []
-        names = [n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)]
-        if handler.name in names:
+        if isinstance(one, ast.Call) and last_name(one.func) in _SHOWING:
+            shown |= {id(below) for below in ast.walk(one)}
+        elif isinstance(one, ast.Name) and one.id == handler.name and id(one) not in shown:
             return True
     return False
 

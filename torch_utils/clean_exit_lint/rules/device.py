@@ -30,11 +30,11 @@ def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) ->
     if frame.facts.alive:
         return
     dotted = [value.dotted for value in values if isinstance(value, External)]
-    if any(isinstance(value, (Bound, Function)) for value in values):
-        # The project's own; in torch itself these functions are the device.
-        dotted += [f"{f.module.name}.{f.name}" for f in _functions(values)]
+    # In torch itself these functions are the project's own, and the device all the same.
+    dotted += [f"{f.module.name}.{f.name}" for f in values if isinstance(f, Function)]
     known = [one for one in dotted if _is_device(one)]
-    if not known and isinstance(node.func, ast.Attribute):
+    is_own = any(isinstance(value, (Bound, Function)) for value in values)
+    if not known and not is_own and isinstance(node.func, ast.Attribute):
         known = [ast.unparse(node.func)] if _METHODS.fullmatch(node.func.attr) else []
     if known:
         verb = "collects garbage" if known[0] == "gc.collect" else "calls the device"
@@ -43,8 +43,3 @@ def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) ->
 
 def _is_device(dotted: str) -> bool:
     return bool(_DOTTED.fullmatch(dotted)) and not _HARMLESS.fullmatch(dotted)
-
-
-def _functions(values: Values) -> list[Function]:
-    found = [value.function if isinstance(value, Bound) else value for value in values]
-    return [one for one in found if isinstance(one, Function)]

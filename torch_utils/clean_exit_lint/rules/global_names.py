@@ -18,7 +18,10 @@ def on_name(visit: Expressions, frame: Frame, node: ast.Name) -> None:
         return
     found = visit.evaluator.named(frame.function, node.id)
     place = (frame.function.module.source.path, node.id)
-    if found.kind == "global" and place not in facts.present:
+    rest = (place[0], "*")
+    if found.kind == "global" and place not in facts.present and rest not in facts.present:
         visit.report("global", node, f"the global {node.id} may be None by then", frame)
         # Once is enough for a destructor, as it is for the one who mends it.
-        frame.facts = facts.plus(Facts(present=frozenset({place})))
+        # Further away one name of a module is, because they all go at once.
+        told = {place} if frame.is_destructor else {place, rest}
+        frame.facts = facts.plus(Facts(present=frozenset(told)))

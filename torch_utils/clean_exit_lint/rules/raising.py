@@ -9,11 +9,15 @@ from ..expressions import Expressions
 from ..frames import Frame
 from ..scopes import Class, last_name
 
+_FURTHEST = 4  # Beyond it, it is no longer the destructor's own affair.
+
 
 def on_statement(visit: Expressions, frame: Frame, node: ast.AST) -> None:
     """Find ``raise`` and ``assert`` that no handler on the way catches."""
+    if len(frame.trace) > _FURTHEST or frame.checks_arguments():
+        return
     if isinstance(node, ast.Assert):
-        if not frame.facts.catches("AssertionError"):
+        if len(frame.trace) <= 2 and not frame.facts.catches("AssertionError"):
             visit.report("raise", node, "the assertion's error is printed, and lost", frame)
         return
     if not isinstance(node, ast.Raise):
