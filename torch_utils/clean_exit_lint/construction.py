@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from .attributes import mangle, stores
+from .facts import Facts
 from .risks import Risks
 from .scopes import Class, Function, children, last_name
 from .values import Bound, Env, Evaluator, Instance
@@ -19,26 +20,52 @@ _FIELDS = {"dataclass", "define", "frozen", "mutable", "attrs", "attr", "s", "py
 
 @dataclass(frozen=True)
 class State:
-    """The attributes that are set for sure, those that may be, and those that may be true."""
+    """The attributes that are set for sure, those that may be, and those that may be true.
+
+    `truths` has parameters, and attributes with ``self.`` before them, that are known to be true
+    or false.
+    """
 
     sure: frozenset[str] = frozenset()
     maybe: frozenset[str] = frozenset()
     truthy: frozenset[str] = frozenset()
+    truths: frozenset[tuple[str, bool]] = frozenset()
 
     def set(self, name: str, value: ast.AST | None) -> State:
         """Return the state after an attribute was set."""
-        is_false = isinstance(value, ast.Constant) and not value.value
-        is_false = (
-            is_false
-            or (isinstance(value, (ast.List, ast.Tuple)) and not value.elts)
-            or (isinstance(value, ast.Dict) and not value.keys)
-        )
+        is_false = _is_false(value)
         truthy = self.truthy - {name} if is_false else self.truthy | {name}
-        return State(self.sure | {name}, self.maybe | {name}, truthy)
+        key = f"self.{name}"
+        truths = {one for one in self.truths if one[0] != key}
+        if isinstance(value, ast.Constant) or is_false:
+            truths.add((key, not is_false))
+        elif isinstance(value, ast.Name):
+            truths |= {(key, truth) for told, truth in self.truths if told == value.id}
+        return State(self.sure | {name}, self.maybe | {name}, truthy, frozenset(truths))
+
+    def told(self, truths: Iterable[tuple[str, bool]]) -> State | None:
+        """Return the state if this is so; None if it is known not to be."""
+        if any((name, not truth) in self.truths for name, truth in truths):
+            return None
+        return replace(self, truths=self.truths | set(truths))
 
     def merge(self, other: State) -> State:
         """Return what holds after either of two ways."""
-        return State(self.sure & other.sure, self.maybe | other.maybe, self.truthy | other.truthy)
+        return State(
+            self.sure & other.sure,
+            self.maybe | other.maybe,
+            self.truthy | other.truthy,
+            self.truths & other.truths,
+        )
+
+    def contradicts(self, known: Iterable[tuple[str, str]]) -> bool:
+        """Whether tests of attributes in the destructor have ruled this state out."""
+        is_true = {"true": True, "false": False, "none": False}
+        return any(
+            (f"self.{name}", not is_true[what]) in self.truths
+            for name, what in known
+            if what in is_true
+        )
 
 
 @dataclass(frozen=True)
@@ -60,20 +87,21 @@ class Construction:
     assigned: frozenset[str] = frozenset()
     _implied: dict[tuple[str, bool], frozenset[str]] = field(default_factory=dict)
 
-    def missing(self, name: str, has: frozenset[str], *, tested: bool) -> Exit | None:
+    def missing(self, name: str, facts: Facts, *, tested: bool) -> Exit | None:
         """Return a way in which an attribute is not set at the end; None if there is none.
 
-        What was read before, `has`, was set then. Where attributes were `tested`, a construction
-        that came to its end may have left it out on purpose.
+        What was read before was set then. Where attributes were `tested`, one that is set under
+        conditions may be used under the same ones.
         """
-        earlier = has & self.assigned
+        earlier = facts.has & self.assigned
         return next(
             (
                 one
                 for one in self.exits
                 if name not in one.state.sure
                 and earlier <= one.state.maybe
-                and not (tested and one.cause is None)
+                and not (tested and (one.cause is None or name in one.state.maybe))
+                and not one.state.contradicts(facts.known)
             ),
             None,
         )
@@ -124,9 +152,7 @@ class Constructions:
         if not found or not isinstance(found[1], Function):
             found = self._evaluator.member(cls, "__post_init__")
         if found and isinstance(found[1], Function):
-            end = begin.run(found[1], start)
-            if end is not None:
-                begin.exits.append(Exit(end))
+            begin.exits += [Exit(end) for end in begin.run(found[1], [start])]
         else:
             begin.exits.append(Exit(start))
         is_known = complete or bool(found)
@@ -136,7 +162,7 @@ class Constructions:
 
 
 class Builder:
-    """Goes through an ``__init__`` once, and notes each way out of it."""
+    """Goes through an ``__init__`` once, way by way, and notes each way out of it."""
 
     def __init__(self, evaluator: Evaluator, risks: Risks, cls: Class) -> None:
         self.exits: list[Exit] = []
@@ -148,72 +174,75 @@ class Builder:
         self._returns: list[list[State]] = []
         self._handlers = 0
 
-    def run(self, function: Function, state: State) -> State | None:
-        """Return the state after a method; None if it never returns."""
+    def run(self, function: Function, states: list[State]) -> list[State]:
+        """Return the states after a method; none if it never returns."""
         self._stack.append(function)
         self._returns.append([])
-        end = self._block(function.body, state)
+        own = set(function.all_parameters)
+        ends = self._block(function.body, [_without(one, own) for one in states])
         self._stack.pop()
-        ends = self._returns.pop() + ([end] if end else [])
-        return _merge(ends)
+        return _few([_without(one, own) for one in [*self._returns.pop(), *ends]])
 
-    def _block(self, statements: Iterable[ast.stmt], state: State | None) -> State | None:
+    def _block(self, statements: Iterable[ast.stmt], states: list[State]) -> list[State]:
         for statement in statements:
-            if state is None:
-                return None
-            state = self._statement(statement, state)
-        return state
+            states = _few([end for one in states for end in self._statement(statement, one)])
+        return states
 
-    def _statement(self, node: ast.stmt, state: State) -> State | None:
+    def _statement(self, node: ast.stmt, state: State) -> list[State]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            return state
+            return [state]
         if isinstance(node, (ast.If, ast.While)):
-            state = self._expression(node.test, state)
-            after = self._block(node.body, state)
-            other = self._block(node.orelse, state)
-            return _merge([one for one in (after, other) if one])
+            return self._branch(node, state)
         if isinstance(node, (ast.For, ast.AsyncFor)):
-            state = self._expression(node.iter, state)
-            after = self._block([*node.body, *node.orelse], state)
-            return _merge([state, after] if after else [state])
+            states = self._expression(node.iter, state)
+            return [*states, *self._block([*node.body, *node.orelse], states)]
         if isinstance(node, (ast.With, ast.AsyncWith)):
+            states = [state]
             for item in node.items:
-                state = self._expression(item.context_expr, state)
-                state = self._stores(item, state)
-            return self._block(node.body, state)
+                states = [self._stores(item, after) for one in states
+                          for after in self._expression(item.context_expr, one)]  # fmt: skip
+            return self._block(node.body, states)
         if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
             return self._try(node, state)  # type: ignore[arg-type]
         if isinstance(node, ast.Match):
-            state = self._expression(node.subject, state)
-            ends = [self._block(case.body, state) for case in node.cases]
-            return _merge([state, *[one for one in ends if one]])
-        state = self._expression(node, state)
-        state = self._stores(node, state)
+            states = self._expression(node.subject, state)
+            return states + [end for case in node.cases for end in self._block(case.body, states)]
+        states = [self._stores(node, one) for one in self._expression(node, state)]
+        stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)
+                  and isinstance(n.ctx, ast.Store)}  # fmt: skip
+        states = [_without(one, stored) for one in states] if stored else states
         if isinstance(node, ast.Return):
-            self._returns[-1].append(state)
-            return None
-        return None if isinstance(node, (ast.Raise, ast.Continue, ast.Break)) else state
+            self._returns[-1] += states
+            return []
+        return [] if isinstance(node, (ast.Raise, ast.Continue, ast.Break)) else states
 
-    def _try(self, node: ast.Try, state: State) -> State | None:
+    def _branch(self, node: ast.If | ast.While, state: State) -> list[State]:
+        ends: list[State] = []
+        for one in self._expression(node.test, state):
+            for truth, body in ((True, node.body), (False, node.orelse)):
+                told = one.told(_truths(node.test, truth, self._stack[-1].self_name))
+                ends += self._block(body, [told]) if told else []
+        return ends
+
+    def _try(self, node: ast.Try, state: State) -> list[State]:
         first = len(self.exits)
-        end = self._block(node.body, state)
+        ends = self._block(node.orelse, self._block(node.body, [state]))
         raised = [one.state for one in self.exits[first:]]
         if any(_is_broad(handler) for handler in node.handlers):
             del self.exits[first:]  # Nothing leaves from here but through a handler.
-        ends = [self._block(node.orelse, end)]
         begins = list(dict.fromkeys(raised))[:_MOST_STATES] or [state]
         self._handlers += 1
-        ends += [self._block(handler.body, one) for handler in node.handlers for one in begins]
+        for handler in node.handlers:
+            ends += self._block(handler.body, begins)
         self._handlers -= 1
         if not node.finalbody:
-            return _merge([one for one in ends if one])
+            return ends
         for at, one in enumerate(self.exits[first:], first):
             final = _only_stores(node.finalbody, one.state, self._stack[-1])
             self.exits[at] = replace(one, state=final)
-        after = _merge([one for one in ends if one])
-        return self._block(node.finalbody, after)
+        return self._block(node.finalbody, ends)
 
-    def _expression(self, node: ast.AST, state: State) -> State:
+    def _expression(self, node: ast.AST, state: State) -> list[State]:
         """Note what can raise in it, and follow what it calls of its own object."""
         function = self._stack[-1]
         env = Env(function, self._object)
@@ -243,10 +272,10 @@ class Builder:
             # In a handler something has failed already; that it fails twice is another matter.
             if id(one) not in inlined and (not self._handlers or isinstance(one, ast.Raise)):
                 self.exits.append(Exit(state, one, function))
+        states = [state]
         for method in own:
-            end = self.run(method, state)
-            state = end or state
-        return state
+            states = self.run(method, states)
+        return states
 
     def _stores(self, node: ast.AST, state: State) -> State:
         function = self._stack[-1]
@@ -267,13 +296,38 @@ def _passes_self(node: ast.Call, function: Function) -> bool:
     return isinstance(first, ast.Name) and first.id == function.self_name
 
 
-def _merge(states: list[State]) -> State | None:
-    if not states:
-        return None
-    merged = states[0]
-    for one in states[1:]:
-        merged = merged.merge(one)
-    return merged
+def _few(states: list[State]) -> list[State]:
+    """Return the states once each; those that are too many are taken together."""
+    states = list(dict.fromkeys(states))
+    while len(states) > _MOST_STATES:
+        states.append(states.pop().merge(states.pop()))
+    return states
+
+
+def _without(state: State, names: set[str]) -> State:
+    """Return a state without what is known of some variables."""
+    return replace(state, truths=frozenset(one for one in state.truths if one[0] not in names))
+
+
+def _is_false(value: ast.AST | None) -> bool:
+    if isinstance(value, ast.Constant):
+        return not value.value
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return not value.elts
+    return isinstance(value, ast.Dict) and not value.keys
+
+
+def _truths(test: ast.expr, truth: bool, self_name: str | None) -> list[tuple[str, bool]]:
+    """Return what a test tells, if it comes out so, of parameters and attributes."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _truths(test.operand, not truth, self_name)
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == truth:
+        return [told for one in test.values for told in _truths(one, truth, self_name)]
+    if isinstance(test, ast.Name):
+        return [(test.id, truth)]
+    if isinstance(test, ast.Attribute) and isinstance(test.value, ast.Name):
+        return [(f"self.{test.attr}", truth)] if test.value.id == self_name else []
+    return []
 
 
 def _only_stores(body: list[ast.stmt], state: State, function: Function) -> State:

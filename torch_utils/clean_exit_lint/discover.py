@@ -51,7 +51,7 @@ def _below(folder: str, exclude: Sequence[str]) -> Iterator[str]:
             and not _is_excluded(os.path.join(place, name), exclude)  # noqa: PTH118
         )  # fmt: skip
         for name in sorted(files):
-            path = os.path.join(place, name)  # noqa: PTH118
+            path = os.path.normpath(os.path.join(place, name))  # noqa: PTH118
             if name.endswith(".py") and not _is_excluded(path, exclude):
                 yield path
 

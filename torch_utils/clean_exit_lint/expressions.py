@@ -14,7 +14,7 @@ from .project import distribution
 from .scopes import Class, Function, last_name
 from .values import Bound, Evaluator, Instance, Value, Values
 
-_DEEPEST = 9  # Calls below a destructor.
+_DEEPEST = 6  # Functions in a row: further away, what is reached depends on too much else.
 _MOST = 400  # Functions entered for one destructor, with different facts.
 
 
@@ -51,7 +51,7 @@ class Expressions:
         self.evaluator = evaluator
         self.report = report
         self._rules = rules
-        self._seen: set[object] = set()
+        self._seen: dict[object, Facts] = {}
 
     def _run(self, frame: Frame) -> None:
         raise NotImplementedError
@@ -198,7 +198,7 @@ class Expressions:
         node: ast.Call | None,
     ) -> None:
         """Walk a function that is called from another one."""
-        if function.is_async or len(frame.trace) > _DEEPEST or len(self._seen) > _MOST:
+        if function.is_async or len(frame.trace) >= _DEEPEST or len(self._seen) > _MOST:
             return
         here, there = frame.function.module.source.path, function.module.source.path
         if here != there and distribution(here) != distribution(there):
@@ -215,6 +215,8 @@ class Expressions:
                 constants.pop(name, None)
                 if isinstance(argument, ast.Constant):
                     constants[name] = argument.value
+                elif isinstance(argument, ast.Name) and argument.id in frame.constants:
+                    constants[name] = frame.constants[argument.id]
                 elif values := frame.evaluate(argument):
                     given[function, name] = values
             if receiver is None and function.self_name in arguments:
@@ -229,12 +231,15 @@ class Expressions:
             facts = replace(facts, has=frozenset(), known=frozenset())
         quiet = frame.quiet or (node is not None and self._is_by_global(frame, node.func))
         key = (function, receiver, facts, tuple(sorted(constants.items(), key=repr)), quiet)
-        if key in self._seen or any(
+        if key in self._seen:
+            frame.facts = frame.facts.plus(self._seen[key])
+            return
+        if any(
             step.line == function.node.lineno and step.path == function.module.source.path
             for step in frame.trace
         ):
             return
-        self._seen.add(key)
+        self._seen[key] = Facts()
         own = is_self and function.owner in self.evaluator.linear(frame.destroyed)[0][:1]
         bare = own or (is_self and function is _resolved(self.evaluator, frame.destroyed, function))
         step = Step(
@@ -253,8 +258,12 @@ class Expressions:
             given,
             constants,
             quiet,
+            tested=frame.tested,
         )
         self._run(inner)
+        if is_self:  # What it has read of the object, wherever it returns, is there.
+            self._seen[key] = Facts(has=inner.has_at_end())
+            frame.facts = frame.facts.plus(self._seen[key])
 
     def _is_by_global(self, frame: Frame, node: ast.expr) -> bool:
         """Whether a function was called by a name that is looked up in its module."""

@@ -27,6 +27,10 @@ class Frame(FrameLike):
         receiver: The object of the method, or the class.
         construction: How the destroyed object was built.
         constants: Parameters whose value is known, as ``blocking=False``.
+        conditions: The tests around the statement that is walked.
+        ends: What is known where the function returns.
+        tested: An attribute of the object was tested on the way: what is set under conditions
+            may be used under the same ones.
         quiet: The name by which it was called is reported already as one that may be None; the
             names that it uses itself would say the same again.
     """
@@ -43,6 +47,8 @@ class Frame(FrameLike):
     quiet: bool = False
     aliases: dict[str, str] = field(default_factory=dict)
     conditions: list[ast.expr] = field(default_factory=list)
+    ends: list[Facts] = field(default_factory=list)
+    tested: bool = False
 
     @property
     def env(self) -> Env:
@@ -59,13 +65,24 @@ class Frame(FrameLike):
         """The name of its object."""
         return self.function.self_name
 
+    def has_at_end(self) -> frozenset[str]:
+        """Return the attributes that exist wherever the function has returned."""
+        sets = [facts.has for facts in self.ends]
+        return frozenset.intersection(*sets) if sets else frozenset()
+
+    def note_test(self, test: ast.expr) -> None:
+        """Remember whether a test asks for the object's state."""
+        self.tested = self.tested or any(
+            isinstance(node, (ast.Attribute, ast.Call)) and self.own_attribute(node)
+            for node in ast.walk(test)
+        )
+
     def checks_arguments(self) -> bool:
-        """Whether what is walked depends on a test of arguments alone, which a caller gave."""
+        """Whether what is walked depends on a test of arguments, which the caller has chosen."""
         own = set(self.function.all_parameters) - {self.self_name}
         for test in self.conditions if not self.is_destructor else ():
             names = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
-            names = {n for n in names if self.evaluator.named(self.function, n).kind == "local"}
-            if names and names <= own:
+            if names & own:
                 return True
         return False
 

@@ -11,7 +11,9 @@ from .values import Bound, Env, Evaluator, External, Instance
 _SAFE_BUILTINS = {
     "isinstance", "issubclass", "callable", "hasattr", "id", "type", "repr", "str", "bool",
     "object", "super", "print", "len", "range", "zip", "enumerate", "map", "filter", "dict",
-    "property", "locals", "globals", "format", "ascii", "slice", "staticmethod",
+    "sorted", "max", "min",
+    "sum", "any", "all", "abs", "round", "reversed", "iter", "property", "locals", "globals",
+    "format", "ascii", "slice", "staticmethod",
 }  # fmt: skip
 _SAFE_WITHOUT_ARGUMENTS = {
     "list",
@@ -33,7 +35,7 @@ _SAFE = {
     "collections": "deque OrderedDict defaultdict Counter ChainMap",
     "queue": "Queue SimpleQueue LifoQueue PriorityQueue",
     "weakref": "ref proxy WeakSet WeakValueDictionary WeakKeyDictionary WeakMethod finalize",
-    "time": "time monotonic perf_counter time_ns monotonic_ns perf_counter_ns",
+    "time": "time monotonic perf_counter time_ns monotonic_ns perf_counter_ns get_clock_info",
     "os": "getpid",
     "logging": "getLogger",
     "itertools": "count",
@@ -55,7 +57,9 @@ _SAFE_DOTTED = {f"{module}.{name}" for module, names in _SAFE.items() for name i
 _SAFE_METHODS = {
     "items", "keys", "values", "copy", "append", "add", "setdefault", "lower", "upper", "strip",
     "lstrip", "rstrip", "startswith", "endswith", "format", "debug", "info", "warning", "error",
-    "is_set", "clear", "discard", "extend", "appendleft",
+    "is_set",
+    "replace", "split", "join", "encode", "title", "rsplit", "partition", "isdigit", "clear",
+    "discard", "extend", "appendleft",
 }  # fmt: skip
 _LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "config", "settings",
                       "environ", "headers", "args", "cfg", "conf", "attrs", "dict")  # fmt: skip

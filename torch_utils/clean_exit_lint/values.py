@@ -89,8 +89,6 @@ class Evaluator:
         self._attributes: dict[Class, dict[str, list[tuple[Function, ast.AST]]]] = {}
         self._busy: set[tuple[int, object]] = set()
 
-    # Names
-
     def named(self, scope: Scope, name: str) -> Named:
         """Say what binds a name that is used in a scope."""
         here = scope
@@ -187,8 +185,6 @@ class Evaluator:
             return (below,) if below else ()
         finally:
             self._busy.discard(key)
-
-    # Classes
 
     def linear(self, cls: Class) -> tuple[list[Class], bool]:
         """Return a class and its bases in the order of lookup, and whether all are known."""
@@ -301,8 +297,6 @@ class Evaluator:
             if isinstance(value, Class)
             or (isinstance(value, External) and not value.dotted.startswith("builtins."))
         )
-
-    # Expressions
 
     def evaluate(self, node: ast.AST, env: Env) -> Values:
         """Return what an expression may be; nothing if that is not known."""

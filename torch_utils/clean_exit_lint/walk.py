@@ -27,7 +27,7 @@ class Walker(Expressions):
 
     def destructor(self, cls: Class, function: Function, name: str = "__del__") -> None:
         """Walk a class's destructor, which may be inherited."""
-        self._seen = set()
+        self._seen = {}
         step = Step(name, function.module.source.path, function.node.lineno)
         frame = Frame(
             self.evaluator,
@@ -47,7 +47,8 @@ class Walker(Expressions):
         unwrap(frame)
         stored = set(bound_names(frame.function.node))
         frame.constants = {k: v for k, v in frame.constants.items() if k not in stored}
-        self._block(frame, frame.function.body)
+        if self._block(frame, frame.function.body):
+            frame.ends.append(frame.facts)
 
     # Statements
 
@@ -81,6 +82,8 @@ class Walker(Expressions):
             frame.quiet = saved
             return False
         self._simple(frame, node)
+        if isinstance(node, ast.Return):
+            frame.ends.append(frame.facts)
         return not isinstance(node, (ast.Return, ast.Continue, ast.Break))
 
     def _simple(self, frame: Frame, node: ast.stmt) -> None:
@@ -137,6 +140,7 @@ class Walker(Expressions):
             return self._block(frame, node.body if decided else node.orelse)
         self._test(frame, node.test)
         true, false = Tests(frame).split(node.test)
+        frame.note_test(node.test)
         before = frame.facts
         frame.conditions.append(node.test)
         frame.facts = before.plus(true)

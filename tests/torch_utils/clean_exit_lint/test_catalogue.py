@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from programs import ROOT
 from torch_utils.clean_exit import check as run_program
 from torch_utils.clean_exit_lint import RULES, Finding, check
 from torch_utils.clean_exit_lint.catalogue import explain
-
-from programs import ROOT
 
 EXPLAIN = [sys.executable, "-m", "torch_utils.clean_exit_lint", "--explain"]
 SLOW_S = 600  # How long an end may take: it is not what is tested here.

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from programs import IMPORT_PATH
 from torch_utils.clean_exit_lint import RULES
 from torch_utils.clean_exit_lint.cli import main
 from torch_utils.clean_exit_lint.settings import read_settings
-
-from programs import IMPORT_PATH
 
 from .sarif_schema import SCHEMA
 

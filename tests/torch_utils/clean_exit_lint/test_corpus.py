@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from torch_utils.clean_exit_lint import RULES, check, python_files
 
 from .clean import CLEAN

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from torch_utils.clean_exit_lint import Finding, Result, check, python_files
 
 
@@ -121,7 +122,7 @@ def test_circular_imports(tmp_path: Path) -> None:
     """Modules, classes and functions that go round end."""
     result = lint(
         tmp_path,
-        a="from b import f\nfrom b import X as Y\nclass A(Y):\n    def __del__(self):\n        f()\n",
+        a="from b import X as Y, f\nclass A(Y):\n    def __del__(self):\n        f()\n",
         b="from a import f\nfrom a import Y as X\ndef g():\n    h()\ndef h():\n    g()\n"
         "class C(C):\n    def __del__(self):\n        g()\n        self.__del__()\n",
     )

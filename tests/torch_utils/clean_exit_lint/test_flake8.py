@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from torch_utils.clean_exit_lint import RULES
 from torch_utils.clean_exit_lint.flake8_plugin import Plugin
 

@@ -22,7 +22,7 @@ def on_attribute(visit: Expressions, frame: Frame, node: ast.expr, name: str) ->
         found = visit.evaluator.member(cls, special)
         if found and isinstance(found[1], Function):
             return
-    missing = built.missing(name, frame.facts.has, tested=bool(frame.facts.known))
+    missing = built.missing(name, frame.facts, tested=frame.tested)
     if missing is not None:
         visit.report("half-built", node, _describe(name, missing, frame), frame)
 
