@@ -14,6 +14,7 @@ from .values import Bound, Env, Evaluator, Instance
 
 _DEEPEST = 5
 _MOST_STATES = 8
+_MOST_STEPS = 2000  # Statements; after so many, ways are no longer told apart.
 _BROAD = {"Exception", "BaseException"}
 _FIELDS = {"dataclass", "define", "frozen", "mutable", "attrs", "attr", "s", "pydantic_dataclass"}
 
@@ -101,7 +102,7 @@ class Construction:
                 if name not in one.state.sure
                 and earlier <= one.state.maybe
                 and not (tested and (one.cause is None or name in one.state.maybe))
-                and not one.state.contradicts(facts.known)
+                and not one.state.contradicts(facts.began)
             ),
             None,
         )
@@ -161,6 +162,10 @@ class Constructions:
         return Construction(begin.exits, is_known, frozenset(defaults), names)
 
 
+# A node, so that it stays and with it its id; the methods by calls; what can raise.
+_Look = tuple[ast.AST, dict[int, Function], list[ast.AST]]
+
+
 class Builder:
     """Goes through an ``__init__`` once, way by way, and notes each way out of it."""
 
@@ -173,6 +178,8 @@ class Builder:
         self._stack: list[Function] = []
         self._returns: list[list[State]] = []
         self._handlers = 0
+        self._steps = 0
+        self._read: dict[tuple[int, Function], _Look] = {}
 
     def run(self, function: Function, states: list[State]) -> list[State]:
         """Return the states after a method; none if it never returns."""
@@ -185,7 +192,9 @@ class Builder:
 
     def _block(self, statements: Iterable[ast.stmt], states: list[State]) -> list[State]:
         for statement in statements:
-            states = _few([end for one in states for end in self._statement(statement, one)])
+            self._steps += len(states)
+            most = _MOST_STATES if self._steps < _MOST_STEPS else 1
+            states = _few([end for one in states for end in self._statement(statement, one)], most)
         return states
 
     def _statement(self, node: ast.stmt, state: State) -> list[State]:
@@ -245,9 +254,28 @@ class Builder:
     def _expression(self, node: ast.AST, state: State) -> list[State]:
         """Note what can raise in it, and follow what it calls of its own object."""
         function = self._stack[-1]
+        key = (id(node), function)
+        if key not in self._read:
+            self._read[key] = self._look_into(node, function)
+        _, called, risky = self._read[key]
+        own = {call: method for call, method in called.items()
+               if method not in self._stack and self._is_worth_entering()}  # fmt: skip
+        for one in risky:
+            # In a handler something has failed already; that it fails twice is another matter.
+            if id(one) not in own and (not self._handlers or isinstance(one, ast.Raise)):
+                self.exits.append(Exit(state, one, function))
+        states = [state]
+        for method in own.values():
+            states = self.run(method, states)
+        return states
+
+    def _is_worth_entering(self) -> bool:
+        return len(self._stack) < _DEEPEST and self._steps < _MOST_STEPS
+
+    def _look_into(self, node: ast.AST, function: Function) -> _Look:
+        """Return the methods of the object that an expression calls, and what in it can raise."""
         env = Env(function, self._object)
-        own: list[Function] = []
-        inlined: set[int] = set()
+        called: dict[int, Function] = {}
         for one in children([node]):
             if not isinstance(one, ast.Call):
                 continue
@@ -256,26 +284,12 @@ class Builder:
             if last_name(one.func) == "setattr" and not stores(one, function):
                 self.is_dynamic = True
             for value in self._evaluator.evaluate(one.func, env)[:1]:
-                if (
-                    isinstance(value, Bound)
-                    and value.receiver == self._object
-                    and value.function not in self._stack
-                    and len(self._stack) < _DEEPEST
-                    and not value.function.is_async
-                ):
-                    own.append(value.function)
-                    inlined.add(id(one))
+                if isinstance(value, Bound) and value.receiver == self._object:
+                    if not value.function.is_async:
+                        called[id(one)] = value.function
                 elif isinstance(value, Function) and value.owner and _passes_self(one, function):
-                    own.append(value)
-                    inlined.add(id(one))
-        for one in self._risks.of(node, env):
-            # In a handler something has failed already; that it fails twice is another matter.
-            if id(one) not in inlined and (not self._handlers or isinstance(one, ast.Raise)):
-                self.exits.append(Exit(state, one, function))
-        states = [state]
-        for method in own:
-            states = self.run(method, states)
-        return states
+                    called[id(one)] = value
+        return node, called, list(self._risks.of(node, env))
 
     def _stores(self, node: ast.AST, state: State) -> State:
         function = self._stack[-1]
@@ -296,10 +310,10 @@ def _passes_self(node: ast.Call, function: Function) -> bool:
     return isinstance(first, ast.Name) and first.id == function.self_name
 
 
-def _few(states: list[State]) -> list[State]:
+def _few(states: list[State], most: int = _MOST_STATES) -> list[State]:
     """Return the states once each; those that are too many are taken together."""
     states = list(dict.fromkeys(states))
-    while len(states) > _MOST_STATES:
+    while len(states) > most:
         states.append(states.pop().merge(states.pop()))
     return states
 

@@ -228,7 +228,7 @@ class Expressions:
         )
         facts = frame.facts
         if not reaches:
-            facts = replace(facts, has=frozenset(), known=frozenset())
+            facts = replace(facts, has=frozenset(), known=frozenset(), began=frozenset())
         quiet = frame.quiet or (node is not None and self._is_by_global(frame, node.func))
         key = (function, receiver, facts, tuple(sorted(constants.items(), key=repr)), quiet)
         if key in self._seen:

@@ -22,6 +22,8 @@ class Facts:
         has: The attributes of the object that exist.
         caught: The exceptions that somebody around here catches.
         known: Attributes with "none", "full" (not None), "true" or "false", as tests told.
+        began: The same of what they were when the destructor began, and "stored" for those that
+            it has set since: later tests tell nothing of the beginning.
     """
 
     alive: bool = False
@@ -29,6 +31,7 @@ class Facts:
     has: frozenset[str] = frozenset()
     caught: frozenset[str] = frozenset()
     known: frozenset[tuple[str, str]] = frozenset()
+    began: frozenset[tuple[str, str]] = frozenset()
 
     def plus(self, other: Facts) -> Facts:
         """Return what holds if both do."""
@@ -38,6 +41,7 @@ class Facts:
             self.has | other.has,
             self.caught | other.caught,
             self.known | other.known,
+            self.began | {one for one in other.began if (one[0], "stored") not in self.began},
         )
 
     def common(self, other: Facts) -> Facts:
@@ -48,6 +52,7 @@ class Facts:
             self.has & other.has,
             self.caught & other.caught,
             self.known & other.known,
+            self.began & other.began,
         )
 
     def storing(self, name: str, value: ast.AST) -> Facts:
@@ -56,7 +61,8 @@ class Facts:
         if isinstance(value, ast.Constant):
             told = "none" if value.value is None else "true" if value.value else "false"
             known.add((name, told))
-        return replace(self, has=self.has | {name}, known=frozenset(known))
+        began = self.began | {(name, "stored")}
+        return replace(self, has=self.has | {name}, known=frozenset(known), began=began)
 
     def catching(self, names: Iterable[str]) -> Facts:
         """Return what holds inside of a try that catches exceptions."""
@@ -107,7 +113,8 @@ class Tests:
         if name is None and isinstance(node, ast.Name):
             origin = self._frame.origin(node.id)
             name = origin if isinstance(origin, str) else None
-        return Facts(known=frozenset({(name, what)})) if name else NOTHING
+        told = frozenset({(name, what)} if name else ())
+        return Facts(known=told, began=told)
 
     def _known(self, node: ast.expr, *, truthy: bool) -> Facts:
         """Return what holds if an expression is not None."""

@@ -91,7 +91,7 @@ class Risks:
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             return True
         if isinstance(node, ast.Subscript):
-            return isinstance(node.ctx, ast.Load) and not isinstance(node.slice, ast.Slice)
+            return isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Constant)
         if isinstance(node, ast.Assign):
             unpacks = any(isinstance(target, (ast.Tuple, ast.List)) for target in node.targets)
             return unpacks and not isinstance(node.value, (ast.Tuple, ast.List, ast.Call))

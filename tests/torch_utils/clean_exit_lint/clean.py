@@ -499,4 +499,67 @@ class A(torch.nn.Module):
     def __del__(self):
         self.x = self.x or self.training
 """,
+    "what closed is, is ruled out": """
+class A:
+    def __init__(self, path, closed=False):
+        self.closed = closed
+        if closed:
+            self.note = str(path)
+            return
+        try:
+            self.fd = open(path)
+            self.size = int(path)
+        except Exception:
+            self.closed = True
+            raise
+    def __del__(self):
+        if hasattr(self, "closed") and not self.closed:
+            self.close()
+    def close(self):
+        if self.closed:
+            return
+        self.closed = True
+        assert self.closed
+        self.fd.close()
+        self.size += 1
+""",
+    "a property that reads it first": """
+class A:
+    def __init__(self, path):
+        self.name = path
+        self.file = open(path)
+    @property
+    def closed(self):
+        return self.file.closed
+    def __del__(self):
+        try:
+            closed = self.closed
+        except AttributeError:
+            return
+        if not closed:
+            self.file.close()
+""",
+    "a constant on its way": """
+class A:
+    thread = None
+    def __del__(self):
+        self._stop(timeout_s=1.0)
+    def _stop(self, timeout_s=None):
+        self._join(wait_s=timeout_s)
+    def _join(self, wait_s):
+        if wait_s is None:
+            self.thread.join()
+        else:
+            self.thread.join(wait_s)
+""",
+    "arguments that are checked": """
+class A:
+    out = None
+    def __del__(self):
+        self._write(b"end")
+    def _write(self, data):
+        if not data or (len(data) > 255 and self.out):
+            raise ValueError(data)
+        self.out = data
+""",
 }
