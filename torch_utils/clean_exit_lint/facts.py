@@ -178,7 +178,14 @@ class Tests:
             attribute = self._frame.own_attribute(node)
             if attribute:
                 truthy = name != "hasattr"
-                return Facts(has=self._frame.implied(attribute, truthy)), NOTHING
+                has = Facts(has=self._frame.implied(attribute, truthy))
+                if not truthy:
+                    return has, NOTHING
+                default = node.args[-1]
+                if isinstance(default, ast.Constant) and default.value:  # True where it is missing.
+                    plain = Facts(has=self._frame.implied(attribute, False))
+                    return NOTHING, plain.plus(self._told(node, "false"))
+                return has.plus(self._told(node, "true")), self._told(node, "false")
         return NOTHING, NOTHING
 
 

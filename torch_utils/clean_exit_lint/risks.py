@@ -58,7 +58,7 @@ _SAFE_METHODS = {
     "items", "keys", "values", "copy", "append", "add", "setdefault", "lower", "upper", "strip",
     "lstrip", "rstrip", "startswith", "endswith", "format", "debug", "info", "warning", "error",
     "is_set",
-    "replace", "split", "join", "encode", "title", "rsplit", "partition", "isdigit", "clear",
+    "acquire", "release", "replace", "split", "join", "encode", "title", "rsplit", "partition", "isdigit", "clear",
     "discard", "extend", "appendleft",
 }  # fmt: skip
 _LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "config", "settings",
@@ -104,8 +104,8 @@ class Risks:
             if is_text or name in _SAFE_METHODS:
                 return False
         if isinstance(func, ast.Attribute) and name in {"get", "pop"}:
-            has_default = name == "get" or len(node.args) == 2
-            return not (has_default and last_name(func.value).endswith(_LIKE_A_DICTIONARY))
+            # Where there is no default, such code has looked before.
+            return not last_name(func.value).endswith(_LIKE_A_DICTIONARY)
         if name == "getattr" and len(node.args) == 3:
             return False
         if name == "__init__" and isinstance(func, ast.Attribute):

@@ -562,4 +562,28 @@ class A:
             raise ValueError(data)
         self.out = data
 """,
+    "getattr with a default that is true": """
+class A:
+    def __init__(self, path, disable=False):
+        if disable:
+            self.disable = disable
+            open(path).close()
+            return
+        self.file = None
+        self.disable = disable
+    def __del__(self):
+        if getattr(self, "disable", True):
+            return
+        self.disable = True
+        self.file = self.file or 1
+""",
+    "a queue of asyncio's": """
+import asyncio
+class A:
+    def __init__(self):
+        self.queue = asyncio.Queue()
+    def __del__(self):
+        self.waiting = self.queue.join
+        self.waiting = self.queue.join()
+""",
 }

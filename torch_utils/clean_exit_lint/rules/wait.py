@@ -40,8 +40,8 @@ def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) ->
         return
     if name not in _WAITING or not isinstance(node.func, ast.Attribute):
         return
-    if dotted and all("()" not in one for one in dotted):
-        return  # A function of a module elsewhere: os.path.join, logging.shutdown.
+    if dotted and all("()" not in one or one.startswith("asyncio.") for one in dotted):
+        return  # A function of a module elsewhere, such as os.path.join; a coroutine.
     if _waits(name, node) and not _was_killed(frame, node.func.value, node.lineno):
         visit.report("wait", node, f"{_shown(node)} has no timeout", frame)
 
