@@ -109,7 +109,7 @@ class Tests:
 
     def _told(self, node: ast.expr, what: str) -> Facts:
         """Return what a test tells of an attribute's value."""
-        name = self._frame.own_attribute(node)
+        name = self._frame.state_name(node)
         if name is None and isinstance(node, ast.Name):
             origin = self._frame.origin(node.id)
             name = origin if isinstance(origin, str) else None
@@ -181,12 +181,13 @@ class Tests:
                 has = Facts(has=self._frame.implied(attribute, truthy))
                 if not truthy:
                     return has, NOTHING
-                default = node.args[-1]
-                if isinstance(default, ast.Constant) and default.value:  # True where it is missing.
+                default = node.args[2 if name == "getattr" else 1 :][:1]
+                if default and isinstance(default[0], ast.Constant) and default[0].value:
+                    # Where it is missing, this is true.
                     plain = Facts(has=self._frame.implied(attribute, False))
                     return NOTHING, plain.plus(self._told(node, "false"))
                 return has.plus(self._told(node, "true")), self._told(node, "false")
-        return NOTHING, NOTHING
+        return self._told(node, "true"), self._told(node, "false")
 
 
 class FrameLike:
@@ -200,6 +201,10 @@ class FrameLike:
 
     def own_attribute(self, node: ast.expr) -> str | None:
         """Return the attribute of the destroyed object that an expression reads, in any way."""
+        raise NotImplementedError
+
+    def state_name(self, node: ast.expr) -> str | None:
+        """Return the name of an attribute, or of a method that is asked without arguments."""
         raise NotImplementedError
 
     def implied(self, name: str, truthy: bool) -> frozenset[str]:

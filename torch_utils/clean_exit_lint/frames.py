@@ -127,6 +127,15 @@ class Frame(FrameLike):
             return key.value
         return None
 
+    def state_name(self, node: ast.expr) -> str | None:
+        """Return the name of an attribute, or of a method that is asked without arguments."""
+        if name := self.own_attribute(node):
+            return name
+        if not isinstance(node, ast.Call) or node.args or node.keywords:
+            return None
+        name = self.own_attribute(node.func)
+        return f"{name}()" if name else None
+
     def origin(self, name: str) -> tuple[str, str] | str | None:
         """Return a global with its module's file, or the attribute that a local was read from."""
         found = self.evaluator.named(self.function, name)
@@ -164,10 +173,10 @@ class Frame(FrameLike):
             if node.id == "TYPE_CHECKING":
                 return False
             return bool(self.constants[node.id]) if node.id in self.constants else None
-        if isinstance(node, ast.Attribute):
-            if node.attr == "TYPE_CHECKING":
+        if isinstance(node, (ast.Attribute, ast.Call)):
+            if isinstance(node, ast.Attribute) and node.attr == "TYPE_CHECKING":
                 return False
-            name = self.own_attribute(node)
+            name = self.state_name(node)
             if (name, "true") in self.facts.known:
                 return True
             is_false = {(name, "false"), (name, "none")} & self.facts.known

@@ -58,7 +58,8 @@ _SAFE_METHODS = {
     "items", "keys", "values", "copy", "append", "add", "setdefault", "lower", "upper", "strip",
     "lstrip", "rstrip", "startswith", "endswith", "format", "debug", "info", "warning", "error",
     "is_set",
-    "acquire", "release", "replace", "split", "join", "encode", "title", "rsplit", "partition", "isdigit", "clear",
+    "acquire", "release", "replace", "split", "join", "encode", "title", "rsplit",
+    "partition", "isdigit", "clear",
     "discard", "extend", "appendleft",
 }  # fmt: skip
 _LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "config", "settings",

@@ -586,4 +586,17 @@ class A:
         self.waiting = self.queue.join
         self.waiting = self.queue.join()
 """,
+    "a method that was asked before": """
+class A:
+    running = None
+    def is_running(self):
+        return self.running is not None
+    def close(self):
+        if self.is_running():
+            raise RuntimeError("it is running")
+        self.running = None
+    def __del__(self):
+        if not self.is_running():
+            self.close()
+""",
 }
