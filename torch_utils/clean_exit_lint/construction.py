@@ -138,7 +138,10 @@ class Constructions:
         for one in order:
             own = set(one.members) | {n for n, v in one.values.items() if not _is_field(v)}
             defaults |= {mangle(name, one) for name in own}
-            assigned |= set(self._evaluator.assignments(one))
+            for name, setting in self._evaluator.assignments(one).items():
+                assigned.add(name)
+                if any("classmethod" in function.decorators for function, _ in setting):
+                    defaults.add(name)  # Set on the class, at whatever time.
             if _FIELDS & _decorators(one):
                 for name in one.annotations:
                     if not _is_not_init(one.values.get(name)):

@@ -178,10 +178,12 @@ class Evaluator:
             return ()
         self._busy.add(key)
         try:
+            below = None
+            if name not in module.names and module.is_package:
+                below = self.project.find(module, name, 1)
             found = self.named(module, name)
-            if found.kind == "global" and found.bindings:
+            if below is None and found.kind == "global" and found.bindings:
                 return self._bindings(found, Env(module))
-            below = self.project.find(module, name, 1) if module.is_package else None
             return (below,) if below else ()
         finally:
             self._busy.discard(key)
