@@ -82,6 +82,7 @@ class Exit:
 class Construction:
     """Every way in which the construction of a class's objects can end."""
 
+    cls: Class
     exits: list[Exit]
     is_known: bool
     defaults: frozenset[str] = frozenset()
@@ -95,17 +96,17 @@ class Construction:
         conditions may be used under the same ones.
         """
         earlier = facts.has & self.assigned
-        return next(
-            (
-                one
-                for one in self.exits
-                if name not in one.state.sure
-                and earlier <= one.state.maybe
-                and not (tested and (one.cause is None or name in one.state.maybe))
-                and not one.state.contradicts(facts.began)
-            ),
-            None,
-        )
+        ways = [
+            one
+            for one in self.exits
+            if name not in one.state.sure
+            and earlier <= one.state.maybe
+            and not (tested and (one.cause is None or name in one.state.maybe))
+            and not one.state.contradicts(facts.began)
+        ]
+        # What fails in the class's own __init__ says more than what does in a base's.
+        own = [one for one in ways if one.where and one.where.owner is self.cls]
+        return next(iter(own or ways), None)
 
     def implied(self, name: str, *, truthy: bool = False) -> frozenset[str]:
         """Return the attributes that exist wherever one does, or wherever it is true."""
@@ -162,7 +163,7 @@ class Constructions:
         is_known = complete or bool(found)
         is_known = is_known and not begin.is_dynamic
         names = frozenset(assigned) | start.maybe
-        return Construction(begin.exits, is_known, frozenset(defaults), names)
+        return Construction(cls, begin.exits, is_known, frozenset(defaults), names)
 
 
 # A node, so that it stays and with it its id; the methods by calls; what can raise.

@@ -174,13 +174,12 @@ class Evaluator:
     def attribute_of_module(self, module: Module, name: str) -> Values:
         """Return what a module's name may be: one that it binds, or a module below it."""
         key = (id(module), name)
-        if key in self._busy:  # Two modules that import each other's names.
-            return ()
+        if key in self._busy:
+            return ()  # Two modules that import each other's names.
         self._busy.add(key)
         try:
-            below = None
-            if name not in module.names and module.is_package:
-                below = self.project.find(module, name, 1)
+            is_own = name in module.names or not module.is_package
+            below = None if is_own else self.project.find(module, name, 1)
             found = self.named(module, name)
             if below is None and found.kind == "global" and found.bindings:
                 return self._bindings(found, Env(module))
