@@ -20,7 +20,9 @@ def timed(paths: list[str]) -> dict[str, float | int]:
     """Run the command once on paths, and return what it took."""
     command = [sys.executable, "-m", "torch_utils.clean_exit_lint", "--format", "json", *paths]
     before, began = os.times(), time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
     clock_s, after = time.monotonic() - began, os.times()
     if done.returncode not in (0, 1):
         raise RuntimeError(f"clean-exit-lint ended with {done.returncode}")

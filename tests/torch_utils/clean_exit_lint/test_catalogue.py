@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -80,6 +81,25 @@ def test_command() -> None:
     done = subprocess.run([*EXPLAIN, "weight"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert all(name in done.stderr for name in RULES)
+
+
+def test_wheel_has_the_catalogue(tmp_path: Path) -> None:
+    """Without the checkout an entry is found, by the name that the command starts with."""
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    (entries,) = (tmp_path / "installed").glob("*.dist-info/entry_points.txt")
+    assert "clean-exit-lint = _torch_cleanup.clean_exit_lint.cli:main" in entries.read_text()
+    program = "import sys; from _torch_cleanup.clean_exit_lint.cli import main; sys.exit(main())"
+    # -S: not what this Python has installed.
+    path = f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r}); {program}"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", path, "--explain", "wait"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == explain("wait"), done.stderr
 
 
 def test_names_its_own_relatively() -> None:
