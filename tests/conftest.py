@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from zygotes import ZYGOTES
 
 pytest_plugins = ["pytester", "hazards.summary"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two workers on two cores: threads of torch that wait for each other by spinning keep those from
 # running that they wait for. Sleeping instead makes the tests with torch three times as fast.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Some thousand interpreters are started: each would compile the packages again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A shell starts background jobs with SIGINT ignored, and the tests' programs would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = "the a of how do i give memory back cache paris france capital heap trim city".split()
 
@@ -54,6 +64,22 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def zygotes() -> Iterator[None]:
+    """End the interpreters that programs with torch are forked from."""
+    yield
+    ZYGOTES.close()
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+    """One for all workers: making it imports half of the installed packages."""
+    common = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        common = common.parent
+    with (common / "tiny.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.fstat(lock.fileno()).st_size:
+            write_tiny_model(common / "tiny")
+            lock.write("made")
+    return common / "tiny" / "model"

@@ -14,9 +14,9 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from zygotes import IMPORT_PATH, ZYGOTES
+
 ROOT = Path(__file__).resolve().parent.parent
-# A test file that is run as a program imports this module.
-IMPORT_PATH = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 TIMEOUT_S = 600  # For what hangs; nothing here is about speed, and machines are busy.
 
 
@@ -67,6 +67,22 @@ def run(
         check=False,
     )
     return Result(command, done.returncode, done.stdout, done.stderr)
+
+
+def run_forked(program: str | Path, *arguments: str) -> Result:
+    """Run Python source, or a file's, as `run` does, where torch has been imported already.
+
+    For programs that would import it themselves; the rest of the interpreter's life is theirs.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder, name) for name in ("stdout", "stderr")}
+        for file in files.values():
+            file.touch()
+        text = program.read_text() if isinstance(program, Path) else program
+        source = textwrap.dedent(text)
+        returncode = ZYGOTES.run(source, *arguments, timeout_s=TIMEOUT_S, **files)
+        texts = {name: file.read_text(errors="replace") for name, file in files.items()}
+    return Result(["(forked)", str(program), *arguments], returncode, **texts)
 
 
 def assert_clean(result: Result, returncode: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md about imports, and that each of them can be broken."""
+"""The rules of docs/architecture.md about imports and files, and that each can be broken."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from programs import ROOT
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PACKAGES = ("torch_utils", "rag_demo")
+MOST_LINES = 400
 ALLOWED = {
     wing: set(re.findall(r"`(\w+)`", allowed))
     for wing, allowed in re.findall(r"^\| `(\w+\.\w+)` \| (.+) \|$", PAGE, re.MULTILINE)
 }
 ADAPTS = {
+    "torch_utils.prometheus": {"prometheus_client"},
     "torch_utils.pytest_plugin": {"pytest"},
     "torch_utils.clean_exit.fresh_pytest": {"pytest"},
 }
 # They lie in a folder of sys.path of their own, and import each other by bare names.
-STARTUP = "torch_utils.clean_exit._startup."
+# Programs of their own, which find what they import beside them.
+STARTUP = ("torch_utils.clean_exit._startup.", "torch_utils.clean_exit.keeper")
 IMPORTS = {name: read(ROOT / name) for name in PACKAGES}
 
 
@@ -112,6 +115,19 @@ def test_nobody_enters_by_a_private_name() -> None:
     assert intruders([one for package in PACKAGES for one in IMPORTS[package]]) == []
 
 
+def too_long(folder: Path) -> list[str]:
+    """Files that are to be split by theme."""
+    files = [path for path in folder.rglob("*.py") if ".venv" not in path.parts]
+    assert files
+    return [path.name for path in files if path.read_bytes().count(b"\n") > MOST_LINES]
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, "_torch_cleanup", "tests", "benchmarks"])
+def test_files_are_short(folder: str) -> None:
+    """Tests and benchmarks too."""
+    assert too_long(ROOT / folder) == []
+
+
 def test_rooms_of_the_page_exist() -> None:
     """What the picture of torch_utils names is there."""
     picture = PAGE.partition("```text\n")[2].partition("rag_demo/ ")[0]
@@ -198,3 +214,11 @@ def test_circle_is_found(tmp_path: Path) -> None:
     assert circle(arrows(read(folder), set(modules_of(folder)))) == ["p.a", "p.b", "p.c"]
     (folder / "c.py").write_text("import os")
     assert circle(arrows(read(folder), set(modules_of(folder)))) == []
+
+
+def test_a_long_file_is_found(tmp_path: Path) -> None:
+    """At one line more than is allowed, in any folder below."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "fine.py").write_text("\n" * MOST_LINES)
+    (tmp_path / "below" / "long.py").write_text("\n" * (MOST_LINES + 1))
+    assert too_long(tmp_path) == ["long.py"]

@@ -40,6 +40,7 @@ def test_wheel_holds_both_packages(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_misspelt_import_is_an_error(tmp_path: Path) -> None:
     """Type checkers know every public name with its type, and no other name."""
     pytest.importorskip("mypy", reason="the extra dev is not installed")

@@ -22,7 +22,14 @@ def run(block: str) -> ExitReport:
     return report
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+# Importing sentence-transformers takes longer than all the others together.
+MARKED = [
+    pytest.param(block, id=str(n), marks=[pytest.mark.slow] if "import Sent" in block else [])
+    for n, block in enumerate(BLOCKS)
+]
+
+
+@pytest.mark.parametrize("block", MARKED)
 def test_python_block_runs(block: str) -> None:
     """Each on its own, in a fresh interpreter."""
     run(block)
@@ -36,10 +43,11 @@ def test_lifecycle_page_runs() -> None:
 
 
 def test_memory_page_runs() -> None:
-    """Every example of the guide to memory."""
+    """Every example of the guide to memory, one after the other."""
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
-        run(block)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert blocks
+    run("\n".join(blocks))
 
 
 def test_clean_exit_page_runs(pytester: pytest.Pytester) -> None:
@@ -59,7 +67,7 @@ def test_first_block_stands_early() -> None:
 def test_commands_exist() -> None:
     """Each command that the README shows is one that there is."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    rag_commands = {"index", "search", "evaluate", "demo"}
+    rag_commands = {"index", "add", "search", "evaluate", "demo"}
     for command, argument in COMMANDS:
         known = {
             "make": targets,

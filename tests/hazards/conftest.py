@@ -1,8 +1,6 @@
-"""Fixtures of the matrix; what reports on it is the plugin `summary`."""
+"""The fixture of the matrix; what reports on it is the plugin `summary`."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,7 +8,5 @@ from hazards.runner import Runner
 
 
 @pytest.fixture(scope="session")
-def runner() -> Iterator[Runner]:
-    runner = Runner()
-    yield runner
-    runner.close()
+def runner() -> Runner:
+    return Runner()

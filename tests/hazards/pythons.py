@@ -16,10 +16,14 @@ OLDEST = (3, 10)
 def other_pythons() -> dict[str, str]:
     """Return the path of one interpreter for each other minor version, by its name."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-    candidates = [str(path) for path in sorted(pyenv.glob("3.*/bin/python"))]
-    candidates += [p for n in range(10, 20) if (p := shutil.which(f"python3.{n}"))]
+    candidates = {str(path): "" for path in sorted(pyenv.glob("3.*/bin/python"))}
+    for n in range(10, 20):
+        candidates |= {path: f"3.{n}" for path in [shutil.which(f"python3.{n}")] if path}
+    this = f"3.{sys.version_info.minor}"
     found: dict[str, str] = {}
-    for path in candidates:
+    for path, promised in candidates.items():
+        if promised == this or promised in found:
+            continue  # A shim, which is slow to start.
         done = subprocess.run(
             [path, "-c", "import sys; print(*sys.version_info[:2])"],
             capture_output=True,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hazards.row import Row
+from zygotes import ZYGOTES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -68,15 +67,6 @@ class Runner:
 
     def __init__(self) -> None:
         self.tiny_model: Path | None = None  # For the subject "model".
-        self._zygotes: dict[str, subprocess.Popen[str]] = {}
-
-    def close(self) -> None:
-        for zygote in self._zygotes.values():
-            assert zygote.stdin is not None
-            zygote.stdin.close()
-            zygote.wait(TIMEOUT_S)
-            assert zygote.stdout is not None
-            zygote.stdout.close()
 
     def run(self, row: Row, subject: str, python: str = sys.executable) -> Outcome:
         with tempfile.TemporaryDirectory() as folder:
@@ -100,41 +90,16 @@ class Runner:
                 path.write_text(program)
                 returncode = _run_alone([python, *row.options, str(path)], env, files)
             else:
-                returncode = self._run_forked(program, subject, env, files)
+                returncode = ZYGOTES.run(
+                    program,
+                    env=env,
+                    stdout=files["stdout"],
+                    stderr=files["stderr"],
+                    timeout_s=TIMEOUT_S,
+                    preload="sentence_transformers" if subject == "model" else "torch",
+                )
             texts = {name: file.read_text(errors="replace") for name, file in files.items()}
         return Outcome(row, subject, returncode, texts["stdout"], texts["stderr"], texts["log"])
-
-    def _run_forked(
-        self, program: str, subject: str, env: dict[str, str], files: dict[str, Path]
-    ) -> int:
-        kind = "sentence_transformers" if subject == "model" else "torch"
-        zygote = self._zygotes.get(kind)
-        if zygote is None:
-            zygote = self._zygotes[kind] = subprocess.Popen(
-                [sys.executable, str(HERE / "zygote.py"), kind],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **env},
-            )
-        job = {
-            "program": program,
-            "env": env,
-            "stdout": str(files["stdout"]),
-            "stderr": str(files["stderr"]),
-        }
-        assert zygote.stdin is not None
-        assert zygote.stdout is not None
-        zygote.stdin.write(json.dumps(job) + "\n")
-        zygote.stdin.flush()
-        pid = int(zygote.stdout.readline())
-        previous = signal.signal(signal.SIGALRM, lambda *_: os.kill(pid, signal.SIGKILL))
-        signal.alarm(TIMEOUT_S)
-        try:
-            return int(zygote.stdout.readline())
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, previous)
 
 
 def _run_alone(command: list[str], env: dict[str, str], files: dict[str, Path]) -> int:

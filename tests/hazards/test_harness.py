@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -34,13 +33,6 @@ CLEAN = {
     "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(9)'])\n"
     "os._exit(0)",
 }
-
-
-@pytest.fixture
-def runner() -> Iterator[Runner]:
-    runner = Runner()
-    yield runner
-    runner.close()
 
 
 @pytest.mark.parametrize("name", DIRTY)

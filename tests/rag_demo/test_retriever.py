@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from programs import ROOT, assert_clean, run
+from programs import assert_clean, run_forked
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from torch_utils import ReleasedError, ResourceClosedError
 
@@ -49,11 +49,12 @@ def main() -> None:
 
 def test_as_a_program() -> None:
     """This file, run by itself, leaves with exit code 0 and says nothing on stderr."""
-    assert_clean(run(Path(__file__)))
+    assert_clean(run_forked(Path(__file__)))
 
 
-NAIVE = """
-import torch
+NAIVE = f"""
+import sys, torch
+sys.path.append({str(Path(__file__).parent)!r})
 from rag_demo import PyTorchGPURetriever
 from test_retriever import LetterModel
 
@@ -64,14 +65,13 @@ class Naive:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-torch.kept = {kept}
+torch.kept = {{kept}}
 """
-TESTS = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{Path(__file__).parent}"}
 
 
 def test_naive_destructor_is_caught() -> None:
     """Negative control: kept alive by an attribute of torch, today's practice leaves dirty."""
-    result = run(NAIVE.format(kept="Naive()"), env=TESTS)
+    result = run_forked(NAIVE.format(kept="Naive()"))
     assert "Exception ignored" in result.stderr
     assert result.returncode == 0  # Which is why the exit code alone proves nothing.
     with pytest.raises(AssertionError):
@@ -81,7 +81,7 @@ def test_naive_destructor_is_caught() -> None:
 def test_retriever_kept_by_torch_is_clean() -> None:
     """The twin of the control: the retriever at the very same place."""
     kept = "PyTorchGPURetriever(LetterModel()); torch.kept.add(['a', 'b'])"
-    assert_clean(run(NAIVE.format(kept=kept), env=TESTS))
+    assert_clean(run_forked(NAIVE.format(kept=kept)))
 
 
 @pytest.fixture(params=KINDS)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torch_utils
-from programs import assert_clean, run
+from programs import assert_clean, run, run_forked
 from torch_utils import (
     get_device_info,
     get_optimal_device,
@@ -260,7 +260,7 @@ def test_checks_in_every_phase() -> None:
     torch.kept = Last()
     torch_utils.resource.kept = Last()
     """
-    result = run(program)
+    result = run_forked(program)
     assert_clean(result)
     assert result.stdout == "[True, False, 'cpu'] True\n" * 3
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import torch_utils
-from programs import assert_clean, run
+from programs import assert_clean, run, run_forked
 from torch_utils._runtime import early_bound
 
 CHECK = """
@@ -205,7 +205,7 @@ def test_safe_functions_without_their_modules(torch: str) -> None:
     except TypeError as error:
         print("naive:", error)
     """
-    result = run(program)
+    result = run_forked(program) if torch else run(program)
     answers = dict(line.split(" ", 1) for line in result.stdout.splitlines() if " " in line)
     assert answers["is_shutting_down"] == "True", str(result)
     assert answers["is_cuda_available"] == "False"

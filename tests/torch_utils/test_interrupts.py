@@ -19,7 +19,8 @@ from torch_utils._registry import REGISTRY
 from torch_utils._releasing.work import _enclosing
 
 HERE = "torch_utils/_registry", "torch_utils/resource", "torch_utils/_interrupts"
-STEP = 7  # Each kind of instruction comes several times; all of them take a minute.
+# Each kind of instruction comes several times; all of them take a minute.
+STEPS = [31, pytest.param(3, marks=pytest.mark.slow)]
 SCOPE = *HERE, "torch_utils/_scope", "torch_utils/cleanup", "_releasing/work", "/closables"
 
 
@@ -107,7 +108,8 @@ def test_control_of_a_naive_one() -> None:
     assert lost
 
 
-def test_a_scope() -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_a_scope(step: int) -> None:
     """Whatever was managed when the interrupt came is released at once, and nothing is open."""
 
     def check(number: int) -> bool:
@@ -142,10 +144,11 @@ def test_a_scope() -> None:
         return reached
 
     before = len(REGISTRY)
-    assert everywhere(check, STEP) > 500
+    assert everywhere(check, step) > 500
 
 
-def test_an_async_scope() -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_an_async_scope(step: int) -> None:
     """The same, with coroutines to await."""
 
     def check(number: int) -> bool:
@@ -185,12 +188,13 @@ def test_an_async_scope() -> None:
 
     before = len(REGISTRY)
     refused: list[int] = []
-    assert everywhere(check, STEP) > 500
+    assert everywhere(check, step) > 500
     # Before the coroutine of the end has begun, an interrupt leaves nobody to await anything.
-    assert len(refused) <= 200 / STEP, refused
+    assert len(refused) <= 200 / step, refused
 
 
-def test_a_release() -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_a_release(step: int) -> None:
     """All that was to be released is, or nothing was touched yet; later releases are whole."""
 
     def check(number: int) -> bool:
@@ -207,7 +211,7 @@ def test_a_release() -> None:
         assert closing.released == 1
         return reached
 
-    assert everywhere(check, STEP) > 200
+    assert everywhere(check, step) > 200
 
 
 def test_real_signals() -> None:

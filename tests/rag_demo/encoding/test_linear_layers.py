@@ -132,6 +132,9 @@ def test_wide_products(dtype: Any) -> None:
     assert WideLinear in list(fastest_first(weight, bias, hidden, many=False))
 
 
+pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("layers"), dimension=48)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,8 +63,10 @@ def test_crashed_worker_is_an_error(tiny_model: Path) -> None:
 
 def test_errors_come_back(tmp_path: Path, tiny_model: Path) -> None:
     """A model that cannot be loaded, and wrong counts."""
+    damaged = shutil.copytree(tiny_model, tmp_path / "m")
+    (damaged / "model.safetensors").write_bytes(b"\x08")
     with (
-        EmbeddingModel(tmp_path / "nowhere", device="cpu", workers=2) as model,
+        EmbeddingModel(damaged, device="cpu", workers=1) as model,
         pytest.raises(ModelError, match="cannot be loaded"),
     ):
         model.load_model()
@@ -80,7 +83,14 @@ assert model.embed_documents(["the cache", "paris"]).shape[0] == 2
 """
 
 
-@pytest.mark.parametrize("end", ["model.close()", "", "raise SystemExit(0)"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        pytest.param("model.close()", marks=pytest.mark.slow),
+        pytest.param("raise SystemExit(0)", marks=pytest.mark.slow),
+    ],
+)
 def test_leaves_cleanly(tiny_model: Path, tmp_path: Path, end: str) -> None:
     """Closed or left open: no semaphore, no process, nothing on stderr."""
     program = tmp_path / "program.py"

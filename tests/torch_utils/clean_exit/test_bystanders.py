@@ -242,8 +242,18 @@ def start(program: str, **options: Any) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("to", ["process", "group"])
-@pytest.mark.parametrize("name", "INT TERM HUP QUIT USR1 USR2 WINCH CONT ALRM".split())
+NAMES = "INT TERM HUP QUIT USR1 USR2 WINCH CONT ALRM".split()
+TO_ONE = [(name, "process") for name in NAMES]
+TO_ALL = [(name, "group") for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [
+        *(TO_ONE + TO_ALL[:2]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in TO_ALL[2:]),
+    ],
+)
 def test_a_signal_arrives_once(name: str, to: str) -> None:
     """Sent to the command alone, or to its whole process group, of which the program is one."""
     number = getattr(signal, f"SIG{name}")

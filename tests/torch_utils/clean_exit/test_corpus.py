@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from clean_exit.corpus import CLEAN, CORPUS, NO_PROBE, Pair
+from clean_exit.corpus import CLEAN, CORPUS, HANGS, NO_PROBE, SLOW, Pair
 from hazards.pythons import other_pythons
 from torch_utils.clean_exit import FINDINGS, ExitReport, check
 
 PYTHONS = {"this": sys.executable, **other_pythons()}
 VERSIONS = ["this", *(pytest.param(name, marks=pytest.mark.slow) for name in other_pythons())]
+# Those that wait are run at once, so one worker has to have them all.
+PAIRS = [
+    pytest.param(
+        pair,
+        id=str(pair),
+        marks=[pytest.mark.xdist_group("waiting")] if pair.options in (HANGS, SLOW) else [],
+    )
+    for pair in CORPUS
+]
 HELPER = "import os\n\ndef check():\n    return os.path.exists(None)\n"
 WITHOUT_PROGRAMS = {"gpu-memory-held"}  # needs a GPU; see test_findings.py
 
@@ -27,7 +38,28 @@ def run(pair: Pair, which: str, python: str, folder: Path) -> ExitReport:
     (folder / "helper_of_test.py").write_text(HELPER)
     command = [*pair.prefix, python, *pair.flags, str(path)]
     options = {"timeout_s": 60.0, **pair.options}
+    if which == "clean":
+        options["timeout_s"] = 60.0  # Only what hangs has to wait for the end of its time.
     return check(command, stdin=subprocess.DEVNULL, **options)
+
+
+@functools.cache
+def run_those_that_wait(version: str) -> dict[tuple[str, str], ExitReport]:
+    """Run the programs that do nothing for seconds, at the same time."""
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(6) as executor:
+        started = {}
+        for pair in (pair for pair in CORPUS if pair.options in (HANGS, SLOW)):
+            for which in ("dirty", "clean"):
+                own = Path(folder, f"{pair}-{which}")
+                own.mkdir()
+                started[str(pair), which] = executor.submit(run, pair, which, PYTHONS[version], own)
+        return {key: future.result() for key, future in started.items()}
+
+
+def report_on(pair: Pair, which: str, version: str, folder: Path) -> ExitReport:
+    if pair.options in (HANGS, SLOW):
+        return run_those_that_wait(version)[str(pair), which]
+    return run(pair, which, PYTHONS[version], folder)
 
 
 def test_every_finding_has_a_program() -> None:
@@ -36,10 +68,10 @@ def test_every_finding_has_a_program() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("pair", CORPUS, ids=str)
+@pytest.mark.parametrize("pair", PAIRS)
 def test_dirty_is_caught(pair: Pair, version: str, tmp_path: Path) -> None:
     """The finding is there, with a summary, and nothing else is."""
-    report = run(pair, "dirty", PYTHONS[version], tmp_path)
+    report = report_on(pair, "dirty", version, tmp_path)
     assert {finding.id for finding in report.findings} == {pair.id}, str(report)
     assert report.exit_code != 0
     for name in re.findall(r"psm_\w+", str(report)):  # What was left is left: nobody else's task.
@@ -48,10 +80,10 @@ def test_dirty_is_caught(pair: Pair, version: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("pair", CORPUS, ids=str)
+@pytest.mark.parametrize("pair", PAIRS)
 def test_clean_twin_is_not(pair: Pair, version: str, tmp_path: Path) -> None:
     """The same program without its fault: no finding, and exit code 0."""
-    report = run(pair, "clean", PYTHONS[version], tmp_path)
+    report = report_on(pair, "clean", version, tmp_path)
     assert report.clean, f"{report}\n{report.stderr}"
     assert report.exit_code == 0, f"{report}\n{report.stderr}"
 

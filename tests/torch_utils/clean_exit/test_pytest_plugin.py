@@ -47,8 +47,8 @@ MARKED = """
 @pytest.fixture
 def outer(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.delenv("CLEAN_EXIT_PYTEST_REPORTS", raising=False)
-    # Each test of these is an interpreter of its own: hypothesis takes it most of a second.
-    pytester.makeini("[pytest]\naddopts = --strict-markers -p no:hypothesispytest\n")
+    # Each test of these is an interpreter of its own, and these two cost more than all the rest.
+    pytester.makeini("[pytest]\naddopts = --strict-markers -p no:hypothesispytest -p no:anyio\n")
     return pytester
 
 

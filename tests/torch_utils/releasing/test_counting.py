@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import DynamicCache
 
 from torch_utils import release
 from torch_utils._releasing import weak_storages
@@ -20,6 +19,8 @@ from torch_utils._releasing.storages import LENDER, Inventory
 from torch_utils._releasing.tensors import empty_tensor
 
 BYTES = 4_000_000
+
+pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
 
 
 def big() -> torch.Tensor:
@@ -44,6 +45,8 @@ def in_private_attribute() -> nn.Module:
 
 def in_cache() -> nn.Module:
     module = nn.Module()
+    from transformers import DynamicCache
+
     module.cache = DynamicCache()
     module.cache.update(big().view(1, 1, 1000, -1), torch.ones(1, 1, 1, 1), 0)
     return module

@@ -10,7 +10,7 @@ import faiss
 import numpy as np
 import pytest
 
-from programs import assert_clean, run
+from programs import assert_clean, run_forked
 from torch_utils import ReleasedError, memory_snapshot, release
 
 VECTORS = np.random.default_rng(0).random((2000, 32), dtype=np.float32)
@@ -85,7 +85,7 @@ def test_control_destroying_it_crashes() -> None:
     del below.this
     above.search(x[:1], 1)
     """
-    assert run(program).returncode < 0
+    assert run_forked(program).returncode < 0
 
 
 def test_one_in_use_by_a_thread_stays() -> None:
@@ -120,4 +120,4 @@ def test_clean_exit_after_release() -> None:
     indexes = [faiss.index_factory(8, kind) for kind in ("Flat", "IDMap,Flat", "HNSW8")]
     assert not release(indexes).errors
     """
-    assert_clean(run(program))
+    assert_clean(run_forked(program))

@@ -340,8 +340,8 @@ def test_deep_and_huge() -> None:
     report = release(cycle)
     assert tensor.numel() == 0
     assert report.freed_bytes == {"host": 8}
-    many = [torch.ones(1) for _ in range(100_000)]
-    assert release(many, collect="never").freed_bytes == {"host": 400_000}
+    many = [torch.ones(1) for _ in range(20_000)]
+    assert release(many, collect="never").freed_bytes == {"host": 80_000}
     assert all(t.numel() == 0 for t in many)
 
 

@@ -9,19 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from torch_utils import ReleasedError, release
+
+pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
 
 
 def storages(model: nn.Module) -> list[StorageWeakRef]:
@@ -30,11 +23,15 @@ def storages(model: nn.Module) -> list[StorageWeakRef]:
 
 
 def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     config = GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2)
     return GPT2LMHeadModel(config).eval()
 
 
 def t5() -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
     config = T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     return T5ForConditionalGeneration(config).eval()
 
@@ -61,6 +58,8 @@ def hooked() -> nn.Module:
 
 
 def bert_in_half() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
     config = BertConfig(
         vocab_size=64,
         hidden_size=16,
@@ -131,6 +130,8 @@ def test_tied_to_a_live_model() -> None:
 
 def test_sentence_transformer(tiny_model: Path) -> None:
     """Its model card refers back to it: a cycle, which needs no collection here."""
+    from sentence_transformers import SentenceTransformer
+
     model = SentenceTransformer(str(tiny_model), device="cpu")
     model.encode(["how do I give memory back"])
     weights = storages(model)
@@ -143,6 +144,8 @@ def test_sentence_transformer(tiny_model: Path) -> None:
 
 def test_cross_encoder(tiny_model: Path) -> None:
     """A model of pairs, which has a card and a cycle as well."""
+    from sentence_transformers import CrossEncoder
+
     model = CrossEncoder(str(tiny_model.parent / "transformer"), num_labels=1, device="cpu")
     model.predict([("a city", "paris"), ("a heap", "memory")])
     weights = storages(model)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from programs import assert_clean, run
+from programs import assert_clean, run_forked
 from torch_utils import release
 from torch_utils._releasing.other_caches import clear_other_caches
 
@@ -70,7 +70,7 @@ def test_dynamo_is_reset_only_if_loaded(monkeypatch: pytest.MonkeyPatch) -> None
     assert "compiled code" in clear_other_caches()
     assert log == ["reset"]
     assert_clean(
-        run("""
+        run_forked("""
         import sys, torch
         from torch_utils import release
         release(torch.ones(3), thorough=True)
@@ -94,7 +94,7 @@ def test_frozen_cycle_is_collected() -> None:
     assert release([], thorough=True) and storage.expired()
     assert gc.get_freeze_count() > 0.9 * frozen
     """
-    assert_clean(run(program))
+    assert_clean(run_forked(program))
 
 
 def test_compiled_module() -> None:

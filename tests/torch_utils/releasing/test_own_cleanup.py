@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from programs import assert_clean, run
+from programs import assert_clean, run_forked
 from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
 
 Log = list[tuple[str, str, int]]
@@ -199,7 +199,7 @@ def test_at_exit() -> None:
     scope.__enter__()
     model = scope.manage(Model(2, 2))
     """
-    result = run(program)
+    result = run_forked(program)
     assert_clean(result)
     assert result.stdout.split("\n") == ["close 4", "del 4", ""]
 

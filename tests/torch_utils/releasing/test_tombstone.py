@@ -24,7 +24,7 @@ import rich.pretty
 import torch
 from torch import nn
 
-from programs import assert_clean, run
+from programs import assert_clean, run_forked
 from torch_utils import ReleasedError, Resource, release
 from torch_utils._releasing.tombstone import bury
 
@@ -248,6 +248,7 @@ def test_child_of_a_live_parent(use: str) -> None:
     assert parent(torch.ones(1, 4)).shape == (1, 4)
 
 
+@pytest.mark.xdist_group("transformers")
 def test_part_of_a_live_sentence_transformer(tiny_model: Path) -> None:
     """Its first part is asked in properties as well."""
     from sentence_transformers import SentenceTransformer
@@ -305,4 +306,4 @@ def test_destructors_at_the_end() -> None:
     torch.keep = Owner(model)
     Owner(model)
     """
-    assert_clean(run(program))
+    assert_clean(run_forked(program))

@@ -27,6 +27,7 @@ def _serve():
                 os.dup2(os.open(path, os.O_WRONLY), descriptor)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.setsid()
+            sys.argv[1:] = job["arguments"]
             return job
         os.write(1, f"{pid}\n".encode())
         _, status = os.waitpid(pid, 0)

@@ -1,0 +1,20 @@
+"""A resource that counts how often it is released."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_utils import Resource
+
+
+class Counted(Resource):
+    """Counts its releases; optionally does something in them."""
+
+    def __init__(self, action: Any = None) -> None:
+        self.released = 0
+        self.action = action
+
+    def _release(self) -> None:
+        self.released += 1
+        if self.action is not None:
+            self.action(self)

@@ -1,0 +1,78 @@
+"""Fork programs from interpreters that have imported torch, which takes seconds, only once."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+# A test file that is run as a program imports its neighbours.
+IMPORT_PATH = f"{TESTS.parent}{os.pathsep}{TESTS}"
+
+
+class Zygotes:
+    """One interpreter for each kind, started when it is first asked for.
+
+    Not for several threads. What it has started ends with `close`, or with this process.
+    """
+
+    def __init__(self) -> None:
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def close(self) -> None:
+        for zygote in self._started.values():
+            assert zygote.stdin is not None and zygote.stdout is not None
+            zygote.stdin.close()
+            zygote.wait()
+            zygote.stdout.close()
+        self._started.clear()
+
+    def run(
+        self,
+        program: str,
+        *arguments: str,
+        stdout: Path,
+        stderr: Path,
+        timeout_s: float,
+        env: dict[str, str] | None = None,
+        preload: str = "torch",
+    ) -> int:
+        """Run Python source in a child of the interpreter that has imported ``preload``.
+
+        Args:
+            stdout, stderr: Files that are there already.
+            timeout_s: After this it is killed.
+            env: What is changed in its environment, once it has been forked.
+
+        Returns:
+            The exit code, negative for a signal.
+        """
+        zygote = self._started.get(preload) or self._start(preload)
+        files = {"stdout": str(stdout), "stderr": str(stderr)}
+        job = {"program": program, "arguments": arguments, "env": env or {}, **files}
+        assert zygote.stdin is not None and zygote.stdout is not None
+        zygote.stdin.write(json.dumps(job).encode() + b"\n")
+        zygote.stdin.flush()
+        pid = int(zygote.stdout.readline())
+        if not select.select([zygote.stdout], [], [], timeout_s)[0]:
+            os.kill(pid, signal.SIGKILL)
+        return int(zygote.stdout.readline())
+
+    def _start(self, preload: str) -> subprocess.Popen[bytes]:
+        self._started[preload] = subprocess.Popen(
+            [sys.executable, str(TESTS / "zygote.py"), preload],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": IMPORT_PATH},
+        )
+        return self._started[preload]
+
+
+ZYGOTES = Zygotes()
+"""Of this test process; the root `conftest.py` closes them."""
