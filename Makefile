@@ -86,6 +86,7 @@ lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict torch_utils rag_demo
+	$(BIN)/python -m torch_utils.clean_exit_lint
 
 format: .venv/.installed
 	$(BIN)/ruff check --fix .
