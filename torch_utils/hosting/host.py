@@ -13,7 +13,8 @@ from typing import Any, Generic, Literal, TypeVar
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import is_shutting_down
 from torch_utils.errors import ModelInUseError
-from torch_utils.hosting.core import Core, Limits
+from torch_utils.hosting.attempt import Limits
+from torch_utils.hosting.core import Core
 from torch_utils.hosting.keep_alive import parse_keep_alive
 from torch_utils.hosting.lease import AsyncLease, Lease
 from torch_utils.hosting.process import pickled_load

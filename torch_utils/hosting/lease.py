@@ -9,7 +9,8 @@ from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
 from torch_utils.errors import NoRoomError, ResourceClosedError, TorchUtilsError
-from torch_utils.hosting.core import Attempt, Core
+from torch_utils.hosting.attempt import Attempt
+from torch_utils.hosting.core import Core
 from torch_utils.hosting.process import ModelProcess
 from torch_utils.hosting.proxy import Proxy
 from torch_utils.hosting.tenancy import Holder

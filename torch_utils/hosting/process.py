@@ -259,7 +259,8 @@ class ModelProcess:
     def end(self, grace_s: float = GRACE_S) -> None:
         """Ask the process to leave, kill it if it does not, and wait until it is gone.
 
-        A call that is under way in another thread raises `ModelProcessError`. Idempotent.
+        In the middle of a call it is killed at once, and the call raises `ModelProcessError`.
+        Idempotent.
         """
         self._stop(grace_s, f"the process of {self.name} was ended")
 
@@ -273,7 +274,8 @@ class ModelProcess:
         with self._ending:
             if self._error is None:
                 self._error = ModelProcessError(why)
-                self._end(grace_s, ask=True)
+                # One that is busy does not hear the question.
+                self._end(0 if self._owed else grace_s, ask=True)
                 self._last_words()
         # Not while another thread waits for an answer: it is about to learn that there is none.
         if self._busy.acquire(timeout=1):

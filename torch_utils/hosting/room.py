@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 
 from torch_utils.errors import NoRoomError
-from torch_utils.hosting.core import Attempt, Core
+from torch_utils.hosting.attempt import Attempt
+from torch_utils.hosting.core import Core
 from torch_utils.hosting.waiting import ThreadWaiter
 from torch_utils.report import format_bytes
 

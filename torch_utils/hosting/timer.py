@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from torch_utils._runtime import ERROR, log
+from torch_utils._runtime import ERROR, is_shutting_down, log
 
 __all__ = ["TIMER", "Timer"]
 
@@ -37,7 +37,13 @@ class Timer:
         self._count = 0
 
     def call_at(self, when: float, method: Callable[[], object]) -> None:
-        """Call a bound method when `time.monotonic` has reached ``when``."""
+        """Call a bound method when `time.monotonic` has reached ``when``.
+
+        Not while the program ends: everything is unloaded then, and a thread that is started so
+        late would be waited for without end.
+        """
+        if is_shutting_down():
+            return
         with self._lock:
             self._count += 1
             heapq.heappush(self._due, (when, self._count, weakref.WeakMethod(method)))
@@ -47,12 +53,14 @@ class Timer:
             thread = threading.Thread(target=self._run, name="torch_utils-timer", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # The program is ending, which unloads everything anyway.
+            except RuntimeError:  # The program is about to end.
                 return
             self._thread = thread
 
     def cancel(self, method: Callable[[], object]) -> None:
         """Take back what was to be called; the thread ends if that was all."""
+        if is_shutting_down():
+            return  # The thread may have been stopped for good, with the lock in its hands.
         with self._lock:
             self._due = [one for one in self._due if one[2]() not in (method, None)]
             heapq.heapify(self._due)

@@ -8,6 +8,8 @@ from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch_utils._runtime import is_shutting_down
+
 __all__ = ["LoopWaiter", "ThreadWaiter", "off_the_loop"]
 
 T = TypeVar("T")
@@ -76,8 +78,10 @@ async def off_the_loop(function: Callable[[], T]) -> T:
         waiter.wake()
 
     try:
+        if is_shutting_down():
+            raise RuntimeError("no thread can be started any more")
         threading.Thread(target=run, name="torch_utils-host", daemon=True).start()
-    except RuntimeError:  # The program is ending: no thread can be started any more.
+    except RuntimeError:
         run()
     while not outcome:
         await waiter.wait(None)
