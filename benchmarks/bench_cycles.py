@@ -108,6 +108,20 @@ def measure(way: str, rounds: int) -> dict[str, Any]:
     }
 
 
+def table(ways: dict[str, Any]) -> list[str]:
+    """Return the rows of the table in docs/services.md."""
+    rows = []
+    for way, (label, _) in WAYS.items():
+        found = ways[way]
+        idle = found["idle_mb"]
+        sizes = [found["before_mb"], idle[0], idle[-1], max(idle), found["peak_mb"]]
+        said = "yes" if found["imported_torch"] else "no"
+        rows.append(
+            f"| `{label}` | " + " | ".join(f"{size:.0f}" for size in sizes) + f" | {said} |"
+        )
+    return rows
+
+
 def draw(ways: dict[str, Any]) -> None:
     """One panel a way, for they take different times."""
     import matplotlib as mpl
@@ -121,9 +135,9 @@ def draw(ways: dict[str, Any]) -> None:
         axes.plot(times, sizes, color=colour, linewidth=1.1)
         axes.set_title(label, fontsize=10, color=colour)
         axes.set_xlabel("seconds", fontsize=9)
-        axes.set_ylim(bottom=0)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylim(bottom=0)  # Shared, and so only when all have been drawn.
     panels[0].set_ylabel("resident memory with\nchildren (MB)", fontsize=9)
     figure.tight_layout()
     figure.savefig(DOCS / "services.svg", metadata={"Date": None})
@@ -139,13 +153,16 @@ def main() -> None:
         work(given.way, given.rounds)
         return
     if given.redraw:
-        draw(json.loads((RESULTS / "cycles.json").read_text())["ways"])
+        ways = json.loads((RESULTS / "cycles.json").read_text())["ways"]
+        print(*table(ways), sep="\n")
+        draw(ways)
         return
     ways = {}
     for way in WAYS:
         ways[way] = measure(way, given.rounds)
         shown = {name: value for name, value in ways[way].items() if name != "samples"}
         print(f"{way}: {shown}", flush=True)
+    print(*table(ways), sep="\n")
     write("cycles", {"rounds": given.rounds, "texts": len(TEXTS), "ways": ways})
     draw(ways)
 

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from bench_cycles import table
 from plot_memory import POINTS, thinned
 from results_file import described
 
@@ -49,6 +50,15 @@ def test_table_of_another_machine_is_found() -> None:
     """The control: a table that was measured elsewhere than its file."""
     line = "Measured on: Abacus, 1 cores, Python 3.11, torch 2 (`benchmarks/results/{}.json`)"
     assert len(problems(line.format("release"))) == 1
+
+
+def test_table_of_services_is_of_its_file() -> None:
+    """Each row, as the benchmark prints it; and another file's rows would not be there."""
+    page = (ROOT / "docs" / "services.md").read_text(encoding="utf-8")
+    ways = json.loads((ROOT / "benchmarks" / "results" / "cycles.json").read_text())["ways"]
+    assert all(row in page for row in table(ways))
+    ways["process"]["idle_mb"][-1] += 1
+    assert not all(row in page for row in table(ways))
 
 
 def test_thinning_keeps_peaks_and_falls() -> None:

@@ -55,8 +55,9 @@ def free_port() -> int:
 class Client(threading.Thread):
     """Posts to a server once it listens, and at last asks for /stop, which the server logs."""
 
-    def __init__(self, port: int, posts: list[tuple[str, bytes]]) -> None:
+    def __init__(self, port: int, posts: list[tuple[str, bytes]], last: str = "/stop") -> None:
         super().__init__(daemon=True)
+        self.last = last
         self.port, self.posts, self.answers = port, posts, list[Any]()
         self.start()
 
@@ -74,9 +75,11 @@ class Client(threading.Thread):
             ) as answer:
                 self.answers.append(json.load(answer))
         try:
-            urllib.request.urlopen(url + "/stop")
+            urllib.request.urlopen(url + self.last)
         except urllib.error.HTTPError as error:
             error.close()
+        except OSError:  # It was stopped in the middle of its answer.
+            return
 
 
 STOP = {"stop_when": r"GET /stop"}
@@ -108,6 +111,32 @@ def test_fastapi_with_two_workers(tmp_path: Path) -> None:
     report = fastapi(tmp_path, "fastapi_service:app", signal.SIGTERM, "--workers", "2")
     assert report.clean, said(report)
     assert problems(tmp_path) == [], said(report)
+
+
+HANGING = """
+import os, signal
+
+@app.get("/hang")
+async def hang():
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(1)  # The server waits for this request by now.
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.Event().wait()
+"""
+
+
+@pytest.mark.slow
+def test_second_interrupt_while_a_request_hangs(tmp_path: Path) -> None:
+    """The server drops the request, and the model is released all the same."""
+    need("fastapi", "uvicorn", "prometheus_client")
+    text = (EXAMPLES / "fastapi_service.py").read_text()
+    (tmp_path / "hanging.py").write_text(text + HANGING)
+    port = free_port()
+    client = Client(port, [("/embed", b'["a text"]')], last="/hang")
+    report = run(tmp_path, BIN / "uvicorn", "hanging:app", "--port", str(port))
+    client.join(60)
+    assert problems(tmp_path) == [], said(report)
+    assert not report.findings, said(report)
 
 
 @pytest.mark.slow
@@ -256,6 +285,16 @@ def test_ray(tmp_path: Path) -> None:
     assert report.clean, said(report)
     assert report.stdout.splitlines()[-1] == "(384,)"
     assert problems(tmp_path) == [], said(report)
+
+
+def test_page_of_services_runs() -> None:
+    """Its examples, one after the other; the lifespan is for a web application to enter."""
+    need("prometheus_client")
+    page = (ROOT / "docs" / "services.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    report = check(["-c", "\n".join(blocks)], timeout_s=600, max_shutdown_s=120)
+    assert (report.exit_code, report.stderr) == (0, ""), said(report)
+    assert report.stdout == "torch.Size([1000])\nloaded 4004000\n1\n"
 
 
 def test_every_example_is_tested() -> None:
