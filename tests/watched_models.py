@@ -64,11 +64,12 @@ def counted(tmp_path: Path, what: str) -> dict[str, Counter[str]]:
 def problems(tmp_path: Path, *, models: int = 1) -> list[str]:
     """Say what was not loaded, or not released exactly once in the process that loaded it."""
     loaded, released = counted(tmp_path, "loaded"), counted(tmp_path, "released")
+    # By what Python calls them, which a later object may be called too: so by their number.
     said = [
-        f"process {pid}: {name} released {released.get(pid, Counter())[name]} times"
+        f"process {pid}: {count} of {name} loaded, {released.get(pid, Counter())[name]} released"
         for pid, names in loaded.items()
-        for name in names
-        if released.get(pid, Counter())[name] != 1
+        for name, count in names.items()
+        if released.get(pid, Counter())[name] != count
     ]
-    count = sum(map(len, loaded.values()))
+    count = sum(names.total() for names in loaded.values())
     return said if count == models else [*said, f"{count} models were loaded, not {models}"]
