@@ -152,3 +152,25 @@ def test_shown_too_early() -> None:
     with measuring() as result:
         assert "nothing measured yet" in str(result)
     assert "ms on" in str(result)
+
+
+def test_wrong_use() -> None:
+    """A result instead of a function, a device that is none, a figure before there is one."""
+    with pytest.raises(TypeError, match=r"measure\(fn, \*args\); it got int"):
+        measure(sum([1]))
+    for device in ("cdua", 5):
+        with pytest.raises(ValueError, match=f"cannot measure on device '{device}'"):
+            measure(sum, [1], device=device)
+    for ask in (lambda: Measurement().median_s, lambda: Measurement().percentile_s(5)):
+        with pytest.raises(ValueError, match="nothing measured yet on cpu"):
+            ask()
+
+
+def test_another_device_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's clock would time launches, and call that the device."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ValueError, match="import torch first"), measuring("cuda"):
+        pass
+    with measuring("cpu") as result:
+        pass
+    assert len(result.host_s) == 1
