@@ -175,7 +175,15 @@ class SafePyTorchCleanup:
     __aexit__ = FetchedExit(_leave_async)
 
     def __call__(self, function: F) -> F:
-        """Decorate a function of any kind: each call opens the scope anew."""
+        """Decorate a function of any kind: each call opens the scope anew.
+
+        Raises:
+            TypeError: It is a class, which would be one no more, or no function at all.
+        """
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(
+                f"{type(self).__name__}() decorates functions and methods, not {function!r}"
+            )
         wrapper: Any
         if inspect.isasyncgenfunction(function):
 

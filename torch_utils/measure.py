@@ -133,8 +133,7 @@ def measuring(device: Any = None) -> Iterator[Measurement]:
     name = _device_name(torch, device)
     result = Measurement(name)
     kind = name.partition(":")[0]
-    if kind != "cpu" and not hasattr(getattr(torch, kind, None), "synchronize"):
-        missing = "import torch first" if torch is None else "torch knows none of that name"
+    if kind != "cpu" and (missing := _what_is_missing(torch, kind)):
         raise ValueError(f"cannot measure on device {name!r}: {missing}")
     if kind == "cpu":
         yield from _on_host(result)
@@ -142,6 +141,16 @@ def measuring(device: Any = None) -> Iterator[Measurement]:
         yield from _on_cuda(torch, result)
     else:
         yield from _with_synchronisation(getattr(torch, kind), result)
+
+
+def _what_is_missing(torch: Any, kind: str) -> str:
+    if torch is None:
+        return "import torch first"  # The host's clock would time launches.
+    module = getattr(torch, kind, None)
+    if not hasattr(module, "synchronize"):
+        return "torch knows none of that name"
+    count = getattr(module, "device_count", None)
+    return "there is none here" if count is not None and not count() else ""
 
 
 def _device_name(torch: Any, device: Any) -> str:

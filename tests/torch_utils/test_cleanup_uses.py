@@ -262,3 +262,10 @@ def test_what_cannot_be_called_is_refused_at_once() -> None:
                 call()
     assert scope.report is not None
     assert scope.report.errors == ()
+
+
+@pytest.mark.parametrize("wrong", [int, None, 5])
+def test_only_functions_are_decorated(wrong: Any) -> None:
+    """A class would become a function, and the scope would end with its ``__init__``."""
+    with pytest.raises(TypeError, match="decorates functions and methods, not "):
+        SafePyTorchCleanup()(wrong)

@@ -8,6 +8,7 @@ import types
 from typing import Any
 
 import pytest
+import torch
 
 from torch_utils import Measurement, measure, measuring
 
@@ -164,6 +165,13 @@ def test_wrong_use() -> None:
     for ask in (lambda: Measurement().median_s, lambda: Measurement().percentile_s(5)):
         with pytest.raises(ValueError, match="nothing measured yet on cpu"):
             ask()
+
+
+@pytest.mark.skipif(torch.xpu.is_available(), reason="there is one")
+def test_a_device_that_is_not_there() -> None:
+    """It is named, rather than what torch stumbles over."""
+    with pytest.raises(ValueError, match="cannot measure on device 'xpu:0': there is none here"):
+        measure(sum, [1], device="xpu:0")
 
 
 def test_another_device_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "they say when to send it"
         )
     paths = [p for p in (options.report_json, options.report_junit) if p is not None]
-    if len({os.path.abspath(path) for path in paths}) < len(paths):  # noqa: PTH100
+    if len({os.path.normpath(path) for path in paths}) < len(paths):
         parser.error("the two reports need a file each")
     for path in paths:
         # Said before the program runs, rather than when its report is lost.
@@ -157,7 +157,10 @@ def _why_not_writable(path: Path) -> str:
         return "it is a folder"
     if path.exists():
         return "" if os.access(path, os.W_OK) else "it may not be written to"
-    folder = path.absolute().parent
+    try:
+        folder = path.absolute().parent
+    except OSError:
+        return "the current folder has been removed"
     if not folder.is_dir():
         return f"there is no folder {os.fspath(folder)!r}"
     return "" if os.access(folder, os.W_OK) else f"{os.fspath(folder)!r} may not be written to"

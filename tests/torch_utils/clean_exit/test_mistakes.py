@@ -58,6 +58,21 @@ def test_a_report_over_a_file(tmp_path: Path) -> None:
         assert _why_not_writable(tmp_path / "new.json").endswith("may not be written to")
 
 
+def test_a_report_in_a_folder_that_was_removed(tmp_path: Path) -> None:
+    """The program could run there; its report has no place."""
+    command = shlex.join([sys.executable, "-m", "torch_utils.clean_exit", "--report-json", "a"])
+    done = subprocess.run(
+        ["sh", "-c", f"rmdir {shlex.quote(str(tmp_path))}; {command} true"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (125, 1)
+    assert "'a' cannot be written: the current folder has been removed" in done.stderr
+
+
 def test_a_folder_that_is_not_there() -> None:
     """It is named, rather than the program."""
     with pytest.raises(FileNotFoundError, match="/nowhere"):
