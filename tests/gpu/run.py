@@ -79,7 +79,7 @@ def read_xml(path: Path) -> dict[str, dict[str, str]]:
                 outcome = {"failure": "failed", "error": "failed"}.get(child.tag, child.tag)
                 reason = child.get("message") or ""
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-        found[name] = {"outcome": outcome, "reason": reason[:3000]}
+        found[name] = {"outcome": outcome, "reason": reason[:500]}
     return found
 
 
@@ -118,7 +118,8 @@ def on_cpu(folder: Path, deadline: float, where: list[str]) -> dict[str, Any]:
         "exit_code": code,
         "complete": code in (0, 1),
         "passed": counts.count("passed"),
-        "not_passed": {n: test for n, test in tests.items() if test["outcome"] != "passed"},
+        "skipped": counts.count("skipped"),
+        "failed": {n: test["reason"] for n, test in tests.items() if test["outcome"] == "failed"},
     }
 
 
