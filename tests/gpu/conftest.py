@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from gpu.device import Cuda, Rehearsal
@@ -11,7 +13,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give every test that asks for a device both."""
     if "device" not in metafunc.fixturenames:
         return
-    real = pytest.param(Cuda, id="cuda", marks=[pytest.mark.gpu, pytest.mark.xdist_group("gpu")])
+    marks = [pytest.mark.gpu]
+    if importlib.util.find_spec("xdist") is not None:  # Else there is no such marker.
+        marks.append(pytest.mark.xdist_group("gpu"))
+    real = pytest.param(Cuda, id="cuda", marks=marks)
     slow = [pytest.mark.slow] if hasattr(metafunc.function, "has_slow_rehearsal") else []
     rehearsal = pytest.param(Rehearsal, id="rehearsal", marks=slow)
     metafunc.parametrize("device", [rehearsal, real], indirect=True)

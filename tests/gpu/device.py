@@ -78,7 +78,9 @@ class Device:
     def source(self, program: str) -> str:
         """Put the beginning before a program."""
         kind = type(self).__name__
-        start = f"from gpu.device import {kind}\ndevice = {kind}()\n"
+        # Python 3.12 warns about every fork beside a thread, and CUDA has threads.
+        quiet = "import warnings\nwarnings.filterwarnings('ignore', message='.*multi-threaded')\n"
+        start = f"{quiet}from gpu.device import {kind}\ndevice = {kind}()\n"
         return start + textwrap.dedent(program)
 
     def assert_clean(self, result: programs.Result, returncode: int = 0) -> None:
@@ -319,9 +321,10 @@ class Rehearsal(Device):
         return bool(driver.files_of(os.getpid() if pid is None else pid))
 
     def used_bytes(self) -> int:
-        """One byte for each process that has opened the driver."""
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        return sum(self.has_context(pid) for pid in pids)
+        """One byte for each process below this one that has opened the driver."""
+        from torch_utils.clean_exit.processes import descendants
+
+        return sum(self.has_context(process.pid) for process in descendants(os.getpid()))
 
     def context_bytes(self) -> int:
         return 1

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-GPU_S, ALL_S = 290.0, 460.0
+GPU_S, ALL_S = 320.0, 460.0
 LAST_WORDS_S = 15.0
 PATHS = [str(ROOT), str(ROOT / "tests")]
 sys.path[:0] = [*PATHS, str(ROOT / "benchmarks")]

@@ -114,6 +114,7 @@ def test_consumer_that_ends_first(device: Any, tmp_path: Path) -> None:
 
 GROUP = """
 import os, sys, tempfile
+os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # A machine may have no other interface.
 import torch, torch.distributed as dist
 device.make_context()
 with tempfile.TemporaryDirectory() as folder:

@@ -40,7 +40,7 @@ def wait_until(question, what):
 if __name__ == "__main__":
     from torch_utils import ModelHost
     before = device.used_bytes()
-    for round in range(2):
+    for _ in range(2 if device.name == "cuda" else 1):
         with ModelHost(load, isolation="process", keep_alive=-1) as host:
             with host.lease() as model:
                 assert model.size() > 0.9 * device.model_bytes

@@ -20,6 +20,8 @@ def _reset_dynamo(torch: Any) -> bool:
     if dynamo is None or getattr(getattr(dynamo, "__spec__", None), "_initializing", False):
         return False
     dynamo.reset()
+    if torch.cuda.is_initialized() and _may_have_graphs(torch):
+        gc.collect()  # The graphs of compiled code may be in cycles, and each has a pool.
     return True
 
 

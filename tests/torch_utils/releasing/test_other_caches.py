@@ -114,6 +114,33 @@ def test_dynamo_is_reset_only_if_loaded(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
+def test_graphs_of_compiled_code_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that dynamo has let go of in cycles do not keep the workspaces, nor their pools."""
+
+    class CUDAGraph:
+        pass
+
+    kept: list[Any] = []
+
+    def reset() -> None:
+        node: Any = kept.pop()
+        node.me = node
+
+    log: list[str] = []
+    torch = stand_in(True, log)
+    torch.cuda.CUDAGraph = CUDAGraph
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", types.SimpleNamespace(reset=reset))
+    kept.append(CUDAGraph())
+    with_collector = gc.isenabled()
+    gc.disable()
+    try:
+        assert "cuBLAS workspaces" in clear_other_caches()
+    finally:
+        if with_collector:
+            gc.enable()
+
+
 def test_frozen_cycle_is_collected() -> None:
     """Only thorough gets at a cycle that was frozen before it was dropped."""
     program = """
