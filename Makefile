@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index test-gpu bench-gpu examples clean
+.PHONY: demo test test-slow test-real test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index test-gpu bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -60,10 +60,14 @@ bench-clean-exit: .venv/.installed
 bench-rag: .venv/.installed
 	$(BIN)/python benchmarks/bench_rag.py
 	$(BIN)/python benchmarks/bench_open.py
+	$(BIN)/python benchmarks/bench_change.py
 
 # BEIR names a folder with corpus.jsonl and queries.jsonl, such as that of SciFact.
 bench-encode: .venv/.installed
 	$(BIN)/python benchmarks/bench_encode.py $(if $(BEIR),--beir $(BEIR))
+
+bench-cache: .venv/.installed
+	$(BIN)/python benchmarks/bench_cache.py
 
 bench-unload: .venv/.installed
 	$(BIN)/python benchmarks/bench_unload.py
@@ -75,19 +79,24 @@ bench-start: .venv/.installed
 bench-quality: .venv/.installed
 	$(BIN)/python benchmarks/bench_quality.py --beir $(BEIR)
 
+bench-host: .venv/.installed
+	$(BIN)/python benchmarks/bench_host.py
+
 torture-save: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py save 200
+	$(BIN)/python tests/rag_demo/torture_ingest.py 200
 
 fuzz-index: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py fuzz 100000
 
 examples: .venv/.installed
-	$(PYTEST) -q tests/test_readme.py
+	$(PYTEST) -q tests/test_readme.py tests/rag_demo/test_examples.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict torch_utils rag_demo
+	$(BIN)/python -m torch_utils.clean_exit_lint
 
 format: .venv/.installed
 	$(BIN)/ruff check --fix .
@@ -105,7 +114,7 @@ endif
 and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)))
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[rag,model,test,dev,bench]'
+		-c constraints.txt -e '.[rag,pdf,model,service,test,dev,bench]'
 	touch $@
 
 # Real programs for the slow tests, one by one: what cannot be installed is skipped there by name.

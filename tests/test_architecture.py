@@ -19,11 +19,13 @@ ALLOWED = {
     for wing, allowed in re.findall(r"^\| `(\w+\.\w+)` \| (.+) \|$", PAGE, re.MULTILINE)
 }
 ADAPTS = {
+    "torch_utils.prometheus": {"prometheus_client"},
     "torch_utils.pytest_plugin": {"pytest"},
     "torch_utils.clean_exit.fresh_pytest": {"pytest"},
 }
 # They lie in a folder of sys.path of their own, and import each other by bare names.
-STARTUP = "torch_utils.clean_exit._startup."
+# Programs of their own, which find what they import beside them.
+STARTUP = ("torch_utils.clean_exit._startup.", "torch_utils.clean_exit.keeper")
 IMPORTS = {name: read(ROOT / name) for name in PACKAGES}
 
 

@@ -71,7 +71,10 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 class Survey:
     """The objects whose end may run something, and the judgement on them.
 
-    `look` may be called again, after a `gc.freeze`: it then adds what is new.
+    `look` may be called again, after a `gc.freeze`: it then adds what is new. Only while no other
+    thread runs: among all objects are tuples that are just being made, and a reference to one of
+    these makes its maker's ``tuple(...)`` a SystemError. Nor could a file be flushed then that
+    another thread is busy with.
     """
 
     def __init__(self) -> None:
@@ -92,10 +95,7 @@ class Survey:
 
     def is_quiet(self) -> bool:
         """Whether the end of all of them runs nothing and writes nothing but plain files."""
-        return all(map(_is_quiet, self._suspects)) and not (
-            # One that another thread is busy with cannot be flushed without waiting for it.
-            len(sys._current_frames()) > 1 and any(self._open_files())
-        )
+        return all(map(_is_quiet, self._suspects))
 
     def flush(self) -> bool:
         """Write what the plain files hold, as their destructors would; say if all could."""

@@ -10,12 +10,12 @@ single dictionary operations, which are atomic.
 
 from __future__ import annotations
 
-import os
 import sys
 from _thread import LockType, allocate_lock, get_ident
+from os import getpid
 
 from torch_utils._interrupts import came_out_of, never_began
-from torch_utils._runtime import DEBUG, ERROR, PHASE, Phase, log
+from torch_utils._runtime import DEBUG, ERROR, PHASE, early_bound, log
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class Registry:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: Entry, _getpid: Callable[[], int] = os.getpid) -> None:
+    @early_bound
+    def add(self, entry: Entry) -> None:
         """Register what was just opened; it goes behind everything that is already open."""
         self._entries.pop(entry.key, None)  # A destructor that skips ours leaves its id behind.
         self._entries[entry.key] = entry
@@ -78,15 +79,18 @@ class Registry:
         if PHASE.exiting and self.on_late_entry is not None:
             self.on_late_entry()
 
+    @early_bound
     def get(self, key: int) -> Entry | None:
         """Return the entry of an owner, or None once it is closed."""
         return self._entries.get(key)
 
+    @early_bound
     def discard(self, entry: Entry) -> None:
         """Forget an entry, unless its place was taken by a newer one."""
         if self._entries.get(entry.key) is entry:
             self._entries.pop(entry.key, None)
 
+    @early_bound
     def open_entries(self) -> list[Entry]:
         """Return what is open, newest first."""
         for _ in range(100):
@@ -96,26 +100,29 @@ class Registry:
                 continue
         return list(self._entries.copy().values())[::-1]
 
+    @early_bound
     def under_way(self, thread: int) -> list[Claim]:
         """Return what a thread is in the middle of closing."""
         claims = [entry.__dict__.get("claim") for entry in self.open_entries()]
         return [c for c in claims if c is not None and c.thread == thread and not c.finished]
 
-    def wait(
-        self,
-        claim: Claim,
-        timeout_s: float,
-        _ident: Callable[[], int] = get_ident,
-        _lock: Callable[[], LockType] = allocate_lock,
-    ) -> None:
+    def leave_behind(self, thread: int) -> None:
+        """Have exit not wait for what a thread is in the middle of closing: that hangs."""
+        for entry in self.open_entries():
+            claim = entry.__dict__.get("claim")
+            if claim is not None and claim.thread == thread and not claim.finished:
+                entry.at_exit = False
+
+    @early_bound
+    def wait(self, claim: Claim, timeout_s: float) -> None:
         """Wait until another thread has closed what it claimed.
 
         Returns at once where waiting could never end: when that thread waits, directly or
         through others, for the one that asks.
         """
-        me = _ident()
-        lock = _lock()
-        lock.acquire()
+        me = get_ident()
+        lock = allocate_lock()
+        lock.acquire()  # New, and nobody else's yet. clean-exit-lint: ignore[wait]
         # A signal handler or a destructor may wait in the middle of a wait.
         outer = self._waiting.get(me)
         try:
@@ -131,6 +138,7 @@ class Registry:
             else:
                 self._waiting[me] = outer
 
+    @early_bound
     def _leads_to(self, thread: int, claim: Claim) -> bool:
         blocker: Claim | None = claim
         for _ in range(len(self._waiting) + 1):
@@ -141,14 +149,15 @@ class Registry:
             blocker = self._waiting.get(blocker.thread)
         return False  # A circle of others, each of which sees it and goes on.
 
-    def close_all(self, _getpid: Callable[[], int] = os.getpid) -> None:
+    @early_bound
+    def close_all(self) -> None:
         """Close what this process opened, newest first, including what that opens meanwhile.
 
         For the end of the process: no exception of any kind gets out or skips an entry. Of what
         is opened meanwhile `LATE_LIMIT` are closed: a release that opens another resource, whose
         release does so too, would never end.
         """
-        pid = _getpid()
+        pid = getpid()
         tried: set[int] = set()
         while True:
             entries = [e for e in self.open_entries() if e.serial not in tried]
@@ -202,25 +211,19 @@ class Entry:
         self.owner = owner
         self.release = release
         self.at_exit = at_exit
-        self.pid = os.getpid()
+        self.pid = getpid()
         self.serial = next(_SERIALS)
         self.built = True
         self.error: BaseException | None = None  # what the release raised
 
-    def is_closed(self, _ident: Callable[[], int] = get_ident) -> bool:
+    @early_bound
+    def is_closed(self) -> bool:
         """Say whether it is closed; the thread that is closing it still sees it open."""
         claim = self.__dict__.get("claim")
-        return claim is not None and (claim.finished or claim.thread != _ident())
+        return claim is not None and (claim.finished or claim.thread != get_ident())
 
-    def close(
-        self,
-        owner: Any = None,
-        timeout_s: float = -1,
-        _ident: Callable[[], int] = get_ident,
-        _claim: type[Claim] = Claim,
-        _registry: Registry = REGISTRY,
-        _phase: Phase = PHASE,
-    ) -> bool:
+    @early_bound
+    def close(self, owner: Any = None, timeout_s: float = -1) -> bool:
         """Release the owner, if nobody has yet; wait for whoever is at it.
 
         An error out of the release is logged and kept in ``error``; only KeyboardInterrupt,
@@ -231,7 +234,7 @@ class Entry:
         Returns:
             True if this call ran the release and it succeeded.
         """
-        mine = _claim(_ident())
+        mine = Claim(get_ident())
         try:
             if not self.win(mine, timeout_s):
                 return False
@@ -239,47 +242,37 @@ class Entry:
             self.finish(mine)
         except BaseException:
             self.go_on(mine, owner)
-            if not _phase.exiting:  # It cannot end a program that is ending.
+            if not PHASE.exiting:  # It cannot end a program that is ending.
                 raise
-        if _registry.after_close is not None:
-            _registry.after_close(False)
+        if REGISTRY.after_close is not None:
+            REGISTRY.after_close(False)
         return mine.succeeded
 
-    def win(
-        self,
-        mine: Claim,
-        timeout_s: float,
-        _getpid: Callable[[], int] = os.getpid,
-        _registry: Registry = REGISTRY,
-    ) -> bool:
+    @early_bound
+    def win(self, mine: Claim, timeout_s: float) -> bool:
         """Win the right to release, which only one claim ever gets.
 
         One that loses waits until the winner is done, unless that is the same thread. A fork's
         copy is only forgotten: what it stands for belongs to the parent.
         """
-        if self.pid != _getpid():
-            _registry.discard(self)
+        if self.pid != getpid():
+            REGISTRY.discard(self)
             return False
         claim = self.__dict__.setdefault("claim", mine)
         if claim is mine:
             return True
         if claim.thread != mine.thread and not claim.finished:
-            _registry.wait(claim, timeout_s)
+            REGISTRY.wait(claim, timeout_s)
         return False
 
+    @early_bound
     def pieces(self, owner: Any) -> Iterator[Any]:
         """Return what closes it when iterated over, and can be gone on with after an exception."""
         subject = self.owner() if owner is None else owner
         return map(self.release, () if subject is None else (subject,))
 
-    def give_up(
-        self,
-        mine: Claim,
-        owner: Any,
-        _log: Callable[..., None] = log,
-        _never_began: Callable[[BaseException], bool] = never_began,
-        _came_out_of: Callable[[Callable[..., Any], BaseException], bool] = came_out_of,
-    ) -> None:
+    @early_bound
+    def give_up(self, mine: Claim, owner: Any) -> None:
         """Do what is left to do of the release; nothing, the second time."""
         try:
             if mine.pieces is None:
@@ -289,19 +282,20 @@ class Entry:
         except BaseException as error:
             # The boundary of every cleanup: an error must neither skip what comes after nor
             # replace the caller's own. KeyboardInterrupt and the like are passed on.
-            if _never_began(error):
+            if never_began(error):
                 mine.pieces = None
                 raise
-            if _came_out_of(self.release, error):
+            if came_out_of(self.release, error):
                 self.error = error
-                level = 40 if self.built else 10
-                _log(level, "releasing %s failed: %r", self.name, error, exc_info=error)
+                level = ERROR if self.built else DEBUG
+                log(level, "releasing %s failed: %r", self.name, error, exc_info=error)
             if not isinstance(error, Exception):
                 raise
 
-    def finish(self, mine: Claim, _registry: Registry = REGISTRY) -> None:
+    @early_bound
+    def finish(self, mine: Claim) -> None:
         """Forget the entry, and let those who wait for it go on."""
-        _registry.discard(self)
+        REGISTRY.discard(self)
         mine.finished = True
         for lock in mine.waiters:
             try:
@@ -309,6 +303,7 @@ class Entry:
             except RuntimeError:  # Let go already, when this was interrupted.
                 continue
 
+    @early_bound
     def go_on(self, mine: Claim, owner: Any) -> None:
         """Bring to its end what an interrupt broke off; another one does not change that."""
         try:

@@ -131,14 +131,14 @@ def log(level: int, message: str, *args: object, exc_info: BaseException | None 
         logger = logging_module.getLogger("torch_utils")
         if not logger.handlers:
             logger.addHandler(logging_module.NullHandler())
-        logger.log(level, message, *args, exc_info=exc_info)
+        # An error of a cleanup has to be told somewhere.
+        logger.log(level, message, *args, exc_info=exc_info)  # clean-exit-lint: ignore[log]
     except Exception:  # noqa: S110
         # Reached from destructors while modules are being taken apart: the logging module may
         # be half gone, and there is no better place left to say so.
         pass
 
 
-@early_bound
 @early_bound
 def whole_torch() -> Any | None:
     """Return `loaded_torch`, if it has what a release needs: not a stand-in, nor half of it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -19,6 +18,7 @@ from weakref import ref
 
 from torch_utils._flags import read_flags, restore_flags
 from torch_utils._interrupts import never_began
+from torch_utils._openings import ENTERED, frame_key, frames_of
 from torch_utils._registry import REGISTRY, Claim, Entry
 from torch_utils._releasing.plan import plan
 from torch_utils._releasing.work import Release, caller_key
@@ -87,12 +87,12 @@ class OpenScope(Entry):
         self._flags = read_flags() if scope._restore_flags else {}
         self.frame = frame_key(frame)
         self.caller = caller_key()
-        entered = tuple(o for o in _ENTERED.get() if not o.has_ended)
-        around = set(_frames(frame)) if entered else ()
+        entered = tuple(o for o in ENTERED.get() if not o.has_ended)
+        around = set(frames_of(frame)) if entered else ()
         self.outside = tuple(
             o for o in entered if o.caller != self.caller or (o.is_block and o.frame in around)
         )
-        _ENTERED.set((*entered, self))
+        ENTERED.set((*entered, self))
         function = None if self.leave is None else self.leave()
         # Whoever drops that function without having called it will never end this.
         self.leave = None if function is None else ref(function, self._abandoned)
@@ -205,6 +205,7 @@ class OpenScope(Entry):
         item = self.items[-1]
         try:
             if item.function is not None:
+                work.is_idle = False
                 if item.left is None:
                     item.left = map(partial.__call__, (item.function,))
                 self._results.extend(item.left)  # Once: see `_interrupts`.
@@ -250,7 +251,8 @@ class OpenScope(Entry):
             self._handled.clear_frames(exc)
 
     def _restore_flags(self) -> None:
-        restore_flags(self._flags)
+        if self._flags:
+            restore_flags(self._flags)
 
     def _make_report(self) -> None:
         work = self._begin_work()
@@ -265,7 +267,7 @@ class OpenScope(Entry):
         self.leave = None
         self._work = None
         self.outside = ()
-        _ENTERED.set(tuple(o for o in _ENTERED.get() if o is not self and not o.has_ended))
+        ENTERED.set(tuple(o for o in ENTERED.get() if o is not self and not o.has_ended))
         self.scope._ended(self)
 
     def _raise_errors(self, exc: BaseException | None) -> None:
@@ -312,9 +314,6 @@ _LAST = (
 )
 """What comes after everything was released, the first last."""
 
-_ENTERED: ContextVar[tuple[OpenScope, ...]] = ContextVar("entered_scopes", default=())
-"""What was opened in this context and those that it was copied from; some may have ended."""
-
 _FETCHED = threading.local()
 
 
@@ -349,41 +348,6 @@ def last_fetched(scope: Any) -> OpenScope:
         if origin is scope or (isinstance(origin, type) and isinstance(scope, origin)):
             return opened
     return OpenScope()
-
-
-def find_current(candidates: list[OpenScope], frame: FrameType | None) -> OpenScope | None:
-    """Find the opening that a caller is in, or None where that cannot be told.
-
-    That is the one whose with statement is the innermost around the call; for another thread
-    and task, the innermost of those whose context it has; otherwise the only one there is.
-    """
-    if len(candidates) == 1:
-        return candidates[0]
-    by_frame = {opened.frame: opened for opened in candidates}
-    for key in _frames(frame):
-        if key in by_frame:
-            return by_frame[key]
-    here = [opened for opened in _ENTERED.get() if opened in candidates]
-    outside = {id(outer) for opened in here for outer in opened.outside}
-    innermost = [opened for opened in here if id(opened) not in outside] or candidates
-    return innermost[0] if len(innermost) == 1 else None
-
-
-def frame_key(frame: FrameType) -> tuple[int, int]:
-    """Tell frames apart without keeping them, and what they hold, alive.
-
-    An address may be used again, but then by a later call; the newest opening is the one meant.
-    """
-    return id(frame), id(frame.f_code)
-
-
-def _frames(frame: FrameType | None) -> list[tuple[int, int]]:
-    # No generator: an interrupt that comes when one is dropped would be printed and lost.
-    keys = []
-    while frame is not None:
-        keys.append(frame_key(frame))
-        frame = frame.f_back
-    return keys
 
 
 def _comes_from_closing(exc: BaseException | None) -> bool:

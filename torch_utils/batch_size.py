@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
+from torch_utils._events import tell
 from torch_utils._runtime import DEBUG, log
 from torch_utils.memory import empty_caches, trim_host
 from torch_utils.oom import Handled
@@ -197,6 +198,8 @@ class _Tries:
         trim_host()
         failed, self._next = self._next, self._size.reduce(self._next)
         log(DEBUG, "out of memory with batch size %d, next: %d", failed, self._next)
+        if self._next > 0:
+            tell("retry")
 
 
 class _Size:

@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from types import FrameType
 from typing import Any, TypeVar
 
+from torch_utils._openings import find_current
 from torch_utils._releasing.plan import check_kinds
 from torch_utils._releasing.work import Collect, check_collect
 from torch_utils._scope import (
     FetchedExit,
     Item,
     OpenScope,
-    find_current,
     last_fetched,
 )
 from torch_utils.errors import TorchUtilsError
@@ -226,6 +226,10 @@ class SafePyTorchCleanup:
         except BaseException:  # An interrupt: the block will not be entered.
             opened.forget()
             raise
+
+    def opened(self) -> list[OpenScope]:
+        """Return what is open of it now, for who has to say what it waits for."""
+        return list(self._open)
 
     def _ended(self, opened: OpenScope) -> None:
         self._last_report = self._in_this_thread.report = opened.report

@@ -6,6 +6,7 @@ callbacks, registered later, still see a live model. Destructors are only the se
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import gc
 import sys
@@ -94,9 +95,10 @@ def fast_exit() -> bool:
     threads, the flushing of files. Young garbage is collected before. Where anything in the
     process may have to be told of its end, the exit is an ordinary one: an object with a
     destructor, a suspended generator or coroutine, a compressed file, any file that is not
-    a plain one, a writer of an extension module, a weak reference with a callback. Plain files
-    are flushed, unless other threads still run: these may be busy with them. What an extension
-    type without methods such as ``close`` or ``flush`` does in its destructor is not seen.
+    a plain one, a writer of an extension module, a weak reference with a callback; or where other
+    threads still run, which may be in the middle of anything. Plain files are flushed. What an
+    extension type without methods such as ``close`` or ``flush`` does in its destructor is not
+    seen.
 
     Never `os._exit`. A forked child inherits it. Safe from any thread.
 
@@ -108,6 +110,8 @@ def fast_exit() -> bool:
     def freeze() -> None:
         if gc.get_freeze_count() > _INTERPRETER_FREEZES:
             return  # The program has frozen its heap: that cannot be looked at.
+        if _thread._count():
+            return  # Another thread may be making a tuple, which a list of all objects breaks.
         gc.collect(1)
         survey = Survey()
         survey.look()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
-import warnings
 import weakref
 from collections.abc import Callable
+from gc import is_finalized
 from opcode import opmap
+from sys import _getframe, getrefcount
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn, TypeVar
+from warnings import warn
 
-from torch_utils._registry import REGISTRY, Entry, Registry
-from torch_utils._runtime import DEBUG, is_shutting_down, log
+from torch_utils._interrupts import again_afterwards
+from torch_utils._registry import REGISTRY, Entry
+from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, log
 from torch_utils.errors import ResourceClosedError, shown
 
 __all__ = ["Resource"]
@@ -26,8 +28,9 @@ def _references_at_the_end() -> int:
     counts: list[int] = []
 
     class Dropped:
-        def __del__(self, _references: Callable[[object], int] = sys.getrefcount) -> None:
-            counts.append(_references(self))
+        def __del__(self) -> None:
+            # It runs here and now, not at the end.
+            counts.append(sys.getrefcount(self))  # clean-exit-lint: ignore[global]
 
     Dropped()
     return counts[0]
@@ -36,28 +39,29 @@ def _references_at_the_end() -> int:
 _REFERENCES_AT_THE_END = _references_at_the_end()
 
 
-def _is_calling_del(
-    frame: FrameType | None,
-    _loads: tuple[Any, ...] = (opmap.get("LOAD_METHOD"), opmap.get("LOAD_ATTR")),
-    _calls: tuple[Any, ...] = (opmap.get("CALL"), opmap.get("CALL_METHOD")),
-    _functions: tuple[Any, ...] = (opmap.get("CALL"), opmap.get("CALL_FUNCTION")),
-    _cache: int = opmap.get("CACHE", -1),
-    _shift: int = 1 if sys.version_info >= (3, 12) else 0,  # the lowest bit says: a method
-    _window: int = 48,  # bytes, between naming a method and calling it without arguments
-) -> bool:
+_LOADS = (opmap.get("LOAD_METHOD"), opmap.get("LOAD_ATTR"))
+_CALLS = (opmap.get("CALL"), opmap.get("CALL_METHOD"))
+_FUNCTIONS = (opmap.get("CALL"), opmap.get("CALL_FUNCTION"))
+_CACHE = opmap.get("CACHE", -1)
+_SHIFT = 1 if sys.version_info >= (3, 12) else 0  # the lowest bit says: a method
+_WINDOW = 48  # bytes, between naming a method and calling it without arguments
+
+
+@early_bound
+def _is_calling_del(frame: FrameType | None) -> bool:
     """Say whether a function is executing a call of ``__del__``, rather than dropping something."""
     if frame is None:
         return False
     code, at, names = frame.f_code.co_code, frame.f_lasti, frame.f_code.co_names
-    while code[at] == _cache and at > 0:
+    while code[at] == _CACHE and at > 0:
         at -= 2
-    if "__del__" in frame.f_code.co_consts and code[at] in _functions:
+    if "__del__" in frame.f_code.co_consts and code[at] in _FUNCTIONS:
         return True  # What `getattr` returned, presumably.
-    if "__del__" not in names or code[at] not in _calls:
+    if "__del__" not in names or code[at] not in _CALLS:
         return False
     number = names.index("__del__")
-    before = range(max(0, at - _window), at, 2)
-    return any(code[i] in _loads and code[i + 1] >> _shift == number for i in before)
+    before = range(max(0, at - _WINDOW), at, 2)
+    return any(code[i] in _LOADS and code[i + 1] >> _SHIFT == number for i in before)
 
 
 class Resource:
@@ -192,31 +196,26 @@ class Resource:
     ) -> None:
         self.__exit__(exc_type, exc, traceback)
 
-    def __del__(
-        self,
-        _registry: Registry = REGISTRY,
-        _down: Callable[[], bool] = is_shutting_down,
-        _warn: Callable[..., None] = warnings.warn,
-        _references: Callable[[object], int] = sys.getrefcount,
-        _at_the_end: int = _REFERENCES_AT_THE_END,
-        _is_finalized: Callable[[Any], bool] = gc.is_finalized,
-        _frame: Callable[[int], FrameType] = sys._getframe,
-        _names_it: Callable[[FrameType | None], bool] = _is_calling_del,
-    ) -> None:
-        entry = _registry.get(id(self))
-        if entry is None or (_down() and not entry.at_exit):
+    @early_bound
+    def __del__(self) -> None:
+        entry = REGISTRY.get(id(self))
+        if entry is None or (is_shutting_down() and not entry.at_exit):
             return
         # Frameworks call this themselves, to close what they are about to drop (Ray Serve does):
         # then it was closed on purpose. Such a caller has a reference more, or names this method.
-        dropped = _references(self) <= _at_the_end or _is_finalized(self)
-        dropped = dropped and not _names_it(_frame(0).f_back)
+        dropped = getrefcount(self) <= _REFERENCES_AT_THE_END or is_finalized(self)
+        dropped = dropped and not _is_calling_del(_getframe(0).f_back)
         try:
             mine = "claim" not in entry.__dict__ and entry.close(self)
-        except BaseException:  # A destructor has no caller to tell; the registry has logged it.
+        except BaseException as error:
+            # A destructor has no caller to tell; the registry has logged it. What the variable
+            # has goes with this call, which the entry's error would keep: a Ctrl-C comes again.
+            _again = again_afterwards(error)
+            error.__traceback__ = None
             return
-        if mine and dropped and entry.built and not _down():
+        if mine and dropped and entry.built and not is_shutting_down():
             # Last, because ``-W error`` turns it into an exception.
-            _warn(
+            warn(
                 f"unclosed {entry.name} was garbage-collected; close it, or use it in a with block",
                 ResourceWarning,
                 stacklevel=2,
@@ -255,8 +254,9 @@ def add_note(error: BaseException, note: str) -> None:
         log(DEBUG, "no note on a %s: %r", type(error).__name__, failure)
 
 
-def _entry_of(resource: Resource, _registry: Registry = REGISTRY) -> Entry | None:
-    return _registry.get(id(resource))
+@early_bound
+def _entry_of(resource: Resource) -> Entry | None:
+    return REGISTRY.get(id(resource))
 
 
 def _close_after(resource: Resource, exc: BaseException | None) -> None:

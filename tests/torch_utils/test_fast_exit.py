@@ -232,6 +232,22 @@ def test_heap_is_frozen_where_nothing_needs_it(name: str) -> None:
     assert start(ASK + FAST + QUIET[name] + destructor).stdout == "False\n"
 
 
+THREAD = """
+import threading, time
+def tuples():
+    while True:
+        tuple(time.sleep(0) for _ in range(9))
+"""
+
+
+def test_no_list_of_all_objects_beside_another_thread() -> None:
+    """It may be making a tuple, which such a list makes a SystemError; one that ended is not."""
+    running = run(ASK + FAST + THREAD + "threading.Thread(target=tuples, daemon=True).start()")
+    assert running.stdout == "False\n"
+    ended = run(ASK + FAST + THREAD + "t = threading.Thread(target=int); t.start(); t.join()")
+    assert ended.stdout == "True\n"
+
+
 PACKAGE = """
 class Tracker:
     def __init__(self): self.pid = None; self.waiting = []

@@ -8,8 +8,9 @@ that they merely refer to come last: their tensors count only where they go as w
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from gc import get_referents
+from itertools import repeat
 from typing import Any
 
 from torch_utils._releasing.reading import (
@@ -18,11 +19,13 @@ from torch_utils._releasing.reading import (
     MODULE,
     SEQUENCE,
     TENSOR,
-    contents_of,
     entries_of,
+    slots_of,
     undisturbed,
 )
+from torch_utils._releasing.registered import Registered
 from torch_utils._releasing.storages import Inventory
+from torch_utils._releasing.trees import Tree, contents_of_all, ids_of_types, in_steps, types_of
 from torch_utils._runtime import whole_torch
 
 _LEVELS = 8  # of containers and objects within each other
@@ -56,56 +59,53 @@ def _count_attributes(
             _count(inventory, owner, name, referent, _LEVELS, beyond)
 
 
-def count_modules(
-    inventory: Inventory, root: str, paths: Sequence[str], modules: Sequence[Any]
-) -> None:
+def count_modules(inventory: Inventory, root: str, tree: Tree) -> None:
     """Note the tensors of a tree of modules: registered, and in attributes of any kind.
 
-    To be called undisturbed. One loop, for a call for each of thousands of layers adds up.
+    To be called undisturbed.
     """
+    inventory.own_modules.update(map(id, tree.modules))
+    registered = Registered(inventory)
+    for modules in in_steps(tree.modules):
+        contents = contents_of_all(modules)
+        for name in ("_parameters", "_buffers"):
+            registries: list[Any] = list(map(dict.get, contents, repeat(name)))
+            if ids_of_types(registries) != {id(dict)}:
+                registries = [dict(zip(*entries_of(one), strict=True)) for one in registries]
+            try:
+                alone = list(registered.note(root, tree.paths, modules, registries))
+            except RuntimeError:  # Another thread has changed one meanwhile.
+                registries = [dict(one) for one in registries]
+                alone = list(registered.note(root, tree.paths, modules, registries))
+            for owner, part, tensor in alone:
+                count_tensor(inventory, part, tensor, owner=owner)
+        _count_others(inventory, root, tree, modules, contents)
+
+
+def _count_others(
+    inventory: Inventory,
+    root: str,
+    tree: Tree,
+    modules: Sequence[Any],
+    contents: Sequence[dict[str, Any]],
+) -> None:
+    """Note what some modules have in other attributes, and in slots."""
     kind_of, slots = inventory.kinds.of, inventory.kinds.slots
-    inventory.own_modules.update(map(id, modules))
-    count_registered = _registered_counter(inventory)
-    for path, module in zip(paths, modules, strict=True):
-        where = f"{root}.{path}" if path else root
-        contents = contents_of(module)
-        for registry in (contents.get("_parameters"), contents.get("_buffers")):
-            if type(registry) is not dict:
-                count_registered(where, dict(zip(*entries_of(registry), strict=True)))
-            elif registry:
-                try:
-                    count_registered(where, registry)
-                except RuntimeError:  # Another thread has changed it meanwhile.
-                    count_registered(where, dict(registry))
-        for name in contents.keys() - _OWN_PARTS:
-            part = contents.get(name)
-            if type(part) not in _PLAIN_VALUES and kind_of(type(part)) != LEAF:
-                _count(inventory, where, name, part, _LEVELS, beyond=False)
-        for name, part in slots(module):
+    found: list[tuple[Any, str, Any]] = []
+    for name in set().union(*contents) - _OWN_PARTS:
+        parts = list(map(dict.get, contents, repeat(name)))
+        if not ids_of_types(parts) <= _PLAIN_VALUES:
+            found += [(m, name, p) for m, p in zip(modules, parts, strict=True) if p is not None]
+    if any(map(slots_of, types_of(modules))):
+        found += [(module, name, part) for module in modules for name, part in slots(module)]
+    for module, name, part in found:
+        if kind_of(type(part)) != LEAF:
+            path = tree.paths[id(module)]
+            where = f"{root}.{path}" if path else root
             _count(inventory, where, name, part, _LEVELS, beyond=False)
 
 
-def _registered_counter(inventory: Inventory) -> Callable[[str, dict[Any, Any]], None]:
-    add, plain = inventory.adder(), frozenset(inventory.plain_tensors)
-
-    def count_registered(owner: str, tensors: dict[Any, Any]) -> None:
-        # A tensor refers to its class, and only one with attributes to anything else.
-        have_attributes = len(get_referents(*tensors.values())) > len(tensors)
-        for name, tensor in tensors.items():
-            if have_attributes or type(tensor) not in plain:
-                if tensor is not None:
-                    count_tensor(inventory, name, tensor, owner=owner)
-                continue
-            add(owner, name, tensor)
-            # Asking other tensors for one warns.
-            gradient = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
-            if gradient is not None:
-                add(owner, f"{name}.grad", gradient)
-
-    return count_registered
-
-
-_PLAIN_VALUES = frozenset((bool, int, float, str, type(None)))
+_PLAIN_VALUES = frozenset(map(id, (bool, int, float, str, type(None))))
 
 
 # What every module has; nothing is lost if a version of torch has more.

@@ -13,9 +13,9 @@ from torch_utils._releasing.counting import count_modules
 from torch_utils._releasing.reading import contents_of, undisturbed
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
-from torch_utils._releasing.tombstone import CLAIM, bury, is_released
-from torch_utils._releasing.trees import Tree
-from torch_utils._runtime import whole_torch
+from torch_utils._releasing.tombstone import CLAIM, Burial, is_released
+from torch_utils._releasing.trees import Tree, in_steps
+from torch_utils._runtime import early_bound, whole_torch
 
 
 class ModuleTarget(Target):
@@ -29,7 +29,7 @@ class ModuleTarget(Target):
         self.module = module
         self.shared: Set[int] = frozenset()
         self.tree: Tree | None = None
-        self._given_up: Tree | None = None
+        self._burials: list[Burial] | None = None
         self._token = object()
         self._counted: tuple[Inventory, int, int] | None = None
 
@@ -39,30 +39,27 @@ class ModuleTarget(Target):
         self.tree = tree = self.tree or Tree(self.module)
         begin = inventory.count_contained()
         with undisturbed(torch):
-            count_modules(inventory, self.name, tree.paths, tree.modules)
+            count_modules(inventory, self.name, tree)
         self._counted = inventory, begin, inventory.count_contained()
 
     def give_up(self, place: str) -> None:
-        if self._given_up is None:  # Else this was interrupted, and there is no tree to see.
+        if self._burials is None:  # Else this was interrupted, and there is no tree to see.
             if not self._is_first():
                 if self._counted is not None:
                     inventory, begin, end = self._counted
                     inventory.disown(begin, end)
                 return
             tree = self.tree or Tree(self.module)
-            self._given_up = Tree(self.module, spared=self.shared) if self.shared else tree
-        # From the root down: a thread that is computing with the model meets a tombstone, and not
-        # a layer without its weights.
-        for path, module in zip(self._given_up.paths, self._given_up.modules, strict=True):
-            kind = type(module).__name__
-            what = f"this {kind}" if not path else f"{path!r} of {self.name} (a {kind})"
-            held = _large_registries(module)
-            bury(module, what, place)
-            while held:
-                held.pop()  # One by one: other threads get their turn in between.
+            given_up = Tree(self.module, spared=self.shared) if self.shared else tree
+            names = _Names(self.name, given_up)
+            # From the root down: a thread that is computing with the model meets a tombstone,
+            # and not a layer without its weights.
+            self._burials = [Burial(some, names, place) for some in in_steps(given_up.modules)]
+        for burial in self._burials:
+            burial.finish()
         # What was spared may be garbage by now, and would be kept by these.
         self.tree = None
-        self._given_up = Tree(self.module)
+        self._burials = []
 
     def _is_first(self) -> bool:
         """Whether no other thread's release has come before this one."""
@@ -71,14 +68,14 @@ class ModuleTarget(Target):
         return is_first and not is_released(self.module)
 
 
-def _large_registries(module: Any) -> list[Any]:
-    """List the tensors of a module that has very many, to be dropped one by one."""
-    contents = contents_of(module)
-    held: list[Any] = []
-    for registry in (contents.get("_parameters"), contents.get("_buffers")):
-        if type(registry) is dict and len(registry) > _MANY:
-            held += registry.values()
-    return held
+class _Names:
+    """What messages call the modules of a tree, by their ids. Keeps none of them alive."""
 
+    def __init__(self, root: str, tree: Tree) -> None:
+        self._root = root
+        self._paths = tree.paths
 
-_MANY = 200
+    @early_bound
+    def __call__(self, key: int, kind: type) -> str:
+        path = self._paths[key]
+        return f"{path!r} of {self._root} (a {kind.__name__})" if path else f"this {kind.__name__}"

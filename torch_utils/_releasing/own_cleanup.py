@@ -106,9 +106,9 @@ def own_cleanups(tree: Tree, spared: Set[int], seen: set[tuple[int, str]]) -> li
     unprepared: list[OwnCleanup] = []
     if not any(known.values()):  # As in most trees, which are not ordered for nothing.
         return found
-    for module in _parents_first(tree.modules[0], spared):
+    for module in tree.parents_first():
         for method in known.get(type(module), ()):
-            if (id(module), method) not in seen:
+            if (id(module), method) not in seen and id(module) not in spared:
                 seen.add((id(module), method))
                 found.append(OwnCleanup(module, method, unprepared))
     unprepared.extend(found)
@@ -124,20 +124,3 @@ def _methods_of(kind: type) -> tuple[str, ...]:
         return ()
     found = [(name, find(kind, name)) for name in _METHODS]
     return tuple(n for n, m in found if m is not None and is_function(m) and not is_awaitable(m))
-
-
-def _parents_first(root: Any, spared: Set[int]) -> list[Any]:
-    """List the modules of a tree so that everything that contains a module comes before it."""
-    finished: list[Any] = []
-    seen: set[int] = set()
-    pending = [(root, False)]
-    while pending:
-        module, is_left = pending.pop()
-        if is_left:
-            finished.append(module)
-        elif id(module) not in seen and id(module) not in spared and not is_released(module):
-            seen.add(id(module))
-            pending.append((module, True))
-            children = object.__getattribute__(module, "__dict__").get("_modules") or {}
-            pending.extend((child, False) for child in list(children.values()) if child is not None)
-    return finished[::-1]

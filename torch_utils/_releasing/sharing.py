@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from functools import partial
 from itertools import chain
@@ -12,7 +13,7 @@ from typing import Any
 
 from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.reading import DICT, MODULE, SEQUENCE, Kinds, contents_of
-from torch_utils._releasing.trees import References, Tree, children_of
+from torch_utils._releasing.trees import Tree, children_of
 from torch_utils._runtime import whole_torch
 
 _METHODS = (MethodType, partial)
@@ -33,15 +34,17 @@ def spare_shared(targets: Sequence[ModuleTarget]) -> Set[int]:
     Returns:
         The ids of those that are spared, which the targets have noted as well.
     """
-    references = References()
+    trees = []
     for target in targets:
-        target.tree = Tree(target.module, references=references)
+        target.tree = Tree(target.module)
+        trees.append(target.tree)
+    suspects = _with_other_references(trees)
     for target in targets:
-        references.counts[id(target.module)] = sys.maxsize  # Asked for by name: not spared.
-    suspects = _with_other_references(references)
+        suspects.pop(id(target.module), None)  # Asked for by name: not spared.
     if not suspects:
         return frozenset()
-    found = set(suspects) if gc.get_freeze_count() else _had_by_others(suspects, references.own)
+    own = {id(module) for tree in trees for module in tree.modules}
+    found = set(suspects) if gc.get_freeze_count() else _had_by_others(suspects, own)
     below: set[int] = set()
     for key in found:
         below.update(map(id, Tree(suspects[key], spared=below).modules))
@@ -51,21 +54,52 @@ def spare_shared(targets: Sequence[ModuleTarget]) -> Set[int]:
     return below
 
 
-def _with_other_references(references: References) -> dict[int, Any]:
+def _with_other_references(trees: Sequence[Tree]) -> dict[int, Any]:
     """Choose the modules that something else may refer to, by their ids."""
-    counts, listed = references.counts, references.listed
-    chosen: dict[int, Any] = {}
-    for module in references.children:
-        key = id(module)
-        # Beside those of the modules and the trees: the list's, the loop's, and the argument.
-        if sys.getrefcount(module) > counts[key] + listed.get(key, 0) + 3:
-            chosen[key] = module
-    module = None
-    for key, count in _references_of_own_methods(chosen).items():
-        # Now the list's, the dictionary's, and the argument.
-        if sys.getrefcount(chosen[key]) <= counts[key] + listed.get(key, 0) + count + 3:
-            del chosen[key]
+    contained = list(chain.from_iterable(chain.from_iterable(tree.children for tree in trees)))
+    doubtful = _in_shared_registries(trees)
+    is_simple = len(trees) == 1 and not doubtful and len(set(map(id, contained))) == len(contained)
+    # Beside what is counted of any object: that of the module that contains it, and two lists'.
+    usual = _OF_A_LISTED_OBJECT + 3
+    if is_simple and max(map(sys.getrefcount, contained), default=0) <= usual:
+        return {}
+    own = Counter(map(id, chain(contained, *(tree.modules for tree in trees))))
+    own.update(map(id, contained))  # The trees' lists; and then, what the modules refer to.
+    parents: set[int] = set()
+    for tree in trees:
+        for number, children in zip(tree.parents, tree.children, strict=True):
+            if id(tree.modules[number]) not in parents:
+                parents.add(id(tree.modules[number]))
+                own.update(map(id, children))
+    counts = list(map(sys.getrefcount, contained))  # Now, while no variable has one of them.
+    chosen = {
+        id(module): module
+        for module, count in zip(contained, counts, strict=True)
+        if count >= _OF_A_LISTED_OBJECT + own[id(module)] or id(module) in doubtful
+    }
+    methods = _references_of_own_methods(chosen)
+    everyone = list(chosen.values())
+    for module, count in zip(everyone, list(map(sys.getrefcount, everyone)), strict=True):
+        # Two more: the dictionary's, and the list's of them.
+        expected = _OF_A_LISTED_OBJECT + own[id(module)] + methods.get(id(module), 0) + 1
+        if count <= expected and id(module) not in doubtful:
+            del chosen[id(module)]
     return chosen
+
+
+def _in_shared_registries(trees: Sequence[Tree]) -> set[int]:
+    """List what modules contain whose dictionary others have too: the shallow copy of one, say."""
+    found: set[int] = set()
+    for tree in trees:
+        for number, children in zip(tree.parents, tree.children, strict=True):
+            registry = contents_of(tree.modules[number]).get("_modules")
+            if sys.getrefcount(registry) > _REFERENCES_TO_A_REGISTRY:
+                found.update(map(id, children))
+    return found
+
+
+_REFERENCES_TO_A_REGISTRY = 3  # the module's, the variable's, and getrefcount's
+(_OF_A_LISTED_OBJECT,) = map(sys.getrefcount, [object()])
 
 
 def _references_of_own_methods(modules: dict[int, Any]) -> dict[int, int]:

@@ -6,7 +6,10 @@ a weak reference to its storage is right both times.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, repeat
+from operator import and_, eq, not_
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +23,7 @@ LENDER = "the array or buffer that it was made from"
 
 # glibc takes larger blocks from the system one by one: as long as they are mapped, they live.
 _OWN_MAPPING_BYTES = 32 << 20
+_AT_ONCE = 512  # entries that are asked in one step, while other threads wait
 _MOST_LOOKS = 100_000  # at entries of containers; what lies behind them is not counted
 
 
@@ -44,10 +48,11 @@ class _Notes:
         self.keys: list[int] = []
         self.sizes: list[int] = []
         self.devices: list[str] = []
-        self.owners: list[str] = []
-        self.names: list[str] = []
+        # Of many at once: what makes the name of one, and the number that it asks for.
+        self.owners: list[Any] = []
+        self.names: list[Any] = []
 
-    def append(self, weak: int, key: int, nbytes: int, device: str, owner: str, name: str) -> None:
+    def append(self, weak: int, key: int, nbytes: int, device: str, owner: Any, name: Any) -> None:
         self.mend()
         self.keys.append(key)
         self.sizes.append(nbytes)
@@ -63,7 +68,24 @@ class _Notes:
             for column in (self.keys, self.sizes, self.devices, self.owners, self.names):
                 del column[count:]
 
-    def entry(self, index: int) -> tuple[int, int, str, str, str]:
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.weak, self.keys, self.sizes, self.devices, self.owners, self.names
+
+    def chosen(self, begin: int, wanted: Iterable[bool]) -> _Notes:
+        """Copy those of the entries from there on that are wanted."""
+        which, made = list(wanted), _Notes()
+        for mine, theirs in zip(made._columns(), self._columns(), strict=True):
+            mine += compress(theirs[begin : begin + len(which)], which)
+        return made
+
+    def extend(self, others: _Notes) -> None:
+        """Take over the entries of another one."""
+        self.mend()
+        weak, *rest = zip(self._columns(), others._columns(), strict=True)
+        for mine, theirs in (*rest, weak):  # In this order: see `append`.
+            mine += theirs
+
+    def entry(self, index: int) -> tuple[int, int, str, Any, Any]:
         """Return what is noted beside the weak reference."""
         return (
             *(self.keys[index], self.sizes[index], self.devices[index]),
@@ -71,7 +93,8 @@ class _Notes:
         )
 
     def held(self, index: int) -> Held:
-        what = _join(self.owners[index], self.names[index])
+        owner, name = self.owners[index], self.names[index]
+        what = _join(owner, name) if type(owner) is str else owner(name)
         return Held(what, self.sizes[index], self.devices[index], self.keys[index])
 
 
@@ -97,7 +120,7 @@ class Inventory:
         self._free: Any = self.reader.free if self.reader is not None else None
         self._own, self._beyond = _Notes(), _Notes()
         self._lent: list[_Lent] = []
-        self._known: set[int] = set()
+        self.known: set[int] = set()
         self._freed: dict[str, int] = {}
         # How far the counting has come; see counting.py.
         self.plain_tensors: tuple[Any, ...] = self.reader.plain_kinds if self.reader else ()
@@ -130,9 +153,9 @@ class Inventory:
         try:
             if reader.is_plain(tensor):
                 key = reader.address(tensor)
-                if key not in self._known:
+                if key not in self.known:
                     self._enter(reader.note(key), key, "host", owner, name, beyond)
-                    self._known.add(key)
+                    self.known.add(key)
                 return
         except NotImplementedError:
             pass  # A sparse tensor has several.
@@ -140,43 +163,31 @@ class Inventory:
             try:
                 storage = reader.storage_of(part)
                 key, place = storage._cdata, place_of(storage.device)
-                if key not in self._known and place != "meta" and storage.data_ptr():
-                    self._known.add(key)
+                if key not in self.known and place != "meta" and storage.data_ptr():
+                    self.known.add(key)
                     self._enter(reader.note_object(storage), key, place, owner, name, beyond)
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
                 # Opaque layouts (mkldnn), fake and functional tensors: no storage to speak of.
                 log(DEBUG, "%s.%s: its storage cannot be counted: %r", owner, name, error)
 
-    def adder(self) -> Callable[[str, str, Any], None]:
-        """Make an `add` for thousands of tensors, with all that it needs at hand."""
-        reader, known, add = self.reader, self._known, self.add
-        if reader is None or not reader.is_fast:
-            return add
-        address, note, plain = reader.address, reader.noter(), frozenset(reader.plain_kinds)
-        notes = self._own
+    def enter_all(
+        self,
+        weak: list[int],
+        keys: Sequence[int],
+        sizes: Sequence[int],
+        names: Callable[[int], str],
+        positions: Sequence[int],
+    ) -> None:
+        """Enter what was noted of torch's own storages on the host; names are made if asked for."""
+        notes, count = self._own, len(weak)
         notes.mend()
-        weak, keys, sizes = notes.weak.append, notes.keys.append, notes.sizes.append
-        devices, owners, names = notes.devices.append, notes.owners.append, notes.names.append
-
-        def add_one(owner: str, name: str, tensor: Any) -> None:
-            if type(tensor) not in plain or not tensor.is_cpu:
-                return add(owner, name, tensor)
-            try:
-                key = address(tensor)
-            except NotImplementedError:  # A sparse tensor has several storages.
-                return add(owner, name, tensor)
-            if key in known:
-                return None
-            number, nbytes, is_own = note(key)
-            if not is_own or not nbytes:
-                self._free(number)
-                return add(owner, name, tensor)
-            keys(key), sizes(nbytes), devices("host"), owners(owner), names(name)
-            weak(number)  # Last: see `_Notes.append`.
-            known.add(key)
-            return None
-
-        return add_one
+        notes.keys += keys
+        notes.sizes += sizes
+        notes.devices += repeat("host", count)
+        notes.owners += repeat(names, count)
+        notes.names += positions
+        notes.weak += weak  # Last: see `_Notes.append`.
+        self.known.update(keys)
 
     def _enter(
         self, noted: Noted, key: int, place: str, owner: str, name: str, beyond: bool
@@ -215,37 +226,38 @@ class Inventory:
             while theirs.weak:
                 entry = theirs.entry(len(theirs.weak) - 1)
                 weak = theirs.weak.pop()
-                if entry[0] in self._known:
+                if entry[0] in self.known:
                     self._free(weak)
                 else:
-                    self._known.add(entry[0])
+                    self.known.add(entry[0])
                     mine.append(weak, *entry)
         while other._lent:
             lent = other._lent.pop()
-            if lent.held.key in self._known:
+            if lent.held.key in self.known:
                 self._free(lent.weak)
             else:
-                self._known.add(lent.held.key)
+                self.known.add(lent.held.key)
                 self._lent.append(lent)
         other._own, other._beyond = _Notes(), _Notes()
 
     def forget_gone(self) -> None:
         """Forget what is gone, but for its size: its weak references are a part of the heap."""
-        is_expired, free = self._is_expired, self._free
         for name in ("_own", "_beyond"):
             notes, kept = getattr(self, name), _Notes()
             setattr(self, name, kept)  # First: what is interrupted must free nothing twice.
-            gone: dict[str, int] = {}
-            for index, weak in enumerate(notes.weak):
-                if is_expired(weak):
-                    free(weak)
-                    place = notes.devices[index]
-                    gone[place] = gone.get(place, 0) + notes.sizes[index]
-                else:
-                    kept.append(weak, *notes.entry(index))
-            for place, nbytes in gone.items():
-                self.add_freed(place, nbytes)
-        self._known = {*self._own.keys, *self._beyond.keys, *(e.held.key for e in self._lent)}
+            for start in range(0, len(notes.weak), _AT_ONCE):
+                weak = notes.weak[start : start + _AT_ONCE]
+                gone = list(map(self._is_expired, weak))
+                if not all(gone):
+                    kept.extend(notes.chosen(start, map(not_, gone)))
+                    weak = list(compress(weak, gone))
+                devices = notes.devices[start : start + _AT_ONCE]
+                for place in {*devices}:
+                    chosen = map(and_, gone, map(eq, devices, repeat(place)))
+                    sizes = notes.sizes[start : start + _AT_ONCE]
+                    self.add_freed(place, sum(compress(sizes, chosen)))
+                deque(map(self._free, weak), maxlen=0)
+        self.known = {*self._own.keys, *self._beyond.keys, *(e.held.key for e in self._lent)}
 
     def alive(self) -> list[Held]:
         """List what was expected to go and is still there, the largest first."""

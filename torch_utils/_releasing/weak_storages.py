@@ -8,7 +8,8 @@ pointed at each storage in turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat, starmap
 from typing import Any, NamedTuple
 
 from torch_utils._releasing.reading import undisturbed
@@ -45,8 +46,15 @@ class StorageReader:
         buffer = getattr(torch.nn, "Buffer", torch.nn.Parameter)  # from torch 2.5 on
         self.plain_kinds = (torch.Tensor, torch.nn.Parameter, buffer)
         self._untyped = torch.Tensor.untyped_storage
+        self._torch = torch
         self._rest = 0
+        self._is_prepared = False
+
+    def _prepare(self) -> None:
+        """Make what storages are noted with; most scopes and releases of nothing need none."""
+        torch = self._torch
         if _PROVEN.get("fast", True):
+            kind = torch.UntypedStorage
             with undisturbed(torch):
                 # In this order: a tuple lets go of its last entry first, and the scratch object
                 # has to be alone with what it points at when it goes.
@@ -76,11 +84,14 @@ class StorageReader:
 
     def is_plain(self, tensor: Any) -> bool:
         """Whether a tensor's storage can be noted by its address."""
-        return self._rest != 0 and type(tensor) in self.plain_kinds and tensor.is_cpu
+        return self.is_fast and type(tensor) in self.plain_kinds and tensor.is_cpu
 
     @property
     def is_fast(self) -> bool:
         """Whether storages can be noted by their addresses."""
+        if not self._is_prepared:
+            self._prepare()
+            self._is_prepared = True
         return self._rest != 0
 
     def note(self, address: int) -> Noted:
@@ -112,6 +123,27 @@ class StorageReader:
                 point_at(rest)
 
         return note
+
+    def note_all(self, addresses: Sequence[int]) -> tuple[list[int], list[int], list[bool]]:
+        """Note storages in one step of C: weak references, sizes, and whether they are torch's."""
+        scratch = self._pair[0]
+        none = repeat(())
+        try:
+            # In turn, for each: a zip takes one from each of them, in this order.
+            noted = list(
+                chain.from_iterable(
+                    zip(
+                        map(scratch._set_cdata, addresses),
+                        starmap(scratch._weak_ref, none),
+                        starmap(scratch.nbytes, none),
+                        starmap(scratch.resizable, none),
+                        strict=False,
+                    )
+                )
+            )
+        finally:
+            scratch._set_cdata(self._rest)
+        return noted[1::4], noted[2::4], noted[3::4]
 
     def storage_of(self, tensor: Any) -> Any:
         """Return the storage of any other tensor that is made of one; it may have no memory."""

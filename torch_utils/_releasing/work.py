@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Literal
 from weakref import ref
 
+from torch_utils._events import tell
 from torch_utils._releasing import in_use
 from torch_utils._releasing.counting import count_beyond
 from torch_utils._releasing.holders import SEARCH_S, Holders, find_holders
@@ -62,6 +63,7 @@ class Release:
         self._outer = _enclosing()
         self._caller = caller_key()
         self._under_way = False
+        self.is_idle = collect == "auto" and not thorough  # Until there is something to do.
 
     def begin(self) -> None:
         """Have what the caller releases from here on, until `end`, belong to this release."""
@@ -81,6 +83,7 @@ class Release:
         on: it keeps nothing from being given up, at whichever instruction it comes.
         """
         outermost = not self._under_way
+        self.is_idle = self.is_idle and not targets
         try:
             try:
                 self.begin()
@@ -129,7 +132,7 @@ class Release:
         try:
             logged = action()
             if logged is not None:
-                self.errors.append(logged)
+                self._keep(logged)
         except BaseException as error:
             # The boundary between one object's cleanup and the next one's: each target is given up,
             # whatever the others raise. `raise_interrupt` passes on what is no Exception.
@@ -137,9 +140,12 @@ class Release:
 
     def failed(self, name: str, error: BaseException) -> None:
         """Take note of an error in one target, and log it once."""
-        self.errors.append(error)
         log(ERROR, "releasing %s failed: %r", name, error, exc_info=error)
-        # The report keeps the error, and must not keep what was in its frames.
+        self._keep(error)
+
+    def _keep(self, error: BaseException) -> None:
+        """Keep an error for the report, which must not keep what was in its frames."""
+        self.errors.append(error)
         if not is_shutting_down():
             self._handled.clear_frames(error)
 
@@ -167,14 +173,17 @@ class Release:
         still_held = self._still_held(alive)
         if self._outer is not None:
             self._outer._inventory.absorb(self._inventory)
-        return CleanupReport(
+        report = CleanupReport(
             freed_bytes=freed_bytes,
             still_held=still_held,
             errors=tuple(self.errors),
             duration_s=time.perf_counter() - self._started,
             before=self._before,
-            after=memory_snapshot(),
+            after=self._before if self.is_idle else memory_snapshot(),
         )
+        if self._outer is None:  # Otherwise that one counts for both.
+            tell("release", report=report)
+        return report
 
     def _still_held(self, alive: list[Held]) -> tuple[StillHeld, ...]:
         in_a_thread = (IN_A_THREAD,) if in_use.is_any_kept() else ()

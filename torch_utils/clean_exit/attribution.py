@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from .events import Inside
-from .findings import Finding
+from .findings import Finding, signal_name
 from .messages import Said
-from .report import signal_name
 from .stderr_text import StderrText
 
 _IN_FULL = 20  # findings of one kind
@@ -55,7 +55,13 @@ def merge(
     if not is_alone:
         found += _counted(text, known)
     if returncode >= 0 and not (is_alone or had_children is False):
-        found += _crashes_of_children(text, returncode)
+        crashes = _crashes_of_children(text, returncode)
+        recorded = [place for place, finding in enumerate(found) if finding.id == "crash"]
+        if recorded and crashes:  # What it printed stands with what ended it.
+            first = recorded[0]
+            found[first] = replace(found[first], evidence=crashes[0].evidence)
+        else:
+            found += crashes
     return found
 
 

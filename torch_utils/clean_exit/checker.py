@@ -13,8 +13,8 @@ from typing import IO, Any
 from .attribution import condense, merge
 from .command import add_probe, parse_command
 from .events import Inside
-from .findings import Finding
-from .report import ExitReport, signal_name
+from .findings import Finding, signal_name
+from .report import ExitReport
 from .run import Limits, Outcome, Run
 
 
@@ -84,7 +84,7 @@ def check(
         if folder is not None:
             events.touch(mode=0o600)
             awaits = limits.stop_when is not None
-            started, changed = add_probe(words, environment, events, unbuffered=awaits)
+            started, changed = add_probe(words, environment, events, cwd=cwd, unbuffered=awaits)
         run = Run(
             started,
             changed,

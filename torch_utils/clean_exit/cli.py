@@ -119,20 +119,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code."""
     own, command = split_arguments(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser()
-    try:
-        parser.set_defaults(**read_settings())
-    except ValueError as error:
-        parser.error(str(error))
+    if "--explain" not in " ".join(own):  # That needs no settings, right or wrong.
+        try:
+            parser.set_defaults(**read_settings())
+        except ValueError as error:
+            parser.error(str(error))
     options = parser.parse_args(own)
     if options.explain is not None:
         return _explain(parser, options.explain)
     if not command:
         parser.error("there is no command to run")
+    moments = [m for m in (options.stop_after, options.stop_when) if m is not None]
+    if len(moments) != (options.stop_signal is not None):
+        parser.error(
+            "--stop-signal needs one of --stop-after and --stop-when, and they need it: "
+            "they say when to send it"
+        )
     for path in filter(None, (options.report_json, options.report_junit)):
         # Said before the program runs, rather than when its report is lost.
-        if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
-            parser.error(f"the report {path!r} cannot be written: not a file in a writable folder")
+        if obstacle := _why_not_writable(Path(path)):
+            parser.error(f"the report {path!r} cannot be written: {obstacle}")
     return _run_repeatedly(parser, options, command)
+
+
+def _why_not_writable(path: Path) -> str:
+    """Say what keeps a file from being written; nothing if nothing does."""
+    if path.is_dir():
+        return "it is a folder"
+    if path.exists():
+        return "" if os.access(path, os.W_OK) else "it may not be written to"
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {os.fspath(folder)!r}"
+    return "" if os.access(folder, os.W_OK) else f"{os.fspath(folder)!r} may not be written to"
 
 
 def _explain(parser: argparse.ArgumentParser, name: str) -> int:
@@ -151,7 +170,7 @@ def _run_repeatedly(
     reports: list[ExitReport] = []
     closed = fill_closed_files()
     with Signals() as signals:
-        IN_STEAD.set(Stead(closed, signals.mask, signals.attach))
+        IN_STEAD.set(Stead(closed, signals.mask, signals.attach, signals.hand_up))
         for _ in range(options.repeat):
             try:
                 report = _check_once(options, command)
@@ -194,9 +213,20 @@ def _check_once(options: argparse.Namespace, command: list[str]) -> ExitReport:
 
 
 def _cannot_start(command: list[str], error: OSError) -> int:
+    name = command[0]
     missing = isinstance(error, FileNotFoundError)
-    what = "was not found" if missing else f"cannot be executed ({error.strerror})"
-    _say(f"clean-exit: {shlex.quote(command[0])} {what}")
+    if not missing:
+        what = "is a folder" if Path(name).is_dir() else f"cannot be executed ({error.strerror})"
+    elif len(command) == 1 and any(map(str.isspace, name)):
+        what = f"was not found: it is one word; try clean-exit -- {name}"
+    elif Path(name).exists():
+        what = "cannot be executed: the interpreter that its first line names was not found"
+    elif os.sep in name:
+        what = "was not found"
+    else:
+        here = "no such file here, and " if name.endswith(".py") else ""
+        what = f"was not found: there is {here}no such command in PATH"
+    _say(f"clean-exit: {shlex.quote(name)} {what}")
     return NOT_FOUND if missing else NOT_EXECUTABLE
 
 

@@ -60,7 +60,12 @@ def _says_by_whom(path: str) -> bool:
 
 
 def add_probe(
-    command: list[str], environment: Mapping[str, str], events: Path, *, unbuffered: bool = False
+    command: list[str],
+    environment: Mapping[str, str],
+    events: Path,
+    *,
+    cwd: str | os.PathLike[str] | None = None,
+    unbuffered: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment that make a Python program load the probe.
 
@@ -68,6 +73,7 @@ def add_probe(
         command: The program's command line.
         environment: The program's environment.
         events: Where the probe is to write to.
+        cwd: The folder that the program starts in.
         unbuffered: Whether Python is not to hold back what the program prints.
     """
     changed = dict(environment)
@@ -87,6 +93,8 @@ def add_probe(
     if parts is None:
         return command, changed
     interpreter, program = parts
+    if not _can_be_launched(program, cwd):
+        return command, changed  # Python itself says what is wrong with it.
     if unbuffered:
         interpreter = [*interpreter, "-u"]
     return [*interpreter, str(STARTUP / "clean_exit_launch.py"), *program], changed
@@ -97,28 +105,44 @@ def _split_isolated(command: list[str]) -> tuple[list[str], list[str]] | None:
 
     Returns:
         The interpreter with its options, and the program: a file, -c or -m, and arguments.
-        None for all others, which load the probe through their environment.
+        None for all others, which load the probe through their environment. To skip a first line
+        (-x) is the launcher's then, which gets it before the program.
     """
     if not _PYTHON.match(Path(command[0]).name):
         return None
-    ignores = False
-    position = 1
-    while (
-        position < len(command) and command[position].startswith("-") and command[position] != "-"
-    ):
-        letters = "" if command[position].startswith("--") else command[position][1:]
-        position += command[position] in _LONG_WITH_VALUE
-        for index, letter in enumerate(letters):
+    ignores = skips = False
+    interpreter, rest = command[:1], command[1:]
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word, rest = rest[0], rest[1:]
+        if word.startswith("--"):
+            values = 1 if word in _LONG_WITH_VALUE else 0
+            interpreter, rest = [*interpreter, word, *rest[:values]], rest[values:]
+            continue
+        letters, kept = word[1:], ""
+        while letters:
+            letter, letters = letters[0], letters[1:]
             if letter in "cm":
-                before = [f"-{letters[:index]}"] if index else []
-                joined = [letters[index + 1 :]] if letters[index + 1 :] else []
-                program = [f"-{letter}", *joined, *command[position + 1 :]]
-                return ([*command[:position], *before], program) if ignores else None
-            if letter in _WITH_VALUE:
-                position += index == len(letters) - 1
-                break
+                interpreter += [f"-{kept}"] if kept else []
+                program = [f"-{letter}", *([letters] if letters else []), *rest]
+                return (interpreter, program) if ignores and len(program) > 1 else None
+            if letter == "x":
+                skips = True
+                continue
+            kept += letter
             ignores = ignores or letter in "IES"
-        position += 1
-    if not ignores or position >= len(command) or command[position] == "-":
+            if letter in _WITH_VALUE:
+                if letters:
+                    kept, letters = kept + letters, ""
+                else:
+                    interpreter, rest = [*interpreter, f"-{kept}", *rest[:1]], rest[1:]
+                    kept = ""
+        interpreter += [f"-{kept}"] if kept else []
+    if not ignores or not rest or rest[0] == "-":
         return None
-    return command[:position], command[position:]
+    return interpreter, ["-x", *rest] if skips else rest
+
+
+def _can_be_launched(program: Sequence[str], cwd: str | os.PathLike[str] | None) -> bool:
+    words = program[1:] if program[0] == "-x" else program
+    path = Path(cwd or os.curdir, words[0])
+    return words[0] in ("-c", "-m") or os.access(path, os.R_OK)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .findings import PHASES, Finding
+from .findings import PHASES, Finding, signal_name
 from .messages import leak_id
 
 _MOST_BYTES = 16 << 20
@@ -134,7 +134,13 @@ class _Reader:
         self._inside = inside
         self._groups: dict[int, Finding] = {}
         self._again: dict[tuple[Any, ...], tuple[int, _Entry]] = {}
-        self.is_complete = False
+        self._is_complete = False
+        self._goes_on = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the record is proven to be that of all that the process did."""
+        return self._is_complete and not self._goes_on
 
     def note(self, entry: _Entry) -> None:
         """Take the next entry."""
@@ -147,6 +153,12 @@ class _Reader:
             what, count, message = str(fields[0]), int(fields[1]), str(fields[2])
             summary = f"{count} {what} objects"
             inside.findings.append(Finding(leak_id(what), summary, message, pid=entry.pid))
+        elif kind == "child-crashed":
+            name = signal_name(int(fields[1]))
+            summary = f"{name} ended process {int(fields[0])}, which it had started"
+            inside.findings.append(Finding("crash", summary, "", entry.phase, entry.pid))
+        elif kind in ("executed", "interpreter"):
+            self._goes_on = True
         elif kind in ("process-group", "process-group-at-main-end"):
             summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
             found = Finding("process-group-not-destroyed", summary, "", entry.phase, entry.pid)
@@ -182,7 +194,7 @@ class _Reader:
             known = entry.fields[0]
             inside.modules = frozenset(map(str, known["modules"]))
             had_children = known["children"] != 0 or known["spawned"] or known["sigchld_ignored"]
-            self.is_complete = not (known["lost"] or known["unseen"] or had_children)
+            self._is_complete = not (known["lost"] or known["unseen"] or had_children)
 
     def finish(self) -> None:
         """Take what is only known at the end: counts, and who left without a word."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 FINDINGS = {
@@ -60,3 +61,11 @@ class Finding:
         lines = [f"{self.id}: {self.summary}{when}"]
         lines += [f"    {line}" for line in self.evidence.splitlines()]
         return "\n".join(lines)
+
+
+def signal_name(number: int) -> str:
+    """Name a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -8,11 +8,12 @@ child that it has not reaped: an id is never somebody else's. When the checker g
 does, everything below the keeper is ended.
 
 All signals but SIGCHLD stay blocked here. So one that a terminal, or kill, sends to the whole
-process group waits here too, and tells that the program has got it itself.
+process group comes here too, and tells that the program has got it itself. One that the program
+sends to its parent alone, which is this process, is meant for who called the checker.
 
 The checker writes, after the start message, lines: ``kill N``, ``pass N FROM`` (a signal that
 the checker got), ``end``. The keeper writes: ``started PID``, ``failed ERRNO``, ``stopped N``,
-``continued``, ``ended STATUS``, ``gone``.
+``continued``, ``ended STATUS HAD_CHILDREN``, ``parent N FROM`` (a signal for who called), ``gone``.
 """
 
 # The private modules: the public ones cost 20 ms, of enumerations that nothing here needs.
@@ -24,11 +25,13 @@ import select
 import sys
 import time
 
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+from keeper_ending import descendants, end_all, is_below, send
+
 _MOST_FILES = 3
-_PATIENCE_S = 1.0  # between SIGTERM and SIGKILL
-_LAST_RESORT_S = 10.0  # for the kernel to end what was killed
 _NOT_A_PROGRAM = 8  # ENOEXEC
 _SET_CHILD_SUBREAPER = 36
+_FOR_ONE_S = 0.1  # after so long a signal was not for the group: the checker would have said
 
 
 def main():
@@ -48,23 +51,38 @@ def main():
         pass
     pid, error = _start(start, files)
     _forget_files(keep=(0, *waker))
+    others = every - {signal.SIGCHLD}
+    pending = _open_pending(others)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     if error:
         _say(control, f"failed {error}")
     else:
         _say(control, f"started {pid}")
-        _Keeper(control, waker[0], pid, start["follows"]).serve()
+        _Keeper(control, waker[0], pid, start["follows"]).serve(pending, others)
     os._exit(0)
 
 
 def _take(numbers, patience_s):
-    """Take a signal that is pending, or comes soon; return its sender, None if there is none."""
+    """Take a signal that is pending, or comes soon: its number and its sender; None if none is."""
     if hasattr(signal, "sigtimedwait"):
         info = signal.sigtimedwait(numbers, patience_s)
-        return None if info is None else info.si_pid
+        return None if info is None else (info.si_signo, info.si_pid)
     time.sleep(patience_s)  # macOS, which does not tell the sender.
     pending = signal.sigpending() & numbers
-    return 0 if pending and signal.sigwait(pending) else None
+    return (signal.sigwait(pending), 0) if pending else None
+
+
+def _open_pending(every):
+    """Open a file that can be read when a signal is pending; None where that is not known."""
+    try:
+        import ctypes
+
+        bits = sum(1 << (number - 1) for number in every)
+        mask = ctypes.create_string_buffer(bits.to_bytes(8, sys.byteorder), 128)
+        file = ctypes.CDLL(None).signalfd(-1, mask, os.O_CLOEXEC | os.O_NONBLOCK)
+        return file if file >= 0 else None
+    except (ImportError, OSError, AttributeError):
+        return None  # Not Linux: what the program sends to its parent stays here.
 
 
 def _receive(control):
@@ -197,21 +215,41 @@ class _Keeper:
         self._ended = False
         self._had_children = None
         self._rest = b""
+        self._got = []  # signals that came here, of which the checker has not spoken yet
 
-    def serve(self):
+    def serve(self, pending, others):
         poll = select.poll()
-        poll.register(self._control.fileno(), select.POLLIN)
-        poll.register(self._waker, select.POLLIN)
+        for file in (self._control.fileno(), self._waker, pending):
+            if file is not None:
+                poll.register(file, select.POLLIN)
         listening = True
         while listening:
             self._reap()
-            ready = [file for file, _ in poll.poll()]
+            ready = [file for file, _ in poll.poll(1000 * _FOR_ONE_S if self._got else None)]
             if self._waker in ready:
                 self._drain()
+            if pending in ready:
+                self._note_pending(others)
             if self._control.fileno() in ready:
                 listening = self._listen()
-        self._end_all()
+            self._hand_up()
+        end_all(self._below)
         _say(self._control, "gone")
+
+    def _note_pending(self, others):
+        while (got := _take(others, 0)) is not None:
+            self._note(got)
+
+    def _note(self, got):
+        self._got.append((got, time.monotonic(), is_below(got[1])))
+
+    def _hand_up(self):
+        """Tell of signals that the program sent to its parent."""
+        now = time.monotonic()
+        for entry in [entry for entry in self._got if now >= entry[1] + _FOR_ONE_S]:
+            self._got.remove(entry)
+            if entry[2]:
+                _say(self._control, "parent {} {}".format(*entry[0]))
 
     def _drain(self):
         try:
@@ -220,30 +258,42 @@ class _Keeper:
             pass
 
     def _reap(self):
+        """Take in what has become of children; say whether there are any still."""
         flags = os.WNOHANG | os.WUNTRACED | getattr(os, "WCONTINUED", 0)
+        status = None
         while True:
             self._look_for_children()
             try:
-                pid, status = os.waitpid(-1, flags)
+                pid, change = os.waitpid(-1, flags)
             except ChildProcessError:
-                return
+                pid = -1
+                break
+            if pid == self._pid and (os.WIFEXITED(change) or os.WIFSIGNALED(change)):
+                self._ended, status = True, change
+            elif pid == self._pid:
+                self._tell_of_stop(change)
+            elif pid or self._ended:
+                self._had_children = True  # The program has left it behind: ended, or at work.
             if pid == 0:
-                return
-            if pid != self._pid:
-                self._had_children = True  # One that the program has left behind.
-                continue
-            if os.WIFSTOPPED(status):
-                _say(self._control, f"stopped {os.WSTOPSIG(status)}")
-            elif os.WIFCONTINUED(status):
-                _say(self._control, "continued")
-                if self._checker == os.getppid():
-                    _kill(self._checker, signal.SIGCONT)  # It has stopped itself meanwhile.
-            else:
-                self._ended = True
-                _say(self._control, f"ended {status} {self._had_children}")
+                break
+        # Told when all that it left is known: the kernel hands that over before it ends.
+        if status is not None:
+            _say(self._control, f"ended {status} {self._had_children}")
+        return pid == 0
+
+    def _tell_of_stop(self, status):
+        if os.WIFSTOPPED(status):
+            _say(self._control, f"stopped {os.WSTOPSIG(status)}")
+            return
+        _say(self._control, "continued")
+        if self._checker == os.getppid():
+            send(self._checker, signal.SIGCONT)  # It has stopped itself meanwhile.
 
     def _look_for_children(self):
-        """Note whether the program, once it has ended, had waited for any child."""
+        """Note whether the program, once it has ended, had waited for any child.
+
+        True also if it may have had some without a trace: while SIGCHLD is ignored, none is left.
+        """
         if self._had_children is not None or self._ended or not hasattr(os, "waitid"):
             return
         try:
@@ -251,11 +301,14 @@ class _Keeper:
                 return
             with open(f"/proc/{self._pid}/stat", "rb") as file:
                 stat = file.read()
-        except OSError:  # No /proc.
+            with open(f"/proc/{self._pid}/status", "rb") as file:
+                ignored = int(file.read().partition(b"\nSigIgn:")[2].split(None, 1)[0], 16)
+        except (OSError, IndexError):  # No /proc.
             return
         # Page faults of children that were waited for: each has some (proc(5), fields 11 and 13).
         fields = stat[stat.rindex(b")") + 2 :].split()
-        self._had_children = int(fields[8]) + int(fields[10]) > 0
+        ignores = ignored >> (signal.SIGCHLD - 1) & 1
+        self._had_children = bool(int(fields[8]) + int(fields[10]) or ignores)
 
     def _listen(self):
         """Do what the checker says; False if that is to end."""
@@ -278,11 +331,15 @@ class _Keeper:
     def _group_got(self, number, sender):
         """Say whether a signal that the checker got was sent to the whole process group."""
         stop = time.monotonic() + 0.05  # It may come here a moment later.
-        while (got := _take({number}, max(0.0, stop - time.monotonic()))) is not None:
-            # From another sender: sent to this process alone, and not meant for the program.
-            if got == sender:
-                return True
-        return False
+        while True:
+            for entry in self._got:
+                if entry[0] == (number, sender):
+                    self._got.remove(entry)
+                    return True
+            got = _take({number}, max(0.0, stop - time.monotonic()))
+            if got is None:
+                return False
+            self._note(got)
 
     def _send(self, number):
         self._reap()
@@ -292,107 +349,17 @@ class _Keeper:
             except OSError:
                 pass  # It has become another user's (setuid).
 
-    def _end_all(self):
-        """End all that hangs below, again until nothing does: some start another when told."""
-        told, beyond = set(), set()
-        stop = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < stop:
-            found = self._below() - beyond
-            if not found:
-                return
-            for process in found - told:
-                if not _send_to(process, signal.SIGTERM):
-                    beyond.add(process)
-                _send_to(process, signal.SIGCONT)
-            told |= found
-            time.sleep(0.01)
-        stop = time.monotonic() + _LAST_RESORT_S
-        while time.monotonic() < stop:
-            stopped = set()
-            # First all are held, so that none can start another behind this one's back.
-            while found := self._below() - stopped - beyond:
-                beyond |= {p for p in found if not _send_to(p, signal.SIGSTOP)}
-                stopped |= found
-            for process in stopped - beyond:
-                _send_to(process, signal.SIGKILL)
-            if not stopped - beyond:
-                return
-            time.sleep(0.01)
-
     def _below(self):
-        """Return what descends from this process and is alive: ids, and when each was started."""
-        self._reap()
-        me = os.getpid()
-        table = {}
-        try:
-            names = [name for name in os.listdir("/proc") if name.isdigit()]
-        except OSError:
-            names = []
-        for name in names:
-            fields = _read(name)
-            if fields is not None:
-                table[int(name)] = fields
-        if me not in table:  # Not Linux, or a /proc of other processes.
-            return set() if self._ended else {(self._pid, None)}
-        return {
-            (pid, ticks)
-            for pid, (_, state, ticks) in table.items()
-            if state not in b"ZX" and _leads(pid, table, me)
-        }
-
-
-def _read(pid):
-    """Return a process's parent, its state, and when it was started."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # See proc(5).
-        return int(fields[1]), fields[0], int(fields[19])
-    except (OSError, IndexError):
-        return None  # It has ended meanwhile.
-
-
-def _leads(pid, table, ancestor):
-    for _ in range(1000):
-        pid = table.get(pid, (0,))[0]
-        if pid in (ancestor, 0):
-            break
-    return pid == ancestor
-
-
-def _send_to(process, number):
-    """Signal that very process; False if that is not allowed."""
-    pid, ticks = process
-    if ticks is None:
-        return _kill(pid, number)
-    try:
-        handle = os.pidfd_open(pid)
-    except (OSError, AttributeError):
-        handle = None  # It has ended, or the kernel is old.
-    try:
-        now = _read(pid)
-        if now is None or now[2] != ticks:
-            return True
-        if handle is None:
-            return _kill(pid, number)
-        signal.pidfd_send_signal(handle, number)
-    except PermissionError:
-        return False
-    except OSError:
-        pass  # It has ended in between.
-    finally:
-        if handle is not None:
-            os.close(handle)
-    return True
-
-
-def _kill(pid, number):
-    try:
-        os.kill(pid, number)
-    except PermissionError:
-        return False
-    except OSError:
-        pass  # It has ended.
-    return True
+        # One that starts another and goes, while /proc is read, leaves none to be seen there; but
+        # whatever descends from here descends from a child of this process, an adopted one too.
+        for _ in range(100):
+            has_children = self._reap()
+            found = descendants()
+            if found is None:
+                return set() if self._ended else {(self._pid, None)}
+            if found or not has_children:
+                break
+        return found
 
 
 main()

@@ -45,6 +45,7 @@ class Keeper:
         self.returncode: int | None = None
         self.had_children: bool | None = None  # whether the program had any; None: not known
         self.stopped: int | None = None
+        self.for_parent: list[tuple[int, int]] = []  # signals that it sent there, with the sender
         self._rest = b""
         self._gone = False
         if mask is None:
@@ -72,7 +73,7 @@ class Keeper:
                     close_fds=not inherit,
                 )
             self._begin(start, [files[number] for number in sorted(files)])
-            self.pid = self._hear_of_start(command[0])
+            self.pid = self._hear_of_start(command[0], cwd)
             self._take_in()  # It may have ended already, and its end come with its start.
         except BaseException:
             self.close()
@@ -94,11 +95,13 @@ class Keeper:
         self._socket.sendmsg([len(data).to_bytes(4, "big")], ancillary)
         self._socket.sendall(data)
 
-    def _hear_of_start(self, name: str) -> int:
+    def _hear_of_start(self, name: str, cwd: str | os.PathLike[str] | None) -> int:
         while (line := self._next_line()) is None:
             self._receive()
         what, _, number = line.partition(" ")
         if what == "failed":
+            if cwd is not None and not (Path(cwd).is_dir() and os.access(cwd, os.X_OK)):
+                name = os.fspath(cwd)  # It did not get as far as the program.
             raise OSError(int(number), os.strerror(int(number)), name)
         return int(number)
 
@@ -140,6 +143,9 @@ class Keeper:
                 self.stopped = int(number)
             elif what == "continued":
                 self.stopped = None
+            elif what == "parent":
+                signal_number, _, sender = number.partition(" ")
+                self.for_parent.append((int(signal_number), int(sender)))
             elif what == "gone":
                 self._gone = True
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from .findings import FINDINGS, Finding
+from .findings import FINDINGS, Finding, signal_name
 
 SCHEMA_VERSION = 1
 UNCLEAN = 120
@@ -115,11 +114,3 @@ def summarise(report: ExitReport) -> str:
     if report.ignored:
         verdict += f", {report.ignored} ignored"
     return f"{verdict}: the program {how}"
-
-
-def signal_name(number: int) -> str:
-    """Name a signal."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

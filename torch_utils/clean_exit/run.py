@@ -55,11 +55,13 @@ class Stead:
         closed: Which of the files 0, 1 and 2 it was started without.
         mask: The signals that were blocked when it was started.
         on_start: Called when the program has started.
+        hand_up: Called with each signal that the program sends to its parent, and the sender.
     """
 
     closed: Collection[int] = ()
     mask: Collection[int] = ()
     on_start: Callable[[Run], None] = lambda run: None
+    hand_up: Callable[[int, int], None] = lambda number, sender: None
 
 
 IN_STEAD: ContextVar[Stead | None] = ContextVar("clean_exit_in_stead", default=None)
@@ -227,6 +229,7 @@ class Run:
         for key, _ in selector.select(self._pause()):
             if key.data is None:
                 self.keeper.hear()
+                self._hand_up()
             elif not key.data.pump():
                 selector.unregister(key.fd)
                 os.close(key.fd)
@@ -239,6 +242,12 @@ class Run:
         if running and self.outcome.ended_s:
             selector.unregister(self.keeper)  # It has told all that there is.
         return not running and self._all_gone()
+
+    def _hand_up(self) -> None:
+        sent, self.keeper.for_parent = self.keeper.for_parent, []
+        for number, sender in sent:
+            if self._stead is not None:
+                self._stead.hand_up(number, sender)
 
     def _stop_with_it(self) -> None:
         """Stop as the program has, so that a shell sees its job stopped; the keeper ends that."""

@@ -68,10 +68,11 @@ def read_settings(folder: Path | None = None) -> dict[str, Any]:
 def _load(path: Path) -> dict[str, Any]:
     """Return the table as TOML has it; nothing if the file does not speak of it at all."""
     data = path.read_bytes()
-    if not any(name.encode() in data for name in _NAMES):
+    # A key may be written with escapes.
+    if not any(name.encode() in data for name in (*_NAMES, "\\u", "\\U")):
         return {}  # Another tool's file, whole or broken; and parsing it would take 5 ms.
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: {error}") from None
     toml = _toml()

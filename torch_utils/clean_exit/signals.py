@@ -1,22 +1,29 @@
 """Signals on their way: each one that the command gets reaches the program exactly once.
 
 They are blocked in this process and taken by a thread, which hands them to the keeper: that
-knows whether the whole process group got it, as from a terminal, and the program with it.
+knows whether the whole process group got it, as from a terminal, and the program with it. And
+each one that the program sends to its parent reaches the parent of this process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Collection
 
 from .run import Run
 
-# They tell of this process itself, or stop it before it writes to a terminal.
-_OWN = ("CHLD", "PIPE", "TTIN", "TTOU", "XCPU", "XFSZ", "SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS")
+# They tell of this process's own children, or stop it before it writes to a terminal.
+_OWN = ("CHLD", "TTIN", "TTOU")
 _NOT_BLOCKABLE = ("KILL", "STOP")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# What the kernel also sends because of something that this process itself did.
+_BY_WRITING = (signal.SIGPIPE, getattr(signal, "SIGXFSZ", None))
+_GROUP_S = 1.0  # as long as that a signal for the whole group is known to be one
 
 
 def _taken() -> set[int]:
@@ -40,6 +47,8 @@ class Signals:
         self.mask: Collection[int] = ()
         self._run: Run | None = None
         self._early: list[tuple[int, int]] = []
+        self._caller = os.getppid()
+        self._passed: dict[tuple[int, int], float] = {}
         self._lock = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._take, name="clean-exit signals", daemon=True)
@@ -64,12 +73,28 @@ class Signals:
         for number, sender in early:
             run.pass_on(number, sender)
 
+    def hand_up(self, number: int, sender: int) -> None:
+        """Send who called this process what the program has sent to its parent.
+
+        Not if the whole process group got it, which the caller may be in.
+        """
+        with self._lock:
+            passed_s = self._passed.get((number, sender), -math.inf)
+        if time.monotonic() < passed_s + _GROUP_S or not 0 < os.getppid() == self._caller:
+            return
+        with contextlib.suppress(OSError):  # Another user's, as plainly.
+            os.kill(self._caller, number)
+
     def _take(self) -> None:
         taken = _taken()
         while True:
             if hasattr(signal, "sigwaitinfo"):
                 info = signal.sigwaitinfo(taken)
                 number, sender = info.si_signo, info.si_pid
+                if number in _BY_WRITING and sender == os.getpid():
+                    continue
+                if number == signal.SIGXCPU and info.si_code > 0:
+                    continue  # The kernel's, about this process; it counts each one's time alone.
             else:  # macOS
                 number, sender = signal.sigwait(taken), 0
             if self._closing and number == signal.SIGURG:
@@ -77,6 +102,7 @@ class Signals:
             self.asked_to_end = self.asked_to_end or number in _ENDING
             with self._lock:
                 run = self._run
+                self._passed[number, sender] = time.monotonic()
                 if run is None:
                     self._early.append((number, sender))
             if run is not None:

@@ -45,8 +45,8 @@ def count(text: str) -> int:
 def exit_code(text: str) -> int:
     """Read an exit code."""
     value = _whole(text)
-    if not 0 <= value <= 255:
-        raise argparse.ArgumentTypeError(f"{text} is not an exit code (0 to 255)")
+    if not 1 <= value <= 255:  # 0 would say that all is well.
+        raise argparse.ArgumentTypeError(f"{text} is not an exit code of a failure (1 to 255)")
     return value
 
 

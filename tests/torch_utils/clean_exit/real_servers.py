@@ -94,12 +94,18 @@ CELERY = [
     ),
 ]
 
-FLASK_APP = "from flask import Flask\napp = Flask(__name__)\n"
+# It says that it runs before it does, and takes an interrupt in between for an abort.
+FLASK_APP = """
+from flask import Flask
+import werkzeug.serving
+app = Flask(__name__)
+werkzeug.serving.BaseWSGIServer.service_actions = lambda self: print("it serves", flush=True)
+"""
 
 
 def flask(name: str, *options: str, app: str = FLASK_APP, **more: Any) -> Program:
     command = ("flask", "--app", "app", "run", "--host", "127.0.0.1", "--port", "0", *options)
-    more["options"] = {**more["options"], "stop_when": "Running on http"}
+    more["options"] = {**more["options"], "stop_when": "it serves"}
     return Program("flask", name, command, {"app.py": app}, modules=("flask",), **more)
 
 

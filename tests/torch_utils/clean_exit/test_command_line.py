@@ -55,7 +55,7 @@ def clean_exit(
         (["--timeout", "-1", "true"], 125, "not more than 0"),
         (["--ignore", "(", "true"], 125, "not a regular expression"),
         (["--stop-signal", "NOPE", "true"], 125, "not a signal"),
-        (["--stop-signal", "TERM", "true"], 125, "stop_after_s and stop_when"),
+        (["--stop-signal", "TERM", "true"], 125, "--stop-after and --stop-when"),
         (["--report-json", "/no/such/folder/x.json", "true"], 125, "cannot be written"),
         (["-m"], 125, "needs an argument"),
     ],

@@ -56,7 +56,7 @@ def test_verdict(program: Program, tmp_path: Path, request: pytest.FixtureReques
         cwd=tmp_path,
         env=environment,
         stdin=subprocess.DEVNULL,
-        **{"timeout_s": 120.0, "max_shutdown_s": 20.0, **program.options},
+        **{"timeout_s": 600.0, "max_shutdown_s": 20.0, **program.options},
     )
     said = f"{report}\n--- stdout\n{report.stdout[-3000:]}\n--- stderr\n{report.stderr[-3000:]}"
     found = {finding.id for finding in report.findings}

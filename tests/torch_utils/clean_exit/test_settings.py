@@ -67,6 +67,7 @@ WRONG = {
     "repeat = 0": "repeat: 0 is less than 1",
     "repeat = true": "repeat has to be a whole number, not True",
     "error-exitcode = 256": "256 is not an exit code",
+    "error-exitcode = 0": "0 is not an exit code of a failure",
     "error-exitcode = 1.5": "has to be a whole number",
     "ignore = [1]": "ignore has to be a list of strings, not [1]",
     "ignore = 'x'": "ignore has to be a list of strings",

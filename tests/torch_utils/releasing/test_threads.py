@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from torch_utils import ReleasedError, release
-from torch_utils._releasing import faiss_indexes, modules
+from torch_utils._releasing import faiss_indexes
 from torch_utils._releasing.faiss_indexes import FaissTarget
-from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.tensors import TensorTarget
 from torch_utils.report import CleanupReport
 
@@ -91,31 +90,8 @@ def test_forward_meets_a_released_error() -> None:
     assert all(isinstance(error, ReleasedError) for error in errors), errors
 
 
-def test_interrupted_giving_up_is_finished_by_another_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Interrupted between any two layers, the next call does the rest."""
-    original = modules.bury
-    for stop in range(5):
-        model = model_of(2)
-        layers = list(model.modules())
-        buried: list[Any] = []
-
-        def bury(*call: Any, stop: int = stop, buried: list[Any] = buried) -> None:
-            if len(buried) == stop:
-                buried.append(None)
-                raise KeyboardInterrupt
-            buried.append(call[0])
-            original(*call)
-
-        monkeypatch.setattr(modules, "bury", bury)
-        target = ModuleTarget(model, "model")
-        with pytest.raises(KeyboardInterrupt):
-            target.give_up("here")
-        target.give_up("here")
-        for layer in layers:
-            with pytest.raises(ReleasedError):
-                layer(torch.ones(2, 4))
+def test_giving_up_twice_is_giving_up_once() -> None:
+    """As after an interrupt; for modules see test_interrupted_burial."""
     tensor = torch.ones(4)
     target = TensorTarget(tensor, "tensor")
     target.give_up("here")

@@ -4,7 +4,7 @@ As in clean_exit_probe: nothing here raises, or changes what the program can see
 """
 
 
-def follow(events, here, state, os, sys):
+def follow(events, here, record, state, os, sys):
     """Have the Python interpreters that this one starts load the probe as well.
 
     Only the child finds the probe in its environment, and takes it out before its program runs.
@@ -21,6 +21,7 @@ def follow(events, here, state, os, sys):
 
     def fork_exec(args, executables, *rest, _failure=Exception):
         state["spawned"] = True
+        watch_crashes(record, sys)
         try:
             args, executables = list(args), list(executables)
             if _is_python(executables[0], own) and not _is_isolated([encode(a) for a in args]):
@@ -40,6 +41,28 @@ def follow(events, here, state, os, sys):
     loaded = sys.modules.get("subprocess")
     if getattr(loaded, "_fork_exec", None) is usual:
         loaded._fork_exec = fork_exec
+    if hasattr(os, "posix_spawn"):  # What subprocess prefers from Python 3.13 on.
+        os.posix_spawn = _make_spawn(os.posix_spawn, events, here, record, state, os, sys)
+
+
+def _make_spawn(usual, events, here, record, state, os, sys):
+    encode = os.fsencode
+    own = encode(os.path.basename(sys.executable or "python"))
+
+    def posix_spawn(path, argv, env, /, *rest, _failure=Exception, **options):
+        state["spawned"] = True
+        watch_crashes(record, sys)
+        try:
+            argv, changed = list(argv), env
+            if _is_python(encode(path), own) and not _is_isolated([encode(a) for a in argv]):
+                given = [encode(name) + b"=" + encode(value) for name, value in env.items()]
+                given = _with_probe(given, encode(events), encode(here))
+                changed = dict(entry.split(b"=", 1) for entry in given)
+        except _failure:
+            changed = env  # As above.
+        return usual(path, argv, changed, *rest, **options)
+
+    return posix_spawn
 
 
 def _is_python(path, own):
@@ -79,6 +102,43 @@ def _with_probe(environment, events, here):
     # An empty entry would be the current folder.
     changed.append(b"PYTHONPATH=" + b":".join([here, *(path for path in original if path)]))
     return changed
+
+
+# ILL, ABRT, BUS, FPE, SEGV: by these a program crashes; the others are sent.
+_CRASHES = (-4, -6, -7, -8, -11)
+
+
+class _Returncode:
+    """Stands for the attribute of a class of child processes, and sees it set.
+
+    It has no __get__, so that it is read from the object as ever; and unlike a method around the
+    usual one it never is in a traceback.
+    """
+
+    def __init__(self, record):
+        self._record = record
+
+    def __set__(self, child, value, _crashes=_CRASHES, _type=type, _int=int, _failure=Exception):
+        child.__dict__["returncode"] = value
+        try:
+            if _type(value) is _int and value in _crashes:
+                self._record("child-crashed", child.pid, -value)
+        except _failure:
+            pass
+
+    def __delete__(self, child):
+        del child.__dict__["returncode"]
+
+
+def watch_crashes(record, sys):
+    """Record which children crash, as the modules that start them are told.
+
+    Called before each start: by then they are loaded, and it costs nothing to look again.
+    """
+    for name in ("subprocess", "multiprocessing.popen_fork"):
+        kind = getattr(sys.modules.get(name), "Popen", None)
+        if kind is not None and "returncode" not in vars(kind):
+            kind.returncode = _Returncode(record)
 
 
 def watch_tracker(record, sys):

@@ -12,11 +12,10 @@ main -> threads (main module ended) -> atexit -> teardown.
 import sys
 
 import clean_exit_children as children
+from clean_exit_errors import describe_error, name_object
 
 STACKS_SIGNAL = 62  # A real-time signal that hardly any program uses; the checker sends it.
 _OWN_FILES = range(250, 260)  # Far from the numbers that a program's own files get.
-_FRAMES = 30  # entries of a traceback that are recorded
-_LETTERS = 2000  # of a message
 _IN_FULL = 3  # errors alike that are recorded one by one; the others are counted
 _KINDS = 64  # of errors that are told apart by their message
 _INTERPRETERS = ("_interpreters", "_xxsubinterpreters", "_testcapi", "_testinternalcapi")
@@ -49,10 +48,11 @@ def install(path, here):
     atexit.register(_make_last_callback(record, flush, state, os))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
+            before=lambda: children.watch_crashes(record, sys),
             after_in_parent=lambda: state.update(spawned=True),
             after_in_child=_make_after_fork(forget, state),
         )
-    children.follow(path, here, state, os, sys)
+    children.follow(path, here, record, state, os, sys)
     children.watch_shared_memory(record)
     children.watch_tracker(record, sys)
 
@@ -149,8 +149,35 @@ def _offer_stacks(path, record, os):
         if number is not None:
             faulthandler.register(STACKS_SIGNAL, file=number, all_threads=True)
             record("stacks", _read_stat(os)[0], number)
+            _withdraw_if_handled(record)
     except Exception:  # A Python without faulthandler: no stacks.
         pass
+
+
+def _withdraw_if_handled(record):
+    """Withdraw the offer of stacks when the program handles that signal itself.
+
+    signal.signal() looks up _signal.signal with its argument at hand: seen there, and not by a
+    function around it, it leaves no frame in the tracebacks of the errors of that call.
+    """
+    import _signal
+
+    usual, caller = _signal.signal, sys._getframe
+
+    class Module(type(_signal)):
+        @property
+        def signal(self, _wanted=STACKS_SIGNAL, _is=isinstance, _int=int, _failure=Exception):
+            try:
+                frame = caller(1)
+                number = frame.f_locals.get("signalnum")
+                if frame.f_code.co_name == "signal" and _is(number, _int) and number == _wanted:
+                    record("stacks", None, None)
+            except _failure:
+                pass
+            return usual
+
+    Module.__name__ = Module.__qualname__ = "module"
+    _signal.__class__ = Module
 
 
 def _make_note(record, state):
@@ -158,7 +185,7 @@ def _make_note(record, state):
     seen = {}
     length, least = len, _IN_FULL
 
-    def note(kind, said, error, traceback, _describe=_describe_error, _failure=BaseException):
+    def note(kind, said, error, traceback, _describe=describe_error, _failure=BaseException):
         try:
             name, message, places = _describe(error, traceback)
             key = (kind, state["phase"], said, name, message[:200])
@@ -211,7 +238,28 @@ def _listen(note, state):
 
     if not state["audited"]:
         state["audited"] = True
+        _add_hook(hook, state)
+
+
+def _add_hook(hook, state):
+    try:
         sys.addaudithook(hook)
+    except Exception:  # A hook of the program's own forbids it: what happens is not seen.
+        state["replaced"] = True
+
+
+def _watch_execution(record, state):
+    """Record that this process becomes another program, whose end the record says nothing of.
+
+    Seen from where nothing but callbacks and destructors run: a program that does it before never
+    gets to the end of its record.
+    """
+
+    def hook(event, args, _event="os.exec"):
+        if event == _event:
+            record("executed")
+
+    _add_hook(hook, state)
 
 
 def _mentions_hook(os):
@@ -230,48 +278,10 @@ def _mentions_hook(os):
 
 def _note_unraisable(note, info, _failure=BaseException):
     try:
-        said = (info.err_msg or "Exception ignored in", _name_object(info.object))
+        said = (info.err_msg or "Exception ignored in", name_object(info.object))
         note("unraisable", said, info.exc_value, info.exc_traceback)
     except _failure:
         pass
-
-
-_NAMED = ("function", "builtin_function_or_method", "method", "type", "generator", "coroutine")
-
-
-def _name_object(thing, _type=type, _named=_NAMED):
-    """Name an object without running any of its code."""
-    if thing is None:
-        return ""
-    kind = _type(thing)
-    name = thing.__qualname__ if kind.__name__ in _named else ""
-    return "%s.%s %s" % (kind.__module__, kind.__qualname__, name)
-
-
-def _describe_error(
-    error,
-    traceback,
-    _type=type,
-    _str=str,
-    _failure=BaseException,
-    _most=_FRAMES,
-    _letters=_LETTERS,
-):
-    """Return the error's type, its message, and where it was, innermost last."""
-    kind = _type(error)
-    name = kind.__qualname__
-    if kind.__module__ != "builtins":
-        name = kind.__module__ + "." + name
-    try:
-        message = _str(error)[:_letters]
-    except _failure:
-        message = "<no message>"
-    places = []
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        places.append((code.co_filename, traceback.tb_lineno, code.co_name))
-        traceback = traceback.tb_next
-    return name, message, places[-_most:]
 
 
 def _watch_threads(record, note, flush, state, hook):
@@ -310,6 +320,7 @@ def _watch_threads(record, note, flush, state, hook):
             flush()
             state["phase"] = "atexit"
             record("atexit")
+            _watch_execution(record, state)
 
     threading._shutdown = _shutdown
 

@@ -1,0 +1,61 @@
+"""The command and `check`, used wrongly: one line that says what to do."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# What people write by mistake, and what they are told.
+MISTAKES = {
+    "nosuch.py": "nosuch.py was not found: there is no such file here, and no such command in PATH",
+    "nosuch": "nosuch was not found: there is no such command in PATH",
+    "a\\ folder/nosuch": "'a folder/nosuch' was not found",
+    "'python -c pass'": "it is one word; try clean-exit -- python -c pass",
+    ".": ". is a folder",
+    "./lost": "cannot be executed: the interpreter that its first line names was not found",
+    "--stop-after 1 true": "--stop-signal needs one of --stop-after and --stop-when",
+    "--stop-signal TERM true": "--stop-signal needs one of --stop-after and --stop-when",
+    "--report-json nowhere/a.json true": "there is no folder",
+    "--report-junit . true": "it is a folder",
+    "--error-exitcode 0 true": "0 is not an exit code of a failure (1 to 255)",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes(line: str, tmp_path: Path) -> None:
+    """Each is told apart, with what to do about it."""
+    (tmp_path / "lost").write_text("#!/nowhere/python\n")
+    (tmp_path / "lost").chmod(0o755)
+    command = [sys.executable, "-m", "torch_utils.clean_exit", *shlex.split(line)]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode in (125, 126, 127)
+    assert MISTAKES[line] in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_report_over_a_file(tmp_path: Path) -> None:
+    """In a folder that may not be written to, one that is there may."""
+    from torch_utils.clean_exit.cli import _why_not_writable
+
+    report = tmp_path / "there.json"
+    report.touch()
+    access = os.access
+    with pytest.MonkeyPatch.context() as patch:  # Root may write everywhere.
+        patch.setattr(os, "access", lambda path, mode: path == report and access(path, mode))
+        assert _why_not_writable(report) == ""
+        assert _why_not_writable(tmp_path / "new.json").endswith("may not be written to")
+
+
+def test_a_folder_that_is_not_there() -> None:
+    """It is named, rather than the program."""
+    from torch_utils.clean_exit import check
+
+    with pytest.raises(FileNotFoundError, match="/nowhere"):
+        check("true", cwd="/nowhere")

@@ -1,0 +1,56 @@
+"""Signals that hardly anybody sends, and those that the program itself sends to its parent."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+
+from clean_exit.test_bystanders import COUNTER, run, shell, start
+
+ALL = "XCPU TRAP SYS SEGV BUS FPE PIPE XFSZ IO PROF".split()
+
+
+def test_whatever_is_sent_arrives() -> None:
+    """Those too that a kernel sends to a program that has gone wrong: sent, they are signals."""
+    program = COUNTER.replace("ALRM", " ".join(["ALRM", *ALL]))
+    waits = f"while len(got) < {len(ALL)}: __import__('time').sleep(0.01)"
+    process = start(program.replace("while not sys.stdin.readline(): pass", waits))
+    for name in ALL:
+        process.send_signal(getattr(signal, f"SIG{name}"))
+    said, _ = process.communicate(timeout=100)
+    assert sorted(said.split()) == sorted(f"SIG{name}" for name in ALL)
+
+
+@pytest.mark.parametrize("prefix", ["", "CHECKER "])
+@pytest.mark.parametrize(
+    ("command", "got"), [("kill -USR1 $PPID", "got "), ("kill -USR1 0", "got "), ("true", "")]
+)
+def test_signals_for_the_parent(prefix: str, command: str, got: str) -> None:
+    """They reach who called the command, as plainly, and once."""
+    script = f"trap 'printf \"got \"' USR1; {prefix}sh -c 'trap : USR1; {command}; sleep 0.5'; echo"
+    assert shell(script, start_new_session=True).stdout == got + "\n"
+
+
+def test_its_own_handler_of_the_signal_for_stacks() -> None:
+    """A program that handles that signal itself never gets it from the checker."""
+    own = "import atexit, signal, time, sys\n{handler}\natexit.register(time.sleep, 1)\n"
+    handler = "signal.signal(62, lambda *_: print('got it', flush=True))"
+    command = [sys.executable, "-m", "torch_utils.clean_exit", "--max-shutdown", "0.2", "-v", "-c"]
+    done = run([*command, own.format(handler=handler)])
+    assert done.stdout == ""
+    assert "slow-shutdown" in done.stderr
+    assert "most recent call first" not in done.stderr
+    control = run([*command, own.format(handler="")])
+    assert "most recent call first" in control.stderr
+
+
+def test_errors_of_signal_look_the_same() -> None:
+    """What sees the handler set leaves no frame in the traceback of an error."""
+    code = "import signal, threading\ndef f(): signal.signal(62, signal.SIG_IGN)\n"
+    code += "t = threading.Thread(target=f); t.start(); t.join()\n"
+    plain = run([sys.executable, "-c", code])
+    below = run([sys.executable, "-m", "torch_utils.clean_exit", "-q", "-c", code])
+    assert "main thread" in plain.stderr
+    assert below.stderr == plain.stderr

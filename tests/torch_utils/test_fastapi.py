@@ -1,0 +1,350 @@
+"""The lifespan with a scope: what is closed, where, in which order, and by when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from programs import assert_clean, run
+from torch_utils import Resource, SafePyTorchCleanup
+from torch_utils.fastapi import lifespan
+
+
+class Model(Resource):
+    """Notes when, and in which thread, it is closed."""
+
+    def __init__(self, name: str, closed: list[Any]) -> None:
+        self.name, self.log = name, closed
+
+    def _release(self) -> None:
+        self.log.append((self.name, threading.current_thread()))
+
+
+def serve(enter: Callable[[Any], Any], body: Callable[[Any], Any] | None = None) -> Any:
+    """Do what a server does: enter, serve, leave, in a loop of its own."""
+
+    async def main() -> Any:
+        async with enter("the app") as state:
+            if body is not None:
+                await body(state)
+            return state
+
+    return asyncio.run(main())
+
+
+def test_closes_in_reverse_order_in_another_thread() -> None:
+    """The event loop's thread stays free; the state is what was yielded."""
+    closed: list[Any] = []
+
+    @lifespan
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
+        assert app == "the app"
+        scope.manage(Model("first", closed))
+        yield {"model": scope.manage(Model("second", closed))}
+
+    state = serve(models)
+    assert state["model"].closed
+    assert [name for name, _ in closed] == ["second", "first"]
+    assert all(thread is not threading.main_thread() for _, thread in closed)
+
+
+def test_loop_goes_on_while_something_is_closed() -> None:
+    """A closer that waits for the loop is answered; in the loop's own thread it never would be."""
+    answered = threading.Event()
+
+    @lifespan
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def closer() -> None:
+            loop.call_soon_threadsafe(answered.set)
+            assert answered.wait(60)
+
+        scope.callback(closer)
+        yield
+
+    serve(models)
+    assert answered.is_set()
+
+
+def test_coroutine_callbacks_run_in_the_loop() -> None:
+    """They may use what belongs to it; arguments and ``close=`` work as well."""
+    loops: list[Any] = []
+
+    async def closer(name: str) -> None:
+        await asyncio.sleep(0)
+        loops.append((name, asyncio.get_running_loop()))
+
+    @lifespan
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
+        scope.callback(closer, "callback")
+        scope.manage("an object", close=closer)
+        yield {"loop": asyncio.get_running_loop()}
+
+    state = serve(models)
+    assert loops == [("an object", state["loop"]), ("callback", state["loop"])]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_what_hangs_is_named_and_left_behind(
+    cancelled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server stops by its deadline, cancelled or not; what comes after is named too."""
+    let_go = threading.Event()
+    closed: list[Any] = []
+
+    def hangs_for_ever() -> None:
+        let_go.wait()
+
+    @lifespan(deadline_s=0.3)
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
+        scope.manage(Model("older", closed))
+        scope.callback(hangs_for_ever)
+        yield
+
+    async def main() -> None:
+        async with models("the app"):
+            if cancelled:
+                task = asyncio.current_task()
+                assert task is not None
+                asyncio.get_running_loop().call_later(0.1, task.cancel)
+
+    with caplog.at_level(logging.ERROR, "torch_utils"):
+        if cancelled:
+            with pytest.raises(asyncio.CancelledError):
+                asyncio.run(main())
+        else:
+            asyncio.run(main())
+    let_go.set()
+    text = caplog.text
+    assert "hangs_for_ever is still being closed" in text
+    assert "not begun: Model" in text
+    assert "let_go.wait()" in text
+
+
+def test_what_hangs_does_not_hold_up_the_exit() -> None:
+    """Exit waits for threads that close something, but not once more for this one."""
+    program = """
+        import asyncio, threading, time
+        from torch_utils import Resource
+        from torch_utils.fastapi import lifespan
+
+        class Hangs(Resource):
+            def _release(self):
+                threading.Event().wait()
+
+        @lifespan(deadline_s=0.2)
+        async def models(app, scope):
+            scope.manage(Hangs())
+            yield
+
+        async def main():
+            async with models(None):
+                pass
+
+        asyncio.run(main())
+        {control}
+        start = time.monotonic()
+        import atexit
+        from torch_utils import _registry
+        wait = _registry.Registry.wait
+        _registry.Registry.wait = lambda *a, **k: (print("waits"), wait(*a, **k))
+    """
+    done = run(program.format(control=""))
+    assert done.returncode == 0, str(done)
+    assert done.stdout == "", str(done)
+    assert "Hangs is still being closed" in done.stderr
+    control = "from torch_utils._registry import REGISTRY\n        "
+    control += "for entry in REGISTRY.open_entries(): entry.at_exit = True"
+    assert "waits" in run(program.format(control=control)).stdout
+
+
+def test_error_in_the_body_wins() -> None:
+    """Everything is closed, and what the application raised comes out, with a note."""
+    closed: list[Any] = []
+
+    def fails() -> None:
+        raise OSError("cannot close")
+
+    @lifespan
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
+        scope.manage(Model("one", closed))
+        scope.callback(fails)
+        yield
+        raise ValueError("after the server has stopped")
+
+    with pytest.raises(ValueError, match="after the server has stopped") as caught:
+        serve(models)
+    assert [name for name, _ in closed] == ["one"]
+    assert any("cannot close" in note for note in getattr(caught.value, "__notes__", ()))
+
+
+def test_failed_start_closes_what_was_managed_by_then() -> None:
+    """The server sees the error."""
+    closed: list[Any] = []
+
+    @lifespan
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
+        scope.manage(Model("one", closed))
+        raise RuntimeError("no such model")
+        yield
+
+    with pytest.raises(RuntimeError, match="no such model"):
+        serve(models)
+    assert [name for name, _ in closed] == ["one"]
+
+
+def test_system_exit_of_a_closer_does_not_stop_the_others() -> None:
+    """Nor the server's own way out."""
+    closed: list[Any] = []
+
+    @lifespan
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
+        scope.manage(Model("one", closed))
+        scope.callback(sys.exit, 3)
+        yield
+
+    serve(models)
+    assert [name for name, _ in closed] == ["one"]
+
+
+@pytest.mark.parametrize("written_as", ["generator", "context manager"])
+def test_lifespan_that_exists_already(written_as: str) -> None:
+    """Around: its state is merged, and it ends last. As the function itself: unchanged."""
+    ends: list[Any] = []
+
+    async def existing(app: Any) -> AsyncIterator[dict[str, Any]]:
+        yield {"pool": "theirs", "both": "theirs"}
+        ends.append(("theirs", None))
+
+    given: Any = existing if written_as == "generator" else asynccontextmanager(existing)
+
+    @lifespan(around=given)
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
+        scope.manage(Model("ours", ends))
+        yield {"both": "ours"}
+
+    assert serve(models) == {"pool": "theirs", "both": "ours"}
+    assert [name for name, _ in ends] == ["ours", "theirs"]
+    assert serve(lifespan(given)) == {"pool": "theirs", "both": "theirs"}
+
+
+def test_each_start_has_a_scope_of_its_own() -> None:
+    """A test client starts one application many times, also at once."""
+    closed: list[Any] = []
+
+    @lifespan
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
+        yield {"model": scope.manage(Model("one", closed))}
+
+    async def main() -> None:
+        async with models(1) as first:
+            async with models(2) as second:
+                assert first["model"] is not second["model"]
+            assert second["model"].closed
+            assert not first["model"].closed
+
+    asyncio.run(main())
+    assert len(closed) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: lifespan(deadline_s=0), ValueError, "deadline_s"),
+        (lambda: lifespan(deadline_s=float("inf")), ValueError, "deadline_s"),
+        (lambda: lifespan(deadline_s="10"), TypeError, "number of seconds"),  # type: ignore[arg-type]
+        (lambda: lifespan(lambda: None), TypeError, "scope"),
+        (lambda: lifespan("app"), TypeError, "function"),  # type: ignore[call-overload]
+        (lambda: lifespan(asyncio.sleep), TypeError, "yields once"),
+    ],
+)
+def test_wrong_use_is_refused_at_once(make: Any, error: type[Exception], says: str) -> None:
+    """Not when the server starts."""
+    with pytest.raises(error, match=says):
+        make()
+
+
+def test_state_that_is_no_mapping_is_refused_and_everything_closed() -> None:
+    """With what it was."""
+    closed: list[Any] = []
+
+    @lifespan
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[Any]:
+        yield scope.manage(Model("one", closed))
+
+    with pytest.raises(TypeError, match="mapping"):
+        serve(models)
+    assert len(closed) == 1
+
+
+def test_loop_that_is_interrupted_leaves_the_rest_to_exit() -> None:
+    """A loop that is gone can await nothing: that callback is reported, the others run."""
+    done = run(
+        """
+        import asyncio, logging
+        from torch_utils import Resource
+        from torch_utils.fastapi import lifespan
+        logging.basicConfig(format="%(message)s")
+
+        class Model(Resource):
+            def _release(self):
+                print("released", flush=True)
+
+        async def closer():
+            print("never")
+
+        @lifespan
+        async def models(app, scope):
+            scope.manage(Model())
+            scope.callback(closer)
+            yield
+
+        entered = models(None)
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(entered.__aenter__())
+        """
+    )
+    assert done.returncode == 0, str(done)
+    assert done.stdout == "released\n", str(done)
+    assert "its event loop has stopped" in done.stderr
+    assert "never awaited" not in done.stderr, str(done)
+
+
+def test_needs_no_framework() -> None:
+    """Nothing of FastAPI, Starlette or torch is imported; the control imports one."""
+    program = """
+        import sys
+        import torch_utils.fastapi
+        {control}
+        print(sorted({{"fastapi", "starlette", "torch", "anyio"}} & set(sys.modules)))
+    """
+    done = run(program.format(control=""))
+    assert_clean(done)
+    assert done.stdout == "[]\n"
+    assert "torch" in run(program.format(control="sys.modules['torch'] = 1")).stdout
+
+
+def test_loop_without_a_thread_to_spare_closes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a limit of threads nothing is left open."""
+    closed: list[Any] = []
+
+    @lifespan
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
+        scope.manage(Model("one", closed))
+        scope.callback(asyncio.sleep, 0)  # Cannot be awaited there, and must not wait for ever.
+        yield
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    serve(models)
+    assert [thread for _, thread in closed] == [threading.main_thread()]

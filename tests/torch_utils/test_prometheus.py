@@ -1,0 +1,321 @@
+"""The metrics: what is counted, once, in which process, and never in a destructor."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from programs import Result, assert_clean, run
+
+pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+
+PRELUDE = """
+import gc, sys, threading
+import prometheus_client as client
+from torch_utils import Resource, find_batch_size, release
+from torch_utils.prometheus import register
+
+def value(name, **labels):
+    return client.REGISTRY.get_sample_value("torch_utils_" + name, labels)
+
+class Index(Resource):
+    def _release(self):
+        pass
+"""
+
+
+def program(body: str, **options: Any) -> Result:
+    import textwrap
+
+    return run(PRELUDE + textwrap.dedent(body), **options)
+
+
+def exposition(tmp_path: Path) -> str:
+    """What a service exports that has done one of everything."""
+    done = program(
+        """
+        import numpy, torch
+        register()
+        model = torch.nn.Linear(1000, 250, bias=False)
+        release(model)
+        kept = torch.zeros(250_000)
+        view = kept.numpy()
+        release([kept])
+
+        @find_batch_size(starting_batch_size=4)
+        def embed(batch_size):
+            if batch_size > 1:
+                raise MemoryError
+
+        embed()
+        index = Index()
+        sys.stdout.write(client.generate_latest().decode())
+        index.close()
+        """
+    )
+    assert_clean(done)
+    return done.stdout
+
+
+def test_what_was_done_is_counted(tmp_path: Path) -> None:
+    """Bytes of storages, releases, retries, and what is open."""
+    text = exposition(tmp_path)
+    assert 'torch_utils_released_bytes_total{device="host"} 1e+06' in text
+    assert 'torch_utils_still_held_bytes{device="host"} 1e+06' in text
+    assert "torch_utils_release_duration_seconds_count 2.0" in text
+    assert "torch_utils_out_of_memory_retries_total 2.0" in text
+    assert 'torch_utils_open_resources{type="Index"} 1.0' in text
+    assert "process_resident" in text  # prometheus-client's own, in its words
+    assert "torch_utils_process" not in text
+
+
+def test_promtool_finds_nothing(tmp_path: Path) -> None:
+    """Names and units as Prometheus' own linter wants them; it does find a bad one."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: Debian's package prometheus has it")
+
+    def lint(text: str) -> str:
+        done = subprocess.run(
+            [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        )
+        return done.stdout + done.stderr
+
+    text = exposition(tmp_path)
+    assert lint(text) == ""
+    assert "torch_utils_loads" in lint("# TYPE torch_utils_loads counter\ntorch_utils_loads 1\n")
+
+
+def test_registering_twice_is_fine() -> None:
+    """In one registry or another, and each release is counted once in each."""
+    done = program(
+        """
+        other = client.CollectorRegistry()
+        for _ in range(2):
+            register()
+            register(other)
+        import torch
+        release(torch.zeros(10))
+        name = "torch_utils_release_duration_seconds_count"
+        print(client.REGISTRY.get_sample_value(name), other.get_sample_value(name))
+        """
+    )
+    assert_clean(done)
+    assert done.stdout == "1.0 1.0\n"
+
+
+def test_release_within_a_release_is_counted_once() -> None:
+    """By the outer one, which counts the bytes of both."""
+    done = program(
+        """
+        import torch
+        register()
+
+        class Model(Resource):
+            def _release(self):
+                release(self.__dict__.pop("weights"))
+
+        from torch_utils import SafePyTorchCleanup
+        with SafePyTorchCleanup() as scope:
+            scope.manage(Model()).weights = torch.zeros(250)
+        print(value("release_duration_seconds_count"))
+        print(value("released_bytes_total", device="host"))
+        """
+    )
+    assert_clean(done)
+    assert done.stdout == "1.0\n1000.0\n"
+
+
+def test_destructor_waits_for_no_lock() -> None:
+    """Garbage collected while this thread has prometheus-client's lock: counted later."""
+    body = """
+        import torch
+        register()
+
+        class Model(Resource):
+            def __init__(self):
+                self.weights, self.cycle = torch.zeros(250), self
+
+            def _release(self):
+                release(self.weights)
+
+        import warnings
+        warnings.simplefilter("ignore", ResourceWarning)
+        import torch_utils.prometheus as p
+        {control}
+        metrics = p._METRICS[0]
+        done = threading.Event()
+
+        def collect():
+            Model()
+            with metrics.released._lock:
+                gc.collect()
+            done.set()
+
+        threading.Thread(target=collect, daemon=True).start()
+        print(done.wait({wait_s}))
+        if done.is_set():
+            print(value("release_duration_seconds_count"))
+    """
+    assert program(body.format(control="", wait_s=60)).stdout == "True\n1.0\n"
+    control = "p._is_in_a_destructor = lambda: False"
+    assert program(body.format(control=control, wait_s=1)).stdout == "False\n"
+
+
+def test_hosts_are_counted() -> None:
+    """Each load by its outcome, each unload once and by its reason, leases as they are."""
+    done = program(
+        """
+        from torch_utils import ModelHost, ModelPool
+        register()
+        import torch, time
+
+        def load():
+            return torch.nn.Linear(10, 10)
+
+        def fail():
+            raise OSError("no such file")
+
+        def unloads(name):
+            return {
+                reason: int(value("model_unloads_total", model=name, reason=reason) or 0)
+                for reason in ("asked", "idle", "room", "closed", "lost")
+            }
+
+        host = ModelHost(load, name="one", keep_alive="1ms")
+        with host.lease(), host.lease():
+            client.generate_latest()
+            print(value("model_leases", model="one"), value("model_loaded", model="one"))
+        while value("model_loaded", model="one"):
+            time.sleep(0.01)
+            client.generate_latest()
+        print(value("model_leases", model="one"), unloads("one"))
+
+        broken = ModelHost(fail, name="broken")
+        for _ in range(2):
+            try:
+                broken.load()
+            except OSError:
+                pass
+        print(value("model_loads_total", model="broken", outcome="error"))
+        print(value("model_loads_total", model="one", outcome="success"))
+        print(value("model_load_duration_seconds_count", model="one"))
+
+        pool = ModelPool(max_loaded=1)
+        pool.add("first", load), pool.add("second", load)
+        pool._host("first").load()
+        pool._host("second").load()
+        print(unloads("first"), value("model_loaded", model="first"))
+        pool.unload("second")
+        pool._host("second").load()
+        pool.close()
+        print(unloads("second"))
+        host.close(), broken.close()
+        """
+    )
+    assert_clean(done)
+    none = dict.fromkeys(("asked", "idle", "room", "closed", "lost"), 0)
+    assert done.stdout.splitlines() == [
+        "2.0 1.0",
+        f"0.0 {none | {'idle': 1}}",
+        "2.0",
+        "1.0",
+        "1.0",
+        f"{none | {'room': 1}} 0.0",
+        str(none | {"asked": 1, "closed": 1}),
+    ]
+
+
+def test_two_workers_share_a_folder(tmp_path: Path) -> None:
+    """Sums over the workers, each counted in its own process; a worker that ended is gone."""
+    worker = """
+        import torch
+        register()
+        release(torch.zeros(250))
+        index = Index()
+        release(torch.zeros(250))
+        print("ready", flush=True)
+        input()
+        index.close()
+    """
+    import os
+    import sys
+    import textwrap
+
+    from programs import IMPORT_PATH
+
+    env = {**os.environ, "PYTHONPATH": IMPORT_PATH, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    code = PRELUDE + textwrap.dedent(worker)
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+        )
+        for _ in range(2)
+    ]
+    try:
+        for one in workers:
+            assert one.stdout is not None
+            assert one.stdout.readline() == b"ready\n"
+        done = program(
+            """
+            from prometheus_client.multiprocess import MultiProcessCollector
+            registry = client.CollectorRegistry()
+            MultiProcessCollector(registry)
+            for name, labels in [
+                ("release_duration_seconds_count", {}),
+                ("released_bytes_total", {"device": "host"}),
+                ("open_resources", {"type": "Index"}),
+            ]:
+                print(registry.get_sample_value("torch_utils_" + name, labels))
+            """,
+            env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+        )
+        assert_clean(done)
+        assert done.stdout == "4.0\n4000.0\n2.0\n"
+    finally:
+        for one in workers:
+            one.communicate(b"\n", timeout=60)
+    assert [one.returncode for one in workers] == [0, 0]
+
+
+def test_costs_nothing_without_listeners() -> None:
+    """Nothing is imported for it, and nothing kept; a listener that fails breaks nothing."""
+    done = run(
+        """
+        import sys
+        import torch
+        from torch_utils import _events, release
+        release(torch.zeros(10))
+        assert "prometheus_client" not in sys.modules
+        seen = []
+
+        def listener(event, values):
+            seen.append(event)
+            raise ValueError
+
+        _events.LISTENERS.append(listener)
+        assert not release(torch.zeros(10)).errors
+        print(seen)
+        """
+    )
+    assert_clean(done)
+    assert done.stdout == "['release']\n"
+
+
+def test_missing_package_is_named() -> None:
+    """With how to install it."""
+    done = run(
+        """
+        import sys
+        sys.modules["prometheus_client"] = None
+        try:
+            import torch_utils.prometheus
+        except ImportError as error:
+            print(error)
+        """
+    )
+    assert "pip install prometheus-client" in done.stdout
