@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch_utils._runtime import DEBUG, loaded_torch, log
+from torch_utils._runtime import DEBUG, has_frozen, loaded_torch, log
 
 
 def _reset_dynamo(torch: Any) -> bool:
@@ -27,7 +27,7 @@ def _reset_dynamo(torch: Any) -> bool:
 
 def _unfreeze(torch: Any) -> bool:
     """A cycle that `gc.freeze` has put aside is not collected until it is taken back."""
-    if not gc.get_freeze_count():
+    if not has_frozen():
         return False
     gc.unfreeze()
     gc.collect()
@@ -54,7 +54,7 @@ def _may_have_graphs(torch: Any) -> bool:
     kind = getattr(torch.cuda, "CUDAGraph", None)
     if kind is None:
         return False
-    if gc.get_freeze_count():
+    if has_frozen():
         return True
     # By the class alone: `isinstance` would run the ``__class__`` of the program's objects.
     kinds, heirs = {kind}, [kind]
