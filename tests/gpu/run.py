@@ -43,6 +43,11 @@ def limited(command: list[str], deadline: float, **env: str) -> int | None:
     return None
 
 
+def paths(folder: Path) -> str:
+    """Put this checkout before what the caller has given, such as packages that were carried."""
+    return os.pathsep.join([*PATHS, str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
@@ -90,11 +95,11 @@ def on_device(folder: Path, kind: str, deadline: float, only: str) -> dict[str, 
         chosen = "gpu" if kind == "cuda" else "not gpu and not slow"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         command += ["-m", chosen, "-k", only, f"--junitxml={report}", "-W", "default", "tests/gpu"]
-        code = limited(command, deadline, PYTHONPATH=os.pathsep.join([*PATHS, str(folder)]))
+        code = limited(command, deadline, PYTHONPATH=paths(folder))
         tests = read_xml(report)
     else:
         command = [sys.executable, "tests/gpu/plain.py", kind, str(report), only]
-        code = limited(command, deadline, PYTHONPATH=os.pathsep.join(PATHS))
+        code = limited(command, deadline, PYTHONPATH=paths(folder))
         tests = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     return {"exit_code": code, "complete": code in (0, 1), "tests": tests}
 
@@ -110,8 +115,7 @@ def on_cpu(folder: Path, deadline: float, where: list[str]) -> dict[str, Any]:
         command += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadgroup"]
     for line in sorted(_importing(where)):
         command += ["--ignore", line]
-    paths = os.pathsep.join([*PATHS, str(folder)])
-    code = limited(command, deadline, PYTHONPATH=paths, CUDA_VISIBLE_DEVICES="")
+    code = limited(command, deadline, PYTHONPATH=paths(folder), CUDA_VISIBLE_DEVICES="")
     tests = read_xml(report)
     counts = [test["outcome"] for test in tests.values()]
     return {
