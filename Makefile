@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-ray test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index examples clean
+.PHONY: demo test test-slow test-real test-ray test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index test-gpu bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -37,6 +37,16 @@ test-ray: .venv/.installed
 	$(PYTEST) tests/torch_utils/test_ray.py
 
 test-all: test test-slow test-real
+
+# On a machine with a GPU, by whatever Python it has with torch: no environment is made for it.
+# RESULTS names the folder for what is measured; benchmarks/results/gpu if it is not given.
+GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
+
+test-gpu:
+	RESULTS=$(RESULTS) $(GPU_PYTHON) tests/gpu/run.py
+
+bench-gpu:
+	RESULTS=$(RESULTS) $(GPU_PYTHON) benchmarks/gpu.py
 
 hazards: .venv/.installed
 	$(PYTEST) -q tests/hazards

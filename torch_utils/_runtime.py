@@ -7,6 +7,7 @@ Everything here works in every phase of a shutdown, when the globals of modules 
 from __future__ import annotations
 
 import builtins
+import gc
 import sys
 
 # What is imported with the package itself avoids `typing` and `collections.abc`: at the start of
@@ -90,6 +91,15 @@ def is_shutting_down() -> bool:
         True while the interpreter closes what is open and from then on.
     """
     return PHASE.exiting or _is_finalizing()
+
+
+_INTERPRETER_FREEZES = 1000  # Python 3.12 starts with some 400; a program's heap has thousands.
+
+
+@early_bound
+def has_frozen() -> bool:
+    """Say whether the program has put its heap aside by `gc.freeze`, where no walk sees it."""
+    return gc.get_freeze_count() > _INTERPRETER_FREEZES
 
 
 @early_bound

@@ -109,17 +109,17 @@ class Lending:
         if self.tenancy.is_closing:
             raise closed_error(f"the host of {self.name} is closed")
 
-    def end_lease(self, number: int, *, in_destructor: bool = False) -> None:
+    def drop_lease(self, number: int) -> None:
+        """Note that a lease has ended, in a destructor: the timer sees to what is due then."""
+        self._ended.append(number)
+        self._timer.call_soon(self.expire)
+
+    def end_lease(self, number: int) -> None:
         """Note that a lease has ended, or that nobody waits for it any more.
 
-        What is due then is unloaded by `expire_now`, which the caller calls; a destructor leaves
-        that, and waiting for the lock, to the timer.
+        What is due then is unloaded by `expire_now`, which the caller calls.
         """
         self._ended.append(number)
-        if in_destructor and not is_shutting_down():
-            self._timer.call_at(self._clock(), self.expire)
-        if in_destructor:
-            return
         with self._lock:
             self._settle()
             if not self.is_due():
