@@ -94,7 +94,7 @@ def measure(way: str, rounds: int) -> dict[str, Any]:
     if worker.returncode != 0:
         raise SystemExit(f"{way}: exit code {worker.returncode}")
     ends = [at - started for at, what in said if what == "unloaded"]
-    # The next sample is of the next round already: what a round leaves is the last one before it.
+    # The lowest around the end of a round, for the next one begins at once.
     starts = [at - started for at, what in said if what == "load"]
     idle = [min(size for at, size in samples if end - 0.1 <= at <= end + 0.1) for end in ends]
     seconds = [end - start for start, end in zip(starts, ends, strict=True)]
