@@ -14,7 +14,8 @@ class SearchResult(NamedTuple):
 
     Attributes:
         rank: 1 for the best.
-        score: Cosine similarity to the question, from -1 to 1.
+        score: Cosine similarity to the question, from -1 to 1; BM25's of its words; or a sum of
+            ranks, if both were compared.
         id: The document's id.
         text: The document.
         metadata: What was given with it.

@@ -57,7 +57,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = _load(path)
     except (FileNotFoundError, NotADirectoryError):
-        what = "holds no index" if folder.is_dir() else "does not exist"
+        is_there = "holds no index" if folder.is_dir() else "is no folder"
+        what = is_there if folder.exists() else "does not exist"
         raise IndexFileError(f"{folder} {what}; {AGAIN} {folder}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from None

@@ -56,6 +56,9 @@ def test_missing(tmp_path: Path) -> None:
         read_index(tmp_path / "nowhere")
     with pytest.raises(IndexFileError, match="holds no index"):
         read_index(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(IndexFileError, match="is no folder"):
+        read_index(tmp_path / "file")
 
 
 def test_other_model_names_both(folder: Path) -> None:
