@@ -128,8 +128,8 @@ def serve(
         drain_s=drain_s,
         limits=Limits(batch_texts=batch),
     )
-    configure_logging(log_format, log_level)
     listener = bind(settings)
+    configure_logging(log_format, log_level)
     if workers > 1:
         return 128 + run_workers(settings, listener, (log_format, log_level))
     exit_on_signals()  # The server stops in order, and raises its signal again when it has.

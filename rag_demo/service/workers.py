@@ -128,6 +128,8 @@ class _Supervisor:
                 worker.send_signal(number)
 
     def _stop(self) -> None:
+        # As long as this one listens the system lets clients in, whom nobody answers any more.
+        self._listener.close()
         self._tell(signal.SIGTERM)
         for worker, _ in self._workers:
             worker.wait()
