@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from rag_demo.service import openai_routes, search_routes, state_routes
+from rag_demo.service import openai_routes, page_routes, search_routes, state_routes
 from rag_demo.service.guard import Guard
 from rag_demo.service.opened import LoadModel
 from rag_demo.service.problems import Problem, for_http, for_problem, for_validation
@@ -62,6 +62,7 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
         search_routes.router,
         openai_routes.router,
         state_routes.router,
+        page_routes.router,
         state_routes.admin,
     ):
         app.include_router(router)
