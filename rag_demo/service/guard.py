@@ -73,7 +73,7 @@ class Guard:
         request_id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
         scope["request_id"] = request_id
         REQUEST_ID.set(request_id)
-        answer = _Answer(send, request_id)
+        answer = _Answer(send, request_id, scope.get("state", {}).get("running"))
         started = time.perf_counter()
         try:
             self._admit(scope, headers)
@@ -180,8 +180,8 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 class _Answer:
     """What goes back: remembers its status, and adds the headers that all answers have."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
+    def __init__(self, send: Send, request_id: str, running: Any) -> None:
+        self._send, self._running = send, running
         self._request_id = request_id.encode()
         self.status = 499  # nginx's number for a client that went away
 
@@ -191,6 +191,9 @@ class _Answer:
             self.status = message["status"]
             own = {name for name, _ in message.get("headers", ())}
             added = [(b"x-request-id", self._request_id), *_HEADERS]
+            if self._running is not None and self._running.draining:
+                # The client's next request would come to a connection that is being closed.
+                added.append((b"connection", b"close"))
             headers = [*message.get("headers", ()), *(each for each in added if each[0] not in own)]
             message = {**message, "headers": headers}
         await self._send(message)

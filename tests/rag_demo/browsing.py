@@ -20,10 +20,10 @@ HOW = "needs playwright (pip) and /usr/bin/chromium: apt-get install chromium"
 
 
 @contextlib.contextmanager
-def serving_on_a_port(index: Path) -> Iterator[str]:
+def serving_on_a_port(index: Path, load_model: Any = Embedder) -> Iterator[str]:
     """Serve from a thread; yields the address."""
     settings = Settings(index=index, retriever="faiss", port=0)
-    app = create_app(settings, load_model=Embedder)
+    app = create_app(settings, load_model=load_model)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
     listener = bind(settings)
     thread = threading.Thread(target=server.run, args=([listener],))

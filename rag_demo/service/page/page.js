@@ -3,6 +3,7 @@
 
 const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
+const COMMON = new Set("a an and are as at by for from how in is it of on or that the to was what when where which who why with".split(" "));
 const WIDTH = 600, HEIGHT = 160, TOP = 22, BOTTOM = 8;
 
 async function ask(path, options = {}) {
@@ -61,7 +62,7 @@ function sourceOf(result) {
 }
 
 function show(results, query) {
-  const wanted = new Set(wordsOf(query).filter((word) => word.length > 2));
+  const wanted = new Set(wordsOf(query).filter((word) => !COMMON.has(word)));
   byId("results").replaceChildren(...results.map((result) => {
     const item = element("li");
     item.append(element("span", "source", `${sourceOf(result)} · score ${result.score.toFixed(3)}`));
