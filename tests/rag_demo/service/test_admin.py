@@ -66,6 +66,8 @@ def test_reload_fails_no_request(tmp_path: Path) -> None:
             done.set()
             await asyncio.gather(*clients)
             assert report.json()["documents"] == 5
+            metrics = (await client.get("/metrics")).text
+            assert 'torch_utils_model_loaded{model="index"} 1.0' in metrics
             assert set(counts[:1]) == {4}
             assert counts[-1] == 5
 
