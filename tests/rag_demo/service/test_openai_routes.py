@@ -132,3 +132,25 @@ def test_embed_of_text_embeddings_inference(index: Path) -> None:
     assert several.json()[0] == pytest.approx(one.json()[0])
     assert len(several.json()) == len(TEXTS)
     assert [none.status_code, unnormalized.status_code] == [422, 422]
+
+
+def test_langchain(index: Path) -> None:
+    """With the setting that the refusal of tokens names; without it, that refusal."""
+    langchain = pytest.importorskip(
+        "langchain_openai", reason="needs: pip install langchain-openai"
+    )
+
+    async def main() -> Any:
+        async with serving(index) as http:
+            settings: Any = {
+                "api_key": "none",
+                "base_url": "http://127.0.0.1:8000/v1",
+                "http_async_client": http,
+                "max_retries": 0,
+            }
+            model = langchain.OpenAIEmbeddings(check_embedding_ctx_length=False, **settings)
+            return await model.aembed_documents(TEXTS), await model.aembed_query(TEXTS[0])
+
+    documents, query = asyncio.run(main())
+    assert len(documents) == len(TEXTS)
+    assert query == pytest.approx(documents[0])
