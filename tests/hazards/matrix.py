@@ -38,7 +38,8 @@ def is_slow(row: Row, subject: str, version: str) -> bool:
 
     `make test` keeps what can break in different ways: each row with the plain resource and
     with the retriever on this Python, those about hosts with a host, and the naive destructor,
-    which is the control. The retriever's programs that cannot be forked, and so import torch each, are left out too.
+    which is the control. The retriever's programs that cannot be forked, and so import torch
+    each, are left out too.
     """
     if row in HOSTS:
         return version != HERE

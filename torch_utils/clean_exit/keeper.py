@@ -30,6 +30,7 @@ from keeper_ending import descendants, end_all, is_below, send
 
 _MOST_FILES = 3
 _NOT_A_PROGRAM = 8  # ENOEXEC
+_INVALID = 22  # EINVAL
 _SET_CHILD_SUBREAPER = 36
 _FOR_ONE_S = 0.1  # after so long a signal was not for the group: the checker would have said
 
@@ -115,7 +116,7 @@ def _start(start, files):
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        error = 0
+        error = _INVALID  # Of what is no OSError: never 0, which would say that it runs.
         try:
             _become_program(start, files)
         except OSError as failure:

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from torch_utils._runtime import early_bound
 from torch_utils.hosting.segments import IS_POSSIBLE, Inbox, Outbox, Parcel
 
 __all__ = ["Channel", "FrameError"]
@@ -166,6 +167,7 @@ class Channel:
                 raise FrameError("closed in the middle of a message", is_end=True)
             view = view[got:]
 
+    @early_bound
     def hang_up(self) -> None:
         """Let the other side find the end when it next waits for a message."""
         try:
@@ -173,6 +175,7 @@ class Channel:
         except OSError:
             return  # It is gone.
 
+    @early_bound
     def close(self) -> None:
         """Close this end; arrays that came over it live on."""
         self._socket.close()

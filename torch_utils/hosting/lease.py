@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
+from os import getpid
 from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
+from torch_utils._runtime import early_bound, is_shutting_down
 from torch_utils.errors import NoRoomError, ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.attempt import Attempt
 from torch_utils.hosting.core import Core
@@ -86,24 +87,24 @@ class _Lease(Generic[M]):
         finally:
             self._calls.pop()
 
-    def _end(self, *, in_destructor: bool = False) -> None:
+    def _end(self) -> None:
         number, process = self._number, self._process
         self._process = None
-        if number <= 0 or self._core.pid != os.getpid():
+        if number <= 0 or self._core.pid != getpid():
             return
         if process is not None and self._calls and len(self._core.tenancy.leases) == 1:
             # Whoever waited for that call has gone, and it might go on for ever.
             process.kill()
-        self._core.end_lease(number, in_destructor=in_destructor)
+        self._core.end_lease(number)
         self._number = -1
 
+    @early_bound
     def __del__(self) -> None:
-        try:
-            if getattr(self, "_number", 0) > 0:
-                self._end(in_destructor=True)
-        except Exception:  # noqa: S110
-            # A destructor has nobody to tell, and at the end of a program nothing to save.
-            pass
+        # Nothing has been lent, or it was given back. At exit the host itself sees to it.
+        if getattr(self, "_number", 0) <= 0 or is_shutting_down():
+            return
+        if self._core.pid == getpid():
+            self._core.drop_lease(self._number)
 
 
 class Lease(_Lease[M]):

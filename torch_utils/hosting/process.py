@@ -13,9 +13,10 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from os import getpid
 from typing import Any
 
-from torch_utils._runtime import is_shutting_down
+from torch_utils._runtime import early_bound, is_shutting_down
 from torch_utils.errors import ModelProcessError
 from torch_utils.hosting.child import LAST_WORDS_BYTES
 from torch_utils.hosting.frames import Channel, FrameError
@@ -264,14 +265,16 @@ class ModelProcess:
         """
         self._stop(grace_s, f"the process of {self.name} was ended")
 
+    @early_bound
     def kill(self) -> None:
         """End the process at once."""
         self._stop(0, f"the process of {self.name} was ended in the middle of a call")
 
+    @early_bound
     def _stop(self, grace_s: float, why: str) -> None:
         if self._pid != os.getpid():
             return
-        with self._ending:
+        with self._ending:  # Free, where __del__ calls. clean-exit-lint: ignore[wait]
             if self._error is None:
                 self._error = ModelProcessError(why)
                 # One that is busy does not hear the question.
@@ -284,6 +287,7 @@ class ModelProcess:
             finally:
                 self._busy.release()
 
+    @early_bound
     def _end(self, grace_s: float, *, ask: bool) -> int:
         """Have it end, and return its exit code."""
         if self._child is None:
@@ -300,6 +304,7 @@ class ModelProcess:
                 self._child.kill()
         return self._child.wait()
 
+    @early_bound
     def _last_words(self) -> str:
         """Pass on what the process said that nobody has read yet, and return the end of it all."""
         if len(self._kept) < 3:
@@ -317,6 +322,7 @@ class ModelProcess:
         words = os.pread(journal, LAST_WORDS_BYTES, 0) + rest
         return words[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
 
+    @early_bound
     def _let_go(self) -> None:
         channel, self._channel = self._channel, None
         if channel is not None:
@@ -330,8 +336,10 @@ class ModelProcess:
         if self._child is not None:
             self._child.returncode = 0  # Nothing that this process could wait for.
 
-    def __del__(self, _getpid: Callable[[], int] = os.getpid) -> None:
-        if self.__dict__.get("_pid") == _getpid():
+    @early_bound
+    def __del__(self) -> None:
+        # What others are still at is no garbage, so that nobody has its locks.
+        if self.__dict__.get("_pid") == getpid():
             self.kill()
 
 

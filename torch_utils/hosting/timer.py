@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 from torch_utils._runtime import ERROR, is_shutting_down, log
@@ -30,7 +31,8 @@ class Timer:
 
     def _reset(self) -> None:
         self._due: list[tuple[float, int, weakref.WeakMethod[Callable[[], object]]]] = []
-        # Reentrant: a destructor may end a lease, and so begin to wait, at any allocation.
+        self._late: deque[weakref.WeakMethod[Callable[[], object]]] = deque()
+        # Reentrant: a destructor may end a lease at any allocation.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
@@ -45,23 +47,41 @@ class Timer:
         if is_shutting_down():
             return
         with self._lock:
-            self._count += 1
-            heapq.heappush(self._due, (when, self._count, weakref.WeakMethod(method)))
-            if self._thread is not None:
-                self._changed.notify()
-                return
-            thread = threading.Thread(target=self._run, name="torch_utils-timer", daemon=True)
+            self._add(when, weakref.WeakMethod(method))
+
+    def call_soon(self, method: Callable[[], object]) -> None:
+        """Call a bound method as soon as possible. For destructors: waits for no lock."""
+        self._late.append(weakref.WeakMethod(method))
+        # Or whoever has the lock sees to it, when it next does something.
+        if not is_shutting_down() and self._lock.acquire(blocking=False):
             try:
-                thread.start()
-            except RuntimeError:  # The program is about to end.
-                return
-            self._thread = thread
+                self._add_late()
+            finally:
+                self._lock.release()
+
+    def _add_late(self) -> None:
+        while self._late:
+            self._add(time.monotonic(), self._late.popleft())
+
+    def _add(self, when: float, method: weakref.WeakMethod[Callable[[], object]]) -> None:
+        self._count += 1
+        heapq.heappush(self._due, (when, self._count, method))
+        if self._thread is not None:
+            self._changed.notify()
+            return
+        thread = threading.Thread(target=self._run, name="torch_utils-timer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # The program is about to end.
+            return
+        self._thread = thread
 
     def cancel(self, method: Callable[[], object]) -> None:
         """Take back what was to be called; the thread ends if that was all."""
         if is_shutting_down():
             return  # The thread may have been stopped for good, with the lock in its hands.
         with self._lock:
+            self._add_late()
             self._due = [one for one in self._due if one[2]() not in (method, None)]
             heapq.heapify(self._due)
             self._changed.notify()
@@ -83,12 +103,14 @@ class Timer:
             del call
 
     def _wait(self) -> weakref.WeakMethod[Callable[[], object]] | None:
+        self._add_late()
         while self._due:
             left = self._due[0][0] - time.monotonic()
             if left <= 0 or self._due[0][2]() is None:
                 return heapq.heappop(self._due)[2]
             # No lock can wait for longer than this; then it looks again.
             self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            self._add_late()
         return None
 
 

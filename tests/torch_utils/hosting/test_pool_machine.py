@@ -36,6 +36,9 @@ class Clock:
     def call_at(self, when: float, method: Callable[[], object]) -> None:
         self.due[method] = min(when, self.due.get(method, when))
 
+    def call_soon(self, method: Callable[[], object]) -> None:
+        self.due[method] = self.now
+
     def cancel(self, method: Callable[[], object]) -> None:
         self.due.pop(method, None)
 
