@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -68,10 +69,13 @@ def check(
 
     Raises:
         OSError: The program could not be started.
-        ValueError: The arguments contradict each other.
+        ValueError: The arguments contradict each other, or one cannot be what it is.
+        TypeError: ``ignore`` is a string.
     """
     words = parse_command(command)
     limits = _make_limits(timeout_s, max_shutdown_s, stop_signal, stop_after_s, stop_when)
+    if isinstance(ignore, str):  # Each letter would be a pattern, which hides nearly everything.
+        raise TypeError(f"ignore is a list of patterns: [{ignore!r}]")
     patterns = [_compile(pattern) for pattern in ignore]
     environment = dict(os.environ if env is None else env)
     if resource_warnings:
@@ -121,13 +125,15 @@ def _make_limits(
     stop_after_s: float | None,
     stop_when: str | None,
 ) -> Limits:
-    if (timeout_s is not None and timeout_s <= 0) or max_shutdown_s <= 0:
+    if (timeout_s is not None and not timeout_s > 0) or not max_shutdown_s > 0:  # or no number
         raise ValueError("timeout_s and max_shutdown_s must be more than 0 seconds")
     moments = (stop_after_s is not None) + (stop_when is not None)
     if moments != (stop_signal is not None):
         raise ValueError(
             "stop_signal needs one of stop_after_s and stop_when, which say when to send it"
         )
+    if stop_signal is not None and stop_signal not in signal.valid_signals():
+        raise ValueError(f"stop_signal is a number, such as signal.SIGTERM, not {stop_signal!r}")
     pattern = None if stop_when is None else _compile(stop_when)
     return Limits(timeout_s, max_shutdown_s, stop_signal, stop_after_s, pattern)
 

@@ -77,3 +77,46 @@ def test_a_folder_that_is_not_there() -> None:
 
     with pytest.raises(FileNotFoundError, match="/nowhere"):
         check("true", cwd="/nowhere")
+
+
+# None of these may be waited for; a child that is no program has nothing to say.
+NO_PROGRAM = {
+    "a null byte in an argument": "['true', 'a\\0b']",
+    "a null byte in its name": "['tr\\0ue']",
+    "a null byte in a variable": "['true'], env={'A': 'a\\0b'}",
+    "a variable's name": "['true'], env={'A=B': '1'}",
+    "a null byte in the folder": "['true'], cwd='a\\0b'",
+}
+
+
+@pytest.mark.parametrize("what", NO_PROGRAM)
+def test_what_no_kernel_takes(what: str) -> None:
+    """It is an error at once, and not a program that never ends."""
+    code = "from torch_utils.clean_exit import check\n"
+    code += f"try: check({NO_PROGRAM[what]})\nexcept (OSError, ValueError) as error: print(error)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert "Invalid argument" in done.stdout or "null byte" in done.stdout, done
+
+
+@pytest.mark.parametrize("number", ["TERM", 0, -1, 1000])
+def test_what_is_no_signal(number: object) -> None:
+    """It is named, instead of a keeper that falls over it or a stop that never comes."""
+    from torch_utils.clean_exit import check
+
+    with pytest.raises(ValueError, match=f"not {number!r}"):
+        check(["true"], stop_signal=number, stop_after_s=0.1)  # type: ignore[arg-type]
+
+
+def test_other_values() -> None:
+    """One pattern in the place of a list would be one for each letter; no number, no limit."""
+    from torch_utils.clean_exit import check
+
+    dirty = ["-c", "import atexit; atexit.register(lambda: 1 / 0)"]
+    with pytest.raises(TypeError, match=r"\['vendor'\]"):
+        check(dirty, ignore="vendor")
+    assert not check(dirty, ignore=["vendor"]).clean
+    for limit in ("timeout_s", "max_shutdown_s"):
+        with pytest.raises(ValueError, match="more than 0 seconds"):
+            check(dirty, **{limit: float("nan")})
