@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality torture-save fuzz-index examples clean
+.PHONY: demo test test-slow test-real test-ray test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index test-gpu bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -31,7 +31,22 @@ test-slow: .venv/.installed
 test-real: .venv/.installed .venv/.corpus
 	$(PYTEST) -m real
 
+# Actors of a real Ray on this machine; downloads it.
+test-ray: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(PYTEST) tests/torch_utils/test_ray.py
+
 test-all: test test-slow test-real
+
+# On a machine with a GPU, by whatever Python it has with torch: no environment is made for it.
+# RESULTS names the folder for what is measured; benchmarks/results/gpu if it is not given.
+GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
+
+test-gpu:
+	RESULTS=$(RESULTS) $(GPU_PYTHON) tests/gpu/run.py
+
+bench-gpu:
+	RESULTS=$(RESULTS) $(GPU_PYTHON) benchmarks/gpu.py
 
 hazards: .venv/.installed
 	$(PYTEST) -q tests/hazards
@@ -50,10 +65,14 @@ bench-clean-exit: .venv/.installed
 bench-rag: .venv/.installed
 	$(BIN)/python benchmarks/bench_rag.py
 	$(BIN)/python benchmarks/bench_open.py
+	$(BIN)/python benchmarks/bench_change.py
 
 # BEIR names a folder with corpus.jsonl and queries.jsonl, such as that of SciFact.
 bench-encode: .venv/.installed
 	$(BIN)/python benchmarks/bench_encode.py $(if $(BEIR),--beir $(BEIR))
+
+bench-cache: .venv/.installed
+	$(BIN)/python benchmarks/bench_cache.py
 
 bench-unload: .venv/.installed
 	$(BIN)/python benchmarks/bench_unload.py
@@ -65,19 +84,25 @@ bench-start: .venv/.installed
 bench-quality: .venv/.installed
 	$(BIN)/python benchmarks/bench_quality.py --beir $(BEIR)
 
+bench-host: .venv/.installed
+	$(BIN)/python benchmarks/bench_host.py
+	$(BIN)/python benchmarks/bench_cycles.py
+
 torture-save: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py save 200
+	$(BIN)/python tests/rag_demo/torture_ingest.py 200
 
 fuzz-index: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py fuzz 100000
 
 examples: .venv/.installed
-	$(PYTEST) -q tests/test_readme.py
+	$(PYTEST) -q tests/test_readme.py tests/rag_demo/test_examples.py tests/examples
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict torch_utils rag_demo
+	$(BIN)/python -m torch_utils.clean_exit_lint
 
 format: .venv/.installed
 	$(BIN)/ruff check --fix .
@@ -95,7 +120,7 @@ endif
 and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)))
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[rag,model,service,test,dev,bench]'
+		-c constraints.txt -e '.[rag,pdf,model,service,test,dev,bench]'
 	touch $@
 
 # Real programs for the slow tests, one by one: what cannot be installed is skipped there by name.

@@ -12,7 +12,9 @@ from results_file import write
 
 from rag_demo import PyTorchGPURetriever
 from rag_demo.documents.document import Document
+from rag_demo.documents.rows import DocumentRows
 from rag_demo.index import write_index
+from rag_demo.searching.derived import derived_arrays
 from torch_utils import measuring, memory_snapshot
 
 COUNT, DIMENSION, ROUNDS = 1_000_000, 384, 5
@@ -34,6 +36,16 @@ class Query:
         return np.stack([self._vector] * len(texts))
 
 
+class Texts:
+    """A million short texts, made when they are read."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def read(self, number: int) -> Document:
+        return Document(str(number), f"the text of document {number}", {})
+
+
 def main() -> None:
     chance = np.random.default_rng(0)
     vectors = chance.standard_normal((COUNT, DIMENSION), dtype=np.float32)
@@ -41,11 +53,17 @@ def main() -> None:
     model = Query(vectors[0])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "index")
-        documents = (Document(str(n), f"the text of document {n}", {}) for n in range(COUNT))
+        rows = DocumentRows(COUNT)
         with measuring("cpu") as taken:
-            write_index(folder, "bench", vectors, documents)
-        row = {"save_s": taken.median_s}
-        del vectors
+            derived = derived_arrays(vectors, Texts(), rows)
+        row = {"derive_s": taken.median_s}
+        with measuring("cpu") as taken:
+            write_index(folder, "bench", vectors, map(Texts().read, range(COUNT)), derived=derived)
+        row["save_s"] = taken.median_s
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+        row["index_bytes"] = sum(sizes.values())
+        row["derived_bytes"] = sum(n for name, n in sizes.items() if name.startswith("derived"))
+        del vectors, derived
         times: list[float] = []
         for _ in range(ROUNDS):
             with PyTorchGPURetriever(model, device="cpu") as retriever:

@@ -2,34 +2,94 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
+from rag_demo.printable import on_one_line
 from torch_utils import fast_exit
 
 __all__ = ["main"]
 
+_BROKEN_PIPE = 1  # as click has it, and the documentation of Python's signals
+
 
 def main() -> NoReturn:
-    """Run a command; an error is one line on stderr and exit code 2."""
+    """Run a command; an error is one line on stderr and exit code 2.
+
+    Nothing is said where the reader of the output has gone away, as ``head`` does: exit code 1.
+    """
     fast_exit()  # Everything is closed by then; nothing has to walk the heap once more.
+    _open_streams()
     try:
         # The commands need the extra ``rag``, click first of all: without it this says so.
         from rag_demo.commands import run
 
         code = run(sys.argv[1:])
+        sys.stdout.flush()
     except RagDemoError as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        sys.exit(130)
+        _leave(130)
+    except BrokenPipeError:
+        _leave(_BROKEN_PIPE)
     except ImportError as error:
         _fail(f"{error}; {HOW_TO_INSTALL}")
+    except MemoryError as error:
+        _fail(f"there is not enough memory; {error or 'a smaller --batch-size needs less'}")
     except OSError as error:
-        _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
-    sys.exit(code)
+        if error.filename is not None:
+            _fail(f"{error.strerror or error}: {error.filename}")
+        is_output = _unwritable(sys.stdout) is not None
+        _fail(f"{'the output' if is_output else 'a file'} cannot be written or read: {error}")
+    _leave(code)
+
+
+def _open_streams() -> None:
+    """See to it that there are the three streams, and that they take every character.
+
+    Where one is closed, the next file that is opened would get its number, and what is printed.
+    Writing to a closed stdout is an error, as it should be; what goes to stderr is dropped.
+    """
+    for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)
+    streams: list[TextIO] = []
+    for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
+        if stream is None:
+            stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+        streams.append(stream)
+    sys.stdout, sys.stderr = streams
 
 
 def _fail(message: str) -> NoReturn:
-    sys.stderr.write(f"rag-demo: error: {' '.join(message.split())}\n")
-    sys.exit(2)
+    with contextlib.suppress(OSError, ValueError):  # Nobody can be told.
+        sys.stderr.write(f"rag-demo: error: {on_one_line(message)}\n")
+        sys.stderr.flush()
+    _leave(2)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit; what cannot be written is said once, here, and not again by the interpreter."""
+    for stream in (sys.stdout, sys.stderr):
+        if _unwritable(stream) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+    sys.exit(code)
+
+
+def _unwritable(stream: TextIO) -> Exception | None:
+    """Return why what was printed cannot be written; None if it can."""
+    try:
+        stream.flush()
+    except (OSError, ValueError) as error:
+        return error
+    return None

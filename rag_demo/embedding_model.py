@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from rag_demo.encoding.ahead import ahead
-from rag_demo.encoding.embedding_cache import EmbeddingCache, fingerprint, make_key
+from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
 from rag_demo.encoding.encoder import Encoder, Kind
 from rag_demo.encoding.load_encoder import load_encoder
+from rag_demo.encoding.model_identity import ModelIdentity, identify
 from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
@@ -86,7 +87,7 @@ class EmbeddingModel(Resource):
             raise ValueError(f"workers must be 0 or more, not {workers}")
         self._worker_count = workers
         self._cache = None if cache is None else EmbeddingCache(Path(cache))
-        self._fingerprint: bytes | None = None
+        self._identity: ModelIdentity | None = None
         self._encoder: Encoder[Any] | None = None
         self._was_unloaded = False
         # Reentrant: a signal handler may close the model in the thread that is encoding.
@@ -96,6 +97,20 @@ class EmbeddingModel(Resource):
     def is_loaded(self) -> bool:
         """Whether the weights are in memory."""
         return self._encoder is not None
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Which model this is, by the content of its files; loads one that has to be fetched.
+
+        Raises:
+            ModelError: They are missing, or cannot be read.
+        """
+        with self._in_use:
+            if self._identity is None:
+                self._identity = self._identify(self._path())
+            if self._identity.fingerprint is None and not self.is_loaded:
+                self._loaded()
+            return self._identity
 
     @property
     def dimension(self) -> int:
@@ -117,11 +132,19 @@ class EmbeddingModel(Resource):
             self.ensure_open()
             if self._encoder is not None:
                 return False
-            path = str(packaged_model()) if self._is_default else self.name
+            path = self._path()
+            expected = self._identity or self._identify(path)
             self.device = self.device or get_optimal_device()
-            self._encoder = self._load(path)
-            if self._cache is not None and self._fingerprint is None and Path(path).is_dir():
-                self._fingerprint = fingerprint(Path(path))
+            encoder = self._load(path)
+            self._identity = self._identify(path)
+            if expected.fingerprint and not self._identity.is_same(expected):
+                self._identity = expected
+                release(encoder)
+                raise ModelError(
+                    f"the files of {self.name} have changed since this object first read them; "
+                    "make another EmbeddingModel, and what it embeds anew"
+                )
+            self._encoder = encoder
             self._was_unloaded = False
             log.debug("loaded %s on %s", self.name, self.device)
             return True
@@ -220,10 +243,11 @@ class EmbeddingModel(Resource):
         Returns:
             For each row its key, or None if its vector was there; nothing without a cache.
         """
-        if self._cache is None or self._fingerprint is None:
+        fingerprint = self._identity and self._identity.fingerprint
+        if self._cache is None or not fingerprint:
             return {}
         computed = f"{self._dtype} {self.device}"
-        keys = [make_key(self._fingerprint, computed, kind, text) for text in texts]
+        keys = [make_key(fingerprint.encode(), computed, kind, text) for text in texts]
         known = self._cache.get(list(dict.fromkeys(keys)), vectors.shape[1])
         for row, key in enumerate(keys):
             if key in known:
@@ -235,6 +259,15 @@ class EmbeddingModel(Resource):
             rows = [row for row, key in enumerate(keys) if key is not None]
             if rows:
                 self._cache.put([key for key in keys if key is not None], vectors[rows])
+
+    def _path(self) -> str:
+        return str(packaged_model()) if self._is_default else self.name
+
+    def _identify(self, path: str) -> ModelIdentity:
+        try:
+            return identify(path, self._dtype, DEFAULT_MODEL if self._is_default else None)
+        except OSError as error:
+            raise ModelError(f"the model {self.name!r} cannot be read: {error}") from error
 
     def _loaded(self) -> Encoder[Any]:
         self.ensure_open()

@@ -9,6 +9,8 @@ __all__ = [
     "IndexFileError",
     "ModelError",
     "ModelMismatchError",
+    "NewerIndexError",
+    "OtherIndexError",
     "RagDemoError",
     "SourceError",
     "damaged",
@@ -35,6 +37,14 @@ class IndexFileError(RagDemoError):
 
 class ModelMismatchError(IndexFileError):
     """A saved index was made with another embedding model."""
+
+
+class NewerIndexError(IndexFileError):
+    """A saved index was made by a newer version."""
+
+
+class OtherIndexError(IndexFileError):
+    """A folder holds an index that is not to be replaced unasked: ask, or ``replace=True``."""
 
 
 class ModelError(RagDemoError):

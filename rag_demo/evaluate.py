@@ -14,14 +14,24 @@ import numpy as np
 
 from rag_demo.documents.document import Document
 from rag_demo.errors import SourceError
+from rag_demo.vectors import Vectors
 
 if TYPE_CHECKING:
     from rag_demo.retriever import Retriever
 
-__all__ = ["Collection", "Score", "evaluate", "metrics_of", "read_beir", "searching"]
+__all__ = [
+    "Collection",
+    "NoEmbeddings",
+    "Score",
+    "evaluate",
+    "metrics_of",
+    "read_beir",
+    "searching",
+]
 
 Judgements = Mapping[str, int]
 Ranking = Sequence[str]
+_LAYOUT = "a collection has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, as those of BEIR"
 _RESAMPLES = 2000
 _DEPTH = 101  # of what is asked for: one more than counts, for the question's own document
 
@@ -44,12 +54,29 @@ class Score:
     high: float
 
 
+class NoEmbeddings:
+    """Stands in for a model where only words are compared: every vector is the same number."""
+
+    name = "none"
+    dimension = 1
+
+    def embed_query(self, text: str) -> Vectors:
+        """Return a vector: shape (1,)."""
+        return np.ones(1, np.float32)
+
+    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+        """Return vectors: shape (n, 1)."""
+        return np.ones((len(texts), 1), np.float32)
+
+
 def read_beir(folder: Path, split: str = "test") -> Collection:
     """Read a collection in the layout of BEIR; questions without judgements are left out.
 
     Raises:
         SourceError: A file is missing, or a line is not what it should be.
     """
+    if not folder.is_dir():
+        raise SourceError(f"the folder {folder} was not found; {_LAYOUT}")
     documents = []
     for record in _lines(folder / "corpus.jsonl"):
         title, text = record.get("title") or "", record.get("text") or ""
@@ -62,8 +89,10 @@ def read_beir(folder: Path, split: str = "test") -> Collection:
             for row in csv.DictReader(file, delimiter="\t"):
                 grades = judgements.setdefault(row["query-id"], {})
                 grades[row["corpus-id"]] = int(row["score"])
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise SourceError(f"{path} cannot be read as judgements: {error!r}") from None
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}; {_LAYOUT}") from None
+    except (KeyError, ValueError, TypeError, csv.Error) as error:
+        raise SourceError(f"{path} cannot be read as judgements: {error!r}; {_LAYOUT}") from None
     missing = sorted(set(judgements) - set(questions))
     if missing or not judgements:
         what = f"the question {missing[0]!r}, which is not there" if missing else "nothing"
@@ -83,7 +112,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
                 if not isinstance(record, dict) or "_id" not in record or "text" not in record:
                     raise SourceError(f'{path}:{number}: expected an object with "_id" and "text"')
                 records.append(record)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}; {_LAYOUT}") from None
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} cannot be read as JSON lines: {error}") from None
     return records
 

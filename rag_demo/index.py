@@ -2,40 +2,63 @@
 
 ``manifest.json`` names the files that belong together, with their sizes and checksums. The
 files of a save get names of their own; renaming the new manifest over the old one is the one
-moment in which the index changes. Arrays are safetensors, texts are JSON lines: nothing here
-can run code when it is read.
+moment in which the index changes. Arrays are safetensors or bare, texts are JSON lines: nothing
+here can run code when it is read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.documents.document import Document, Documents, dump_document
+from rag_demo.documents.document import Document, Documents
 from rag_demo.documents.rows import DocumentRows
-from rag_demo.errors import AGAIN, IndexFileError, ModelMismatchError, damaged
+from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import (
+    AGAIN,
+    IndexFileError,
+    ModelMismatchError,
+    NewerIndexError,
+    OtherIndexError,
+    damaged,
+)
+from rag_demo.storage.checked_file import ReadFile, open_regular, read_at
+from rag_demo.storage.derived import DerivedArrays
 from rag_demo.storage.document_file import DocumentFile
-from rag_demo.storage.mapped_file import MappedFile, checksums
-from rag_demo.storage.writing import LOCK, lock, sync
+from rag_demo.storage.manifest import (
+    MANIFEST,
+    VERSION,
+    entry_of,
+    read_manifest,
+    refuse_foreign_folder,
+)
+from rag_demo.storage.mapped_file import MappedFile
+from rag_demo.storage.saving import check_vectors, save_files
+from rag_demo.storage.writing import lock
 
-__all__ = ["SavedIndex", "read_index", "read_manifest", "write_index"]
+__all__ = [
+    "MANIFEST",
+    "VERSION",
+    "SavedIndex",
+    "identity_of",
+    "read_index",
+    "read_manifest",
+    "refuse_foreign_folder",
+    "refuse_other_index",
+    "replace_index",
+    "write_index",
+]
 
-FORMAT = "rag-demo index"
-VERSION = 3
-MANIFEST = "manifest.json"
-SPOOL = "texts-spool-"  # a folder of an ingestion under way
-_MOST_MANIFEST_BYTES = 1 << 20
-_CHECKED_ROWS = 1 << 13
 _CHECKED_AT_ONCE_BYTES = 1 << 26  # takes 30 ms
+_TRIES = 100
 
 
 @dataclass(frozen=True)
@@ -43,12 +66,14 @@ class SavedIndex:
     """What an index folder holds.
 
     Attributes:
-        model: The embedding model that made the vectors.
+        model: The embedding model that made the vectors, by name.
         vectors: Shape (n, d), float32, each of length 1. Of an index that was read they are
-            mapped, read-only, and not checked yet: see `check_vectors`.
+            mapped or copied, not to be changed, and not checked yet: see `check_vectors`.
         documents: What the index is of.
         rows: Which rows belong to each of them.
         file: Where the vectors come from, if the index was read.
+        derived: What was computed from them and kept, by name; each is checked as it is read.
+        identity: All that is known of the model.
     """
 
     model: str
@@ -56,6 +81,8 @@ class SavedIndex:
     documents: Documents
     rows: DocumentRows
     file: MappedFile | None = None
+    derived: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    identity: ModelIdentity = field(default_factory=lambda: ModelIdentity(""))
 
     def check_vectors(self) -> None:
         """Compare the vectors with their checksums, which takes a second for two gigabytes.
@@ -66,34 +93,50 @@ class SavedIndex:
         if self.file is None:
             return
         self.file.check_all()
-        for start in range(0, len(self.vectors), _CHECKED_ROWS):
-            some = self.vectors[start : start + _CHECKED_ROWS]
-            lengths = np.einsum("ij,ij->i", some, some)
-            if not (np.abs(lengths - 1) < 1e-3).all():  # Also where one is not a number.
-                raise damaged(self.file.path, "a vector is not of length 1")
-            if not self.file.resident:
-                self.file.drop()
+        passed = None if self.file.resident else self.file.drop
+        bad = check_vectors(self.vectors, passed)
+        if bad is not None:
+            raise damaged(self.file.path, bad)
+
+    def check_lengths(self) -> None:
+        """See that no mapped file was cut off since it was opened; takes microseconds.
+
+        Reading what is not there any more would end the process.
+
+        Raises:
+            IndexFileError: One was.
+        """
+        for file in (self.file, self.derived):
+            if isinstance(file, (MappedFile, DerivedArrays)):
+                file.check_length()
 
 
 def write_index(
     folder: Path,
-    model: str,
+    model: str | ModelIdentity,
     vectors: npt.NDArray[np.float32],
     documents: Iterable[Document],
     rows: DocumentRows | None = None,
+    *,
+    derived: Mapping[str, npt.NDArray[Any]] | None = None,
+    replace: bool = False,
 ) -> None:
     """Write an index, replacing the one in the folder once everything is on the disk.
 
     Args:
         folder: Where to.
-        model: The embedding model that made the vectors.
+        model: The embedding model that made the vectors; a name alone is one without files.
         vectors: Shape (n, d), each of length 1.
-        documents: What the index is of.
+        documents: What the index is of; ids differ.
         rows: Which rows belong to each of them; None where each has one.
+        derived: What was computed from them and is kept: arrays of numbers by name.
+        replace: Replace the index of a newer version too.
 
     Raises:
-        IndexFileError: The folder holds something else, is being written by another process,
-            cannot be written, or the metadata are not JSON.
+        NewerIndexError: The folder holds an index of a newer version.
+        IndexFileError: The folder holds something else, is being written by another process, or
+            cannot be written; or what was given does not fit together, or is not JSON. The
+            index that is there stays as it is.
     """
     refuse_foreign_folder(folder)
     try:
@@ -101,87 +144,42 @@ def write_index(
     except OSError as error:
         raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
     with lock(folder):
-        replace_index(folder, model, vectors, documents, rows or DocumentRows(len(vectors)))
+        if not replace:
+            _refuse_newer(folder)
+        identity = model if isinstance(model, ModelIdentity) else ModelIdentity(model)
+        replace_index(folder, identity, vectors, documents, rows, derived or {})
 
 
 def replace_index(
     folder: Path,
-    model: str,
+    model: ModelIdentity,
     vectors: npt.NDArray[np.float32],
     documents: Iterable[Document],
-    rows: DocumentRows,
+    rows: DocumentRows | None = None,
+    derived: Mapping[str, npt.NDArray[Any]] | None = None,
+    *,
+    source: str | None = None,
+    finished: bool = True,
 ) -> None:
-    """Do what `write_index` does, for who holds the folder's `lock` already."""
-    from safetensors.numpy import save_file
+    """Do what `write_index` does, for who holds the folder's `lock` already.
 
-    save_id = uuid.uuid4().hex[:12]
-    paths = {
-        name: folder / f"{name}-{save_id}.{kind}"
-        for name, kind in (
-            ("vectors", "safetensors"),
-            ("texts", "jsonl"),
-            ("checks", "safetensors"),
-        )
-    }
-    try:
-        save_file({"vectors": np.ascontiguousarray(vectors)}, paths["vectors"])
-        offsets = _write_documents(paths["texts"], documents)
-        checks = {name: checksums(paths[name]) for name in ("vectors", "texts")}
-        save_file({**checks, "offsets": offsets, **_arrays(rows)}, paths["checks"])
-        for path in paths.values():
-            sync(path)
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": model,
-            "count": len(vectors),
-            "dimension": int(vectors.shape[1]),
-            "files": {name: _describe(path) for name, path in paths.items()},
-            "checks_sha256": hashlib.sha256(paths["checks"].read_bytes()).hexdigest(),
-        }
-        _replace_manifest(folder, manifest, save_id)
-        _remove_others(folder, keep={*(p.name for p in paths.values()), MANIFEST, LOCK})
-    except OSError as error:
-        raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
-    except (TypeError, ValueError) as error:
-        raise IndexFileError(f"the metadata cannot be saved as JSON: {error}") from None
-    finally:
-        _remove_unfinished(folder, save_id)
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read and check what describes an index.
-
-    Raises:
-        IndexFileError: It is missing, damaged, of another kind, or from a newer version.
+    Args:
+        source: What was ingested, as `rag_demo.ingest.ingest` was told.
+        finished: Whether all of it was.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
-        what = "holds no index" if folder.is_dir() else "does not exist"
-        raise IndexFileError(f"{folder} {what}; {AGAIN} {folder}")
-    try:
-        if path.stat().st_size > _MOST_MANIFEST_BYTES:
-            raise ValueError("it is far too large")
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, error) from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise IndexFileError(f"{path} is not a rag-demo index; {AGAIN} another folder")
-    if manifest.get("version") != VERSION:
-        raise IndexFileError(
-            f"{path} has format version {manifest.get('version')!r}, this rag-demo reads "
-            f"{VERSION}; upgrade it, or {AGAIN} {folder}"
-        )
-    if manifest.pop("sha256", None) != _digest(manifest):
-        raise damaged(path, "its checksum is wrong")
-    model, count, dimension = (manifest.get(key) for key in ("model", "count", "dimension"))
-    numbers = all(type(n) is int and n >= 0 for n in (count, dimension))
-    if not (isinstance(model, str) and numbers):
-        raise damaged(path, "an entry is missing or of the wrong type")
-    return manifest
+    described = {
+        "model": model.name,
+        "dtype": model.dtype,
+        "fingerprint": model.fingerprint,
+        "source": source,
+        "finished": finished,
+    }
+    save_files(
+        folder, described, vectors, documents, rows or DocumentRows(len(vectors)), derived or {}
+    )
 
 
-def read_index(folder: Path, *, expected_model: str | None = None) -> SavedIndex:
+def read_index(folder: Path, *, expected_model: str | ModelIdentity | None = None) -> SavedIndex:
     """Open an index: its files are mapped, and checked as they are used.
 
     Takes milliseconds, whatever its size; one of less than 64 MB is checked at once. An index
@@ -196,69 +194,118 @@ def read_index(folder: Path, *, expected_model: str | None = None) -> SavedIndex
         ModelMismatchError: Another model made it.
     """
     manifest = read_manifest(folder)
-    if expected_model is not None and manifest["model"] != expected_model:
-        raise ModelMismatchError(
-            f"the index in {folder} was made with the model {manifest['model']!r}, "
-            f"not with {expected_model!r}; use that model, or {AGAIN} {folder}"
-        )
-    entries = {what: _entry(folder, manifest, what) for what in ("vectors", "texts", "checks")}
+    for _ in range(_TRIES):
+        if expected_model is not None:
+            _refuse_model(folder, manifest, expected_model)
+        try:
+            return _open(folder, manifest)
+        except IndexFileError:
+            # Another process may have saved, and removed what this manifest names.
+            before, manifest = manifest, read_manifest(folder)
+            if manifest == before:
+                raise
+    raise IndexFileError(f"{folder} is saved again and again; try again when that has ended")
+
+
+def refuse_other_index(
+    folder: Path, *, model: ModelIdentity | None = None, source: str | None = None
+) -> None:
+    """Refuse to replace an index unasked that is not an earlier one of the same.
+
+    A damaged one may be replaced: nobody can use it.
+
+    Args:
+        folder: Of the index; there may be none.
+        model: The embedding model that is going to make vectors; None to ask about this later.
+        source: What is going to be ingested.
+
+    Raises:
+        OtherIndexError: It is of a newer version, another source or another model.
+    """
+    try:
+        _refuse_newer(folder)
+        manifest = read_manifest(folder)
+    except OtherIndexError:
+        raise
+    except IndexFileError:
+        return
+    identity = identity_of(manifest)
+    if manifest.get("source") != source:
+        of = manifest.get("source")
+        what = f"the index of {of}" if of else "an index that a program or an earlier version made"
+        raise _other(folder, f"{what}, not of {source or 'what a program hands over'}")
+    if model is not None and not identity.is_same(model):
+        raise _other(folder, f"vectors of the model {identity}, not of {model}")
+
+
+def identity_of(manifest: Mapping[str, Any]) -> ModelIdentity:
+    """Return what a manifest says about the model."""
+    return ModelIdentity(manifest["model"], manifest.get("dtype"), manifest.get("fingerprint"))
+
+
+def _other(folder: Path, what: str) -> OtherIndexError:
+    return OtherIndexError(
+        f"{folder} holds {what}; name another folder, or replace it: --yes, or replace=True"
+    )
+
+
+def _refuse_newer(folder: Path) -> None:
+    try:
+        read_manifest(folder)
+    except NewerIndexError:
+        raise _other(folder, "the index of a newer version of rag-demo") from None
+    except IndexFileError:
+        return
+
+
+def _refuse_model(folder: Path, manifest: Mapping[str, Any], expected: str | ModelIdentity) -> None:
+    wanted = expected if isinstance(expected, ModelIdentity) else ModelIdentity(expected)
+    made_by = identity_of(manifest)
+    if manifest["version"] == 3:  # All that it knows is a name, or a path as it was given.
+        if manifest["model"] == wanted.name or _is_same_folder(manifest["model"], wanted.name):
+            return
+    elif made_by.is_same(wanted):
+        return
+    raise ModelMismatchError(
+        f"the index in {folder} was made with the model {made_by}, "
+        f"not with {wanted}; use that model, or {AGAIN} {folder}"
+    )
+
+
+def _is_same_folder(one: str, other: str) -> bool:
+    try:
+        return Path(one).samefile(other)
+    except (OSError, ValueError):
+        return False
+
+
+def _open(folder: Path, manifest: dict[str, Any]) -> SavedIndex:
+    entries = {what: entry_of(folder, manifest, what) for what in ("vectors", "texts", "checks")}
     checks = _read_checks(*entries["checks"], manifest)
     file = MappedFile(*entries["vectors"], checks["vectors"])
-    vectors = _map_vectors(file, manifest)
-    texts = DocumentFile(MappedFile(*entries["texts"], checks["texts"]), checks["offsets"])
+    vectors = _find_vectors(file, manifest)
+    texts = DocumentFile(ReadFile(*entries["texts"], checks["texts"]), checks["offsets"])
     try:
         rows = DocumentRows(len(texts), checks.get("counts"), checks.get("spans"))
     except ValueError as error:
         raise damaged(entries["checks"][0], error) from None
     if len(rows) != len(vectors):
         raise damaged(entries["texts"][0], f"it is for {len(rows)} vectors, not {len(vectors)}")
-    index = SavedIndex(manifest["model"], vectors, Documents(texts), rows, file)
+    derived = DerivedArrays(None, {})
+    if "derived" in manifest["files"]:
+        path, nbytes = entry_of(folder, manifest, "derived")
+        if "derived" not in checks:
+            raise damaged(path, "it has no checksums")
+        derived = DerivedArrays(
+            MappedFile(path, nbytes, checks["derived"]), manifest.get("derived")
+        )
+    index = SavedIndex(
+        manifest["model"], vectors, Documents(texts), rows, file, derived, identity_of(manifest)
+    )
     if len(file) + entries["texts"][1] <= _CHECKED_AT_ONCE_BYTES:
         texts.check_all()
         index.check_vectors()
     return index
-
-
-def refuse_foreign_folder(folder: Path) -> None:
-    """Refuse to write among files that are not an index.
-
-    Raises:
-        IndexFileError: The folder is a file, or holds other things.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise IndexFileError(f"{folder} is a file; name a folder for the index")
-    if folder.is_dir() and not (folder / MANIFEST).exists():
-        others = [entry.name for entry in folder.iterdir() if not _is_ours(entry.name)]
-        if others:
-            raise IndexFileError(
-                f"{folder} holds other files ({others[0]}); name a new or empty folder"
-            )
-
-
-def _write_documents(path: Path, documents: Iterable[Document]) -> npt.NDArray[np.uint64]:
-    """Write one line for each; return where each begins, and where the last one ends."""
-    offsets = [0]
-    with path.open("wb") as file:
-        for document in documents:
-            offsets.append(offsets[-1] + file.write(dump_document(document)))
-    return np.asarray(offsets, np.uint64)
-
-
-def _arrays(rows: DocumentRows) -> dict[str, npt.NDArray[np.int64]]:
-    if rows.counts is None or rows.spans is None:
-        return {}
-    return {"counts": rows.counts, "spans": rows.spans}
-
-
-def _entry(folder: Path, manifest: dict[str, Any], what: str) -> tuple[Path, int]:
-    """Return where a file of the index is, and how many bytes it has to have."""
-    files = manifest.get("files")
-    entry = files.get(what) if isinstance(files, dict) else None
-    name = entry.get("name") if isinstance(entry, dict) else None
-    nbytes = entry.get("bytes") if isinstance(entry, dict) else None
-    if not isinstance(name, str) or not _is_ours(name) or type(nbytes) is not int:
-        raise damaged(folder / MANIFEST, f"it does not name its {what}")
-    return folder / name, nbytes
 
 
 def _read_checks(path: Path, nbytes: int, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -266,13 +313,18 @@ def _read_checks(path: Path, nbytes: int, manifest: dict[str, Any]) -> dict[str,
     from safetensors.numpy import load
 
     try:
-        if path.stat().st_size != nbytes:
-            raise damaged(path, f"it has {path.stat().st_size} bytes, not {nbytes}")
-        content = path.read_bytes()
+        with open_regular(path) as descriptor:
+            size = os.fstat(descriptor).st_size
+            if size != nbytes:
+                raise damaged(path, f"it has {size} bytes, not {nbytes}")
+            content = bytearray(size)
+            read_at(descriptor, content)
         if hashlib.sha256(content).hexdigest() != manifest.get("checks_sha256"):
             raise damaged(path, "its checksum is wrong")
-        checks = load(content)
+        checks = load(bytes(content))
         kinds = {"vectors": ("uint32", 1), "texts": ("uint32", 1), "offsets": ("uint64", 1)}
+        if "derived" in checks:
+            kinds["derived"] = ("uint32", 1)
         if "counts" in checks or "spans" in checks:
             kinds |= {"counts": ("int64", 1), "spans": ("int64", 2)}
         found = {name: (checks[name].dtype.name, checks[name].ndim) for name in kinds}
@@ -283,7 +335,7 @@ def _read_checks(path: Path, nbytes: int, manifest: dict[str, Any]) -> dict[str,
     return dict(checks)
 
 
-def _map_vectors(file: MappedFile, manifest: dict[str, Any]) -> npt.NDArray[np.float32]:
+def _find_vectors(file: MappedFile, manifest: dict[str, Any]) -> npt.NDArray[np.float32]:
     """Find the array in a safetensors file: 8 bytes of length, a header of JSON, the data."""
     shape = (manifest["count"], manifest["dimension"])
     nbytes = 4 * shape[0] * shape[1]
@@ -299,50 +351,3 @@ def _map_vectors(file: MappedFile, manifest: dict[str, Any]) -> npt.NDArray[np.f
     if not fits:
         raise damaged(file.path, f"it does not hold {shape[0]} vectors of {shape[1]}")
     return np.frombuffer(file.unchecked, np.float32, shape[0] * shape[1], start).reshape(shape)
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    return {"name": path.name, "bytes": path.stat().st_size}
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
-
-
-def _replace_manifest(folder: Path, manifest: dict[str, Any], save_id: str) -> None:
-    new = folder / f"manifest-{save_id}.tmp"
-    described = {**manifest, "sha256": _digest(manifest)}
-    new.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    sync(new)
-    new.replace(folder / MANIFEST)
-    sync(folder)
-
-
-_OURS = re.compile(
-    r"manifest\.json|lock|(vectors|texts|checks|manifest)-\w+\.(safetensors|jsonl|tmp)"
-    rf"|{SPOOL}\w+"
-    r"|\.tmp\w{6}"  # what safetensors writes to before it renames
-)
-
-
-def _is_ours(name: str) -> bool:
-    return _OURS.fullmatch(name) is not None
-
-
-def _remove_others(folder: Path, keep: set[str]) -> None:
-    """Remove the files of earlier saves; one that cannot be removed only takes up space."""
-    for entry in folder.iterdir():
-        if _is_ours(entry.name) and entry.name not in keep and not entry.is_dir():
-            entry.unlink(missing_ok=True)
-
-
-def _remove_unfinished(folder: Path, save_id: str) -> None:
-    """Remove what a save has written that did not get as far as its manifest."""
-    try:
-        current = json.loads((folder / MANIFEST).read_text())["files"]["vectors"]["name"]
-    except (OSError, ValueError, KeyError, TypeError):
-        current = ""
-    if save_id not in current and folder.is_dir():
-        for entry in folder.glob(f"*-{save_id}.*"):
-            entry.unlink(missing_ok=True)

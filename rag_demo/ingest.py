@@ -1,34 +1,34 @@
 """Ingestion: documents into a saved index, streamed, continued, and only as far as needed.
 
-What the index in the folder has already is taken from there when its text is the same: that is
-how an interrupted run goes on, and how a folder is indexed again after changes.
+What the index in the folder has already is taken from there when it is the same: that is how an
+interrupted run goes on, and how a folder is indexed again after changes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import shutil
-import tempfile
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
 
-import numpy as np
-
-from rag_demo.documents.document import Document, dump_document, parse_document
-from rag_demo.documents.rows import DocumentProgress, DocumentRows, texts_to_embed
-from rag_demo.encoding.embedder import BasicEmbedder, Embedder, completed
-from rag_demo.errors import IndexFileError, ModelMismatchError
-from rag_demo.index import SPOOL, SavedIndex, read_index, refuse_foreign_folder, replace_index
+from rag_demo.documents.document import Document
+from rag_demo.encoding.embedder import BasicEmbedder, completed
+from rag_demo.errors import IndexFileError
+from rag_demo.index import refuse_foreign_folder, refuse_other_index
+from rag_demo.index_builder import IndexBuilder
+from rag_demo.storage.manifest import SPOOL
 from rag_demo.storage.writing import lock
-from rag_demo.vectors import Rows, Vectors, normalized
+from torch_utils import exit_on_signals
 
 __all__ = ["Ingested", "ingest"]
 
 BATCH = 2048  # documents in memory at once
+BATCH_CHARS = 1 << 21  # about 2,500 passages; a batch ends with the document that reaches it
 CHECKPOINT_S = 60.0  # between two saves of an unfinished index
 
 
@@ -52,207 +52,113 @@ def ingest(
     embedding_model: BasicEmbedder,
     folder: Path,
     *,
+    source: str | None = None,
+    replace: bool = False,
     on_progress: Callable[[int], object] = lambda count: None,
     checkpoint_s: float = CHECKPOINT_S,
 ) -> Ingested:
     """Index documents into a folder.
 
     Holds `BATCH` documents and their vectors in memory, and what finding earlier ones takes:
-    about 200 bytes for each. The index is saved every ``checkpoint_s`` seconds, so a killed run
-    loses no more than that. Ctrl-C saves as well; what an earlier index had and was not reached
-    yet stays in it until a run is finished.
+    about 200 bytes for each. The index is saved every ``checkpoint_s`` seconds, within a long
+    document too, so a killed run loses no more than that. Whatever ends a run saves as well:
+    Ctrl-C, an error, and SIGTERM where this is called in the main thread and the program does
+    not handle that itself; it then ends by SystemExit. What an earlier index had and was not
+    reached yet stays in it until a run is finished.
 
     Args:
         documents: What to index; ids must differ.
         embedding_model: What makes vectors; called only for texts that are new or have changed.
         folder: Of the index.
+        source: Says what the documents are of. The index remembers it.
+        replace: Replace an index that is not an earlier one of this source and this model.
         on_progress: Called with the count of documents that were dealt with since last time.
         checkpoint_s: See above, seconds.
 
     Raises:
-        IndexFileError: The folder holds something else, or is being written by another process.
+        OtherIndexError: The folder holds an index of another source, of another model, or of a
+            newer version. Nothing was embedded.
+        IndexFileError: The folder holds something else, is being written by another process, or
+            cannot be written (the index stays what it was at the last save); or an id stands
+            twice, or metadata are not JSON.
     """
     refuse_foreign_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder):
+    if not replace:
+        refuse_other_index(folder, source=source)  # Before a model is loaded in vain.
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
+    with lock(folder), _sigterm_ends_in_order():
+        embedder = completed(embedding_model)
+        if not replace:
+            refuse_other_index(folder, model=embedder.identity, source=source)
         _remove_spools(folder)
-        with (
-            tempfile.TemporaryDirectory(prefix=SPOOL, dir=folder) as spool,
-            _IndexBuilder(completed(embedding_model), folder, Path(spool)) as builder,
-        ):
-            finished = False
-            try:
-                saved_s = time.monotonic()
-                for batch in _batches(documents):
-                    builder.take(batch, on_progress)
-                    if time.monotonic() - saved_s > checkpoint_s:
-                        builder.save(finished=False)
-                        saved_s = time.monotonic()
-                finished = True
-            except KeyboardInterrupt:
-                pass  # What was done is saved; the caller is told by the result.
-            builder.save(finished=finished)
+        with IndexBuilder(embedder, folder, source) as builder:
+            finished = _take_all(builder, documents, on_progress, checkpoint_s)
+            if finished or builder.has_news:
+                builder.save(finished=finished)
         return Ingested(builder.embedded, builder.reused, finished)
 
 
+def _take_all(
+    builder: IndexBuilder,
+    documents: Iterable[Document],
+    on_progress: Callable[[int], object],
+    checkpoint_s: float,
+) -> bool:
+    """Take batch by batch; return False after a Ctrl-C."""
+    saved_s = time.monotonic()
+
+    def checkpoint() -> None:
+        nonlocal saved_s
+        if time.monotonic() - saved_s > checkpoint_s:
+            builder.save(finished=False)
+            saved_s = time.monotonic()
+
+    try:
+        for batch in _batches(documents):
+            builder.take(batch, on_progress, checkpoint)
+            checkpoint()
+    except KeyboardInterrupt:
+        return False  # What was done is saved; the caller is told by the result.
+    except BaseException as error:
+        # SystemExit by SIGTERM, a source that cannot be read, a full disk: it is the caller's,
+        # and what was done is saved.
+        if builder.has_news:
+            try:
+                builder.save(finished=False)
+            except IndexFileError as unsaved:
+                if not isinstance(error, IndexFileError):
+                    raise unsaved from error
+        raise
+    return True
+
+
+def _sigterm_ends_in_order() -> AbstractContextManager[object]:
+    """Make SIGTERM raise SystemExit, where it would end the process on the spot."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        return exit_on_signals(signal.SIGTERM)
+    return nullcontext()
+
+
 def _remove_spools(folder: Path) -> None:
-    """Remove what a killed run has left behind."""
+    """Remove what a killed run of an earlier version has left behind."""
     for left in folder.glob(f"{SPOOL}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
-class _EarlierIndex:
-    """What the index in the folder has: vectors by id, as long as the text is the same."""
-
-    def __init__(self, index: SavedIndex | None) -> None:
-        self._index = index
-        self._known: dict[str, tuple[int, bytes]] = {}
-        if index is not None:
-            for number, document in enumerate(index.documents.stream()):
-                self._known[document.id] = (number, _digest(document.text))
-
-    @classmethod
-    def open(cls, folder: Path, embedder: Embedder) -> _EarlierIndex:
-        try:
-            index = read_index(folder, expected_model=embedder.name)
-            index.check_vectors()
-        except (IndexFileError, ModelMismatchError):
-            return cls(None)  # None yet, one of another model, or a damaged one: made anew.
-        return cls(index)
-
-    def find(self, document: Document) -> int | None:
-        """Return the number of a document with the same id and text."""
-        number, digest = self._known.get(document.id, (None, b""))
-        return number if digest == _digest(document.text) else None
-
-    def take(self, numbers: list[int]) -> _Embedded:
-        """Return the vectors of documents, by their numbers."""
-        if self._index is None or not numbers:
-            return _NOTHING
-        chosen = np.asarray(numbers, np.int64)
-        rows = self._index.rows
-        return _Embedded(self._index.vectors[rows.rows_of(chosen)], rows.keep(chosen))
-
-    def not_in(self, seen: set[str]) -> Iterator[tuple[int, Document]]:
-        """Yield the documents that were not seen, with their numbers."""
-        for name, (number, _) in self._known.items():
-            if name not in seen and self._index is not None:
-                yield number, self._index.documents[number]
-
-
-class _Embedded(NamedTuple):
-    """Documents' vectors, and which of them belong to which document."""
-
-    vectors: Vectors
-    rows: DocumentRows
-
-
-def _in_order(first: _Embedded, second: _Embedded, order: Rows) -> _Embedded:
-    """Put documents together: ``order`` has the number of each, those of ``second`` behind."""
-    if not len(second.rows):
-        return first
-    if not len(first.rows):
-        return second
-    rows = DocumentRows.join([first.rows, second.rows])
-    vectors = np.concatenate([first.vectors, second.vectors])
-    return _Embedded(vectors[rows.rows_of(order)], rows.keep(order))
-
-
-_NOTHING = _Embedded(np.empty((0, 0), np.float32), DocumentRows(0))
-
-
-class _IndexBuilder:
-    """An index in the making: vectors and documents go into two files, from which it is made."""
-
-    def __init__(self, embedder: Embedder, folder: Path, spool: Path) -> None:
-        self._embedder, self._folder = embedder, folder
-        self._earlier = _EarlierIndex.open(folder, embedder)
-        self._vectors_path, self._documents_path = spool / "vectors", spool / "documents"
-        self._vectors: IO[bytes] = self._vectors_path.open("wb")
-        self._documents: IO[bytes] = self._documents_path.open("wb")
-        self._seen: set[str] = set()
-        self._rows: list[DocumentRows] = []
-        self._dimension = 0
-        self.embedded = self.reused = 0
-
-    def __enter__(self) -> _IndexBuilder:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._vectors.close()
-        self._documents.close()
-
-    def take(self, batch: list[Document], on_progress: Callable[[int], object]) -> None:
-        """Put a batch of documents behind those that are there."""
-        numbers = [self._earlier.find(document) for document in batch]
-        old = [place for place, number in enumerate(numbers) if number is not None]
-        new = [place for place, number in enumerate(numbers) if number is None]
-        kept = self._earlier.take([number for number in numbers if number is not None])
-        on_progress(len(old))
-        made = self._embed([batch[place] for place in new], on_progress)
-        self._write(_in_order(kept, made, np.argsort([*old, *new])), batch)
-        self._seen.update(document.id for document in batch)
-        self.embedded += len(new)
-        self.reused += len(old)
-
-    def _embed(self, documents: list[Document], on_progress: Callable[[int], object]) -> _Embedded:
-        if not documents:
-            return _NOTHING
-        to_embed, rows = texts_to_embed((each.text, each.metadata) for each in documents)
-        progress = DocumentProgress(len(documents), len(to_embed), on_progress)
-        vectors = self._embedder.embed_documents(to_embed, on_progress=progress)
-        return _Embedded(normalized(vectors), rows)
-
-    def _write(self, made: _Embedded, documents: Iterable[Document]) -> None:
-        for document in documents:
-            self._documents.write(_line(document))
-        if len(made.rows):
-            self._dimension = made.vectors.shape[1]
-            self._rows.append(made.rows)
-            self._vectors.write(np.ascontiguousarray(made.vectors).data)
-
-    def save(self, *, finished: bool) -> None:
-        """Make an index of all that was taken; of an earlier one too, what was not reached."""
-        sizes = (self._vectors.tell(), self._documents.tell())
-        taken = len(self._rows)
-        if not finished:
-            left = list(self._earlier.not_in(self._seen))
-            for start in range(0, len(left), BATCH):
-                some = left[start : start + BATCH]
-                made = self._earlier.take([number for number, _ in some])
-                self._write(made, [document for _, document in some])
-        self._vectors.flush()
-        self._documents.flush()
-        rows = DocumentRows.join(self._rows)
-        vectors = np.empty((0, 0), np.float32)
-        if len(rows):
-            shape = (len(rows), self._dimension)
-            vectors = np.memmap(self._vectors_path, np.float32, "r", shape=shape)
-        replace_index(self._folder, self._embedder.name, vectors, self._stored(), rows)
-        # What was not reached is read again from the earlier index when its turn comes.
-        del self._rows[taken:]
-        for file, position in zip((self._vectors, self._documents), sizes, strict=True):
-            file.seek(position)
-            file.truncate()
-
-    def _stored(self) -> Iterator[Document]:
-        with self._documents_path.open("rb") as file:
-            for line in file:
-                yield parse_document(line)
-
-
-def _line(document: Document) -> bytes:
-    try:
-        return dump_document(document)
-    except (TypeError, ValueError) as error:
-        raise IndexFileError(f"the metadata of {document.id!r} are not JSON: {error}") from None
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     iterator = iter(documents)
-    while batch := list(itertools.islice(iterator, BATCH)):
+    while batch := list(_until_full(itertools.islice(iterator, BATCH))):
         yield batch
+
+
+def _until_full(documents: Iterator[Document]) -> Iterator[Document]:
+    chars = 0
+    for document in documents:
+        yield document
+        chars += len(document.text)
+        if chars >= BATCH_CHARS:
+            return

@@ -7,14 +7,15 @@ import re
 from typing import Any
 
 import pytest
+from bench_cycles import table
 from plot_memory import POINTS, thinned
 from results_file import described
 
 from programs import ROOT
 
-RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+RESULTS = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-CITED = re.compile(r"^Measured on: (.+) \(`benchmarks/results/(\w+)\.json`\)$", re.MULTILINE)
+CITED = re.compile(r"^Measured on: (.+) \(`benchmarks/results/([\w/]+)\.json`\)$", re.MULTILINE)
 
 
 def problems(page: str) -> list[str]:
@@ -51,6 +52,15 @@ def test_table_of_another_machine_is_found() -> None:
     assert len(problems(line.format("release"))) == 1
 
 
+def test_table_of_services_is_of_its_file() -> None:
+    """Each row, as the benchmark prints it; and another file's rows would not be there."""
+    page = (ROOT / "docs" / "services.md").read_text(encoding="utf-8")
+    ways = json.loads((ROOT / "benchmarks" / "results" / "cycles.json").read_text())["ways"]
+    assert all(row in page for row in table(ways))
+    ways["process"]["idle_mb"][-1] += 1
+    assert not all(row in page for row in table(ways))
+
+
 def test_thinning_keeps_peaks_and_falls() -> None:
     """A curve of a few hundred points at most still has each spike and each fall."""
     samples = [(float(n), 100.0) for n in range(5000)]
@@ -60,3 +70,42 @@ def test_thinning_keeps_peaks_and_falls() -> None:
     assert len(thin) <= POINTS
     assert {samples[0], samples[1234], samples[2345], samples[-1]} <= set(thin)
     assert thin == sorted(thin)
+
+
+GPU_PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+NOT_YET = {"not run yet", "not measured yet"}
+
+
+def claims(page: str) -> list[tuple[str, str]]:
+    """What each promise or figure of the page about GPUs has in its last two columns."""
+    start = page.index("## Promises")
+    rows = [line.strip("| ").split(" | ") for line in page[start:].splitlines() if "|" in line]
+    return [(row[-2], row[-1]) for row in rows if len(row) == 3 and "`torch." not in row[-2]]
+
+
+def unfounded(page: str) -> list[str]:
+    """Claims that name a test that is not there, or a figure without the file that it is from."""
+    found = []
+    for middle, last in claims(page):
+        for name, test in re.findall(r"`(test_\w+)::(test_\w+)`", middle):
+            path = ROOT / "tests" / "gpu" / f"{name}.py"
+            if not path.exists() or f"def {test}(" not in path.read_text(encoding="utf-8"):
+                found.append(f"{name}::{test} is not there")
+        if last not in NOT_YET and last not in ("on a GPU", "measured", "torch 2.13", "the same"):
+            named = re.findall(r"`(benchmarks/results/gpu/\w+\.json)`", last)
+            if not named or not all((ROOT / file).exists() for file in named):
+                found.append(f"{last!r} names no file")
+    return found
+
+
+def test_gpu_page_claims_nothing_without_a_file() -> None:
+    """Its tests are there, and what a GPU has said stands in a file, or not at all."""
+    assert len([last for _, last in claims(GPU_PAGE) if last in NOT_YET]) > 20
+    assert unfounded(GPU_PAGE) == []
+
+
+def test_gpu_claims_without_a_file_are_found() -> None:
+    """The control: a figure of nobody's, and a test that does not exist."""
+    page = GPU_PAGE.replace("| 90% | not measured yet |", "| 90% | 93% |", 1)
+    page = page.replace("::test_after_a_scope`", "::test_after_nothing`", 1)
+    assert len(unfounded(page)) == 2

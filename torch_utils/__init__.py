@@ -25,11 +25,17 @@ if TYPE_CHECKING:
     from torch_utils.devices import get_optimal_device as get_optimal_device
     from torch_utils.devices import is_cuda_available as is_cuda_available
     from torch_utils.errors import CleanupError as CleanupError
+    from torch_utils.errors import ModelInUseError as ModelInUseError
+    from torch_utils.errors import ModelProcessError as ModelProcessError
+    from torch_utils.errors import NoRoomError as NoRoomError
     from torch_utils.errors import ReleasedError as ReleasedError
     from torch_utils.errors import ResourceClosedError as ResourceClosedError
     from torch_utils.errors import SignalError as SignalError
     from torch_utils.errors import TorchUtilsError as TorchUtilsError
     from torch_utils.exit import fast_exit as fast_exit
+    from torch_utils.hosting.host import HostStatus as HostStatus
+    from torch_utils.hosting.host import ModelHost as ModelHost
+    from torch_utils.hosting.pool import ModelPool as ModelPool
     from torch_utils.measure import Measurement as Measurement
     from torch_utils.measure import measure as measure
     from torch_utils.measure import measuring as measuring
@@ -56,8 +62,14 @@ _MODULE_OF = {
     "DeviceInfo": "devices",
     "DeviceMemory": "memory",
     "HostMemory": "memory",
+    "HostStatus": "hosting.host",
     "Measurement": "measure",
     "MemorySnapshot": "memory",
+    "ModelHost": "hosting.host",
+    "ModelInUseError": "errors",
+    "ModelPool": "hosting.pool",
+    "ModelProcessError": "errors",
+    "NoRoomError": "errors",
     "ReleasedError": "errors",
     "Resource": "resource",
     "ResourceClosedError": "errors",

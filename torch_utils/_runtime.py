@@ -7,6 +7,7 @@ Everything here works in every phase of a shutdown, when the globals of modules 
 from __future__ import annotations
 
 import builtins
+import gc
 import sys
 
 # What is imported with the package itself avoids `typing` and `collections.abc`: at the start of
@@ -92,6 +93,15 @@ def is_shutting_down() -> bool:
     return PHASE.exiting or _is_finalizing()
 
 
+_INTERPRETER_FREEZES = 1000  # Python 3.12 starts with some 400; a program's heap has thousands.
+
+
+@early_bound
+def has_frozen() -> bool:
+    """Say whether the program has put its heap aside by `gc.freeze`, where no walk sees it."""
+    return gc.get_freeze_count() > _INTERPRETER_FREEZES
+
+
 @early_bound
 def loaded_torch() -> Any | None:
     """Return torch if the program has imported it completely, without importing it.
@@ -131,7 +141,8 @@ def log(level: int, message: str, *args: object, exc_info: BaseException | None 
         logger = logging_module.getLogger("torch_utils")
         if not logger.handlers:
             logger.addHandler(logging_module.NullHandler())
-        logger.log(level, message, *args, exc_info=exc_info)
+        # An error of a cleanup has to be told somewhere.
+        logger.log(level, message, *args, exc_info=exc_info)  # clean-exit-lint: ignore[log]
     except Exception:  # noqa: S110
         # Reached from destructors while modules are being taken apart: the logging module may
         # be half gone, and there is no better place left to say so.

@@ -79,10 +79,11 @@ def find_batch_size(
     Raises:
         RuntimeError: "No executable batch size found": not even 1 fits. Its cause is the error
             of the last try.
-        TypeError: A caller passed the batch size. Or, when decorating: the function is a
-            generator function, whose tries cannot be repeated once it has yielded.
-        ValueError: ``factor`` is not between 0 and 1, or ``starting_batch_size`` no whole
-            number.
+        TypeError: A caller passed the batch size, or the function does not take one. Or, when
+            decorating: the function is a generator function, whose tries cannot be repeated
+            once it has yielded.
+        ValueError: ``factor`` is not between 0 and 1, or ``starting_batch_size`` or
+            ``restore_after`` no whole number.
     """
     if function is not None and not callable(function):
         raise TypeError(
@@ -93,6 +94,10 @@ def find_batch_size(
         raise ValueError(f"starting_batch_size must be a whole number, not {starting_batch_size!r}")
     if type(factor) not in (int, float) or not 0 < factor < 1:
         raise ValueError(f"factor must be between 0 and 1, not {factor}")
+    if reduce_batch_size_fn is not None and not callable(reduce_batch_size_fn):
+        raise TypeError(f"reduce_batch_size_fn must be a function, not {reduce_batch_size_fn!r}")
+    if restore_after is not None and (type(restore_after) is not int or restore_after < 1):
+        raise ValueError(f"restore_after must be a whole number of calls, not {restore_after!r}")
     if function is None:
         return functools.partial(
             find_batch_size,
@@ -126,7 +131,7 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
 def _calling(function: Callable[..., Any], size: _Size) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        _refuse_batch_size(function, args)
+        _refuse_batch_size(function, args, kwargs)
         tries = _Tries(size)
         while True:
             batch_size = tries.next_size()
@@ -150,7 +155,7 @@ def _calling(function: Callable[..., Any], size: _Size) -> Callable[..., Any]:
 def _awaiting(function: Callable[..., Any], size: _Size) -> Callable[..., Any]:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        _refuse_batch_size(function, args)
+        _refuse_batch_size(function, args, kwargs)
         tries = _Tries(size)
         while True:
             batch_size = tries.next_size()
@@ -226,6 +231,8 @@ class _Size:
             smaller = (
                 self._reduce_fn() if self._reduce_fn is not None else int(failed * self._factor)
             )
+            if smaller is None:
+                raise TypeError("reduce_batch_size_fn returned None; it has to return the size")
             # When not even 1 fits, the next call begins with 1 again: memory may be free then.
             self.current = max(smaller, min(1, self._start))
             return smaller
@@ -252,11 +259,25 @@ def _refuse_coroutine(function: Callable[..., Any], result: Any) -> None:
         )
 
 
-def _refuse_batch_size(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    parameters = list(inspect.signature(function).parameters.values())
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters) or len(parameters) > len(args):
+def _refuse_batch_size(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # A builtin that does not tell.
         return
-    shown = ", ".join(f"{p.name}={v}" for p, v in zip(parameters[1:], args[1:], strict=False))
+    if not parameters:
+        raise TypeError(f"`{_name(function)}` must take the batch size as its first argument")
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return
+    first = parameters[0]
+    is_named = first.kind is first.POSITIONAL_OR_KEYWORD and first.name in kwargs
+    if len(parameters) > len(args) and not is_named:
+        return
+    others = {p.name: value for p, value in zip(parameters[1:], args[1:], strict=False)}
+    if is_named:
+        others = {name: value for name, value in kwargs.items() if name != first.name}
+    shown = ", ".join(f"{name}={value}" for name, value in others.items())
     raise TypeError(
         f"Batch size was passed into `{_name(function)}` as the first argument when called. "
         f"Remove this as the decorator already does so: `{_name(function)}({shown})`"

@@ -138,7 +138,8 @@ class SafePyTorchCleanup:
             close: How to release it instead, called with the object if it needs an argument.
 
         Raises:
-            TypeError: `release` would not know how, and there is no ``close``.
+            TypeError: `release` would not know how, and there is no ``close``; or that is no
+                function.
             TorchUtilsError: The scope is not open, or was opened by the parent process, or is
                 open several times and the call is in none of its blocks. Nothing was done.
         """
@@ -156,6 +157,7 @@ class SafePyTorchCleanup:
         A coroutine function is awaited, in an ``async with`` block.
 
         Raises:
+            TypeError: It is no function.
             TorchUtilsError: As in `manage`.
         """
         self._current(sys._getframe(1)).items.append(_call(fn, *args, **kwargs))
@@ -173,7 +175,15 @@ class SafePyTorchCleanup:
     __aexit__ = FetchedExit(_leave_async)
 
     def __call__(self, function: F) -> F:
-        """Decorate a function of any kind: each call opens the scope anew."""
+        """Decorate a function of any kind: each call opens the scope anew.
+
+        Raises:
+            TypeError: It is a class, which would be one no more, or no function at all.
+        """
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(
+                f"{type(self).__name__}() decorates functions and methods, not {function!r}"
+            )
         wrapper: Any
         if inspect.isasyncgenfunction(function):
 
@@ -278,6 +288,11 @@ class SafePyTorchCleanup:
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Item:
+    if not callable(function):
+        raise TypeError(
+            f"what is called at the end must be a function, not {type(function).__name__}: pass it "
+            "without calling it, and its arguments after it"
+        )
     name = getattr(function, "__qualname__", repr(function))
     return Item(name, function=functools.partial(function, *args, **kwargs))
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-__all__ = ["CleanupError", "ReleasedError", "ResourceClosedError", "SignalError", "TorchUtilsError"]
+__all__ = [
+    "CleanupError",
+    "ModelInUseError",
+    "ModelProcessError",
+    "ReleasedError",
+    "ResourceClosedError",
+    "SignalError",
+    "TorchUtilsError",
+]
 
 
 class TorchUtilsError(Exception):
@@ -22,6 +30,18 @@ class ReleasedError(TorchUtilsError, RuntimeError):
 
 class ReleasedAttributeError(ReleasedError, AttributeError):
     """The same, where an attribute was read: `hasattr` says no, and `getattr` takes a default."""
+
+
+class ModelInUseError(TorchUtilsError, RuntimeError):
+    """A hosted model is lent, and somebody wants it unloaded; says where it was lent."""
+
+
+class ModelProcessError(TorchUtilsError, RuntimeError):
+    """A model's own process has ended, or what it answered cannot be brought here."""
+
+
+class NoRoomError(TorchUtilsError):
+    """A pool could make no room for a model, in time or ever. Says who holds what."""
 
 
 class SignalError(TorchUtilsError, ValueError):

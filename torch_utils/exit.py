@@ -12,7 +12,7 @@ import gc
 import sys
 
 from torch_utils._registry import REGISTRY
-from torch_utils._runtime import PHASE, early_bound
+from torch_utils._runtime import PHASE, early_bound, has_frozen
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["fast_exit"]
 
 _AFTERWARDS: list[Callable[[], None]] = []
-_INTERPRETER_FREEZES = 1000  # Python 3.12 starts with some 400; a program's heap has thousands.
 _is_finalizing = sys.is_finalizing
 
 
@@ -108,7 +107,7 @@ def fast_exit() -> bool:
     from torch_utils._finalizers import Survey  # now: exit is late to import
 
     def freeze() -> None:
-        if gc.get_freeze_count() > _INTERPRETER_FREEZES:
+        if has_frozen():
             return  # The program has frozen its heap: that cannot be looked at.
         if _thread._count():
             return  # Another thread may be making a tuple, which a list of all objects breaks.

@@ -44,23 +44,31 @@ class Measurement:
     @property
     def median_s(self) -> float:
         """The median of ``device_s``."""
-        return statistics.median(self.device_s)
+        return statistics.median(self._measured())
 
     def percentile_s(self, percent: float) -> float:
         """Return a percentile of ``device_s``, by the nearest rank.
 
         Raises:
-            ValueError: ``percent`` is not between 0 and 100.
+            ValueError: ``percent`` is not between 0 and 100, or nothing was measured yet.
         """
         if not 0 <= percent <= 100:
             raise ValueError(f"percent must be between 0 and 100, not {percent}")
-        ordered = sorted(self.device_s)
+        ordered = sorted(self._measured())
         rank = max(1, -(-len(ordered) * percent // 100))
         return ordered[int(rank) - 1]
 
+    def _measured(self) -> list[float]:
+        if not self.device_s:
+            raise ValueError(self._nothing_yet())
+        return self.device_s
+
+    def _nothing_yet(self) -> str:
+        return f"nothing measured yet on {self.device}: the block has not ended"
+
     def __str__(self) -> str:
         if not self.device_s:
-            return f"nothing measured yet on {self.device}: the block has not ended"
+            return self._nothing_yet()
         low, high = self.percentile_s(5), self.percentile_s(95)
         return (
             f"{self.median_s * 1e3:.3f} ms on {self.device} (median of {len(self.device_s)}; "
@@ -82,8 +90,13 @@ def measure(
             in use, or the CPU. Never initialises one.
 
     Raises:
-        ValueError: ``warmup`` is negative or ``repeat`` is not positive.
+        TypeError: ``fn`` is no function.
+        ValueError: ``warmup`` is negative, ``repeat`` is not positive, or there is no such device.
     """
+    if not callable(fn):
+        raise TypeError(
+            f"measure() calls a function itself: measure(fn, *args); it got {type(fn).__name__}"
+        )
     if warmup < 0 or repeat < 1:
         raise ValueError(f"needs warmup >= 0 and repeat >= 1, not {warmup} and {repeat}")
     for _ in range(warmup):
@@ -112,17 +125,32 @@ def measuring(device: Any = None) -> Iterator[Measurement]:
 
     Args:
         device: As in `measure`.
+
+    Raises:
+        ValueError: There is no such device.
     """
     torch = loaded_torch()
     name = _device_name(torch, device)
     result = Measurement(name)
     kind = name.partition(":")[0]
-    if torch is None or kind == "cpu":
+    if kind != "cpu" and (missing := _what_is_missing(torch, kind)):
+        raise ValueError(f"cannot measure on device {name!r}: {missing}")
+    if kind == "cpu":
         yield from _on_host(result)
     elif kind == "cuda":
         yield from _on_cuda(torch, result)
     else:
         yield from _with_synchronisation(getattr(torch, kind), result)
+
+
+def _what_is_missing(torch: Any, kind: str) -> str:
+    if torch is None:
+        return "import torch first"  # The host's clock would time launches.
+    module = getattr(torch, kind, None)
+    if not hasattr(module, "synchronize"):
+        return "torch knows none of that name"
+    count = getattr(module, "device_count", None)
+    return "there is none here" if count is not None and not count() else ""
 
 
 def _device_name(torch: Any, device: Any) -> str:

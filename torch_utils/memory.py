@@ -127,6 +127,15 @@ def memory_snapshot() -> MemorySnapshot:
         return MemorySnapshot()
 
 
+def _is_capturing(module: Any) -> bool:
+    """Say whether a CUDA graph is being captured here; giving memory back would spoil it.
+
+    Asked inside the device's guard: for a device without a context, asking would make one.
+    """
+    ask = getattr(module, "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
+
+
 def _empty_cache(backend: Backend, torch: Any) -> bool:
     module = backend.module(torch)
     emptied = False
@@ -134,6 +143,9 @@ def _empty_cache(backend: Backend, torch: Any) -> bool:
         try:
             if backend.guarded:
                 with module.device(index):
+                    if _is_capturing(module):
+                        log(DEBUG, "cache of %s:%d not emptied: a capture", backend.name, index)
+                        continue
                     module.empty_cache()
             else:
                 module.empty_cache()
@@ -151,8 +163,9 @@ def safe_cuda_empty_cache() -> bool:
     Visits only devices that this process already uses, each inside its own device guard: on
     any other, `torch.cuda.empty_cache` would create a context of some 500 MB. Does nothing
     without torch, before CUDA is initialised, in a forked child of a process that uses CUDA,
-    and while the program ends, when the driver takes everything back anyway. Costs about a
-    microsecond when there is nothing to do. Never raises. Safe from any thread.
+    while this thread captures a CUDA graph, and while the program ends, when the driver takes
+    everything back anyway. Costs about a microsecond when there is nothing to do. Never raises.
+    Safe from any thread.
 
     What it cannot give back is whatever something still refers to: release that first.
 

@@ -140,10 +140,13 @@ class _Metrics:
     def _count(self) -> None:
         while self._counting.acquire(blocking=False):  # Or whoever is at it takes these as well.
             try:
+                looks = not self._waiting
                 while self._waiting:
                     event, values = self._waiting.popleft()
                     getattr(self, f"_count_{event}")(**values)
-                self._look()
+                    looks |= event != "leases"  # Which come often, and change nothing else.
+                if looks:
+                    self._look()
             finally:
                 self._counting.release()
             if not self._waiting:
@@ -174,7 +177,7 @@ class _Metrics:
     def _count_load(self, *, model: str, outcome: str, duration_s: float) -> None:
         self.loads.labels(model, outcome).inc()
         self.load_s.labels(model).observe(duration_s)
-        self.loaded.labels(model).set(outcome == "loaded")
+        self.loaded.labels(model).set(outcome == "success")
 
     def _count_unload(self, *, model: str, reason: str) -> None:
         self.unloads.labels(model, reason).inc()

@@ -112,6 +112,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _run_elsewhere(item: pytest.Item, marker: pytest.Mark, folder: Path) -> None:
+    import inspect
     import subprocess
 
     from .clean_exit.fresh_pytest import prepare, read_reports
@@ -120,7 +121,14 @@ def _run_elsewhere(item: pytest.Item, marker: pytest.Mark, folder: Path) -> None
     try:
         if marker.args:
             raise TypeError("it takes options by name only")
-        found = _clean_exit().check(
+        check = _clean_exit().check
+        known = inspect.signature(check).parameters
+        if unknown := [name for name in marker.kwargs if name not in known]:
+            raise TypeError(
+                f"it has no option {unknown[0]}; it has timeout_s, max_shutdown_s, "
+                "resource_warnings and ignore"
+            )
+        found = check(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,

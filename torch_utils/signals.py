@@ -238,15 +238,14 @@ def exit_on_signals(*signals: int) -> SignalExit:
         SignalError: This is not the main thread, or a signal cannot be caught. No handler was
             changed.
     """
-    numbers = tuple(dict.fromkeys(signals or (signal.SIGTERM,)))
     if threading.current_thread() is not threading.main_thread():
         raise SignalError(
             "exit_on_signals() works only in the main thread, where Python handles signals; "
             "call it there, before other threads are started"
         )
-    for number in numbers:
+    for number in signals:
         _check(number)
-    return SignalExit(numbers)
+    return SignalExit(tuple(dict.fromkeys(signals or (signal.SIGTERM,))))
 
 
 def _check(number: int) -> None:
@@ -254,6 +253,8 @@ def _check(number: int) -> None:
     try:
         name = signal.Signals(number).name
     except ValueError:
-        raise SignalError(f"{number!r} is no signal of this system") from None
+        raise SignalError(
+            f"{number!r} is no signal of this system; name each as signal.SIGTERM does"
+        ) from None
     if number in uncatchable:
         raise SignalError(f"{name} cannot be caught by any program; remove it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -31,65 +31,80 @@ class DocumentSource(Protocol):
 
 
 class Documents:
-    """The documents of an index, by their numbers and their ids.
+    """A snapshot of a table of documents, by their numbers: those of a file, then those in memory.
 
-    Those of a saved index stay in its file until something asks for all of them: a filter, an
-    id, a change. Not safe across threads by itself.
+    Those of a file stay there, and are read whenever they are asked for. A snapshot never
+    changes; `extended` shares the memory of this one, and of the two only the newer may be
+    extended again.
+
+    Args:
+        source: The file's; None for none.
+        chosen: The numbers in the file, in their order, of those that are in the table; all,
+            if None.
     """
 
-    def __init__(self, source: DocumentSource | None = None) -> None:
+    def __init__(
+        self, source: DocumentSource | None = None, chosen: npt.NDArray[np.int64] | None = None
+    ) -> None:
         self._source = source
-        self._all: list[Document] | None = [] if source is None else None
-        self._number_of: dict[str, int] | None = None
+        self._chosen = chosen
+        in_file = 0 if source is None else len(source)
+        self._in_file = in_file if chosen is None else len(chosen)
+        self._recent: list[Document] = []
+        self._count = self._in_file
 
     def __len__(self) -> int:
-        if self._all is not None:
-            return len(self._all)
-        assert self._source is not None
-        return len(self._source)
+        return self._count
+
+    @property
+    def in_file(self) -> int:
+        """How many of them, the first ones, are in the file."""
+        return self._in_file
 
     def __getitem__(self, number: int) -> Document:
-        if self._all is not None:
-            return self._all[number]
+        if number >= self._in_file:
+            return self._recent[number - self._in_file]
         assert self._source is not None
-        return self._source.read(number)
+        return self._source.read(number if self._chosen is None else int(self._chosen[number]))
+
+    def many(self, numbers: Sequence[int]) -> list[Document]:
+        """Return documents by their numbers."""
+        if self._in_file:
+            return [self[number] for number in numbers]
+        return [self._recent[number] for number in numbers]
 
     def __iter__(self) -> Iterator[Document]:
-        return iter(self._loaded())
+        """Yield all of them, without keeping those of the file in memory."""
+        return self.stream()
 
-    def stream(self) -> Iterator[Document]:
-        """Yield all of them without keeping them in memory."""
-        return (self[number] for number in range(len(self)))
+    def stream(self, start: int = 0) -> Iterator[Document]:
+        """Yield those from a number on; see `__iter__`."""
+        return (self[number] for number in range(start, self._count))
 
-    def number_of(self, name: str) -> int | None:
-        """Return the number of an id; None if there is none."""
-        return self._numbers().get(name)
+    def extended(self, documents: Iterable[Document]) -> Documents:
+        """Return a table with more documents behind these."""
+        bigger = Documents(self._source, self._chosen)
+        bigger._recent = self._recent
+        # What an interrupted extension has left behind goes first.
+        del bigger._recent[self._count - self._in_file :]
+        bigger._recent.extend(documents)
+        bigger._count = self._in_file + len(bigger._recent)
+        return bigger
 
-    def extend(self, documents: Sequence[Document]) -> None:
-        """Put documents behind those that are there; their ids are new."""
-        numbers, everything = self._numbers(), self._loaded()
-        new = enumerate(documents, len(everything))
-        numbers.update((document.id, number) for number, document in new)
-        everything.extend(documents)
-
-    def keep(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Keep only these, in this order."""
-        everything = self._loaded()
-        self._all = [everything[number] for number in numbers.tolist()]
-        self._number_of = None
-
-    def _loaded(self) -> list[Document]:
-        if self._all is None:
-            assert self._source is not None
-            self._all = [self._source.read(number) for number in range(len(self._source))]
-            self._source = None
-        return self._all
-
-    def _numbers(self) -> dict[str, int]:
-        if self._number_of is None:
-            numbered = enumerate(self._loaded())
-            self._number_of = {document.id: number for number, document in numbered}
-        return self._number_of
+    def kept(self, numbers: npt.NDArray[np.int64]) -> Documents:
+        """Return a table with only these, whose numbers are in order."""
+        split = int(np.searchsorted(numbers, self._in_file))
+        chosen = numbers[:split]
+        whole = split == self._in_file
+        smaller = Documents(
+            self._source if split else None,
+            self._chosen if whole else chosen if self._chosen is None else self._chosen[chosen],
+        )
+        smaller._recent = [
+            self._recent[number] for number in (numbers[split:] - self._in_file).tolist()
+        ]
+        smaller._count = smaller._in_file + len(smaller._recent)
+        return smaller
 
 
 def dump_document(document: Document) -> bytes:

@@ -9,8 +9,10 @@ from typing import NamedTuple
 __all__ = ["SHORTEST", "Passage", "cut", "passages_of"]
 
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
-SHORTEST = 20  # characters; less than that is no document but a separator
+SHORTEST = 20  # characters; less than that says too little to be found by itself
 _LONG_CHARS = 1000  # what is shorter is a passage by itself
+_PARAGRAPH = re.compile(r"\S[\s\S]*?(?=\n[ \t]*\n|\Z)")
+_HEADING = re.compile(r"#{1,6}\s+(.+)")
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
 
 
@@ -29,31 +31,62 @@ class Passage(NamedTuple):
     heading: str = ""
 
 
-def cut(text: str) -> Iterator[Passage]:
-    """Cut a text between paragraphs into passages; a heading begins a new one."""
-    heading, gathered, start, stop = "", "", 0, 0
-    for match in re.finditer(r"\S[\s\S]*?(?=\n[ \t]*\n|\Z)", text):
-        for offset, piece in _pieces(match.group()):
-            title = re.match(r"#{1,6}\s+(.+)", piece)
-            if gathered and (title or len(gathered) + len(piece) > PASSAGE_CHARS):
-                if len(gathered) >= SHORTEST:
-                    yield Passage(start, stop, gathered, heading)
-                gathered = ""
-            if not gathered:
-                start = match.start() + offset
+def cut(text: str, size: int = PASSAGE_CHARS) -> Iterator[Passage]:
+    """Cut a text between paragraphs into passages; a heading begins a new one.
+
+    Nothing is left out: what is shorter than `SHORTEST` is joined to what follows it, or, at the
+    end, to what stands before. Takes time that is linear in the text, and the memory of a passage.
+
+    Args:
+        text: Of any length.
+        size: Characters of a passage; the joined ones may have some `SHORTEST` more.
+    """
+    held: Passage | None = None  # The last one is given once what follows it is not too short.
+    for passage in _gathered(text, size):
+        if held is not None and len(passage.text) < SHORTEST:
+            held = _joined(held, passage)
+            continue
+        if held is not None:
+            yield held
+        held = passage
+    if held is not None:
+        yield held
+
+
+def _gathered(text: str, size: int) -> Iterator[Passage]:
+    """Put paragraphs together; only the last of these passages may be too short."""
+    gathered: Passage | None = None
+    heading = ""
+    for paragraph in _PARAGRAPH.finditer(text):
+        for offset, piece in _pieces(paragraph.group(), size):
+            title = _HEADING.match(piece)
+            if gathered is not None and _is_full(gathered, len(piece), size, bool(title)):
+                yield gathered
+                gathered = None
             if title:
                 heading = title.group(1).strip()
-            gathered = f"{gathered}\n\n{piece}" if gathered else piece
-            stop = match.start() + offset + len(piece)
-    if len(gathered) >= SHORTEST:
-        yield Passage(start, stop, gathered, heading)
+            start = paragraph.start() + offset
+            found = Passage(start, start + len(piece), piece, heading)
+            gathered = found if gathered is None else _joined(gathered, found)
+    if gathered is not None:
+        yield gathered
 
 
-def _pieces(paragraph: str) -> Iterator[tuple[int, str]]:
+def _is_full(gathered: Passage, more: int, size: int, is_heading: bool) -> bool:
+    length = len(gathered.text)
+    return length >= SHORTEST and (is_heading or length + more > size)
+
+
+def _joined(first: Passage, second: Passage) -> Passage:
+    text = f"{first.text}\n\n{second.text}"
+    return Passage(first.start, second.stop, text, first.heading or second.heading)
+
+
+def _pieces(paragraph: str, size: int) -> Iterator[tuple[int, str]]:
     """Cut a paragraph that is too long for one passage: after a sentence, else at a space."""
     start = 0
-    while len(paragraph) - start > PASSAGE_CHARS:
-        stop = _end_of_piece(paragraph, start)
+    while len(paragraph) - start > size:
+        stop = _end_of_piece(paragraph, start, size)
         yield start, paragraph[start:stop].rstrip()
         start = stop
         while start < len(paragraph) and paragraph[start].isspace():
@@ -62,11 +95,11 @@ def _pieces(paragraph: str) -> Iterator[tuple[int, str]]:
         yield start, paragraph[start:].rstrip()
 
 
-def _end_of_piece(paragraph: str, start: int) -> int:
+def _end_of_piece(paragraph: str, start: int, size: int) -> int:
     """Say where the piece from ``start`` on ends."""
-    stop = start + PASSAGE_CHARS
+    stop = start + size
     sentences = [match.end() for match in _SENTENCE_END.finditer(paragraph, start, stop)]
-    if sentences and sentences[-1] - start >= PASSAGE_CHARS // 3:
+    if sentences and sentences[-1] - start >= size // 3:
         return sentences[-1]
     space = paragraph.rfind(" ", start, stop)
     return space if space > start else stop

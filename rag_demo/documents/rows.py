@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.documents.growing import Growing
 from rag_demo.documents.passages import passages_of
 from rag_demo.vectors import Rows
 
@@ -20,6 +21,7 @@ class DocumentRows:
     """The rows of documents: one for the whole of each, then one for each of its passages.
 
     Immutable. Where no document has passages, a row is a document and nothing is stored.
+    `extended` shares the memory of this one, and of the two only the newer may be extended again.
 
     Args:
         documents: How many there are.
@@ -39,6 +41,7 @@ class DocumentRows:
         self._documents = documents
         self.counts, self.spans = counts, spans
         self._first: Rows | None = None
+        self._growing: tuple[Growing, Growing, Growing] | None = None
         if counts is not None and spans is not None:
             if len(counts) != documents or (counts < 1).any() or (counts > len(spans)).any():
                 raise ValueError("a document without rows")
@@ -106,15 +109,33 @@ class DocumentRows:
             return DocumentRows(len(documents))
         return DocumentRows(len(documents), counts, self.spans[self.rows_of(documents)])
 
+    def extended(self, other: DocumentRows) -> DocumentRows:
+        """Return these with the documents of another behind them."""
+        documents = self.documents + other.documents
+        if self.are_whole and other.are_whole:
+            return DocumentRows(documents)
+        counts, spans, first = self._growing or (
+            Growing(_or_ones(self.counts, self.documents)),
+            Growing(_or_wholes(self.spans, len(self))),
+            Growing(np.arange(self.documents + 1) if self._first is None else self._first),
+        )
+        new = _or_ones(other.counts, other.documents)
+        bigger = DocumentRows(documents)
+        bigger._growing = (
+            counts.append(new),
+            spans.append(_or_wholes(other.spans, len(other))),
+            first.append(len(self) + np.cumsum(new)),
+        )
+        bigger.counts, bigger.spans, bigger._first = (each.rows for each in bigger._growing)
+        return bigger
+
     @staticmethod
     def join(several: Sequence[DocumentRows]) -> DocumentRows:
         """Put the documents of some behind those of others."""
-        documents = sum(each.documents for each in several)
-        if all(each.are_whole for each in several):
-            return DocumentRows(documents)
-        counts = [_or_ones(each.counts, each.documents) for each in several]
-        spans = [_or_wholes(each.spans, len(each)) for each in several]
-        return DocumentRows(documents, np.concatenate(counts), np.concatenate(spans))
+        joined = DocumentRows(0)
+        for each in several:
+            joined = joined.extended(each)
+        return joined
 
 
 def _or_ones(counts: npt.NDArray[np.int64] | None, documents: int) -> npt.NDArray[np.int64]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -25,6 +26,10 @@ __all__ = ["BertEncoder"]
 
 TOKENS_PER_TEXT = 64  # what a batch size of texts stands for
 _LONG_CHARS = 20_000
+_CHARS_PER_TOKEN = 256  # at most, but for marks that no model reads
+_CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
+_LONG_WORD = re.compile(rf"([^\W_{_CHINESE}]{{101}})[^\W_{_CHINESE}]+")
+_TOKEN_BY_ITSELF = re.compile(rf"[!-/:-@\[-`{{-~{_CHINESE}]")
 _ROWS = {True: 128, False: 16}  # to whose multiples the rows of many, or few, texts are filled up
 _FREED_BYTES = 31 << 20
 _FEW_TOKENS, _MANY_TOKENS = 32, 512  # of a query; of a batch of many texts
@@ -89,8 +94,8 @@ class BertEncoder(nn.Module):
         return [encoding.ids for encoding in encodings]
 
     def _cleaned(self, text: str) -> str:
-        if len(text) > _LONG_CHARS:  # A word is a token at least, so more words say nothing.
-            text = " ".join(text.split(None, self.settings.max_tokens)[: self.settings.max_tokens])
+        if len(text) > _LONG_CHARS:
+            text = _beginning(text, self.settings.max_tokens)
         return text.lower() if self.settings.lower else text
 
     def encode(
@@ -218,6 +223,17 @@ class BertEncoder(nn.Module):
     def _norm(self, hidden: Tensor, name: str) -> Tensor:
         weight, bias = self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
         return functional.layer_norm(hidden, weight.shape, weight, bias, self.settings.norm_eps)
+
+
+def _beginning(text: str, tokens: int) -> str:
+    """Return as much of a long text as so many tokens can be of, without making tokens of it all.
+
+    A word is a token at least, and so is a sign or a character of Chinese; of a word that is
+    longer than a hundred letters only that is seen.
+    """
+    text = _LONG_WORD.sub(r"\1", " ".join(text.split(None, tokens)[:tokens]))
+    last = next(itertools.islice(_TOKEN_BY_ITSELF.finditer(text), tokens, None), None)
+    return text[: len(text) if last is None else last.end()][: tokens * _CHARS_PER_TOKEN]
 
 
 def _names(layers: int) -> dict[str, tuple[str, ...]]:

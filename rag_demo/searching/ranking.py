@@ -6,24 +6,67 @@ Scores are computed so that nothing else decides the order.
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from rag_demo.documents.rows import DocumentRows, Span
+from rag_demo.documents.rows import DocumentRows
+from rag_demo.searching.vector_store import Pairs
 from rag_demo.vectors import Rows, Vectors
 
-__all__ = ["FUSED_FROM", "Found", "Hit", "Pairs", "best_of_each", "fuse", "rank"]
+__all__ = ["FUSED_FROM", "Ranked", "best_of_each", "best_scores", "fuse", "rank"]
 
-Pairs = tuple[Rows, Rows]
-Hit = tuple[int, float]  # a row and its score
-Found = tuple[int, float, Span | None]  # a document, its score, the span that scored
+Scores = npt.NDArray[np.float64]
+First = Callable[[Rows, int], list[int]]
 
 _PAIRS = 512  # scored at once: 1.5 MB of vectors
 FUSED_FROM = 100  # of each ranking
 _RANK_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The best of several queries, one query behind the other, each from the best on.
+
+    Attributes:
+        starts: Where those of each query begin, and where the last ones end: shape (b + 1,).
+        items: Rows, or documents: shape (n,).
+        scores: Shape (n,).
+        rows: The row that an item's score is of: shape (n,); None where there is none.
+    """
+
+    starts: Rows
+    items: Rows
+    scores: Scores
+    rows: Rows | None = None
+
+    @classmethod
+    def join(cls, several: Sequence[tuple[Rows, Scores]]) -> Ranked:
+        """Put those of one query behind those of another."""
+        starts = np.cumsum([0, *(len(items) for items, _ in several)])
+        items = np.concatenate([items for items, _ in several] or [np.empty(0, np.int64)])
+        scores = np.concatenate([scores for _, scores in several] or [np.empty(0)])
+        return cls(starts, items, scores)
+
+    def each(self) -> Iterator[slice]:
+        """Yield where the items of each query are."""
+        return itertools.starmap(slice, itertools.pairwise(self.starts.tolist()))
+
+    def first(self, count: int) -> Ranked:
+        """Leave only so many of each query."""
+        widths = np.diff(self.starts)
+        if (widths <= count).all():
+            return self
+        places = np.arange(len(self.items)) - np.repeat(self.starts[:-1], widths)
+        return self.only(places < count)
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Ranked:
+        """Leave only those that are chosen: shape (n,)."""
+        starts = np.concatenate([[0], np.cumsum(chosen)])[self.starts]
+        rows = None if self.rows is None else self.rows[chosen]
+        return Ranked(starts, self.items[chosen], self.scores[chosen], rows)
 
 
 def rank(
@@ -32,7 +75,7 @@ def rank(
     pairs: Pairs,
     top_k: int,
     name_of: Callable[[int], str],
-) -> list[list[Hit]]:
+) -> Ranked:
     """Score candidates again, each by itself and in float64, and order them.
 
     How a matrix product rounds depends on its shape and on the count of threads; this does
@@ -50,43 +93,74 @@ def rank(
     """
     query, row = pairs
     scores = np.empty(len(row))
+    products = np.empty((min(_PAIRS, len(row)), queries.shape[1]))
     for start in range(0, len(row), _PAIRS):
         some = slice(start, start + _PAIRS)
-        vectors = vectors_of(row[some]).astype(np.float64)
-        scores[some] = (vectors * queries[query[some]]).sum(axis=1)
+        vectors = vectors_of(row[some])
+        its = products[: len(vectors)]
+        # Products of two float32 are exact in float64; sums are those of this very layout.
+        np.multiply(vectors, queries[query[some]], out=its, dtype=np.float64)
+        its.sum(axis=1, out=scores[some])
     order = np.lexsort((-scores, query))
     row, scores = row[order], scores[order]
     starts = np.searchsorted(query, np.arange(len(queries) + 1))
-    ranked: list[list[Hit]] = []
-    for start, stop in itertools.pairwise(starts.tolist()):
-        its_scores = scores[start:stop].tolist()
-        hits = list(zip(row[start:stop].tolist(), its_scores, strict=True))
-        if any(map(operator.eq, its_scores[: top_k + 1], its_scores[1 : top_k + 1])):
-            hits.sort(key=lambda hit: (-hit[1], name_of(hit[0]), hit[0]))
-        ranked.append(hits[:top_k])
-    return ranked
+    is_tie = (scores[1:] == scores[:-1]) & (query[1:] == query[:-1])
+    if is_tie.any():
+        places = np.arange(len(row)) - starts[query]
+        for number in np.unique(query[:-1][is_tie & (places[:-1] < top_k)]).tolist():
+            one = slice(starts[number], starts[number + 1])
+            hits = zip(row[one].tolist(), scores[one].tolist(), strict=True)
+            best = sorted(hits, key=lambda hit: (-hit[1], name_of(hit[0]), hit[0]))
+            row[one] = [hit for hit, _ in best]
+    return Ranked(starts, row, scores, row).first(top_k)
 
 
-def best_of_each(hits: list[Hit], document_rows: DocumentRows) -> list[Found]:
-    """Leave only the best row of each document: its passages and its whole count as one."""
+def best_of_each(ranked: Ranked, document_rows: DocumentRows) -> Ranked:
+    """Turn rows into documents, each at its best row: its passages and its whole count as one."""
     if document_rows.are_whole:
-        return [(row, score, None) for row, score in hits]
-    owners = document_rows.owners(np.asarray([row for row, _ in hits], np.int64)).tolist()
-    best: dict[int, Found] = {}
-    for owner, (row, score) in zip(owners, hits, strict=True):
-        if owner not in best:
-            best[owner] = owner, score, document_rows.span(row)
-    return list(best.values())
+        return ranked
+    owners = document_rows.owners(ranked.items)
+    query = np.repeat(np.arange(len(ranked.starts) - 1), np.diff(ranked.starts))
+    _, first = np.unique(query * document_rows.documents + owners, return_index=True)
+    chosen = np.zeros(len(owners), bool)
+    chosen[first] = True
+    return Ranked(ranked.starts, owners, ranked.scores, ranked.rows).only(chosen)
 
 
-def fuse(rankings: Sequence[Sequence[Any]], top_k: int) -> list[tuple[Any, float]]:
-    """Fuse rankings: each item gets the sum of 1 / (60 + its rank) over them.
+def best_scores(numbers: Rows, scores: Scores, top_k: int, first: First) -> tuple[Rows, Scores]:
+    """Order documents by their scores, equal ones by their names.
+
+    Args:
+        numbers: Of the documents, each once: shape (n,).
+        scores: Shape (n,).
+        top_k: How many at most.
+        first: Returns of documents the first few by name, in that order.
+    """
+    if len(numbers) > top_k:
+        bar = np.partition(scores, -top_k)[-top_k]
+        kept = scores >= bar
+        numbers, scores = numbers[kept], scores[kept]
+    order = np.argsort(-scores, kind="stable")
+    numbers, scores = numbers[order], scores[order]
+    edges = np.flatnonzero(np.diff(scores, prepend=np.nan, append=np.nan)).tolist()
+    best: list[int] = []
+    for start, stop in itertools.pairwise(edges):
+        if stop - start > 1:
+            best += first(numbers[start:stop], top_k - len(best))
+        else:
+            best.append(int(numbers[start]))
+    return np.asarray(best, np.int64), scores[: len(best)]
+
+
+def fuse(rankings: Sequence[Rows], top_k: int, first: First) -> tuple[Rows, Scores]:
+    """Fuse rankings: each document gets the sum of 1 / (60 + its rank) over them.
 
     Returns:
-        The best items with their scores; of equal scores the smaller item first.
+        The best ones with their scores; of equal scores the smaller name first.
     """
-    scores: dict[Any, float] = {}
+    scores: dict[int, float] = {}
     for ranking in rankings:
-        for rank, item in enumerate(ranking, start=1):
-            scores[item] = scores.get(item, 0.0) + 1 / (_RANK_CONSTANT + rank)
-    return sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))[:top_k]
+        for place, item in enumerate(ranking.tolist(), start=1):
+            scores[item] = scores.get(item, 0.0) + 1 / (_RANK_CONSTANT + place)
+    numbers = np.fromiter(scores.keys(), np.int64, len(scores))
+    return best_scores(numbers, np.fromiter(scores.values(), float, len(scores)), top_k, first)

@@ -15,7 +15,7 @@ _COPIED_ROWS = 1024  # between two moments when the file's pages are let go
 __all__ = ["StreamedScan", "make_streamed_scan"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class StreamedScan(Scan):
     """As `Scan`, with ``vectors`` an empty tensor that says the type and the device.
 
@@ -25,9 +25,9 @@ class StreamedScan(Scan):
         passed: Called with the first row and the count of those that were copied.
     """
 
-    source: Vectors
-    buffer_rows: int
-    passed: Callable[[int, int], object]
+    source: Vectors = None  # type: ignore[assignment]  # always given; the base class has defaults
+    buffer_rows: int = 0
+    passed: Callable[[int, int], object] = lambda start, count: None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -86,4 +86,4 @@ def make_streamed_scan(
     blocks = -(-len(source) // BLOCK)
     empty = torch.empty(0, source.shape[1], device=device)
     scales, errors = torch.ones(blocks, device=device), torch.zeros(blocks, device=device)
-    return StreamedScan(empty, scales, errors, source, rows, passed)
+    return StreamedScan(empty, scales, errors, 0, source, rows, passed)

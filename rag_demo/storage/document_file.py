@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from rag_demo.documents.document import Document, parse_document
 from rag_demo.errors import damaged
-from rag_demo.storage.mapped_file import MappedFile
+from rag_demo.storage.checked_file import CheckedFile
 
 __all__ = ["DocumentFile"]
 
@@ -23,9 +23,8 @@ class DocumentFile:
         IndexFileError: The offsets are none.
     """
 
-    def __init__(self, file: MappedFile, offsets: npt.NDArray[np.uint64]) -> None:
+    def __init__(self, file: CheckedFile, offsets: npt.NDArray[np.uint64]) -> None:
         self._file = file
-        file.resident = False  # Of a block that was checked one line is needed.
         self._offsets = offsets.astype(np.int64)
         ordered = bool((np.diff(self._offsets) > 0).all())
         if not (len(offsets) and ordered and self._offsets[0] == 0):

@@ -1,106 +1,88 @@
-"""A file that is mapped into memory, of which every block is checked before it is used.
-
-Checking a file of a gigabyte takes longer than opening it should, so a block's checksum is
-compared when something in it is first needed: a search needs all vectors, but few texts.
-"""
+"""A file in memory: mapped, or copied if it is small."""
 
 from __future__ import annotations
 
 import mmap
-import os
-import threading
-import zlib
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import sys
 
 import numpy as np
 import numpy.typing as npt
 
 from rag_demo.errors import damaged
+from rag_demo.storage.checked_file import BLOCK_BYTES, CheckedFile, read_at
 
-__all__ = ["BLOCK_BYTES", "MappedFile", "checksums"]
+__all__ = ["MappedFile"]
 
-BLOCK_BYTES = 1 << 20
+# What is mapped ends the process by SIGBUS when somebody cuts the file off, and no handler in
+# Python can prevent that; a copy is safe. Copying this much takes 5 ms.
+COPIED_BYTES = 1 << 24
+_POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; the module mmap does not name it yet
 
 
-class MappedFile:
-    """A file of known size and checksums, mapped read-only. Threads may share it.
+class MappedFile(CheckedFile):
+    """A checked file as one stretch of memory.
+
+    Up to `COPIED_BYTES` it is copied; what is larger is mapped, and must not be cut off while it
+    is open. Replacing or removing it does no harm.
 
     Attributes:
-        path: Where it is.
-        unchecked: The bytes, for who sees to the checks: `check_all`.
+        unchecked: The bytes, for who sees to the checks: `check_all`. Never write to them.
         resident: Whether what was checked may stay in memory.
-
-    Args:
-        path: Where it is.
-        nbytes: How many bytes it has to have.
-        expected: The CRC-32 of each `BLOCK_BYTES` bytes: shape (blocks,), uint32.
-
-    Raises:
-        IndexFileError: It is missing, or of another size.
     """
 
-    def __init__(self, path: Path, nbytes: int, expected: npt.NDArray[np.uint32]) -> None:
-        self.path = path
-        try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size != nbytes:
-                    raise damaged(path, f"it has {size} bytes, not {nbytes}")
-                # Private, so that torch may have it; nobody writes. An empty file cannot be mapped.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
-        except OSError as error:
-            raise damaged(path, str(error)) from None
-        if len(expected) != -(-nbytes // BLOCK_BYTES):
-            raise damaged(path, "its checksums are not all there")
-        self._view = memoryview(self._map)
-        self.unchecked = self._map
-        self.resident = True
-        self._expected = expected
-        self._checked = np.zeros(len(expected), bool)
-        self._lock = threading.Lock()
+    resident = True
 
-    def __len__(self) -> int:
-        return len(self._view)
+    def _take(self, descriptor: int) -> None:
+        self._map: mmap.mmap | None = None
+        self.unchecked: mmap.mmap | bytes = b""
+        if len(self) > COPIED_BYTES:
+            # Private, so that torch may have it; what is written there never gets into the file.
+            self.unchecked = self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+        elif len(self):
+            self.unchecked = mmap.mmap(-1, len(self))  # Memory that all goes back when it is freed.
+            read_at(descriptor, self.unchecked)
+        self._view = memoryview(self.unchecked)
 
-    def read(self, start: int, stop: int) -> memoryview:
-        """Return bytes, after a check of the blocks that they are in.
-
-        Raises:
-            IndexFileError: A block is not what was written.
-        """
-        for block in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
-            self._check(block)
-        return self._view[start:stop]
+    def array(self, dtype: str, shape: tuple[int, ...], start: int) -> npt.NDArray[np.generic]:
+        """Return part of it as an array, unchecked."""
+        count = int(np.prod(shape, dtype=np.int64))
+        if not count:
+            return np.empty(shape, dtype)
+        return np.frombuffer(self.unchecked, dtype, count, start).reshape(shape)
 
     def drop(self, start: int = 0, nbytes: int | None = None) -> None:
         """Let go of resident pages; they are read again when they are needed."""
-        if isinstance(self._map, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             first = start // mmap.PAGESIZE * mmap.PAGESIZE
-            stop = len(self._map) if nbytes is None else min(start + nbytes, len(self._map))
+            stop = len(self) if nbytes is None else min(start + nbytes, len(self))
             if stop > first:
                 self._map.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
-    def check_all(self) -> None:
-        """Check every block, on two threads: computing a CRC leaves the interpreter free."""
-        if self._checked.all():
-            return
-        with self._lock, ThreadPoolExecutor(2) as executor:
-            list(executor.map(self._check, range(len(self._expected))))
+    def check_length(self) -> None:
+        """Raise an IndexFileError if the file was cut off since it was opened.
+
+        Takes a microsecond. Who asks before using what is mapped is safe from all but a cut in
+        that very moment.
+        """
+        if self._map is not None and self._map.size() < len(self):
+            raise damaged(self.path, f"it was cut off to {self._map.size()} bytes")
+
+    def _bytes(self, start: int, stop: int) -> memoryview:
+        return self._view[start:stop]
 
     def _check(self, block: int) -> None:
         if self._checked[block]:
             return
-        start = block * BLOCK_BYTES
-        if zlib.crc32(self._view[start : start + BLOCK_BYTES]) != self._expected[block]:
-            raise damaged(self.path, f"the checksum of its bytes from {start} on is wrong")
+        self.check_length()
+        self._populate(block * BLOCK_BYTES)
+        super()._check(block)
         if not self.resident:
-            self.drop(start, BLOCK_BYTES)
-        self._checked[block] = True
+            self.drop(block * BLOCK_BYTES, BLOCK_BYTES)
 
-
-def checksums(path: Path) -> npt.NDArray[np.uint32]:
-    """Compute the CRC-32 of each block of a file."""
-    with path.open("rb") as file:
-        found = [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK_BYTES), b"")]
-    return np.asarray(found, np.uint32)
+    def _populate(self, start: int) -> None:
+        """Map a block's pages at once; one by one takes seven times as long as the checksum."""
+        if self._map is not None and sys.platform == "linux":
+            try:
+                self._map.madvise(_POPULATE_READ, start, min(BLOCK_BYTES, len(self) - start))
+            except OSError:
+                pass  # An older kernel maps them as they are touched.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hazards.callbacks import CALLBACKS
 from hazards.endings import ENDINGS
+from hazards.hosts import HOSTS
 from hazards.order import ORDER
 from hazards.places import PLACES
 from hazards.processes import PROCESSES
@@ -12,7 +13,7 @@ from hazards.row import Row
 from hazards.runner import NEEDS_TORCH
 from hazards.torch_states import TORCH_STATES
 
-ROWS = [*PLACES, *ENDINGS, *ORDER, *CALLBACKS, *TORCH_STATES, *PROCESSES]
+ROWS = [*PLACES, *ENDINGS, *ORDER, *CALLBACKS, *TORCH_STATES, *PROCESSES, *HOSTS]
 HERE = "this Python"
 
 # (row, subject, Python); naive destructors have no torch of their own to be tried with.
@@ -36,9 +37,12 @@ def is_slow(row: Row, subject: str, version: str) -> bool:
     """Whether a case is left to `make test-all`.
 
     `make test` keeps what can break in different ways: each row with the plain resource and
-    with the retriever on this Python, and the naive destructor, which is the control. The
-    retriever's programs that cannot be forked, and so import torch each, are left out too.
+    with the retriever on this Python, those about hosts with a host, and the naive destructor,
+    which is the control. The retriever's programs that cannot be forked, and so import torch
+    each, are left out too.
     """
+    if row in HOSTS:
+        return version != HERE
     if subject == "retriever":
         return row.own_process or bool(row.options)
     return version != HERE or subject not in ("resource", "naive")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-ALL = ("resource", "scope", "retriever", "model", "naive", "naive-torch")
-OURS = ALL[:4]
-LIGHT = ("resource", "scope")  # They import no torch.
-UNLOADED = ("resource", "scope", "retriever")  # Ours, but for the one that loads a model.
+ALL = ("resource", "scope", "host", "retriever", "model", "naive", "naive-torch")
+OURS = ALL[:5]
+LIGHT = ("resource", "scope", "host")  # They import no torch.
+UNLOADED = ("resource", "scope", "host", "retriever")  # Ours, but for the one that loads a model.
 
 TRACEBACK = r"Traceback \(most recent call last\):\n(  .*\n)+{}\n"
 

@@ -84,6 +84,23 @@ def _scope(action):
     return scope
 
 
+def _host(action):
+    from torch_utils import ModelHost
+
+    number = _next()
+
+    class Model:
+        def close(self, _log=log) -> None:
+            _log("released", number)
+            if action is not None:
+                action()
+
+    subject = ModelHost(Model, keep_alive="1h")
+    with subject.lease():
+        pass  # Now the idle timer runs.
+    return subject
+
+
 def _retriever(action):
     from rag_demo import PyTorchGPURetriever
 
@@ -156,13 +173,16 @@ class Naive:
 _MAKERS = {
     "resource": _resource,
     "scope": _scope,
+    "host": _host,
     "retriever": _retriever,
     "model": _model,
     "naive": Naive,
     "naive-torch": Naive,
 }
 assert KIND in _MAKERS, f"unknown subject {KIND}"
-if KIND in ("resource", "scope", "retriever", "model") and not os.environ.get("HAZARD_LATE"):
+if KIND in ("resource", "scope", "host", "retriever", "model") and not os.environ.get(
+    "HAZARD_LATE"
+):
     import torch_utils  # noqa: F401
 if KIND in ("retriever", "model"):
     import rag_demo  # noqa: F401

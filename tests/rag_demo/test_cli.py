@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from programs import Result, assert_clean, run, run_forked
+from programs import IMPORT_PATH, Result, assert_clean, run, run_forked
+from rag_demo import commands
+from rag_demo.errors import RagDemoError
+from rag_demo.index import read_index
 
 MAIN = "from rag_demo.cli import main; main()"
 
@@ -26,7 +33,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     result = rag_demo("index", folder, "--out", out, "--model", tiny_model)
     assert result.returncode == 0, str(result)
     assert "indexed 2 texts" in result.stdout
-    assert result.stderr == "rag-demo: skipped 1 file that is not UTF-8 text: latin.txt\n"
+    skipped = "skipped 1: 1 .txt that is not UTF-8 text (latin.txt)"
+    assert result.stderr == f"rag-demo: {skipped}\n"
     return out
 
 
@@ -48,7 +56,7 @@ def test_long_documents_in_bfloat16(tmp_path: Path, tiny_model: Path) -> None:
     source, out = tmp_path / "c.jsonl", tmp_path / "i"
     command = ("index", source, "--out", out, "--model", tiny_model, "--dtype", "bfloat16")
     assert_clean(rag_demo(*command, "--no-cache"))
-    result = rag_demo("search", out, "give memory back", "--model", tiny_model, "--json")
+    result = rag_demo("search", out, "give memory back", "--mode", "dense", "--json")
     assert_clean(result)
     (answer,) = json.loads(result.stdout)["results"]
     start, stop = answer["passage"]
@@ -59,7 +67,7 @@ def test_long_documents_in_bfloat16(tmp_path: Path, tiny_model: Path) -> None:
 
 def test_table(saved: Path, tiny_model: Path) -> None:
     """People get a table with scores and sources."""
-    command = ("search", str(saved), "the capital [of] France?", "--model", str(tiny_model))
+    command = ("search", str(saved), "the capital [of] France?", "--format", "table")
     result = run(MAIN, *command)  # An interpreter of its own, as people start it.
     assert_clean(result)
     for wanted in ("capital [of] France?", "paris.md", "score"):
@@ -73,41 +81,55 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_errors(saved: Path, broken: Path, tmp_path: Path) -> None:
+def test_errors(
+    saved: Path,
+    broken: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Each mistake is one line that names the thing and says what to do, and exit code 2."""
     empty = tmp_path / "empty"
     empty.mkdir()
     out = tmp_path / "out"
     (tmp_path / "note.txt").write_text("x")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     cases: dict[tuple[str | Path, ...], tuple[str, ...]] = {
         ("index", tmp_path / "nowhere", "--out", out): ("nowhere", "does not exist"),
         ("index", empty, "--out", out): ("empty", "holds no text"),
         ("index", "no_such_package", "--out", out): ("no_such_package", "nor an installed"),
         ("index", "json", "--out", tmp_path): ("holds other files",),
-        ("search", tmp_path / "nowhere", "q"): ("does not exist", "rag-demo index"),
+        ("index", "json", "--out", tmp_path / "dangling"): ("dangling", "link", "not there"),
+        ("search", tmp_path / "nowhere", "q"): ("was not found", "rag-demo index"),
         ("search", broken, "q"): ("manifest.json", "is damaged"),
-        ("search", saved, "q"): ("all-MiniLM-L6-v2", "tiny"),
+        ("search", saved, "q", "--model", "all-MiniLM-L6-v2"): ("all-MiniLM-L6-v2", "tiny"),
         ("search", saved, "q", "--top-k", "0"): ("--top-k", "must be positive, not 0"),
         ("search", saved, "q", "--top-k", "x"): ("--top-k", "'x'"),
-        ("search", saved): ("Missing argument 'QUESTION'",),
+        ("search", saved): ("no question was asked",),
+        ("search", saved, " "): ("question is empty",),
+        ("search", saved, "q", "--where", "lang"): ("'lang' is no condition",),
+        ("evaluate", tmp_path / "nowhere"): ("was not found", "corpus.jsonl", "qrels/"),
+        ("info", empty): ("holds no index",),
+        ("delete", saved): ("nothing was named",),
         ("nonsense",): ("No such command 'nonsense'",),
     }
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     for arguments, wanted in cases.items():
-        result = rag_demo(*arguments)
-        assert result.returncode == 2, str(result)
-        assert result.stdout == "", str(result)
-        assert result.stderr.count("\n") == 1, str(result)
-        assert result.stderr.startswith("rag-demo: error: "), str(result)
+        with pytest.raises(RagDemoError) as error:
+            commands.run([str(argument) for argument in arguments])
         for text in wanted:
-            assert text in result.stderr, str(result)
+            assert text in str(error.value), arguments
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    result = rag_demo("search", broken, "q")
+    assert (result.returncode, result.stdout) == (2, ""), str(result)
+    assert result.stderr.count("\n") == 1, str(result)
+    assert result.stderr.startswith("rag-demo: error: "), str(result)
     assert not out.exists()
 
 
 def test_progress_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe gets no control characters; a terminal gets a bar."""
-    import io
-    import sys
-
     from rag_demo.console import progress
 
     class Terminal(io.StringIO):
@@ -191,3 +213,58 @@ def test_progress_without_a_terminal() -> None:
     result = run(program)
     assert_clean(result)
     assert result.stdout == ""
+
+
+def shell(script: str, *arguments: str | Path) -> tuple[int, str, str]:
+    """Run the commands as a shell script does: ``rag-demo`` is a function in it."""
+    function = f"rag-demo() {{ '{sys.executable}' -c '{MAIN}' \"$@\"; }}\n"
+    env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    command = ["bash", "-c", function + script, "bash", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, env=env, timeout=600, check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "wanted"),
+    [
+        pytest.param("rag-demo --help > /dev/full", 2, "No space left", marks=FULL),
+        pytest.param('rag-demo info "$1" > /dev/full', 2, "No space left", marks=FULL),
+        pytest.param("rag-demo nosuch 2> /dev/full", 2, "", marks=FULL),
+        ('rag-demo info "$1" >&-', 2, "Bad file descriptor"),
+        ("rag-demo nosuch >&- 2>&- <&-", 2, ""),
+        ('rag-demo info "$1" | true; exit ${PIPESTATUS[0]}', 1, ""),
+        ("rag-demo info $'/nowhere-\\xff-\\e[31m'", 2, r"/nowhere-\udcff-\x1b[31m"),
+        ('(ulimit -f 0; rag-demo delete "$1" paris.md#0)', 2, "cannot be written"),
+        ("rag-demo", 0, ""),
+    ],
+)
+def test_streams(saved: Path, script: str, code: int, wanted: str) -> None:
+    """Where nothing can be written that is one line and not a traceback; a closed pipe is none."""
+    returncode, _, stderr = shell(script, saved)
+    assert returncode == code, stderr
+    assert wanted in stderr
+    assert stderr.count("\n") == (1 if wanted else 0), stderr
+    assert stderr.startswith("rag-demo: error: " if wanted else ""), stderr
+    assert len(read_index(saved).documents) == 2
+
+
+def test_control_what_python_prints_by_itself() -> None:
+    """Without the handler a full disk is said twice, and with a traceback."""
+    program = "from rag_demo.commands import run; run(['--help'])"
+    command = f"'{sys.executable}' -c \"{program}\" > /dev/full"
+    if Path("/dev/full").exists():
+        returncode, _, stderr = shell(command)
+        assert returncode not in (0, 2)
+        assert "Traceback" in stderr
+
+
+def test_shell_completion() -> None:
+    """As the documentation says: click's script, and its answers."""
+    script = "export _RAG_DEMO_COMPLETE; _RAG_DEMO_COMPLETE=bash_source rag-demo"
+    assert "_rag_demo_completion" in shell(script)[1]
+    script = "export _RAG_DEMO_COMPLETE COMP_WORDS='rag-demo ver' COMP_CWORD=1;"
+    found = shell(script + "_RAG_DEMO_COMPLETE=bash_complete rag-demo")
+    assert found[1].split() == ["plain,verify"]

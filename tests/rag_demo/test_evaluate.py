@@ -18,7 +18,6 @@ from rag_demo import FaissRetriever, PyTorchGPURetriever
 from rag_demo.errors import SourceError
 from rag_demo.evaluate import Collection, evaluate, metrics_of, read_beir
 from rag_demo.searching.ranking import fuse
-from rag_demo.searching.words import WordIndex
 
 NAMES = [f"d{n}" for n in range(40)]
 
@@ -140,9 +139,10 @@ def test_modes(kind: Any) -> None:
         fused = retriever.search("parks", top_k=5, mode="hybrid")
         assert dense[0] == "c" or dense[0] in "ae"
         assert sorted(words) == ["a", "b", "e"]  # "parks", "park", "parking": one stem
-        expected = fuse([["abcde".index(n) for n in dense], ["abcde".index(n) for n in words]], 5)
+        rankings = [np.asarray(["abcde".index(n) for n in names]) for names in (dense, words)]
+        expected = fuse(rankings, 5, by_number)
         assert [(result.id, result.score) for result in fused] == [
-            ("abcde"[row], score) for row, score in expected
+            ("abcde"[row], score) for row, score in zip(*expected, strict=True)
         ]
         odd = retriever.search("parks", top_k=5, mode="hybrid", where={"odd": True})
         assert {result.id for result in odd} == {"b", "d"}
@@ -156,19 +156,16 @@ def test_modes(kind: Any) -> None:
             retriever.search("x", mode="sparse")
 
 
+def by_number(numbers: Any, count: int) -> list[int]:
+    return sorted(numbers.tolist())[:count]
+
+
 def test_fusion() -> None:
-    """1 / (60 + rank), summed; equal scores by the item."""
-    assert fuse([["a", "b"], ["b", "c"]], 3) == [
-        ("b", 1 / 61 + 1 / 62),
-        ("a", 1 / 61),
-        ("c", 1 / 62),
-    ]
-    assert [item for item, _ in fuse([["b"], ["a"]], 2)] == ["a", "b"]
-
-
-def test_words_of_nothing() -> None:
-    """Texts without a word that counts."""
-    assert len(WordIndex(["the", "", "?"]).search("the", 5, None)[0]) == 0
+    """1 / (60 + rank), summed; equal scores by name."""
+    items, scores = fuse([np.asarray([0, 1]), np.asarray([1, 2])], 3, by_number)
+    assert items.tolist() == [1, 0, 2]
+    assert scores.tolist() == [1 / 61 + 1 / 62, 1 / 61, 1 / 62]
+    assert fuse([np.asarray([1]), np.asarray([0])], 2, by_number)[0].tolist() == [0, 1]
 
 
 def test_command(tiny_model: Path, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from rag_demo.documents.document import Document
 from rag_demo.errors import IndexFileError, ModelMismatchError
-from rag_demo.index import MANIFEST, _digest, read_index, write_index
+from rag_demo.index import MANIFEST, read_index, write_index
+from rag_demo.storage.manifest import digest
 from rag_demo.storage.writing import lock
 
 VECTORS = np.eye(3, 5, dtype=np.float32)
@@ -101,7 +102,7 @@ def test_bad_manifest(folder: Path, change: dict[str, object], message: str) -> 
     path = folder / MANIFEST
     manifest = {**json.loads(path.read_text()), **change}
     manifest.pop("sha256")
-    path.write_text(json.dumps({**manifest, "sha256": _digest(manifest)}))
+    path.write_text(json.dumps({**manifest, "sha256": digest(manifest)}))
     with pytest.raises(IndexFileError, match=message):
         read_index(folder)
 
@@ -114,14 +115,20 @@ def test_changed_manifest(folder: Path) -> None:
         read_index(folder)
 
 
-def test_vectors_of_strangers(tmp_path: Path) -> None:
-    """Vectors that are no numbers, or not of length 1, are refused before they are used."""
+def test_vectors_of_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors that are no numbers, or not of length 1, are neither saved nor used."""
+    write_index(tmp_path / "i", "letters", VECTORS, DOCUMENTS)
     for row in (np.full(5, np.nan), np.full(5, np.inf), np.zeros(5), np.full(5, 9.0)):
         vectors = VECTORS.copy()
         vectors[1] = row
-        write_index(tmp_path / "i", "letters", vectors, DOCUMENTS)
-        with pytest.raises(IndexFileError, match="not of length 1"):
-            read_index(tmp_path / "i")
+        with pytest.raises(IndexFileError, match="the vector of row 1 is not of length 1"):
+            write_index(tmp_path / "i", "letters", vectors, DOCUMENTS)
+        assert np.array_equal(read_index(tmp_path / "i").vectors, VECTORS)
+        with monkeypatch.context() as patched:
+            patched.setattr("rag_demo.storage.saving.check_vectors", lambda vectors: None)
+            write_index(tmp_path / "strangers", "letters", vectors, DOCUMENTS)
+        with pytest.raises(IndexFileError, match="row 1 is not of length 1"):
+            read_index(tmp_path / "strangers")
 
 
 def test_large_index_is_checked_when_it_is_used(
@@ -129,7 +136,8 @@ def test_large_index_is_checked_when_it_is_used(
 ) -> None:
     """Opening does not read it; what is used is checked, and what is damaged is not used."""
     monkeypatch.setattr("rag_demo.index._CHECKED_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr("rag_demo.storage.mapped_file.BLOCK_BYTES", 128)
+    for module in ("checked_file", "mapped_file", "writing"):
+        monkeypatch.setattr(f"rag_demo.storage.{module}.BLOCK_BYTES", 128)
     write_index(folder, "letters", VECTORS, DOCUMENTS)
     (texts,), (vectors,) = folder.glob("texts-*"), folder.glob("vectors-*")
     for path in (texts, vectors):

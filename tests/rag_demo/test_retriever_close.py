@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import sys
 import types
@@ -35,7 +36,7 @@ class VectorsOnly(PyTorchGPURetriever):
     """The control: what a subclass gave up when the base class gave up nothing."""
 
     def _release(self) -> None:
-        self._clear()
+        self._held = dataclasses.replace(self._held, vectors=self._held.vectors.emptied())
 
 
 class NoOverride(PyTorchGPURetriever):
@@ -90,7 +91,7 @@ def test_everything_goes_at_once(kind: Any) -> None:
     """Without a collection: no cycle keeps documents, words or rows."""
     retriever = kind(Model())
     fill(retriever)
-    held = [retriever._documents, retriever._word_index, retriever._rows]
+    held = [retriever._held.documents, retriever._held.words, retriever._held.rows]
     references = [weakref.ref(each) for each in held]
     del held
     gc.disable()
@@ -110,7 +111,7 @@ def test_files_are_closed(kind: Any, tmp_path: Path) -> None:
     retriever = kind(Model())
     retriever.load(tmp_path / "index")
     retriever.search("number1")
-    mapped = weakref.ref(retriever._file)
+    mapped = weakref.ref(retriever._held.documents._source)
     assert mapped() is not None
     retriever.close()
     assert mapped() is None
@@ -124,7 +125,7 @@ def test_faiss_index_is_emptied_in_place() -> None:
 
     retriever = FaissRetriever(Model())
     fill(retriever)
-    index = retriever._index
+    index = retriever._held.vectors.index
     retriever.close()
     with pytest.raises(ReleasedError, match="was released"):
         _ = index.ntotal

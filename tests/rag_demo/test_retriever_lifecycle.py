@@ -228,3 +228,61 @@ def test_opening_does_not_read(tmp_path: Path) -> None:
         assert retriever.load(folder) == 300_000
         assert memory_snapshot().host.rss_bytes - before < size / 4
         assert retriever.search("x", top_k=1)
+
+
+EVERYTHING = """
+import sys
+import numpy as np
+from rag_demo import PyTorchGPURetriever
+from torch_utils import measuring
+
+class Model:
+    name = "m"
+    dimension = 384
+    def embed_documents(self, texts):
+        return np.random.default_rng(0).standard_normal((len(texts), 384), dtype=np.float32)
+    def embed_queries(self, texts):
+        return np.random.default_rng(1).standard_normal((len(texts), 384), dtype=np.float32)
+    def embed_query(self, text): return self.embed_queries([text])[0]
+
+folder, count, budget = sys.argv[1], int(sys.argv[2]), eval(sys.argv[3])
+if budget == 0:
+    with PyTorchGPURetriever(Model(), device="cpu") as retriever:
+        texts = [f"document {n} about thing{n % 977}" for n in range(count)]
+        years = [{"year": 1950 + n % 75} for n in range(count)]
+        retriever.add(texts, years, list(map(str, range(count))))
+        retriever.save(folder)
+    sys.exit()
+with PyTorchGPURetriever(Model(), device="cpu", dtype="bfloat16") as other:
+    other.add([str(n) for n in range(100)])  # Brings torch's own code into memory.
+    other.search_batch(["x", "y"], top_k=10)
+    other.search("x", mode="bm25")
+with PyTorchGPURetriever(Model(), device="cpu", memory_budget=budget) as retriever:
+    for work in (
+        lambda: retriever.load(folder),
+        lambda: retriever.search("q"),
+        lambda: retriever.search_batch(["q"] * 512, top_k=10),
+        lambda: retriever.search("q", where={"year": {"$gte": 2000}}),
+        lambda: retriever.search("thing5 document", mode="bm25"),
+        lambda: retriever.search_batch(["thing5"] * 20, mode="hybrid"),
+        lambda: (retriever.add(["z"], ids=["z"]), retriever.delete(["7"]), retriever.search("q")),
+    ):
+        with measuring() as taken:
+            work()
+        print(taken.peak_bytes)
+"""
+
+
+@pytest.mark.slow
+def test_memory_budget_is_kept_by_everything(tmp_path: Path) -> None:
+    """Of a saved index: one query, 512, a filter, words, both, and changes; without it, none."""
+    count, budget = 60_000, 32 << 20
+    found = {}
+    for options in ("0", str(budget), "None"):
+        command = [sys.executable, "-c", EVERYTHING, str(tmp_path / "i"), str(count), options]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+        found[options] = list(map(int, done.stdout.split()))
+    assert len(found[str(budget)]) == 7
+    # Beside the budget: where the lines of the texts are, and where a search by words counts.
+    assert max(found[str(budget)]) < budget + 32 * count
+    assert max(found["None"]) > 4 * 384 * count

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from rag_demo.documents.document import Document
 from rag_demo.errors import IndexFileError
 from rag_demo.index import read_index, write_index
+from rag_demo.storage.checked_file import BLOCK_BYTES
 
 WRITER = """
 import sys, pathlib, numpy as np
@@ -115,13 +117,14 @@ def fuzz_index(count: int, seed: int = 0) -> dict[str, float]:
     """Mutate files and repair the checksums of half of them, as somebody who means harm would."""
     import resource
 
-    from rag_demo.index import _digest
+    from rag_demo.storage.manifest import digest
 
     chance = random.Random(seed)
     refused = unchanged = 0
     with tempfile.TemporaryDirectory() as name:
         original, folder = Path(name, "original"), Path(name, "index")
-        write_index(original, *make(3, count=40))
+        derived = {"codes": np.arange(640, dtype=np.int8), "scales": np.ones((5, 4), np.float32)}
+        write_index(original, *make(3, count=40), derived=derived)
         files = {p.name: p.read_bytes() for p in original.iterdir() if p.name != "lock"}
         folder.mkdir()
         for path, content in files.items():
@@ -136,13 +139,14 @@ def fuzz_index(count: int, seed: int = 0) -> dict[str, float]:
             (folder / victim).write_bytes(mutated)
             also = ()
             if chance.random() < 0.5:
-                also = _repair(folder, victim, files, _digest)
+                also = _repair(folder, victim, files, digest)
             largest = max(largest, len(mutated))
             try:
                 index = read_index(folder)
                 index.check_vectors()
                 documents = list(index.documents)
                 assert len(documents) == len(index.vectors)
+                assert all(np.asarray(array).size < 1e6 for array in index.derived.values())
                 unchanged += 1
             except IndexFileError as error:
                 assert str(folder) in str(error), error
@@ -161,8 +165,6 @@ def _repair(folder: Path, victim: str, files: dict[str, bytes], digest: object) 
 
     from safetensors.numpy import load, save
 
-    from rag_demo.storage.mapped_file import checksums
-
     part = victim.partition("-")[0]
     manifest = json.loads(files["manifest.json"])
     if part == "manifest.json":
@@ -179,7 +181,7 @@ def _repair(folder: Path, victim: str, files: dict[str, bytes], digest: object) 
     checks = next(name for name in files if name.startswith("checks-"))
     if part != "checks":
         arrays = load(files[checks])
-        arrays[part] = checksums(folder / victim)
+        arrays[part] = _checksums(folder / victim)
         (folder / checks).write_bytes(save(arrays))
         manifest["files"]["checks"]["bytes"] = (folder / checks).stat().st_size
         changed.append(checks)
@@ -188,6 +190,12 @@ def _repair(folder: Path, victim: str, files: dict[str, bytes], digest: object) 
     manifest["sha256"] = digest(manifest)  # type: ignore[operator]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return tuple(changed)
+
+
+def _checksums(path: Path) -> np.ndarray:
+    content = path.read_bytes()
+    blocks = range(0, len(content), BLOCK_BYTES)
+    return np.asarray([zlib.crc32(content[at : at + BLOCK_BYTES]) for at in blocks], np.uint32)
 
 
 if __name__ == "__main__":

@@ -149,3 +149,27 @@ def test_types_of_what_is_decorated(tmp_path: Path) -> None:
     assert 'incompatible type "str"; expected "list[str]"' in done.stdout, done
     assert 'Unexpected keyword argument "normalise"' in done.stdout, done
     assert done.stdout.count("error:") == 2, done
+
+
+def test_wrong_use() -> None:
+    """Each mistake is told apart, when decorating where it can be."""
+
+    def embed(batch_size: int, texts: list[str]) -> int:
+        return batch_size
+
+    with pytest.raises(TypeError, match="must take the batch size as its first argument"):
+        find_batch_size(lambda: 1)()
+    with pytest.raises(TypeError, match=r"does so: `embed\(texts=\['a'\]\)`"):
+        find_batch_size(embed)(batch_size=3, texts=["a"])
+    with pytest.raises(TypeError, match="reduce_batch_size_fn must be a function, not 64"):
+        find_batch_size(embed, reduce_batch_size_fn=64)
+    for wrong in ("5", 0, True):
+        with pytest.raises(ValueError, match="restore_after must be a whole number of calls"):
+            find_batch_size(embed, restore_after=wrong)
+    with pytest.raises(TypeError, match="reduce_batch_size_fn returned None"):
+        find_batch_size(lambda batch_size: out_of_memory(), reduce_batch_size_fn=lambda: None)()
+
+
+def test_builtins_that_do_not_tell_what_they_take() -> None:
+    """Functions made in C, torch's too, often have no signature."""
+    assert find_batch_size(torch.zeros, starting_batch_size=3)().shape == (3,)

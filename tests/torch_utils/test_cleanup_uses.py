@@ -252,3 +252,20 @@ def test_a_dropped_exit_stack_ends_the_scope() -> None:
     del stack
     gc.collect()
     assert tensor.numel() == 0
+
+
+def test_what_cannot_be_called_is_refused_at_once() -> None:
+    """``callback(fn())`` has called it already; the end of the block would be late to say so."""
+    with SafePyTorchCleanup() as scope:
+        for call in (lambda: scope.callback(None), lambda: scope.manage(object(), close=5)):
+            with pytest.raises(TypeError, match="pass it without calling it"):
+                call()
+    assert scope.report is not None
+    assert scope.report.errors == ()
+
+
+@pytest.mark.parametrize("wrong", [int, None, 5])
+def test_only_functions_are_decorated(wrong: Any) -> None:
+    """A class would become a function, and the scope would end with its ``__init__``."""
+    with pytest.raises(TypeError, match="decorates functions and methods, not "):
+        SafePyTorchCleanup()(wrong)

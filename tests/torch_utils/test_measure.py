@@ -8,6 +8,7 @@ import types
 from typing import Any
 
 import pytest
+import torch
 
 from torch_utils import Measurement, measure, measuring
 
@@ -152,3 +153,32 @@ def test_shown_too_early() -> None:
     with measuring() as result:
         assert "nothing measured yet" in str(result)
     assert "ms on" in str(result)
+
+
+def test_wrong_use() -> None:
+    """A result instead of a function, a device that is none, a figure before there is one."""
+    with pytest.raises(TypeError, match=r"measure\(fn, \*args\); it got int"):
+        measure(sum([1]))
+    for device in ("cdua", 5):
+        with pytest.raises(ValueError, match=f"cannot measure on device '{device}'"):
+            measure(sum, [1], device=device)
+    for ask in (lambda: Measurement().median_s, lambda: Measurement().percentile_s(5)):
+        with pytest.raises(ValueError, match="nothing measured yet on cpu"):
+            ask()
+
+
+@pytest.mark.skipif(torch.xpu.is_available(), reason="there is one")
+def test_a_device_that_is_not_there() -> None:
+    """It is named, rather than what torch stumbles over."""
+    with pytest.raises(ValueError, match="cannot measure on device 'xpu:0': there is none here"):
+        measure(sum, [1], device="xpu:0")
+
+
+def test_another_device_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's clock would time launches, and call that the device."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ValueError, match="import torch first"), measuring("cuda"):
+        pass
+    with measuring("cpu") as result:
+        pass
+    assert len(result.host_s) == 1

@@ -166,6 +166,70 @@ def test_destructor_waits_for_no_lock() -> None:
     assert program(body.format(control=control, wait_s=1)).stdout == "False\n"
 
 
+def test_hosts_are_counted() -> None:
+    """Each load by its outcome, each unload once and by its reason, leases as they are."""
+    done = program(
+        """
+        from torch_utils import ModelHost, ModelPool
+        register()
+        import torch, time
+
+        def load():
+            return torch.nn.Linear(10, 10)
+
+        def fail():
+            raise OSError("no such file")
+
+        def unloads(name):
+            return {
+                reason: int(value("model_unloads_total", model=name, reason=reason) or 0)
+                for reason in ("asked", "idle", "room", "closed", "lost")
+            }
+
+        host = ModelHost(load, name="one", keep_alive="1ms")
+        with host.lease(), host.lease():
+            client.generate_latest()
+            print(value("model_leases", model="one"), value("model_loaded", model="one"))
+        while value("model_loaded", model="one"):
+            time.sleep(0.01)
+            client.generate_latest()
+        print(value("model_leases", model="one"), unloads("one"))
+
+        broken = ModelHost(fail, name="broken")
+        for _ in range(2):
+            try:
+                broken.load()
+            except OSError:
+                pass
+        print(value("model_loads_total", model="broken", outcome="error"))
+        print(value("model_loads_total", model="one", outcome="success"))
+        print(value("model_load_duration_seconds_count", model="one"))
+
+        pool = ModelPool(max_loaded=1)
+        pool.add("first", load), pool.add("second", load)
+        pool._host("first").load()
+        pool._host("second").load()
+        print(unloads("first"), value("model_loaded", model="first"))
+        pool.unload("second")
+        pool._host("second").load()
+        pool.close()
+        print(unloads("second"))
+        host.close(), broken.close()
+        """
+    )
+    assert_clean(done)
+    none = dict.fromkeys(("asked", "idle", "room", "closed", "lost"), 0)
+    assert done.stdout.splitlines() == [
+        "2.0 1.0",
+        f"0.0 {none | {'idle': 1}}",
+        "2.0",
+        "1.0",
+        "1.0",
+        f"{none | {'room': 1}} 0.0",
+        str(none | {"asked": 1, "closed": 1}),
+    ]
+
+
 def test_two_workers_share_a_folder(tmp_path: Path) -> None:
     """Sums over the workers, each counted in its own process; a worker that ended is gone."""
     worker = """

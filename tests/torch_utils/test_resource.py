@@ -248,3 +248,22 @@ def test_ray_ends_an_actor_in_order() -> None:
     resource = Counted()
     resource.__ray_shutdown__()
     assert (resource.closed, resource.released) == (True, 1)
+
+
+def test_a_release_that_runs_later_is_refused() -> None:
+    """A coroutine that nobody awaits would release nothing, and `close` would say True."""
+
+    async def coroutine(self: Any) -> None: ...
+
+    def generator(self: Any) -> Any:
+        yield
+
+    async def both(self: Any) -> Any:
+        yield
+
+    for function in (coroutine, generator, both):
+        with pytest.raises(TypeError, match=r"Late\._release must be a plain function"):
+            type("Late", (Resource,), {"_release": function})
+        mixin = type("Mixin", (), {"_release": function})
+        with pytest.raises(TypeError, match=r"Late\._release must be a plain function"):
+            type("Late", (mixin, Resource), {})

@@ -189,7 +189,9 @@ def test_restore_leaves_newer_handlers_alone() -> None:
 def test_clear_errors() -> None:
     """Outside the main thread, and for signals that cannot be caught or do not exist."""
     before = signal.getsignal(signal.SIGTERM)
-    for number, message in ((signal.SIGKILL, "SIGKILL cannot be caught"), (999, "no signal of")):
+    named = "no signal of this system; name each as signal.SIGTERM does"
+    wrong = ((signal.SIGKILL, "SIGKILL cannot be caught"), (999, named), ("SIGINT", named))
+    for number, message in (*wrong, ([signal.SIGINT], named)):
         with pytest.raises(SignalError, match=message):
             exit_on_signals(signal.SIGTERM, number)
     assert signal.getsignal(signal.SIGTERM) is before

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch_utils._releasing import references
 from torch_utils._releasing.storages import Held, parts_of
-from torch_utils._runtime import DEBUG, log
+from torch_utils._runtime import DEBUG, has_frozen, log
 
 SEARCH_S = 0.01
 _BETWEEN_LOOKS = 64  # objects that are passed between two looks at the clock
@@ -51,9 +51,8 @@ class Holders:
             return (f"perhaps {_GRAPH} (reached from {self.graph})",)
         if not self.complete:
             return ()
-        # What is frozen cannot be listed, so more than "perhaps" would be a guess. (Python 3.12
-        # has some frozen objects from its start.)
-        frozen = ", perhaps one that gc.freeze() has put aside" if gc.get_freeze_count() else ""
+        # What is frozen cannot be listed, so more than "perhaps" would be a guess.
+        frozen = ", perhaps one that gc.freeze() has put aside" if has_frozen() else ""
         return ("C++ code, or an object that no variable leads to" + frozen,)
 
     def explain(self, survivors: list[Held]) -> bool:

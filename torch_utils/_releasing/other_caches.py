@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch_utils._runtime import DEBUG, loaded_torch, log
+from torch_utils._runtime import DEBUG, has_frozen, loaded_torch, log
 
 
 def _reset_dynamo(torch: Any) -> bool:
@@ -20,12 +20,14 @@ def _reset_dynamo(torch: Any) -> bool:
     if dynamo is None or getattr(getattr(dynamo, "__spec__", None), "_initializing", False):
         return False
     dynamo.reset()
+    if torch.cuda.is_initialized() and _may_have_graphs(torch):
+        gc.collect()  # The graphs of compiled code may be in cycles, and each has a pool.
     return True
 
 
 def _unfreeze(torch: Any) -> bool:
     """A cycle that `gc.freeze` has put aside is not collected until it is taken back."""
-    if not gc.get_freeze_count():
+    if not has_frozen():
         return False
     gc.unfreeze()
     gc.collect()
@@ -33,35 +35,64 @@ def _unfreeze(torch: Any) -> bool:
     return True
 
 
-def _clear_cublas_workspaces(torch: Any) -> None:
-    """About 8.5 MB for each handle and stream."""
+def _clear_cublas_workspaces(torch: Any) -> bool:
+    """About 8.5 MB (32 MiB on Hopper) for each handle and stream.
+
+    A CUDA graph remembers the address of the workspace that its stream had when it was captured,
+    and nothing keeps that workspace but torch's own map: cleared, a replay would write to what
+    somebody else has by then. So while there may be a graph, they stay.
+    """
+    if _may_have_graphs(torch):
+        log(DEBUG, "cuBLAS workspaces stay: a CUDA graph may have been captured with them")
+        return False
     torch._C._cuda_clearCublasWorkspaces()
+    return True
 
 
-def _clear_fft_plans(torch: Any) -> None:
+def _may_have_graphs(torch: Any) -> bool:
+    """Look for a CUDA graph in the heap; objects that `gc.freeze` put aside cannot be seen."""
+    kind = getattr(torch.cuda, "CUDAGraph", None)
+    if kind is None:
+        return False
+    if has_frozen():
+        return True
+    # By the class alone: `isinstance` would run the ``__class__`` of the program's objects.
+    kinds, heirs = {kind}, [kind]
+    while heirs:
+        new = set(type.__subclasses__(heirs.pop())) - kinds
+        kinds |= new
+        heirs += new
+    return any(type(thing) in kinds for thing in gc.get_objects())
+
+
+def _clear_fft_plans(torch: Any) -> bool:
     """cuFFT's plans hold work areas on the device."""
     for index in range(torch.cuda.device_count()):
         torch.backends.cuda.cufft_plan_cache[index].clear()
+    return True
 
 
-def _collect_ipc(torch: Any) -> None:
+def _collect_ipc(torch: Any) -> bool:
     """Handles of tensors that other processes have closed; it would initialise CUDA."""
     torch.cuda.ipc_collect()
+    return True
 
 
-def _empty_pinned_cache(torch: Any) -> None:
-    """Page-locked host memory, kept for the next copy; torch can empty it from 2.13 on."""
-    torch.accelerator.empty_host_cache()
+def _empty_pinned_cache(torch: Any) -> bool:
+    """Page-locked host memory, kept for the next copy.
+
+    The public call came with torch 2.13. What `torch.cuda.graph` itself calls is older.
+    """
+    public = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)
+    (public or torch._C._host_emptyCache)()
+    return True
 
 
-def _if_cuda_is_in_use(step: Callable[[Any], None]) -> Callable[[Any], bool]:
+def _if_cuda_is_in_use(step: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Take a step only once the program has initialised CUDA, which the step itself might do."""
 
     def checked(torch: Any) -> bool:
-        if not torch.cuda.is_initialized():
-            return False
-        step(torch)
-        return True
+        return bool(torch.cuda.is_initialized()) and step(torch)
 
     return checked
 

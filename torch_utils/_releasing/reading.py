@@ -99,12 +99,21 @@ class Kinds:
 
 def slots_of(kind: type) -> list[tuple[str, Any]]:
     """List the slots of a class: their names, and what reads and deletes them."""
-    return [
+    if kind in _WITHOUT_SLOTS:
+        return []
+    slots = [
         (name, slot)
         for base in kind.__mro__
         for name, slot in vars(base).items()
         if type(slot) is MemberDescriptorType
     ]
+    if not slots:
+        _WITHOUT_SLOTS.add(kind)
+    return slots
+
+
+# A class's slots are there from its beginning. `torch.Tensor` has none among 700 other names.
+_WITHOUT_SLOTS: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 def contents_of(thing: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.reading import DICT, MODULE, SEQUENCE, Kinds, contents_of
 from torch_utils._releasing.trees import Tree, children_of
-from torch_utils._runtime import whole_torch
+from torch_utils._runtime import has_frozen, whole_torch
 
 _METHODS = (MethodType, partial)
 _LEVELS = 3  # of dictionaries and lists within each other, in another module's attributes
@@ -44,7 +44,7 @@ def spare_shared(targets: Sequence[ModuleTarget]) -> Set[int]:
     if not suspects:
         return frozenset()
     own = {id(module) for tree in trees for module in tree.modules}
-    found = set(suspects) if gc.get_freeze_count() else _had_by_others(suspects, own)
+    found = set(suspects) if has_frozen() else _had_by_others(suspects, own)
     below: set[int] = set()
     for key in found:
         below.update(map(id, Tree(suspects[key], spared=below).modules))

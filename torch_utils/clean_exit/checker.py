@@ -69,13 +69,13 @@ def check(
 
     Raises:
         OSError: The program could not be started.
-        ValueError: The arguments contradict each other, or one cannot be what it is.
-        TypeError: ``ignore`` is a string.
+        TypeError: An argument is of a type that it cannot be.
+        ValueError: The arguments contradict each other, or one has a value that it cannot have.
     """
     words = parse_command(command)
     limits = _make_limits(timeout_s, max_shutdown_s, stop_signal, stop_after_s, stop_when)
-    if isinstance(ignore, str):  # Each letter would be a pattern, which hides nearly everything.
-        raise TypeError(f"ignore is a list of patterns: [{ignore!r}]")
+    if isinstance(ignore, (str, bytes)):  # Its letters, one by one, would match everything.
+        raise TypeError(f"ignore takes a list of regular expressions: ignore=[{ignore!r}]")
     patterns = [_compile(pattern) for pattern in ignore]
     environment = dict(os.environ if env is None else env)
     if resource_warnings:
@@ -125,20 +125,37 @@ def _make_limits(
     stop_after_s: float | None,
     stop_when: str | None,
 ) -> Limits:
-    if (timeout_s is not None and not timeout_s > 0) or not max_shutdown_s > 0:  # or no number
-        raise ValueError("timeout_s and max_shutdown_s must be more than 0 seconds")
+    _check_seconds("max_shutdown_s", max_shutdown_s)
+    if timeout_s is not None:
+        _check_seconds("timeout_s", timeout_s)
+    if stop_after_s is not None:
+        _check_seconds("stop_after_s", stop_after_s, may_be_0=True)
+    if stop_signal is not None and stop_signal not in signal.valid_signals():
+        raise ValueError(
+            f"stop_signal must be a signal's number, such as signal.SIGTERM, not {stop_signal!r}"
+        )
     moments = (stop_after_s is not None) + (stop_when is not None)
     if moments != (stop_signal is not None):
         raise ValueError(
             "stop_signal needs one of stop_after_s and stop_when, which say when to send it"
         )
-    if stop_signal is not None and stop_signal not in signal.valid_signals():
-        raise ValueError(f"stop_signal is a number, such as signal.SIGTERM, not {stop_signal!r}")
     pattern = None if stop_when is None else _compile(stop_when)
     return Limits(timeout_s, max_shutdown_s, stop_signal, stop_after_s, pattern)
 
 
+def _check_seconds(name: str, value: float, *, may_be_0: bool = False) -> None:
+    try:
+        is_right = value >= 0 if may_be_0 else value > 0  # False of a NaN, too.
+    except TypeError:
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
+    if not is_right:
+        least = "0 seconds or more" if may_be_0 else "more than 0 seconds"
+        raise ValueError(f"{name} must be {least}, not {value!r}")
+
+
 def _compile(pattern: str) -> re.Pattern[str]:
+    if not isinstance(pattern, str):
+        raise TypeError(f"a regular expression has to be a string, not {pattern!r}")
     try:
         return re.compile(pattern)
     except re.error as error:

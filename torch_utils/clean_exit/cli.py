@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shlex
 import sys
@@ -35,6 +36,9 @@ usage; 126 not executable; 127 not found; else the program's own, 128+n for sign
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         self.exit(USAGE, f"clean-exit: {message}; see clean-exit --help\n")
+
+    def print_help(self, file: Any = None) -> None:
+        self.exit(_write(self.format_help()))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -135,8 +139,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--stop-signal needs one of --stop-after and --stop-when, and they need it: "
             "they say when to send it"
         )
-    for path in filter(None, (options.report_json, options.report_junit)):
+    paths = [p for p in (options.report_json, options.report_junit) if p is not None]
+    if len({os.path.normpath(path) for path in paths}) < len(paths):
+        parser.error("the two reports need a file each")
+    for path in paths:
         # Said before the program runs, rather than when its report is lost.
+        if not path:
+            parser.error("a report needs the name of a file, not ''")
         if obstacle := _why_not_writable(Path(path)):
             parser.error(f"the report {path!r} cannot be written: {obstacle}")
     return _run_repeatedly(parser, options, command)
@@ -148,7 +157,10 @@ def _why_not_writable(path: Path) -> str:
         return "it is a folder"
     if path.exists():
         return "" if os.access(path, os.W_OK) else "it may not be written to"
-    folder = path.absolute().parent
+    try:
+        folder = path.absolute().parent
+    except OSError:
+        return "the current folder has been removed"
     if not folder.is_dir():
         return f"there is no folder {os.fspath(folder)!r}"
     return "" if os.access(folder, os.W_OK) else f"{os.fspath(folder)!r} may not be written to"
@@ -159,8 +171,23 @@ def _explain(parser: argparse.ArgumentParser, name: str) -> int:
         text = explain(name)
     except ValueError as error:
         parser.error(str(error))
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding))
+    return _write(text + "\n")
+
+
+def _write(text: str) -> int:
+    """Write what was asked for to stdout, and return the exit code."""
+    try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except OSError as error:
+        if sys.stdout is not None:  # As in _say.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):  # Who has read enough, as head has, is content.
+            _say(f"clean-exit: stdout cannot be written to: {error.strerror}")
+            return USAGE
     return 0
 
 

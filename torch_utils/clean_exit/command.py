@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 STARTUP = Path(__file__).resolve().parent / "_startup"
@@ -24,6 +24,7 @@ def parse_command(command: str | os.PathLike[str] | Sequence[str]) -> list[str]:
     file's path is split as a shell does.
 
     Raises:
+        TypeError: It is none of these.
         ValueError: There is no command.
     """
     if isinstance(command, str):
@@ -32,7 +33,9 @@ def parse_command(command: str | os.PathLike[str] | Sequence[str]) -> list[str]:
     elif isinstance(command, os.PathLike):
         words = [os.fspath(command)]
     else:
-        words = [os.fspath(word) for word in command]
+        if isinstance(command, bytes) or not isinstance(command, Iterable):
+            raise TypeError(f"a command is a list of words, a string or a path, not {command!r}")
+        words = [os.fsdecode(word) for word in command]
     if not words or not words[0]:
         raise ValueError("there is no command to run")
     first = words[0]

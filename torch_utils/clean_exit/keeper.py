@@ -19,7 +19,6 @@ the checker got), ``end``. The keeper writes: ``started PID``, ``failed ERRNO``,
 # The private modules: the public ones cost 20 ms, of enumerations that nothing here needs.
 import _signal as signal
 import _socket as socket
-import errno
 import marshal
 import os
 import select
@@ -30,6 +29,8 @@ sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 from keeper_ending import descendants, end_all, is_below, send
 
 _MOST_FILES = 3
+_NOT_A_PROGRAM = 8  # ENOEXEC
+_INVALID = 22  # EINVAL
 _SET_CHILD_SUBREAPER = 36
 _FOR_ONE_S = 0.1  # after so long a signal was not for the group: the checker would have said
 
@@ -115,7 +116,7 @@ def _start(start, files):
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        error = errno.EINVAL  # No text for the kernel: a null byte, a variable's name with "=".
+        error = _INVALID  # Of what is no OSError: never 0, which would say that it runs.
         try:
             _become_program(start, files)
         except OSError as failure:
@@ -170,7 +171,7 @@ def _execute(command, environment):
             try:
                 os.execve(path, command, environment)
             except OSError as error:
-                if error.errno != errno.ENOEXEC or not _is_text(path):
+                if error.errno != _NOT_A_PROGRAM or not _is_text(path):
                     raise
                 os.execve(b"/bin/sh", [b"/bin/sh", path, *command[1:]], environment)
         except (FileNotFoundError, NotADirectoryError) as error:

@@ -29,6 +29,7 @@ class Keeper:
 
     Raises:
         OSError: The program could not be started.
+        ValueError: The command or the environment has what no program can be given.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Keeper:
         self.for_parent: list[tuple[int, int]] = []  # signals that it sent there, with the sender
         self._rest = b""
         self._gone = False
+        _refuse_what_cannot_be_passed(command, environment)
         if mask is None:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         ignored = [n for n in (signal.SIGCHLD,) if signal.getsignal(n) is signal.SIG_IGN]
@@ -177,6 +179,16 @@ class Keeper:
         self._socket.close()
         if hasattr(self, "_process"):
             self._process.wait()
+
+
+def _refuse_what_cannot_be_passed(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    for word in command:
+        if "\0" in word:
+            raise ValueError(f"the command has a null character, which no program gets: {word!r}")
+    for name, value in environment.items():
+        name, value = os.fsdecode(name), os.fsdecode(value)
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise ValueError(f"the environment cannot have {name!r} as {value!r}")
 
 
 class KeeperLostError(OSError):

@@ -39,7 +39,9 @@ PROCESS_GROUP = re.compile(
     r"^\[.*ProcessGroup\w*\.cpp:\d+\].*"
     r"(destroy_process_group\(\) was not called|has NOT been destroyed)"
 )
-CUDA_IPC = re.compile(r"^\[.*CudaIPCTypes\.cpp:\d+\] Producer process has been terminated")
+CUDA_IPC = re.compile(
+    r"^\[.*CudaIPCTypes\.cpp:\d+\](?: Warning:)? Producer process has been terminated"
+)
 RESOURCE_WARNING = re.compile(r"^\S.*:\d+: ResourceWarning: (?P<message>.*)$")
 # What is printed by who aborts: Python, C++, the allocator, the compiler's guard, assert().
 FATAL = re.compile(

@@ -153,6 +153,8 @@ class Run:
             given[0] = os.open(os.devnull, os.O_RDWR)
             self._to_close.append(given[0])
         elif stdin is not None:
+            if not isinstance(stdin, int) and not hasattr(stdin, "fileno"):
+                raise TypeError(f"stdin has to be a file, DEVNULL or None, not {stdin!r}")
             given[0] = stdin if isinstance(stdin, int) else stdin.fileno()
             if given[0] < 0:
                 raise ValueError("stdin has to be a file, DEVNULL or None")

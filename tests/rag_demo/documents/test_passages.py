@@ -99,9 +99,7 @@ def test_documents_score_as_their_best_passage(kind: Any, seed: int, top_k: int,
 
 def test_control_rows_alone_are_not_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that takes the best rows for documents answers with one document many times."""
-    monkeypatch.setattr(
-        "rag_demo.retriever.best_of_each", lambda hits, rows: [(*hit, None) for hit in hits]
-    )
+    monkeypatch.setattr("rag_demo.searching.asked.best_of_each", lambda ranked, rows: ranked)
     text = " ".join(["alpha"] * 1000)
     with PyTorchGPURetriever(WordCounts(), device="cpu") as retriever:
         retriever.add(["alpha bravo", "bravo", text], passages=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from programs import IMPORT_PATH
 from rag_demo import EmbeddingModel
+from rag_demo.encoding import embedding_cache
 from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
 
 TEXTS = ["the cache", "how do i give memory back", "paris", "", "the cache"]
@@ -177,3 +179,175 @@ def test_after_a_fork(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
     assert len(cache.get([*keys(3), *keys(3, 10)], 8)) == 6
     cache.close()
+
+
+def test_a_flipped_bit_is_a_miss_and_mended(tmp_path: Path) -> None:
+    """What is not what was stored does not come back, and is stored again."""
+    path = tmp_path / "c.sqlite"
+    cache = EmbeddingCache(path)
+    cache.put(keys(5), vectors(5))
+    cache.close()
+    content = bytearray(path.read_bytes())
+    content[content.index(vectors(5)[3].tobytes()) + 7] ^= 1
+    path.write_bytes(content)
+    found = cache.get(keys(5), 8)
+    assert set(found) == {key for n, key in enumerate(keys(5)) if n != 3}
+    # The control: without the checksum it would have come back.
+    with sqlite3.connect(path) as database:
+        rows = database.execute("SELECT vector FROM vectors ORDER BY id").fetchall()
+    assert rows[3][0] != vectors(5)[3].tobytes()
+    database.close()
+    cache.put(keys(5)[3:4], vectors(5)[3:4])
+    found = cache.get(keys(5), 8)
+    assert np.array_equal(np.stack([found[key] for key in keys(5)]), vectors(5))
+    cache.close()
+
+
+@pytest.mark.parametrize("garbage", [b"\x00", b"\x0d\x01\x5a"])
+def test_damaged_pages(tmp_path: Path, garbage: bytes) -> None:
+    """Whichever page is damaged: no wrong vector, no error, and after a put it works again."""
+    cache = EmbeddingCache(tmp_path / "whole.sqlite")
+    cache.put(keys(120), vectors(120))
+    cache.close()
+    content = (tmp_path / "whole.sqlite").read_bytes()
+    set_aside = 0
+    for page in range(len(content) // 4096):
+        path = tmp_path / f"{page}.sqlite"
+        start, stop = page * 4096, (page + 1) * 4096
+        path.write_bytes(content[:start] + (garbage * 4096)[:4096] + content[stop:])
+        cache = EmbeddingCache(path)
+        for _ in range(2):
+            found = cache.get(keys(120), 8)
+            for row, key in enumerate(keys(120)):
+                assert key not in found or np.array_equal(found[key], vectors(120)[row])
+            cache.put(keys(120), vectors(120))
+        assert len(cache.get(keys(120), 8)) == 120
+        cache.close()
+        set_aside += Path(f"{path}.damaged").exists()
+    assert set_aside > 0
+
+
+def test_a_lock_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process writes for hours: one line in the log, and reads go on."""
+    assert embedding_cache.BUSY_S <= 1
+    monkeypatch.setattr(embedding_cache, "BUSY_S", 0.01)
+    cache = EmbeddingCache(tmp_path / "c.sqlite")
+    cache.put(keys(3), vectors(3))
+    with sqlite3.connect(tmp_path / "c.sqlite", isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert len(cache.get(keys(3), 8)) == 3
+        with caplog.at_level(logging.DEBUG, "rag_demo"):
+            for n in range(100):
+                cache.put(keys(3, 10 * n), vectors(3))
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "is not used: database is locked" in caplog.text
+        cache._paused_until_s = 0.0
+        assert len(cache.get(keys(3), 8)) == 3
+        other.rollback()
+    other.close()
+    cache.put(keys(3, 10), vectors(3))
+    assert len(cache.get(keys(3, 10), 8)) == 3
+    cache.close()
+
+
+def steps(cache: EmbeddingCache, start: int) -> int:
+    """Count what SQLite does, in steps of its own machine, to store 256 vectors."""
+    database = cache._open()
+    count = 0
+
+    def step() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    database.set_progress_handler(step, 10)
+    cache.put(keys(256, start), vectors(256))
+    database.set_progress_handler(None, 0)
+    return count
+
+
+def test_a_put_does_not_grow_with_what_is_there(tmp_path: Path) -> None:
+    """Neither before nor after there is too much; what summed up all rows did."""
+    cache = EmbeddingCache(tmp_path / "c.sqlite", max_bytes=20_000 * 32)
+    cache.put(keys(256), vectors(256))
+    first = steps(cache, 1000)
+    cache.put(keys(18_000, 10_000), vectors(18_000))
+    assert steps(cache, 2000) < 1.5 * first
+    for n in range(10):
+        cache.put(keys(256, 50_000 + 1000 * n), vectors(256))
+    evicting = steps(cache, 3000)
+    assert evicting < 4 * first
+    assert len(cache.get([*keys(256), *keys(256, 3000)], 8)) == 256
+    database, count = cache._open(), 0
+
+    def step() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    database.set_progress_handler(step, 10)
+    database.execute("SELECT SUM(LENGTH(vector)) FROM vectors").fetchone()
+    assert count > 4 * first  # The control.
+    database.set_progress_handler(None, 0)
+    cache.close()
+
+
+def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+    """It is not used, and not a byte of it changes."""
+    path = tmp_path / "bookmarks.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE vectors (key BLOB, used INTEGER)")
+    database.close()
+    before = path.read_bytes()
+    cache = EmbeddingCache(path)
+    cache.put(keys(3), vectors(3))
+    assert cache.get(keys(3), 8) == {}
+    cache.close()
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_file_of_the_version_before_begins_anew(tmp_path: Path) -> None:
+    """It is set aside."""
+    path = tmp_path / "c.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE vectors (key BLOB PRIMARY KEY, vector BLOB, used INTEGER)")
+        database.execute("CREATE TABLE clock (n INTEGER)")
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+    cache = EmbeddingCache(path)
+    cache.put(keys(3), vectors(3))
+    assert len(cache.get(keys(3), 8)) == 3
+    cache.close()
+    assert Path(f"{path}.damaged").exists()
+
+
+def test_a_pipe_in_its_place(tmp_path: Path) -> None:
+    """It is not opened, which could hang."""
+    os.mkfifo(tmp_path / "c.sqlite")
+    cache = EmbeddingCache(tmp_path / "c.sqlite")
+    cache.put(keys(3), vectors(3))
+    assert cache.get(keys(3), 8) == {}
+
+
+def test_an_interrupted_put_leaves_nothing_and_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle: the rows are not there, and the next put works."""
+    cache = EmbeddingCache(tmp_path / "c.sqlite")
+    cache.put(keys(3), vectors(3))
+
+    def interrupted(key: bytes, data: bytes) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embedding_cache, "_crc", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.put(keys(3, 10), vectors(3))
+    other = EmbeddingCache(tmp_path / "c.sqlite")
+    other.put(keys(3, 20), vectors(3))
+    assert len(cache.get([*keys(3), *keys(3, 10), *keys(3, 20)], 8)) == 6
+    cache.close()
+    other.close()

@@ -116,13 +116,15 @@ def corpus(count: int, dimension: int = 384, seed: int = 0) -> Any:
 def test_many_blocks(dtype: str, product: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several steps, with and without the int8 operator, which not every processor has."""
     if product == "fallback":
-        monkeypatch.setattr("rag_demo.searching.scan.int8_product", lambda torch, dimension: None)
         monkeypatch.setattr(
-            "rag_demo.pytorch_gpu_retriever.int8_product", lambda torch, dimension: None
+            "rag_demo.searching.candidates.int8_product", lambda torch, dimension: None
+        )
+        monkeypatch.setattr(
+            "rag_demo.searching.tensor_vectors.int8_product", lambda torch, dimension: None
         )
     elif int8_product(torch, 384) is None:
         pytest.skip("this processor has no fast int8 product")
-    monkeypatch.setattr("rag_demo.searching.scan._SCORES", 64 * BLOCK * 20)
+    monkeypatch.setattr("rag_demo.searching.candidates._SCORES", 64 * BLOCK * 20)
     documents, queries = corpus(9_000), corpus(40, seed=1)
     with PyTorchGPURetriever(Given(documents, queries), device="cpu", dtype=dtype) as retriever:
         assert ask(retriever, 9_000, 40, 10) == expected(documents, queries, 10)
@@ -152,8 +154,8 @@ def test_errors_are_bounds(kind: str) -> None:
 
 def test_pool_is_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """More candidates than are kept at once, because all of them are nearly the same."""
-    monkeypatch.setattr("rag_demo.searching.scan._POOL", 2_000)
-    monkeypatch.setattr("rag_demo.searching.scan._SCORES", 64 * BLOCK)
+    monkeypatch.setattr("rag_demo.searching.candidates._POOL", 2_000)
+    monkeypatch.setattr("rag_demo.searching.candidates._SCORES", 64 * BLOCK)
     chance = np.random.default_rng(0)
     documents = normalized(1 + 1e-4 * chance.standard_normal((4_000, 32)))
     queries = normalized(1 + 0.01 * chance.standard_normal((4, 32)))

@@ -7,8 +7,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from torch_utils.clean_exit import check
 
 # What people write by mistake, and what they are told.
 MISTAKES = {
@@ -23,6 +26,8 @@ MISTAKES = {
     "--report-json nowhere/a.json true": "there is no folder",
     "--report-junit . true": "it is a folder",
     "--error-exitcode 0 true": "0 is not an exit code of a failure (1 to 255)",
+    "--report-json '' true": "a report needs the name of a file",
+    "--report-json a --report-junit ./a true": "the two reports need a file each",
 }
 
 
@@ -71,52 +76,75 @@ def test_a_report_over_a_file(tmp_path: Path) -> None:
         assert _why_not_writable(tmp_path / "new.json").endswith("may not be written to")
 
 
+def test_a_report_in_a_folder_that_was_removed(tmp_path: Path) -> None:
+    """The program could run there; its report has no place."""
+    command = shlex.join([sys.executable, "-m", "torch_utils.clean_exit", "--report-json", "a"])
+    done = subprocess.run(
+        ["sh", "-c", f"rmdir {shlex.quote(str(tmp_path))}; {command} true"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (125, 1)
+    assert "'a' cannot be written: the current folder has been removed" in done.stderr
+
+
 def test_a_folder_that_is_not_there() -> None:
     """It is named, rather than the program."""
-    from torch_utils.clean_exit import check
-
     with pytest.raises(FileNotFoundError, match="/nowhere"):
         check("true", cwd="/nowhere")
 
 
-# None of these may be waited for; a child that is no program has nothing to say.
-NO_PROGRAM = {
-    "a null byte in an argument": "['true', 'a\\0b']",
-    "a null byte in its name": "['tr\\0ue']",
-    "a null byte in a variable": "['true'], env={'A': 'a\\0b'}",
-    "a variable's name": "['true'], env={'A=B': '1'}",
-    "a null byte in the folder": "['true'], cwd='a\\0b'",
-}
+# What `check` may be called with by mistake: the options, and what they are told.
+WRONG = [
+    ({"ignore": "vendor"}, TypeError, "ignore=['vendor']"),
+    ({"ignore": [b"vendor"]}, TypeError, "has to be a string"),
+    ({"timeout_s": "5"}, TypeError, "timeout_s must be a number of seconds"),
+    ({"timeout_s": float("nan")}, ValueError, "timeout_s must be more than 0 seconds"),
+    ({"max_shutdown_s": None}, TypeError, "max_shutdown_s must be a number of seconds"),
+    ({"stop_signal": 15, "stop_after_s": -1}, ValueError, "stop_after_s must be 0 seconds or"),
+    ({"stop_signal": "TERM", "stop_after_s": 1}, ValueError, "such as signal.SIGTERM, not 'TERM'"),
+    ({"stop_signal": 999, "stop_after_s": 1}, ValueError, "such as signal.SIGTERM, not 999"),
+    ({"stdin": "hello"}, TypeError, "stdin has to be a file"),
+    ({"env": {"A=B": "1"}}, ValueError, "the environment cannot have 'A=B'"),
+    ({"env": {"A": "\0"}}, ValueError, "the environment cannot have 'A'"),
+    ({"command": ["true", "\0"]}, ValueError, "null character"),
+    ({"command": None}, TypeError, "a command is a list of words"),
+    ({"command": 5}, TypeError, "a command is a list of words"),
+]
 
 
-@pytest.mark.parametrize("what", NO_PROGRAM)
-def test_what_no_kernel_takes(what: str) -> None:
-    """It is an error at once, and not a program that never ends."""
-    code = "from torch_utils.clean_exit import check\n"
-    code += f"try: check({NO_PROGRAM[what]})\nexcept (OSError, ValueError) as error: print(error)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100
-    )
-    assert "Invalid argument" in done.stdout or "null byte" in done.stdout, done
+@pytest.mark.parametrize(("options", "kind", "said"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_arguments_of_check(options: Any, kind: type[Exception], said: str) -> None:
+    """Each is refused before anything runs; letters of a string would ignore every finding."""
+    with pytest.raises(kind) as caught:
+        check(**{"command": ["true"], **options})
+    assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("number", ["TERM", 0, -1, 1000])
-def test_what_is_no_signal(number: object) -> None:
-    """It is named, instead of a keeper that falls over it or a stop that never comes."""
-    from torch_utils.clean_exit import check
+def test_a_start_that_fails_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel was never asked for has failed too: nobody waits for such a program."""
+    from torch_utils.clean_exit import keeping
 
-    with pytest.raises(ValueError, match=f"not {number!r}"):
-        check(["true"], stop_signal=number, stop_after_s=0.1)  # type: ignore[arg-type]
+    monkeypatch.setattr(keeping, "_refuse_what_cannot_be_passed", lambda *_: None)
+    with pytest.raises(OSError, match="Invalid argument"):
+        check(["true", "\0"])
 
 
-def test_other_values() -> None:
-    """One pattern in the place of a list would be one for each letter; no number, no limit."""
-    from torch_utils.clean_exit import check
-
-    dirty = ["-c", "import atexit; atexit.register(lambda: 1 / 0)"]
-    with pytest.raises(TypeError, match=r"\['vendor'\]"):
-        check(dirty, ignore="vendor")
-    assert not check(dirty, ignore=["vendor"]).clean
-    for limit in ("timeout_s", "max_shutdown_s"):
-        with pytest.raises(ValueError, match="more than 0 seconds"):
-            check(dirty, **{limit: float("nan")})
+@pytest.mark.parametrize("asked", [["--help"], ["--explain", "unraisable"]], ids=str)
+def test_stdout_that_nobody_reads(asked: list[str]) -> None:
+    """Who has read enough is content; a disk that is full, or no stdout at all, is an error."""
+    command = shlex.join([sys.executable, "-m", "torch_utils.clean_exit", *asked])
+    said = {}
+    for where in ("| true; exit ${PIPESTATUS[0]}", "> /dev/full", ">&-"):
+        line = f"later() {{ sleep 0.5; {command}; }}; later {where}"
+        done = subprocess.run(
+            ["bash", "-c", line], capture_output=True, text=True, check=False, timeout=100
+        )
+        said[where] = (done.returncode, done.stderr)
+    assert said.pop("| true; exit ${PIPESTATUS[0]}") == (0, "")
+    for code, text in said.values():
+        assert (code, text.count("\n")) == (125, 1)
+        assert text.startswith("clean-exit: stdout cannot be written to: ")

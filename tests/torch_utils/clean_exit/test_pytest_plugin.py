@@ -131,7 +131,7 @@ def test_options_of_the_marker(outer: pytest.Pytester) -> None:
     )
     result = run(outer)
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*unexpected keyword*"])
+    result.stdout.fnmatch_lines(["*it has no option tiemout_s; it has timeout_s, *"])
 
 
 @pytest.mark.slow
@@ -220,3 +220,23 @@ print(*sorted(set(sys.modules) - before))
     own = {"_torch_cleanup", *sys.stdlib_module_names}
     assert {name.partition(".")[0] for name in loaded} <= own
     assert not {"asyncio", "multiprocessing", "socket", "unittest"} & set(loaded)
+
+
+def test_wrong_options_of_the_marker(pytester: pytest.Pytester) -> None:
+    """One line each, which says what there is; nothing has run."""
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.mark.clean_exit(5)
+        def test_unnamed(): pass
+
+        @pytest.mark.clean_exit(ignore="vendor")
+        def test_letters(): pass
+    """)
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(failed=2)
+    for said in (
+        "it takes options by name only",
+        "ignore takes a list of regular expressions: ignore=['vendor']",
+    ):
+        assert f"the marker clean_exit: {said}" in result.outlines

@@ -62,6 +62,41 @@ def test_missing_call_skips_nothing_else(monkeypatch: pytest.MonkeyPatch, no_dyn
     assert clear_other_caches() == ["cuFFT plans", "IPC handles"]
 
 
+def test_pinned_cache_of_an_older_torch(monkeypatch: pytest.MonkeyPatch, no_dynamo: None) -> None:
+    """Before the public call there was a private one, which does the same."""
+    log: list[str] = []
+    torch = stand_in(True, log)
+    del torch.accelerator.empty_host_cache
+    torch._C._host_emptyCache = lambda: log.append("pinned, privately")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert "pinned host memory" in clear_other_caches()
+    assert log[-1] == "pinned, privately"
+
+
+def test_workspaces_stay_beside_a_cuda_graph(
+    monkeypatch: pytest.MonkeyPatch, no_dynamo: None
+) -> None:
+    """A graph replays with the workspace it was captured with, and nothing else keeps that."""
+
+    class CUDAGraph:
+        pass
+
+    class Own(CUDAGraph):
+        pass
+
+    log: list[str] = []
+    torch = stand_in(True, log)
+    torch.cuda.CUDAGraph = CUDAGraph
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    for kind in (CUDAGraph, Own):
+        graph = kind()
+        assert "cuBLAS workspaces" not in clear_other_caches()
+        assert "cublas" not in log
+        del graph
+    assert "cuBLAS workspaces" in clear_other_caches()
+    assert log.count("cublas") == 1
+
+
 def test_dynamo_is_reset_only_if_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not imported for the purpose, which would take most of a second."""
     log: list[str] = []
@@ -77,6 +112,33 @@ def test_dynamo_is_reset_only_if_loaded(monkeypatch: pytest.MonkeyPatch) -> None
         assert "torch._dynamo" not in sys.modules
         """)
     )
+
+
+def test_graphs_of_compiled_code_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that dynamo has let go of in cycles do not keep the workspaces, nor their pools."""
+
+    class CUDAGraph:
+        pass
+
+    kept: list[Any] = []
+
+    def reset() -> None:
+        node: Any = kept.pop()
+        node.me = node
+
+    log: list[str] = []
+    torch = stand_in(True, log)
+    torch.cuda.CUDAGraph = CUDAGraph
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", types.SimpleNamespace(reset=reset))
+    kept.append(CUDAGraph())
+    with_collector = gc.isenabled()
+    gc.disable()
+    try:
+        assert "cuBLAS workspaces" in clear_other_caches()
+    finally:
+        if with_collector:
+            gc.enable()
 
 
 def test_frozen_cycle_is_collected() -> None:

@@ -88,6 +88,12 @@ def test_control_unshared_goes() -> None:
         encoder(INPUTS)
 
 
+def test_what_the_interpreter_froze_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 starts with some hundred frozen objects, none of which is a program's."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)
+    test_control_unshared_goes()
+
+
 @pytest.mark.parametrize("hold", [lambda e: e, lambda e: [e], lambda e: {"a": (e,)}])
 def test_shared_through_an_attribute(hold: Any) -> None:
     """A live module may keep a submodule unregistered, and still compute with it."""

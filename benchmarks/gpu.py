@@ -1,0 +1,122 @@
+"""`make bench-gpu`: what a GPU does, beside what others do with it, in one run of eight minutes.
+
+For a machine with whatever Python it has, torch and a GPU, unattended. Sizes follow the card's
+memory; a part for which no time is left is written down as left out. Each part writes a file
+into the folder that RESULTS names (``benchmarks/results/gpu``), as soon as it is measured.
+``--rehearse`` runs the same on the CPU in tiny sizes, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+import results_file
+
+# In the order of what matters, each with its share of the time.
+SHARES = {
+    "bandwidth": 0.05,
+    "search": 0.40,
+    "release": 0.15,
+    "measure": 0.05,
+    "encode": 0.20,
+    "streamed": 0.15,
+}
+
+
+def parts() -> dict[str, Callable[[Any], Any]]:
+    """Import what measures, which takes long."""
+    import gpu_encode
+    import gpu_release
+    import gpu_search
+
+    return {
+        "bandwidth": lambda setting: setting.bandwidth(),
+        "search": gpu_search.search,
+        "release": gpu_release.release_beside_others,
+        "measure": gpu_release.measure_beside_triton,
+        "encode": gpu_encode.encode,
+        "streamed": gpu_search.streamed,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--seconds", type=float, default=430.0, help="for all of it")
+    parser.add_argument("--part", action="append", choices=SHARES)
+    options = parser.parse_args()
+
+    from torch_utils import is_cuda_available
+
+    if not options.rehearse and not is_cuda_available():
+        print("needs a CUDA device, and torch finds none; --rehearse runs the same on the CPU")
+        return 1
+    # Whatever hangs: the parts that were measured by then are written.
+    faulthandler.dump_traceback_later(options.seconds + 30, exit=True)
+    started, failed = time.monotonic(), 0
+    from gpu_setting import Setting, describe_gpu
+
+    if options.rehearse:
+        import torch
+
+        torch.set_num_threads(1)
+    setting = Setting(rehearse=options.rehearse)
+    gpu = describe_gpu(setting)
+    print(gpu, flush=True)
+    for name, part in parts().items():
+        if options.part and name not in options.part and name != "bandwidth":
+            continue
+        # What an earlier part has not used is left for the later ones.
+        used, due = time.monotonic() - started, _share_until(name) * options.seconds
+        setting.deadline = time.monotonic() + max(SHARES[name] * options.seconds, due - used)
+        setting.deadline = min(setting.deadline, started + options.seconds)
+        print(f"\n== {name}, at {used:.0f} s", flush=True)
+        try:
+            result = part(setting)
+        except Exception:
+            # Of one part, whatever it is: the others are measured all the same.
+            traceback.print_exc()
+            failed += 1
+            continue
+        finally:
+            setting.tidy()
+        if not options.rehearse:
+            _write(name, {"gpu": gpu, "bandwidth": setting.rates, name: result})
+    faulthandler.cancel_dump_traceback_later()
+    print(f"\n{time.monotonic() - started:.0f} s, {failed} parts failed")
+    return int(failed > 0)
+
+
+def _share_until(wanted: str) -> float:
+    total = 0.0
+    for name, share in SHARES.items():
+        total += share
+        if name == wanted:
+            break
+    return total
+
+
+def _write(name: str, result: dict[str, Any]) -> None:
+    if os.environ.get("RESULTS"):
+        results_file.RESULTS = Path(os.environ["RESULTS"]).resolve()
+        results_file.write(name, result)
+    else:
+        (results_file.RESULTS / "gpu").mkdir(exist_ok=True)
+        results_file.write(f"gpu/{name}", result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Giving 10 GB back, beside what others do; and `measure` beside Triton's timer."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gpu_setting import GB, Setting
+
+import torch_utils
+
+
+def model_of(nbytes: int, each: int, device: str) -> Any:
+    """Make a model of parameters of so many bytes each, none of which is written."""
+    model = torch.nn.Module()
+    for number in range(max(1, nbytes // each)):
+        values = torch.empty(each // 4, device=device)
+        model.register_parameter(f"p{number}", torch.nn.Parameter(values))
+    return model
+
+
+def _ours(held: dict[str, Any]) -> None:
+    torch_utils.release(held["model"])  # The variable lives on.
+
+
+def _by_hand(held: dict[str, Any]) -> None:
+    del held["model"]
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _accelerate(held: dict[str, Any]) -> None:
+    from accelerate.utils import release_memory
+
+    (held["model"],) = release_memory(held.pop("model"))
+
+
+WAYS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "torch_utils": _ours,
+    "del, gc.collect, empty_cache": _by_hand,
+    "accelerate": _accelerate,
+}
+
+
+def beside_a_thread(work: Callable[[], None]) -> tuple[float, float]:
+    """Return how long work takes, and the longest that another thread had to wait meanwhile."""
+    gaps: list[tuple[float, float]] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        last = time.perf_counter()
+        while not stop.is_set():
+            time.sleep(0.0002)
+            now = time.perf_counter()
+            gaps.append((now - last, last))
+            last = now
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    time.sleep(0.05)
+    started = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - started
+    stop.set()
+    thread.join()
+    return seconds, max((gap for gap, at in gaps if at >= started - 0.001), default=0.0)
+
+
+def reserved(setting: Setting) -> int:
+    return 0 if setting.rehearse else torch.cuda.memory_reserved(0)
+
+
+def release_beside_others(setting: Setting) -> list[dict[str, Any]]:
+    """Large layers and small ones, each way five times by turns."""
+    total = (4 << 20) if setting.rehearse else min(10 * GB, setting.room_bytes() // 2)
+    torch_utils.release()  # Load what it is made of; that is no part of a release.
+    if importlib.util.find_spec("accelerate") is not None:
+        import accelerate.utils  # noqa: F401
+    results = []
+    for each in (total // 4, 1 << 18) if setting.rehearse else (256 << 20, 1 << 20):
+        runs: dict[str, list[tuple[float, float, int]]] = {}
+        for _ in range(1 if setting.rehearse else 5):
+            for name, way in WAYS.items():
+                if name == "accelerate" and importlib.util.find_spec("accelerate") is None:
+                    continue
+                if setting.seconds_left() > 2:
+                    runs.setdefault(name, []).append(_once(setting, way, total, each))
+        results.append({"model_bytes": total, "tensor_bytes": each, "ways": _summed_up(runs)})
+    return results
+
+
+def _once(
+    setting: Setting, way: Callable[..., None], total: int, each: int
+) -> tuple[float, float, int]:
+    setting.tidy()
+    held = {"model": model_of(total, each, setting.device)}
+    setting.synchronize()
+    full = reserved(setting)
+    seconds, wait = beside_a_thread(lambda: way(held))
+    freed = full - reserved(setting)
+    held.clear()
+    return seconds, wait, freed
+
+
+def _summed_up(runs: dict[str, list[tuple[float, float, int]]]) -> dict[str, Any]:
+    found = {}
+    for name, times in runs.items():
+        middle = len(times) // 2
+        found[name] = {
+            "ms": sorted(seconds for seconds, _, _ in times)[middle] * 1e3,
+            "longest_wait_ms": sorted(wait for _, wait, _ in times)[middle] * 1e3,
+            "freed_bytes": min(freed for _, _, freed in times),
+            "all_ms": [round(seconds * 1e3, 3) for seconds, _, _ in times],
+        }
+        print(
+            f"{name:30} {found[name]['ms']:9.2f} ms, another thread waits "
+            f"{found[name]['longest_wait_ms']:.2f} ms, {found[name]['freed_bytes']:,} bytes back"
+        )
+    return found
+
+
+def measure_beside_triton(setting: Setting) -> list[dict[str, Any]]:
+    """The medians of both, of work that no cache holds."""
+    side = 128 if setting.rehearse else 8192
+    half = torch.float32 if setting.rehearse else torch.bfloat16
+    left, right = (torch.randn(side, side, device=setting.device).to(half) for _ in range(2))
+    source = torch.randn(1 << (18 if setting.rehearse else 28), device=setting.device)
+    target = torch.empty_like(source)
+    works = {"matrix product": lambda: left @ right, "copy": lambda: target.copy_(source)}
+    results = []
+    for name, work in works.items():
+        rounds = []
+        for _ in range(1 if setting.rehearse else 3):
+            ours = torch_utils.measure(
+                work, warmup=5, repeat=3 if setting.rehearse else 50, device=setting.device
+            )
+            rounds.append((ours.median_s * 1e3, _triton_ms(setting, work)))
+        ratios = sorted(ours / theirs for ours, theirs in rounds)
+        ratio = ratios[len(ratios) // 2]
+        results.append({"work": name, "ms_ours_and_theirs": rounds, "ratio": ratio})
+        print(f"{name:16} ratio {ratio:.4f} (from {ratios[0]:.4f} to {ratios[-1]:.4f})")
+    return results
+
+
+def _triton_ms(setting: Setting, work: Callable[[], Any]) -> float:
+    if setting.rehearse:
+        return torch_utils.measure(work, warmup=1, repeat=5, device="cpu").median_s * 1e3
+    from triton.testing import do_bench
+
+    return float(do_bench(work, warmup=25, rep=200, return_mode="median"))

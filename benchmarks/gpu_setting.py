@@ -1,0 +1,105 @@
+"""Where the GPU's benchmarks run: the device, its sizes, its rates, and the time that is left."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_utils import Measurement, measure, safe_cuda_empty_cache
+
+GB = 10**9
+
+
+class Setting:
+    """One run.
+
+    Attributes:
+        device: torch's name of the device.
+        deadline: When the part that runs has to end, on the monotonic clock.
+        rates: Bytes a second: a copy on the device (read and written), and from pinned memory.
+    """
+
+    def __init__(self, *, rehearse: bool) -> None:
+        self.rehearse = rehearse
+        self.device = "cpu" if rehearse else "cuda:0"
+        self.deadline = float("inf")
+        self.rates: dict[str, float] = {}
+
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def room_bytes(self) -> int:
+        """What may be allocated on the device, with something to spare."""
+        if self.rehearse:
+            return 1 << 28
+        free, _ = torch.cuda.mem_get_info(0)
+        cached = torch.cuda.memory_reserved(0) - torch.cuda.memory_allocated(0)
+        return int(0.9 * (free + cached))
+
+    def synchronize(self) -> None:
+        if not self.rehearse:
+            torch.cuda.synchronize()
+
+    def tidy(self) -> None:
+        """Let go of what a part has left, so that the next one has the whole card."""
+        gc.collect()
+        safe_cuda_empty_cache()
+
+    def pinned(self, count: int) -> Any:
+        return torch.empty(count, pin_memory=not self.rehearse)
+
+    def timed(self, work: Callable[[], Any], *, most: int = 20, most_s: float = 1.5) -> Measurement:
+        """Measure until it repeats, but not for longer than that if it takes long."""
+        if self.rehearse:
+            return measure(work, warmup=0, repeat=1, device=self.device)
+        started = time.perf_counter()
+        work()
+        self.synchronize()
+        once = max(time.perf_counter() - started, 1e-6)
+        repeat = max(3, min(most, int(most_s / once)))
+        return measure(work, warmup=0 if once > 1 else 2, repeat=repeat, device=self.device)
+
+    def bandwidth(self) -> dict[str, float]:
+        """Measure what a copy reaches: the floor of whatever reads the same bytes."""
+        count = (1 << 20) if self.rehearse else min(1 << 30, self.room_bytes() // 16)
+        source = torch.randn(count, device=self.device)
+        target = torch.empty_like(source)
+        copy = self.timed(lambda: target.copy_(source))
+        self.rates["device_copy_bytes_per_s"] = 2 * source.nbytes / copy.median_s
+        pinned = self.pinned(min(count, 1 << 28)).fill_(1)
+        part = target[: len(pinned)]
+        upload = self.timed(lambda: part.copy_(pinned, non_blocking=True))
+        self.rates["host_to_device_bytes_per_s"] = pinned.nbytes / upload.median_s
+        for name, rate in self.rates.items():
+            print(f"{name:28} {rate / GB:9.1f} GB/s")
+        return self.rates
+
+
+def describe_gpu(setting: Setting) -> dict[str, Any]:
+    """Describe the card and its driver."""
+    if setting.rehearse:
+        return {"name": "none: a rehearsal"}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+        "gpus": torch.cuda.device_count(),
+    }
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()

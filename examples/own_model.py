@@ -1,0 +1,36 @@
+"""A model of your own, opened, used, closed and destroyed: the whole pattern in thirty lines."""
+
+import torch
+
+from rag_demo import PyTorchGPURetriever
+from torch_utils import Resource, get_optimal_device, release
+
+
+class LetterModel(Resource):  # Closed exactly once: by close(), by `with`, at exit at the latest.
+    """Embeds a text by its letters; yours does something better."""
+
+    dimension = 64
+
+    def __init__(self) -> None:
+        self.device = get_optimal_device()
+        self.layer = torch.nn.EmbeddingBag(256, self.dimension, mode="sum").to(self.device)
+
+    def embed_documents(self, texts):
+        self.ensure_open()  # After close() this raises an error that names the model.
+        letters = [torch.tensor(list(text.lower().encode()), device=self.device) for text in texts]
+        with torch.inference_mode():
+            return torch.stack([self.layer(each[None])[0] for each in letters]).cpu().numpy()
+
+    def embed_query(self, text):
+        return self.embed_documents([text])[0]
+
+    def _release(self) -> None:
+        release(self.layer)  # The weights go, although variables may still name the layer.
+
+
+with LetterModel() as model, PyTorchGPURetriever(model) as retriever:  # opened
+    retriever.add(["the capital of France", "a heap of memory"], ids=["france", "heap"])
+    print(retriever.search("heaps of memory", top_k=1)[0].id)  # used
+print("closed:", model.closed, "and", retriever.closed)  # closed, the last one first
+
+forgotten = LetterModel()  # Nobody closes this one: it is closed when the program ends.

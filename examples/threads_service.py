@@ -1,0 +1,34 @@
+"""Threads that share two models, of which one is loaded at a time: threads_service.py [PORT]"""
+
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from rag_demo import EmbeddingModel
+from torch_utils import ModelPool, exit_on_signals
+
+
+def load_model(dtype):
+    model = EmbeddingModel(dtype=dtype)
+    model.load_model()
+    return model
+
+
+class Embed(BaseHTTPRequestHandler):
+    def do_POST(self):
+        text = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        with POOL.lease(self.path.strip("/"), timeout_s=60) as model:
+            answer = str(model.embed_query(text).tolist()).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(answer)
+
+
+if __name__ == "__main__":
+    exit_on_signals()  # SIGTERM ends the program in order, as Ctrl-C does
+    with ModelPool(max_loaded=1, keep_alive="10m") as POOL:
+        POOL.add("exact", lambda: load_model("float32"))
+        POOL.add("small", lambda: load_model("bfloat16"))
+        address = ("127.0.0.1", int(sys.argv[1]) if sys.argv[1:] else 0)
+        with ThreadingHTTPServer(address, Embed) as server:
+            print(f"listening on port {server.server_port}", flush=True)
+            server.serve_forever()

@@ -1,0 +1,39 @@
+"""The commands of ``rag-demo``, a file for each group of them."""
+
+from __future__ import annotations
+
+import click
+
+from rag_demo.commands.demo import demo
+from rag_demo.commands.evaluate import evaluate
+from rag_demo.commands.indexing import add, index
+from rag_demo.commands.managing import delete, info, verify
+from rag_demo.commands.search import search
+from rag_demo.errors import RagDemoError
+
+__all__ = ["cli", "run"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="torch-cleanup")
+def cli() -> None:
+    """Index texts, ask questions about them, and leave cleanly."""
+
+
+for _command in (index, add, delete, search, info, verify, evaluate, demo):
+    cli.add_command(_command)
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command that is named, and return its exit code; without one, show the help.
+
+    Raises:
+        RagDemoError: What click says about wrong arguments too.
+    """
+    try:
+        code = cli.main(arguments or ["--help"], prog_name="rag-demo", standalone_mode=False)
+    except click.ClickException as error:
+        raise RagDemoError(error.format_message()) from None
+    except click.Abort:
+        return 130
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,59 @@
+"""``rag-demo demo``: search torch's docstrings, and give a model back."""
+
+from __future__ import annotations
+
+import click
+
+from rag_demo.commands.options import progress_option, say
+
+__all__ = ["demo"]
+
+QUESTIONS = (
+    "how do I give cached GPU memory back?",
+    "how do I save an object to a file?",
+    "how do I stop tracking gradients?",
+)
+
+
+@click.command()
+@click.option("--top-k", default=3, show_default=True, help="Answers to each question.")
+@progress_option
+def demo(top_k: int, show: str) -> None:
+    """Search torch's docstrings, and give a model back: by del, and by a scope."""
+    if top_k < 1:
+        raise click.BadParameter(f"--top-k must be positive, not {top_k}")
+    from rag_demo.console import Printer, print_given_back, progress
+    from rag_demo.corpus import Skipped, read_source
+    from rag_demo.embedding_model import EmbeddingModel
+    from rag_demo.give_back import WAYS, give_back_in_processes
+    from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
+    from torch_utils import SafePyTorchCleanup
+    from torch_utils.report import format_bytes
+
+    documents = list(read_source("torch", Skipped()))
+    say(f"indexing {len(documents)} docstrings of torch ...")
+    printer = Printer("table", rank_scores=False)
+    with SafePyTorchCleanup() as scope:
+        embedder = scope.manage(EmbeddingModel())
+        retriever = scope.manage(PyTorchGPURetriever(embedder))
+        with progress("embedding", len(documents), show) as advance:
+            retriever.add(
+                [document.text for document in documents],
+                [document.metadata for document in documents],
+                [document.id for document in documents],
+                on_progress=advance,
+            )
+        for question in QUESTIONS:
+            printer.show(question, retriever.search(question, top_k=top_k))
+    report = scope.report
+    if report is not None:
+        before, after = report.before.host.rss_bytes, report.after.host.rss_bytes
+        say(
+            f"model and index released in {report.duration_s * 1e3:.0f} ms: resident memory "
+            f"{format_bytes(before)} before, {format_bytes(after)} after, "
+            f"{format_bytes(before - after)} given back"
+        )
+    say("\ngiving the same model back in three ways, each in a process of its own ...")
+    with progress("giving back", len(WAYS), show) as advance:
+        found = give_back_in_processes(advance)
+    print_given_back(found)

@@ -1,0 +1,77 @@
+"""Documents as JSON lines: an object on each, with its text, and more that is known about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import IO
+
+from rag_demo.documents.document import Document
+from rag_demo.documents.files import MOST_BYTES, UnreadableError
+from rag_demo.documents.skipped import CANNOT_BE_READ
+
+__all__ = ["read_json_lines"]
+
+
+def read_json_lines(
+    file: IO[bytes], *, text_field: str = "text", name: str, ids: str = "", unnamed: str = ""
+) -> Iterator[tuple[int, Document | str]]:
+    """Yield the number of each line, and its document or what is wrong with it.
+
+    Lines are read one by one; of one that is longer than `MOST_BYTES` the rest is passed over.
+
+    Args:
+        file: The lines.
+        text_field: Under which name an object has its text. Its ``title`` is put before that,
+            ``id`` or ``_id`` names the document, by default the number of its line does, and
+            everything else is metadata.
+        name: Of the file, for the metadata's ``source``.
+        ids: What is put before ids.
+        unnamed: What is put before the numbers of lines, where these are ids.
+
+    Raises:
+        UnreadableError: Reading fails.
+    """
+    seen: set[str] = set()
+    number = 0
+    while True:
+        try:
+            line = file.readline(MOST_BYTES + 1)
+            is_too_long = len(line) > MOST_BYTES
+            while line and len(line) > MOST_BYTES and not line.endswith(b"\n"):
+                line = file.readline(MOST_BYTES + 1)
+        except OSError as error:
+            raise UnreadableError(CANNOT_BE_READ, error.strerror) from None
+        if not line and not is_too_long:
+            return
+        number += 1
+        if is_too_long:
+            yield number, f"longer than {MOST_BYTES >> 20} MB"
+        elif line.strip():
+            try:
+                document = _document(line, number, text_field, name, unnamed)
+                document = document._replace(id=f"{ids}{document.id}")
+                if document.id in seen:
+                    raise ValueError(f"the id {document.id!r} stands twice")
+                seen.add(document.id)
+            except ValueError as error:
+                yield number, str(error)
+            else:
+                yield number, document
+
+
+def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str) -> Document:
+    try:
+        record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
+        raise ValueError(f'expected an object with a string "{text_field}"')
+    key = record.pop("id", record.pop("_id", f"{unnamed}{number}"))
+    title, text = record.get("title"), record.pop(text_field)
+    record.setdefault("source", f"{name}:{number}")
+    if isinstance(title, str) and title:
+        text = f"{title}\n{text}"
+    return Document(str(key), text, record)

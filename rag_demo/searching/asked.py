@@ -1,0 +1,124 @@
+"""A search of a collection: by vectors, by words, or by both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_demo.documents.metadata import copied
+from rag_demo.searching.collection import Collection
+from rag_demo.searching.filters import Where
+from rag_demo.searching.ranking import FUSED_FROM, Ranked, best_of_each, best_scores, fuse, rank
+from rag_demo.searching.results import SearchResult
+from rag_demo.vectors import Rows, Vectors
+
+__all__ = ["Asked"]
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Questions, and what of the answers is wanted; see `rag_demo.Retriever.search`.
+
+    Attributes:
+        queries: The questions.
+        vectors: Theirs: shape (b, d); None if only words are compared.
+        top_k: How many answers at most.
+        min_score: What scores lower is left out.
+        where: Only documents that match.
+        mode: One of `rag_demo.searching.modes.MODES`.
+    """
+
+    queries: Sequence[str]
+    vectors: Vectors | None
+    top_k: int
+    min_score: float | None
+    where: Where | None
+    mode: str
+
+    def answers(self, collection: Collection) -> list[list[SearchResult]]:
+        """Search."""
+        collection.vectors.check()
+        allowed = collection.matching(self.where)
+        count = len(collection.documents) if allowed is None else int(np.count_nonzero(allowed))
+        if not count:
+            return [[] for _ in self.queries]
+        if self.mode == "bm25":
+            best = self._by_words(collection, allowed, self.top_k)
+        elif self.mode == "dense":
+            best = self._by_vectors(collection, allowed, min(self.top_k, count))
+        else:
+            best = self._by_both(collection, allowed, count)
+        if self.min_score is not None:
+            best = best.only(best.scores >= self.min_score)
+        return _results(best, collection)
+
+    def _by_vectors(self, collection: Collection, allowed: Mask | None, wanted: int) -> Ranked:
+        """Find the best documents for each query, ``wanted`` of them."""
+        assert self.vectors is not None
+        store, rows = collection.vectors, collection.rows_of(allowed)
+        if self.vectors.shape[1] != store.dimension:
+            raise ValueError(
+                f"the model's vectors have {self.vectors.shape[1]} dimensions, "
+                f"those that are searched {store.dimension}"
+            )
+        available = len(collection.rows) if rows is None else int(np.count_nonzero(rows))
+        depth = wanted
+        while True:  # Until so many rows are of as many documents as are wanted.
+            pairs = store.candidates(self.vectors, depth, rows)
+            ranked = rank(store.vectors, self.vectors, pairs, depth, collection.id_of_row)
+            best = best_of_each(ranked, collection.rows).first(wanted)
+            if depth == available or (np.diff(best.starts) == wanted).all():
+                return best
+            depth = min(4 * depth, available)
+
+    def _by_words(self, collection: Collection, allowed: Mask | None, top_k: int) -> Ranked:
+        """Find the best documents for each query by their words."""
+        best = []
+        for query in self.queries:
+            found, scores = collection.words.search(query, collection.documents, collection.alive)
+            if allowed is not None:
+                good = allowed[found]
+                found, scores = found[good], scores[good]
+            best.append(best_scores(found, scores, top_k, collection.first))
+        return Ranked.join(best)
+
+    def _by_both(self, collection: Collection, allowed: Mask | None, count: int) -> Ranked:
+        """Find the best documents by vectors and by words, and fuse their ranks."""
+        depth = max(self.top_k, FUSED_FROM)
+        by_vectors = self._by_vectors(collection, allowed, min(depth, count))
+        by_words = self._by_words(collection, allowed, depth)
+        fused, rows = [], []
+        for first, second in zip(by_vectors.each(), by_words.each(), strict=True):
+            items = by_vectors.items[first]
+            best = fuse([items, by_words.items[second]], self.top_k, collection.first)
+            fused.append(best)
+            if by_vectors.rows is not None:
+                row_of = dict(zip(items.tolist(), by_vectors.rows[first].tolist(), strict=True))
+                rows += [row_of.get(number, -1) for number in best[0].tolist()]
+        joined = Ranked.join(fused)
+        return Ranked(joined.starts, joined.items, joined.scores, np.asarray(rows, np.int64))
+
+
+def _results(best: Ranked, collection: Collection) -> list[list[SearchResult]]:
+    documents = collection.documents.many(best.items.tolist())
+    if not documents:
+        return [[] for _ in best.each()]
+    places = np.arange(1, len(documents) + 1) - np.repeat(best.starts[:-1], np.diff(best.starts))
+    spans: Sequence[tuple[int, int] | None] = [None] * len(documents)
+    if best.rows is not None and not collection.rows.are_whole:
+        spans = _spans(best.rows, collection)
+    ids, texts, metadata = zip(*documents, strict=True)
+    # Thousands of answers at once: all that a loop would do for each is done by C.
+    copies = [copied(each) if each else {} for each in metadata]
+    fields = (places.tolist(), best.scores.tolist(), ids, texts, copies, spans)
+    results = list(map(SearchResult, *fields))
+    return [results[its] for its in best.each()]
+
+
+def _spans(rows: Rows, collection: Collection) -> list[tuple[int, int] | None]:
+    return [collection.rows.span(row) if row >= 0 else None for row in rows.tolist()]

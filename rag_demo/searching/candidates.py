@@ -1,0 +1,297 @@
+"""Which rows may be among the best, found by scans of rounded copies, and by nothing that may err.
+
+By how much the product of rounded vectors can differ from the true one is known for every block,
+so whatever might belong to the best k is kept, and only that is scored exactly.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_demo.searching.int8_product import int8_product
+from rag_demo.searching.scan import BLOCK, Scan, round_rows, slices
+from rag_demo.vectors import rounding
+
+__all__ = ["find_candidates"]
+
+Array = npt.NDArray[Any]
+Fetch = Callable[[Array], Any]
+
+_SCORES = 1 << 22  # at once: 16 MB
+_MOST_ROWS = 1 << 16
+_RESCORED_ROWS = 2048  # at once: 3 MB
+_CONVERTED_ROWS = 1 << 10  # at once: 1.5 MB
+_POOL = 1 << 20  # candidates that are kept before they are thinned out: 24 MB
+# What float32 adds to all of it: vectors are of length 1 within 2**-23, and so are the products
+# of a scale and a sum of integers below 2**24, which are exact.
+_SLACK = 4e-6
+
+
+def find_candidates(
+    scans: Sequence[Scan],
+    queries: Array,
+    top_k: int,
+    fetch: Fetch,
+    allowed: Array | None = None,
+    *,
+    exact: bool = True,
+    scratch_bytes: int | None = None,
+) -> tuple[Array, Array]:
+    """Find every row that may be among the best, for each query.
+
+    Args:
+        scans: The rounded copies of all rows, in their order, on one device.
+        queries: Shape (b, d), float32, each of length 1.
+        top_k: How many of the best, at most as many as there are rows to search among.
+        fetch: Gives the true vectors of rows: float32, in host memory, shape (n, d).
+        allowed: Shape (n,), bool: the rows to search among; None for all.
+        exact: Whether the true vectors are others than the rounded ones.
+        scratch_bytes: What scores and candidates may take on the way; at least 1 MB is taken.
+
+    Returns:
+        Pairs of the number of a query and a row, sorted by the query. All rows are there
+        whose true score is that of the k-th best or more, and hardly any other.
+    """
+    import torch
+
+    scores, pool = _SCORES, _POOL
+    if scratch_bytes is not None:  # Scores exist in up to five forms, a candidate in three.
+        scores, pool = (max(1 << 15, min(most, scratch_bytes // 40)) for most in (scores, pool))
+    with torch.inference_mode():
+        search = _Search(scans[0].vectors.device, queries, top_k, fetch, allowed, exact, pool)
+        for scan in scans:
+            step = max(BLOCK, min(_MOST_ROWS, scores // len(queries)) // BLOCK * BLOCK)
+            if len(scan) <= 2 * step:
+                step = -(-len(scan) // BLOCK) * BLOCK
+            search.begin(scan)
+            for position, rows in scan.batches(max(step, BLOCK)):
+                search.look_at(position, rows)
+        return search.finish()
+
+
+class _Search:
+    """One batch of queries on its way through the blocks."""
+
+    def __init__(
+        self,
+        device: Any,
+        queries: Array,
+        top_k: int,
+        fetch: Fetch,
+        allowed: Array | None,
+        exact: bool,
+        most: int,
+    ) -> None:
+        import torch
+
+        self._torch = torch
+        self._top_k, self._fetch, self._exact, self._most = top_k, fetch, exact, most
+        self._in_host = queries
+        self._allowed = allowed
+        self._queries = torch.from_numpy(queries).to(device)
+        self._count = len(queries)
+        self._product_error = _product_error(torch, queries.shape[1])
+        self._is_rounded = False  # whether any score of the pool is of a rounded vector
+        # The k best lower bounds so far, each of another block: the k-th best is at least that.
+        self._best = torch.full((top_k, self._count), -torch.inf, device=device)
+        self._least = torch.full((self._count,), -torch.inf, device=device)
+        self._pool: list[tuple[Array, Array, Array, Array]] = []
+        self._pooled = 0
+
+    def begin(self, scan: Scan) -> None:
+        """Go on with other rows: choose how to multiply them."""
+        torch = self._torch
+        self._scan = scan
+        vectors = scan.vectors
+        is_int8 = vectors.dtype == torch.int8
+        product: Callable[[Any, Any], Any] | None = None
+        if is_int8 and vectors.device.type == "cpu":
+            product = int8_product(torch, vectors.shape[1])
+        ones = torch.ones(self._count, device=vectors.device)
+        if product is not None:
+            rounded, self._query_scales, self._query_errors = round_rows(self._queries, 1)
+            transposed = rounded.T
+            multiply = product
+            self._multiply: Callable[[Any], Any] = lambda rows: multiply(rows, transposed)
+            self._is_rounded = True
+            return
+        transposed = self._queries.T.contiguous()
+        self._query_scales, self._query_errors = ones, ones * self._product_error
+        self._multiply = lambda rows: _product_of_floats(rows, transposed)
+        self._is_rounded |= is_int8 or (self._exact and vectors.dtype != torch.float32)
+
+    def look_at(self, position: int, rows: Any) -> None:
+        """Take the rows of a few blocks."""
+        torch, scan = self._torch, self._scan
+        whole = len(rows) // BLOCK * BLOCK
+        if 0 < whole < len(rows):  # Only the last block has to be filled up, and copied for it.
+            self.look_at(position, rows[:whole])
+            position, rows = position + whole, rows[whole:]
+        start = scan.start + position
+        stop = start + len(rows)
+        blocks = slice(position // BLOCK, -(-(position + len(rows)) // BLOCK))
+        products = self._multiply(rows)  # shape (rows, b)
+        lowest = torch.iinfo(products.dtype).min // 2 if not products.is_floating_point() else -1e9
+        if self._allowed is not None:
+            others = np.flatnonzero(~self._allowed[start:stop])
+            if len(others):
+                products.index_fill_(0, torch.from_numpy(others).to(products.device), lowest)
+        if len(rows) % BLOCK:
+            missing = BLOCK - len(rows) % BLOCK
+            products = torch.nn.functional.pad(products, (0, 0, 0, missing), value=lowest)
+        grouped = products.view(-1, BLOCK, self._count)
+        scales = scan.scales[blocks, None] * self._query_scales
+        errors = scan.errors[blocks, None]
+        if not self._exact:
+            errors = torch.zeros_like(errors)
+        errors = errors + (1 + errors) * self._query_errors + _SLACK
+        largest = grouped.amax(dim=1) * scales  # shape (blocks, b)
+        lower = torch.cat([self._best, largest - errors])
+        self._best = lower.topk(self._top_k, dim=0).values
+        self._least = torch.maximum(self._least, self._best[-1])
+        block, query = (largest + errors >= self._least).nonzero(as_tuple=True)
+        if self._pooled + len(block) * BLOCK > 8 * self._most:
+            self._thin()
+            keep = largest[block, query] + errors[block, query] >= self._least[query]
+            block, query = block[keep], query[keep]
+        self._collect(grouped, scales, errors, block, query, start)
+        if self._pooled > self._most:
+            self._thin()
+
+    def _collect(
+        self, grouped: Any, scales: Any, errors: Any, block: Any, query: Any, start: int
+    ) -> None:
+        """Keep the rows of these pairs of block and query that may be among the best."""
+        at_once = min(_SCORES, 4 * self._most) // BLOCK
+        for first in range(0, len(block), at_once):
+            some = slice(first, first + at_once)
+            its_block, its_query = block[some], query[some]
+            scores = grouped[its_block, :, its_query] * scales[its_block, its_query, None]
+            its_errors = errors[its_block, its_query]
+            bars = self._least[its_query] - its_errors
+            # What is not allowed, or only fills up a block, is far below every true score.
+            good = (scores >= bars[:, None]) & (scores > -2.0)
+            pair, place = good.nonzero(as_tuple=True)
+            rows = start + its_block[pair] * BLOCK + place
+            found = (its_query[pair], rows, scores[pair, place], its_errors[pair])
+            query_of, row, score, error = (values.cpu().numpy() for values in found)
+            self._pool.append((query_of, row, score, error))
+            self._pooled += len(rows)
+
+    def _thin(self) -> None:
+        """Keep of the pool what is at least as good as the k-th best of it."""
+        query, row, true, errors, bars = self._rescored()
+        self._pool, self._pooled = [(query, row, true, errors)], len(row)
+        bars = (bars - np.float32(self._product_error + _SLACK)).astype(np.float32)
+        least = self._torch.from_numpy(bars).to(self._least.device)
+        self._least = self._torch.maximum(self._least, least)
+
+    def finish(self) -> tuple[Array, Array]:
+        """Return what may be among the best."""
+        query, row, *_ = self._rescored()
+        return query, row
+
+    def _rescored(self) -> tuple[Array, Array, Array, Array, Array]:
+        """Score the pool in float32.
+
+        Returns:
+            What may be among the k best, sorted by query: query, row, score, and by how much
+            that may err. And each query's k-th best score.
+        """
+        query, row, score, error = self._sorted_pool()
+        margin = 2 * np.float32(self._product_error)
+        if not self._is_rounded:  # All scores are products in float32 already.
+            bars, _ = _kth_best(query, score, self._count, self._top_k)
+            kept = score >= (bars - margin)[query]
+            return query[kept], row[kept], score[kept], error[kept], bars
+        # First those that look best. None of the others matters that cannot reach the worst.
+        _, first = _kth_best(query, score, self._count, self._top_k)
+        true = np.full(len(query), -np.inf, np.float32)
+        true[first] = self._products(query[first], row[first])
+        bars, _ = _kth_best(query[first], true[first], self._count, self._top_k)
+        rest = ~first & (score + error >= (bars - margin)[query])
+        true[rest] = self._products(query[rest], row[rest])
+        bars, _ = _kth_best(query, true, self._count, self._top_k)
+        kept = (first | rest) & (true >= (bars - margin)[query])
+        error = np.full(int(kept.sum()), self._product_error + _SLACK, np.float32)
+        return query[kept], row[kept], true[kept], error, bars
+
+    def _sorted_pool(self) -> tuple[Array, Array, Array, Array]:
+        if not self._pool:
+            empty = np.empty(0, np.int64)
+            return empty, empty, np.empty(0, np.float32), np.empty(0, np.float32)
+        query, row, score, error = (np.concatenate(each) for each in zip(*self._pool, strict=True))
+        # By a key of 16 bits, which numpy sorts in linear time.
+        small = query.astype(np.uint16) if self._count < 1 << 16 else query
+        order = np.argsort(small, kind="stable")
+        return query[order], row[order], score[order], error[order]
+
+    def _products(self, query: Array, row: Array) -> Array:
+        """Multiply pairs: the rows are gathered in one go, and multiplied query by query."""
+        result = np.empty(len(query), np.float32)
+        for some in slices(0, len(query), _RESCORED_ROWS):
+            vectors = self._fetch(row[some])
+            its = query[some]
+            bounds = np.flatnonzero(np.diff(its)) + 1
+            edges = [0, *bounds.tolist(), len(its)]
+            for begin, end in itertools.pairwise(edges):
+                found = result[some.start + begin : some.start + end]
+                np.dot(vectors[begin:end], self._in_host[its[begin]], out=found)
+        return result
+
+
+def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array, Array]:
+    """Return each query's k-th best score, -inf if it has fewer, and which are the k best.
+
+    Args:
+        query: Shape (p,), sorted.
+        score: Shape (p,), float32.
+        count: How many queries there are.
+        top_k: The k.
+    """
+    import torch
+
+    starts = np.searchsorted(query, np.arange(count + 1))
+    widest = int(np.diff(starts).max(initial=0))
+    if widest < top_k:
+        return np.full(count, -np.inf, np.float32), np.ones(len(query), bool)
+    places = np.arange(len(query)) - starts[query]
+    padded = np.full((count, widest), -np.inf, np.float32)
+    padded[query, places] = score
+    best = torch.from_numpy(padded).topk(top_k, dim=1)
+    chosen = np.zeros((count, widest), bool)
+    np.put_along_axis(chosen, best.indices.numpy(), True, axis=1)
+    return best.values[:, -1].numpy(), chosen[query, places]
+
+
+def _product_of_floats(rows: Any, transposed: Any) -> Any:
+    """Multiply rows of any type as float32; what is converted stays in the processor's cache."""
+    import torch
+
+    if rows.dtype == torch.float32 or rows.device.type != "cpu":
+        return rows.float() @ transposed
+    result = torch.empty(len(rows), transposed.shape[1])
+    converted = torch.empty(min(_CONVERTED_ROWS, len(rows)), rows.shape[1])
+    for some in slices(0, len(rows), _CONVERTED_ROWS):
+        its = converted[: some.stop - some.start].copy_(rows[some])
+        if transposed.shape[1] == 1:  # For one query numpy is faster.
+            np.dot(its.numpy(), transposed.numpy(), out=result[some].numpy())
+        else:
+            torch.mm(its, transposed, out=result[some])
+    return result
+
+
+def _product_error(torch: Any, dimension: int) -> float:
+    """Bound the error of a float32 matrix product of vectors of length 1.
+
+    As `rounding` says, unless the program has allowed torch to round the factors first: to 8
+    bits at the worst.
+    """
+    exact = torch.get_float32_matmul_precision() == "highest"
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    return rounding(dimension) / 2 + (0.0 if exact and not tf32 else 2.0**-7)

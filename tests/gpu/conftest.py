@@ -1,0 +1,31 @@
+"""Each test of this folder twice: as a rehearsal, and on a GPU or skipped with the reason."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from gpu.device import Cuda, Rehearsal
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give every test that asks for a device both."""
+    if "device" not in metafunc.fixturenames:
+        return
+    marks = [pytest.mark.gpu]
+    if importlib.util.find_spec("xdist") is not None:  # Else there is no such marker.
+        marks.append(pytest.mark.xdist_group("gpu"))
+    real = pytest.param(Cuda, id="cuda", marks=marks)
+    slow = [pytest.mark.slow] if hasattr(metafunc.function, "has_slow_rehearsal") else []
+    rehearsal = pytest.param(Rehearsal, id="rehearsal", marks=slow)
+    metafunc.parametrize("device", [rehearsal, real], indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Cuda | Rehearsal:
+    if request.param is Cuda and Cuda.why_not() is not None:
+        pytest.skip(Cuda.why_not())
+    made = request.param()
+    made.settle()
+    return made

@@ -1,0 +1,365 @@
+"""What the tests ask of a device: a GPU's own answers, or a rehearsal's, from host memory.
+
+A rehearsal is the same code on CPU tensors. What it says about memory is true of them: it counts
+the storages of what it has made that are still alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+import programs
+from gpu import driver
+
+MB = 1 << 20
+
+
+def slow_rehearsal(test: Any) -> Any:
+    """Leave a test's rehearsal to the slow ones: several interpreters of it import torch."""
+    test.has_slow_rehearsal = True
+    return test
+
+
+class Device:
+    """What both have in common."""
+
+    name: str
+    torch_name: str  # The device of its tensors.
+    place: str  # Where a report says that they are.
+    model_bytes: int  # The size of a large model,
+    large_bytes: int  # and of a large tensor.
+
+    def settle(self) -> None:
+        """Drop what earlier tests have left, so that a value before and one after compare."""
+        gc.collect()
+
+    def model(self, nbytes: int | None = None) -> Any:
+        """Make four layers of about so many bytes together, for vectors of any batch."""
+        import torch
+
+        width = int(((nbytes or self.model_bytes) / 16) ** 0.5) // 16 * 16
+        layers = [torch.nn.Linear(width, width, device=self.torch_name) for _ in range(4)]
+        model = torch.nn.Sequential(*layers)
+        self.watch(*model.parameters())
+        return model
+
+    def inputs(self, model: Any, count: int = 8) -> Any:
+        """Make a batch for a model of `model`."""
+        import torch
+
+        made = torch.randn(count, model[0].in_features, device=self.torch_name)
+        self.watch(made)
+        return made
+
+    def tensor(self, nbytes: int) -> Any:
+        """Make a float32 tensor, every value written."""
+        import torch
+
+        made = torch.ones(nbytes // 4, device=self.torch_name)
+        self.watch(made)
+        return made
+
+    def watch(self, *tensors: Any) -> None:
+        """Count these from now on, where nobody else does."""
+
+    def run(self, source: str, *, env: dict[str, str] | None = None) -> programs.Result:
+        """Run a program that begins with ``device`` defined; torch may be imported already."""
+        raise NotImplementedError
+
+    def source(self, program: str) -> str:
+        """Put the beginning before a program."""
+        kind = type(self).__name__
+        # Python 3.12 warns about every fork beside a thread, and CUDA has threads.
+        quiet = "import warnings\nwarnings.filterwarnings('ignore', message='.*multi-threaded')\n"
+        start = f"{quiet}from gpu.device import {kind}\ndevice = {kind}()\n"
+        return start + textwrap.dedent(program)
+
+    def assert_clean(self, result: programs.Result, returncode: int = 0) -> None:
+        """Assert the exit code, and that nothing stands on stderr but what a bare program says."""
+        left = [line for line in result.stderr.splitlines() if line not in self.noise()]
+        assert result.returncode == returncode and not left, str(result)
+
+    def noise(self) -> set[str]:
+        """What torch says on stderr, on this machine, in a program that does nothing wrong."""
+        return set()
+
+
+class Cuda(Device):
+    """The first GPU."""
+
+    name, torch_name, place = "cuda", "cuda:0", "cuda:0"
+    model_bytes, large_bytes = 1 << 30, 64 * MB
+    _noise: set[str] | None = None
+
+    @staticmethod
+    def why_not() -> str | None:
+        """Say why there is none, or None. Initialises nothing."""
+        import torch
+
+        from torch_utils import is_cuda_available
+
+        if is_cuda_available():
+            return None
+        return f"needs a CUDA device, and torch {torch.__version__} finds none"
+
+    def settle(self) -> None:
+        import torch
+
+        gc.collect()
+        torch.cuda.init()
+        self.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+    def reserved_bytes(self) -> int:
+        import torch
+
+        return torch.cuda.memory_reserved(0)
+
+    def capacity_bytes(self) -> int:
+        """What the card has in all, unless somebody else uses it: then what is left to us."""
+        import torch
+
+        free, total = torch.cuda.mem_get_info(0)
+        ours = torch.cuda.memory_reserved(0)
+        return total if total - free - ours < 2 << 30 else free + ours
+
+    def take(self, nbytes: int) -> Any:
+        """Allocate without writing."""
+        import torch
+
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_name)
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def pinned(self, nbytes: int) -> Any:
+        """Make a page-locked tensor in host memory, every value written."""
+        import torch
+
+        return torch.ones(nbytes // 4, pin_memory=True)
+
+    def pinned_bytes(self) -> int:
+        """What torch has of page-locked memory, its cache included."""
+        import torch
+
+        stats = getattr(torch.cuda, "host_memory_stats", dict)()
+        for name in ("reserved_bytes.current", "allocated_bytes.current"):
+            if name in stats:
+                return int(stats[name])
+        raise SkipTest(f"torch {torch.__version__} does not count page-locked memory")
+
+    @contextlib.contextmanager
+    def other_stream(self) -> Iterator[Any]:
+        """Work on another stream, which waits for what the usual one has so far."""
+        import torch
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield stream
+
+    def keep_busy(self) -> None:
+        """Put about a quarter of a second of waiting into the current stream."""
+        import torch
+
+        torch.cuda._sleep(400_000_000)
+
+    def lend(self, tensor: Any, stream: Any) -> None:
+        """Tell the allocator that another stream uses a tensor."""
+        tensor.record_stream(stream)
+
+    def capture(self, work: Callable[[], Any]) -> tuple[Any, Any]:
+        """Capture work as a CUDA graph, and return the graph and what it writes to."""
+        import torch
+
+        with self.other_stream() as stream:
+            work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # On the stream that has warmed up: the graph keeps to that one's cuBLAS workspace.
+        with torch.cuda.graph(graph, stream=stream):
+            result = work()
+        return graph, result
+
+    def make_context(self) -> None:
+        import torch
+
+        torch.zeros(1, device=self.torch_name)
+
+    def has_context(self, pid: int | None = None) -> bool:
+        """Say whether a process has opened the driver, by its files or by NVML's view."""
+        pid = os.getpid() if pid is None else pid
+        return bool(driver.files_of(pid)) or pid in driver.processes()
+
+    def used_bytes(self) -> int:
+        """What all processes use of the card; asks NVML, needs no context."""
+        return driver.used_bytes()
+
+    def context_bytes(self) -> int:
+        """A size that the context of one process exceeds."""
+        return 100 * MB
+
+    def other_processes(self) -> Any:
+        """Return what clean-exit asks about the GPU memory of processes, as it is."""
+        return contextlib.nullcontext()
+
+    def compiled(self, model: Any) -> Any:
+        """Compile as far as this machine can: with Inductor and CUDA graphs, if it has Triton."""
+        import importlib.util
+        import shutil
+
+        import torch
+
+        if importlib.util.find_spec("triton") is None or not (
+            shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+        ):
+            return torch.compile(model, backend="aot_eager")
+        return torch.compile(model, mode="reduce-overhead")
+
+    def process_group(self) -> str:
+        return "nccl"
+
+    def run(self, source: str, *, env: dict[str, str] | None = None) -> programs.Result:
+        return programs.run(self.source(source), env=env)
+
+    def noise(self) -> set[str]:
+        if Cuda._noise is None:
+            Cuda._noise = set()
+            bare = programs.run('import torch; torch.ones(8, device="cuda").sum().item()')
+            assert bare.returncode == 0, str(bare)
+            Cuda._noise = set(bare.stderr.splitlines())
+        return Cuda._noise
+
+
+class Rehearsal(Device):
+    """Host memory in the place of a GPU's, of which there are 64 MB."""
+
+    name, torch_name, place = "rehearsal", "cpu", "host"
+    model_bytes, large_bytes = MB, MB
+    _CAPACITY = 64 * MB
+
+    def __init__(self) -> None:
+        self._watched: list[Any] = []
+        self._pinned: list[Any] = []
+        self._opened: list[Any] = []
+
+    def reserved_bytes(self) -> int:
+        return self._alive(self._watched)
+
+    def _alive(self, watched: list[Any]) -> int:
+        return sum(nbytes for reference, nbytes in watched if not reference.expired())
+
+    def watch(self, *tensors: Any) -> None:
+        self._note(self._watched, tensors)
+
+    def _note(self, watched: list[Any], tensors: Any) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            watched.append((StorageWeakRef(storage), storage.nbytes()))
+
+    def capacity_bytes(self) -> int:
+        return self._CAPACITY
+
+    def take(self, nbytes: int) -> Any:
+        import torch
+
+        if nbytes > self._CAPACITY - self.reserved_bytes():
+            return torch.empty(1 << 60, dtype=torch.uint8)  # The error of a real allocator.
+        made = torch.empty(nbytes, dtype=torch.uint8)
+        self.watch(made)
+        return made
+
+    def synchronize(self) -> None:
+        pass
+
+    def pinned(self, nbytes: int) -> Any:
+        import torch
+
+        made = torch.ones(nbytes // 4)
+        self._note(self._pinned, [made])
+        return made
+
+    def pinned_bytes(self) -> int:
+        return self._alive(self._pinned)
+
+    @contextlib.contextmanager
+    def other_stream(self) -> Iterator[Any]:
+        yield None
+
+    def keep_busy(self) -> None:
+        time.sleep(0.001)
+
+    def lend(self, tensor: Any, stream: Any) -> None:
+        pass
+
+    def capture(self, work: Callable[[], Any]) -> tuple[Any, Any]:
+        result = work()
+        self.watch(result)
+        return _Recorded(work, result), result
+
+    def make_context(self) -> None:
+        folder = tempfile.mkdtemp()
+        self._opened.append(Path(folder, "nvidia-uvm").open("w"))
+        Path(folder, "nvidia-uvm").unlink()
+        os.rmdir(folder)
+
+    def has_context(self, pid: int | None = None) -> bool:
+        return bool(driver.files_of(os.getpid() if pid is None else pid))
+
+    def used_bytes(self) -> int:
+        """One byte for each process below this one that has opened the driver."""
+        from torch_utils.clean_exit.processes import descendants
+
+        return sum(self.has_context(process.pid) for process in descendants(os.getpid()))
+
+    def context_bytes(self) -> int:
+        return 1
+
+    def other_processes(self) -> Any:
+        """Have clean-exit take processes that have opened the driver for such that use a GPU."""
+        from unittest.mock import patch
+
+        def held() -> dict[int, int]:
+            pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+            return {pid: MB for pid in pids if self.has_context(pid)}
+
+        return patch("torch_utils.clean_exit.run.memory_of_processes", held)
+
+    def compiled(self, model: Any) -> Any:
+        import torch
+
+        return torch.compile(model, backend="eager")
+
+    def process_group(self) -> str:
+        return "gloo"
+
+    def run(self, source: str, *, env: dict[str, str] | None = None) -> programs.Result:
+        start = "".join(f"os.environ[{k!r}] = {v!r}\n" for k, v in (env or {}).items())
+        return programs.run_forked("import os\n" + start + self.source(source))
+
+
+class _Recorded:
+    """A captured graph, as far as that goes without one: it does the work again."""
+
+    def __init__(self, work: Callable[[], Any], result: Any) -> None:
+        self._work, self._result = work, result
+
+    def replay(self) -> None:
+        self._result.copy_(self._work())
+
+    def reset(self) -> None:
+        del self._work, self._result

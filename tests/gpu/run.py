@@ -1,0 +1,188 @@
+"""`make test-gpu`: the tests on a GPU, then those of torch_utils that need none.
+
+For a machine with whatever Python it has, torch and a GPU, unattended and within eight minutes.
+Needs neither an installation nor pytest; without pytest the second half is left out. Writes
+``tests.json`` into the folder that ``RESULTS`` names, with the machine's description.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GPU_S, ALL_S = 320.0, 460.0
+LAST_WORDS_S = 15.0
+PATHS = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [*PATHS, str(ROOT / "benchmarks")]
+
+
+def limited(command: list[str], deadline: float, **env: str) -> int | None:
+    """Run a command until the deadline; then interrupt it, so that it says how far it came."""
+    print("+", " ".join(command), flush=True)
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env})
+    try:
+        return process.wait(max(1.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(LAST_WORDS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return None
+
+
+def paths(folder: Path) -> str:
+    """Put this checkout before what the caller has given, such as packages that were carried."""
+    return os.pathsep.join([*PATHS, str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def entry_points(folder: Path) -> Path:
+    """Describe this checkout as an installation does, for pytest to find the plug-in."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = folder / "torch_cleanup-0.0.0.dist-info"
+    info.mkdir()
+    about = "Metadata-Version: 2.1\nName: torch-cleanup\nVersion: 0.0.0\n"
+    (info / "METADATA").write_text(about, encoding="utf-8")
+    lines = ["[pytest11]", *(f"{k} = {v}" for k, v in project["entry-points"]["pytest11"].items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def installed() -> bool:
+    return any(
+        point.name == "clean_exit" for point in importlib.metadata.entry_points(group="pytest11")
+    )
+
+
+def read_xml(path: Path) -> dict[str, dict[str, str]]:
+    """Read pytest's report: how each test went, and why; nothing if there is none."""
+    found: dict[str, dict[str, str]] = {}
+    if not path.exists() or not path.stat().st_size:
+        return found
+    for case in ElementTree.parse(path).iter("testcase"):
+        outcome, reason = "passed", ""
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                outcome = {"failure": "failed", "error": "failed"}.get(child.tag, child.tag)
+                reason = child.get("message") or ""
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        found[name] = {"outcome": outcome, "reason": reason[:500]}
+    return found
+
+
+def on_device(folder: Path, kind: str, deadline: float, only: str) -> dict[str, Any]:
+    """Run the tests on a GPU, or rehearse them."""
+    report = folder / "gpu"
+    if has("pytest"):
+        chosen = "gpu" if kind == "cuda" else "not gpu and not slow"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["-m", chosen, "-k", only, f"--junitxml={report}", "-W", "default", "tests/gpu"]
+        code = limited(command, deadline, PYTHONPATH=paths(folder))
+        tests = read_xml(report)
+    else:
+        command = [sys.executable, "tests/gpu/plain.py", kind, str(report), only]
+        code = limited(command, deadline, PYTHONPATH=paths(folder))
+        tests = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    return {"exit_code": code, "complete": code in (0, 1), "tests": tests}
+
+
+def on_cpu(folder: Path, deadline: float, where: list[str]) -> dict[str, Any]:
+    """Run the tests of torch_utils with the GPU hidden."""
+    if not has("pytest"):
+        return {"skipped": "needs pytest"}
+    report = folder / "cpu"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-m", "not slow and not gpu", f"--junitxml={report}", *where]
+    if has("xdist"):
+        command += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "loadgroup"]
+    for line in sorted(_importing(where)):
+        command += ["--ignore", line]
+    code = limited(command, deadline, PYTHONPATH=paths(folder), CUDA_VISIBLE_DEVICES="")
+    tests = read_xml(report)
+    counts = [test["outcome"] for test in tests.values()]
+    return {
+        "exit_code": code,
+        "complete": code in (0, 1),
+        "passed": counts.count("passed"),
+        "skipped": counts.count("skipped"),
+        "failed": {n: test["reason"] for n, test in tests.items() if test["outcome"] == "failed"},
+    }
+
+
+def _importing(where: list[str]) -> set[str]:
+    """Find the files that begin with an import of what this machine has not."""
+    found = set()
+    for name in ("faiss", "hypothesis"):
+        if not has(name):
+            paths = [p for each in where for p in (ROOT / each).rglob("test_*.py")]
+            lines = (f"import {name}\n", f"from {name} ")
+            found |= {str(p) for p in paths if any(f"\n{li}" in p.read_text() for li in lines)}
+    return found
+
+
+def main(*, rehearse: bool, only: str = "", cpu: str = "tests/torch_utils") -> int:
+    """Run both, write the results down if they are a GPU's, and say how it went."""
+    from results_file import machine
+
+    from gpu.device import Cuda
+
+    started = time.monotonic()
+    why_not = None if rehearse else Cuda.why_not()
+    if why_not is not None:
+        print(f"{why_not}; tests/gpu/run.py --rehearse runs the same in host memory")
+        return 1
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if not installed():
+            entry_points(folder)
+        kind = "rehearsal" if rehearse else "cuda"
+        result: dict[str, Any] = {"machine": machine()}
+        result["gpu_tests"] = on_device(folder, kind, started + GPU_S, only)
+        _write(result, rehearse)
+        result["cpu_tests"] = on_cpu(folder, started + ALL_S, cpu.split()) if cpu else {}
+        result["seconds"] = round(time.monotonic() - started)
+        _write(result, rehearse)
+    return int(
+        not all(
+            part.get("exit_code", 0) == 0 for part in (result["gpu_tests"], result["cpu_tests"])
+        )
+    )
+
+
+def _write(result: dict[str, Any], rehearse: bool) -> None:
+    tests = result["gpu_tests"]["tests"].values()
+    outcomes = [test["outcome"] for test in tests]
+    counts = {outcome: outcomes.count(outcome) for outcome in ("passed", "failed", "skipped")}
+    print(f"on the device: {counts}", flush=True)
+    if not rehearse:
+        folder = Path(os.environ.get("RESULTS") or ROOT / "benchmarks" / "results" / "gpu")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tests.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    given = [word.partition("=") for word in sys.argv[1:]]
+    options = {name.removeprefix("--"): value for name, _, value in given}
+    sys.exit(
+        main(
+            rehearse="rehearse" in options, **{k: v for k, v in options.items() if k != "rehearse"}
+        )
+    )

@@ -1,0 +1,128 @@
+"""`make test-gpu` and `make bench-gpu`, rehearsed: on the day they run unattended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from programs import IMPORT_PATH, ROOT
+
+WITHOUT_PYTEST = """
+import sys
+sys.modules["pytest"] = None
+import runpy
+sys.argv[0] = "tests/gpu/plain.py"
+sys.path.insert(0, "tests/gpu")
+runpy.run_path("tests/gpu/plain.py", run_name="__main__")
+"""
+
+
+def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def benchmark(*parts: str) -> str:
+    """Rehearse parts of the benchmark; they write no results."""
+    folder = ROOT / "benchmarks" / "results"
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
+    chosen = [word for part in parts for word in ("--part", part)]
+    done = run("benchmarks/gpu.py", "--rehearse", *chosen)
+    assert done.returncode == 0 and "0 parts failed" in done.stdout, done.stdout + done.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")} == before
+    return done.stdout
+
+
+def test_benchmark_of_release_and_streaming() -> None:
+    """Every part that was asked for says something."""
+    said = benchmark("release", "measure", "streamed")
+    assert len(re.findall(r"another thread waits", said)) >= 4
+    assert "matrix product" in said and "of a bare upload" in said
+
+
+@pytest.mark.slow
+def test_benchmark_of_everything() -> None:
+    """The search finds what `topk` finds, in each type; the encoders make the same vectors."""
+    said = benchmark()
+    found = [float(share) for share in re.findall(r"agrees ([\d.]+)", said)]
+    assert len(found) == 6 and set(found) == {1.0}
+    cosines = [float(value) for value in re.findall(r"'ours_cosine\w+': ([\d.]+)", said)]
+    assert len(cosines) == 6 and min(cosines) > 0.99
+
+
+def test_commands_without_a_gpu_say_so() -> None:
+    """One line and a failure, rather than a success that has measured nothing."""
+    pytest.importorskip("torch")
+    for command in ("tests/gpu/run.py", "benchmarks/gpu.py"):
+        done = run(command, CUDA_VISIBLE_DEVICES="")
+        assert done.returncode == 1
+        assert "needs a CUDA device" in done.stdout and done.stdout.count("\n") == 1
+
+
+def test_runner_without_pytest(tmp_path: Path) -> None:
+    """Each test is found, run, and written down with its outcome; a failure is one."""
+    results = tmp_path / "results.json"
+    done = run("-c", WITHOUT_PYTEST, "rehearsal", str(results), "dlpack", PYTHONPATH=IMPORT_PATH)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcomes = {n: t["outcome"] for n, t in json.loads(results.read_text()).items()}
+    assert outcomes == {"test_shared_use::test_dlpack_keeps_its_memory": "passed"}
+
+
+def test_runner_tells_failed_from_skipped() -> None:
+    """The control for the runner itself."""
+    from unittest import SkipTest
+
+    from gpu import plain
+    from gpu.device import Rehearsal
+
+    def skips(device: object) -> None:
+        raise SkipTest("without reason")
+
+    def fails(device: object) -> None:
+        raise AssertionError("wrong")
+
+    assert plain.run(skips, Rehearsal()) == ("skipped", "without reason")
+    outcome, reason = plain.run(fails, Rehearsal())
+    assert outcome == "failed" and "AssertionError: wrong" in reason
+    assert plain.run(lambda device: None, Rehearsal()) == ("passed", "")
+
+
+def test_report_of_pytest_is_read(tmp_path: Path) -> None:
+    """Of each test its outcome and reason."""
+    from gpu.run import read_xml
+
+    path = tmp_path / "report.xml"
+    path.write_text(
+        '<testsuites><testsuite><testcase classname="tests.gpu.test_x" name="a[cuda]"/>'
+        '<testcase classname="tests.gpu.test_x" name="b"><failure message="why"/></testcase>'
+        '<testcase classname="tests.gpu.test_x" name="c"><skipped message="no"/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    assert read_xml(path) == {
+        "test_x::a[cuda]": {"outcome": "passed", "reason": ""},
+        "test_x::b": {"outcome": "failed", "reason": "why"},
+        "test_x::c": {"outcome": "skipped", "reason": "no"},
+    }
+    assert read_xml(tmp_path / "none") == {}
+
+
+def test_command_that_takes_too_long_is_interrupted() -> None:
+    """It may still say how far it came; the next part has its time."""
+    import time
+
+    from gpu.run import limited
+
+    assert limited([sys.executable, "-c", "import time; time.sleep(600)"], time.monotonic()) is None
+    assert limited([sys.executable, "-c", ""], time.monotonic() + 600) == 0

@@ -1,0 +1,195 @@
+"""Programs that end, fork and spawn with CUDA in use: silent, and released exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import programs
+from gpu.device import slow_rehearsal
+
+RESOURCE = """
+import atexit, gc, os, sys
+import torch, torch_utils as t
+class Model(t.Resource):
+    def __init__(self):
+        self.model = device.model(1 << 20)
+    def _release(self):
+        os.write(1, b"released\\n")
+        model, self.model = self.model, None
+        t.release(model)
+"""
+
+
+def run(device: Any, program: str, *, released: int = 1, returncode: int = 0) -> Any:
+    """Run a program, which must leave cleanly and release so many models."""
+    result = device.run(RESOURCE + program)
+    device.assert_clean(result, returncode)
+    assert result.stdout.count("released\n") == released, str(result)
+    return result
+
+
+def test_open_at_exit(device: Any) -> None:
+    """Kept where only teardown would get at it, with a context; a user's callback sees it live."""
+    run(
+        device,
+        """
+sys.kept = torch.kept = model = Model()
+device.make_context()
+atexit.register(lambda: model.model(device.inputs(model.model)))
+""",
+    )
+
+
+def test_in_a_cycle_without_a_collector(device: Any) -> None:
+    """A cycle that nobody collects is closed at exit."""
+    run(device, "gc.disable()\nmodel = Model(); model.me = model\ndel model\n")
+
+
+def test_streams_pending_at_exit(device: Any) -> None:
+    """Kernels are still queued when the model goes, by a `with` block and at exit."""
+    run(
+        device,
+        """
+kept = Model()
+with Model() as model, device.other_stream():
+    device.keep_busy()
+    outputs = model.model(device.inputs(model.model))
+    device.keep_busy()
+""",
+        released=2,
+    )
+
+
+def test_caches_emptied_in_every_phase(device: Any) -> None:
+    """Destructors that run in teardown ask and clean, with what they have bound early."""
+    run(
+        device,
+        """
+class Last:
+    def __del__(self, t=t, calls=(
+        t.safe_cuda_empty_cache, t.is_cuda_available, t.get_device_info, t.memory_snapshot,
+        t.get_optimal_device, t.release,
+    ), clean=t.safe_tensor_cleanup):
+        clean("tensor", self)
+        for call in calls:
+            call()
+sys.last, torch.last, torch.cuda.last = Last(), Last(), Last()
+for last in (sys.last, torch.last, torch.cuda.last):
+    last.tensor = device.tensor(1 << 20)
+model = Model()
+""",
+    )
+
+
+def test_unsafe_destructor_is_heard(device: Any) -> None:
+    """The control: a destructor that imports and asks torch in teardown is not silent."""
+    result = device.run("""
+    import sys, torch
+    class Naive:
+        def __del__(self):
+            import torch.cuda
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+    sys.kept = torch.kept = Naive()
+    sys.excepthook = lambda *error, naive=Naive(): None
+    device.make_context()
+    """)
+    assert "Exception ignored" in result.stderr, str(result)
+
+
+def test_unhandled_error(device: Any) -> None:
+    """The error's own exit code, and its traceback alone; the memory it ran out of was ours."""
+    result = device.run(RESOURCE + "model = Model()\ndevice.take(2 * device.capacity_bytes())\n")
+    assert result.returncode == 1, str(result)
+    assert result.stdout == "released\n", str(result)
+    assert result.stderr.count("Traceback (most recent call last)") == 1, str(result)
+    assert "Exception ignored" not in result.stderr, str(result)
+
+
+def test_forked_after_use(device: Any) -> None:
+    """The child cannot use CUDA: it releases nothing of the parent's, and says so quietly."""
+    run(
+        device,
+        """
+model = Model()
+device.make_context()
+tensor = device.tensor(1 << 20)
+sys.stdout.flush()
+child = os.fork()
+if child == 0:
+    if device.name == "cuda":
+        assert t.safe_cuda_empty_cache() is False
+        assert t.memory_snapshot().devices == {}
+    t.release(tensor, thorough=True)  # An error in the report at most.
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert tensor.numel() and bool((tensor == 1).all())
+assert model.model(device.inputs(model.model)).isfinite().all()
+""",
+    )
+
+
+@slow_rehearsal
+def test_spawned_workers(device: Any) -> None:
+    """Each has a model and a context of its own, and closes it at its exit."""
+    program = device.source("""
+    import multiprocessing
+    import os
+    import torch_utils
+
+    class Model(torch_utils.Resource):
+        def __init__(self):
+            self.model = device.model(1 << 20)
+        def _release(self):
+            os.write(1, b"released\\n")
+            model, self.model = self.model, None
+            torch_utils.release(model)
+
+    def work(number):
+        global kept
+        kept = Model()
+        assert kept.model(device.inputs(kept.model)).isfinite().all()
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("spawn")
+        workers = [context.Process(target=work, args=(n,)) for n in range(COUNT)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert [worker.exitcode for worker in workers] == [0] * COUNT
+    """)
+    count = 2 if device.name == "cuda" else 1
+    result = programs.run(f"COUNT = {count}\n{program}", as_file=True)
+    device.assert_clean(result)
+    assert result.stdout == "released\n" * count, str(result)
+
+
+def test_released_from_another_thread(device: Any) -> None:
+    """A thread that has never used the device gives the memory back."""
+    run(
+        device,
+        """
+import threading
+device.make_context()
+device.settle()
+before = device.reserved_bytes()
+model = Model()
+thread = threading.Thread(target=model.close)
+thread.start()
+thread.join()
+assert device.reserved_bytes() == before, device.reserved_bytes() - before
+""",
+    )
+
+
+def test_fast_exit_with_a_context(device: Any) -> None:
+    """The short exit closes all the same, with work still queued."""
+    run(
+        device,
+        """
+model = Model()
+device.keep_busy()
+t.fast_exit()
+""",
+    )

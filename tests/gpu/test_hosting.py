@@ -1,0 +1,89 @@
+"""A model in a process of its own gives everything back: the context, too."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+import programs
+
+PROGRAM = """
+import os, sys, time
+
+class Model:
+    def __init__(self):
+        import torch
+        device.make_context()
+        self.layers = device.model()
+    def size(self):
+        return sum(parameter.nbytes for parameter in self.layers.parameters())
+    def pid(self):
+        return os.getpid()
+
+def load():
+    return Model()
+
+def wait_until(question, what):
+    # For the driver, which takes memory back from a process that has just ended.
+    for _ in range(300):
+        if question():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{what}: {device.used_bytes()} bytes used")
+
+if __name__ == "__main__":
+    from torch_utils import ModelHost
+    before = device.used_bytes()
+    for _ in range(2 if device.name == "cuda" else 1):
+        with ModelHost(load, isolation="process", keep_alive=-1) as host:
+            with host.lease() as model:
+                assert model.size() > 0.9 * device.model_bytes
+                child = model.pid()
+            assert child != os.getpid()
+            assert device.has_context(child)
+            assert device.used_bytes() - before >= device.context_bytes(), "the control"
+            host.unload()
+            wait_until(lambda: device.used_bytes() - before < device.context_bytes(), "unloaded")
+            assert not device.has_context(child)
+            assert not device.has_context() and "torch" not in sys.modules
+"""
+
+
+def test_unloading_gives_the_context_back(device: Any) -> None:
+    """By NVML's view of the whole card; the parent has neither a context nor torch."""
+    if importlib.util.find_spec("torch_utils.hosting") is None:
+        raise SkipTest("needs torch_utils.hosting, which this version has not")
+    result = programs.run(device.source(PROGRAM), as_file=True)
+    device.assert_clean(result)
+
+
+def test_memory_in_use_is_seen(device: Any, tmp_path: Path) -> None:
+    """The control: a context of another process counts, and no longer once it has ended."""
+    before = device.used_bytes()
+    started, over = tmp_path / "started", tmp_path / "over"
+    source = device.source(f"""
+    import pathlib, time
+    device.make_context()
+    pathlib.Path({str(started)!r}).touch()
+    while not pathlib.Path({str(over)!r}).exists():
+        time.sleep(0.05)
+    """)
+    child = subprocess.Popen(
+        [sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": programs.IMPORT_PATH}
+    )
+    try:
+        while not started.exists():
+            assert child.poll() is None
+            time.sleep(0.05)
+        assert device.used_bytes() - before >= device.context_bytes()
+        assert device.has_context(child.pid)
+    finally:
+        over.touch()
+        assert child.wait() == 0
+    assert not device.has_context(child.pid)

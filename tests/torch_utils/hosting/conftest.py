@@ -1,0 +1,13 @@
+"""Every stub is closed once at most, whatever a test does."""
+
+from __future__ import annotations
+
+import pytest
+from hosting_stub import Stub
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    Stub.made = []
+    yield
+    assert all(stub.closed <= 1 for stub in Stub.made)

@@ -1,0 +1,99 @@
+"""A resource in a real Ray actor: released once when it ends in order, never when it is killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from programs import IMPORT_PATH
+from torch_utils.clean_exit import check
+
+pytestmark = [pytest.mark.slow, pytest.mark.real]
+
+ENDINGS = """
+import os, sys, time
+import ray
+from torch_utils import Resource
+
+FOLDER = sys.argv[1]
+
+@ray.remote
+class Model(Resource):
+    def __init__(self, name):
+        self.name = name
+
+    def pid(self):
+        self.ensure_open()
+        return os.getpid()
+
+    def leave(self):
+        ray.actor.exit_actor()
+
+    def call_del(self):
+        self.__del__()
+        self.__del__()
+        return self.closed
+
+    def _release(self):
+        with open(os.path.join(FOLDER, self.name), "a") as file:
+            file.write("released\\n")
+
+def ended(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+def lost(method):
+    try:
+        ray.get(method.remote())
+    except ray.exceptions.RayActorError:
+        return
+    raise AssertionError("it lives on")
+
+ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+for name in ("terminated", "left", "dropped", "killed", "closed", "deleted", "shut down"):
+    model = Model.remote(name)
+    pid = ray.get(model.pid.remote())
+    if name == "terminated":
+        lost(model.__ray_terminate__)
+    elif name == "left":
+        lost(model.leave)
+    elif name == "killed":
+        ray.kill(model)
+    elif name == "closed":
+        assert ray.get(model.close.remote())
+    elif name == "deleted":
+        assert ray.get(model.call_del.remote())
+    if name == "shut down":
+        ray.shutdown()
+    del model
+    while not ended(pid):
+        time.sleep(0.05)
+"""
+
+
+def test_actors(tmp_path: Path) -> None:
+    """Ray calls __ray_shutdown__ in three of these; the two that it kills are the control."""
+    pytest.importorskip("ray", reason="ray is not installed: the extra ray has it")
+    (tmp_path / "released").mkdir()
+    program = tmp_path / "endings.py"
+    program.write_text(ENDINGS)
+    environment = {"PYTHONPATH": IMPORT_PATH, "RAY_USAGE_STATS_ENABLED": "0"}
+    report = check(
+        [sys.executable, str(program), str(tmp_path / "released")],
+        timeout_s=600,
+        max_shutdown_s=120,
+        resource_warnings=True,
+        ignore=["subprocess|socket|unclosed file|unclosed event loop"],  # ray's own
+        env={**os.environ, **environment},
+        cwd=tmp_path,
+    )
+    released = {path.name: path.read_text() for path in (tmp_path / "released").iterdir()}
+    in_order = ("terminated", "left", "dropped", "closed", "deleted")
+    assert released == dict.fromkeys(in_order, "released\n"), f"{report}\n{report.stderr}"
+    assert report.clean, f"{report}\n{report.stderr}"

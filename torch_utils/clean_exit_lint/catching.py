@@ -1,0 +1,38 @@
+"""Which exceptions a handler, or ``contextlib.suppress``, keeps from going on."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+
+from .scopes import children, last_name
+
+
+def caught_by(handler: ast.ExceptHandler) -> set[str]:
+    """Return the names of what a handler catches for good; nothing if it may raise again."""
+    if any(isinstance(node, ast.Raise) for node in children(handler.body)):
+        return set()
+    if handler.type is None:
+        return {"BaseException"}
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return {last_name(kind) for kind in kinds}
+
+
+def is_suppress(node: ast.AST) -> bool:
+    """Whether this is ``contextlib.suppress``, by whatever name it was bound early."""
+    called = node.func if isinstance(node, ast.Call) else node
+    return last_name(called).strip("_") == "suppress"
+
+
+def suppressed(node: ast.AST) -> set[str]:
+    """Return the names of what ``suppress(...)`` catches, where one of several may be chosen."""
+    return {last_name(one) for argument in getattr(node, "args", ())
+            for one in ast.walk(argument) if last_name(one)}  # fmt: skip
+
+
+def ancestors(name: str) -> set[str]:
+    """Return the names of a built-in exception and of the classes above it."""
+    cls = getattr(builtins, name, None)
+    if isinstance(cls, type) and issubclass(cls, BaseException):
+        return {one.__name__ for one in cls.__mro__ if one is not object}
+    return {name, "Exception", "BaseException"}

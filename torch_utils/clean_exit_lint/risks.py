@@ -1,0 +1,162 @@
+"""What can raise while an object is built, as far as a reader would agree that it can."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from .scopes import Class, Function, children, last_name
+from .values import Bound, Env, Evaluator, External, Instance
+
+_SAFE_BUILTINS = {
+    "isinstance", "issubclass", "callable", "hasattr", "id", "type", "repr", "str", "bool",
+    "object", "super", "print", "len", "range", "zip", "enumerate", "map", "filter", "dict",
+    "sorted", "max", "min",
+    "sum", "any", "all", "abs", "round", "reversed", "iter", "property", "locals", "globals",
+    "format", "ascii", "slice", "staticmethod",
+}  # fmt: skip
+_SAFE_WITHOUT_ARGUMENTS = {
+    "list",
+    "set",
+    "tuple",
+    "frozenset",
+    "bytearray",
+    "bytes",
+    "int",
+    "float",
+}
+_SAFE = {
+    "threading": "Lock RLock Event Condition Semaphore BoundedSemaphore local current_thread "
+    "get_ident main_thread",
+    "_thread": "allocate_lock get_ident RLock",
+    "multiprocessing": "current_process",
+    "asyncio": "Lock Event Condition Queue Semaphore",
+    "_io": "StringIO BytesIO",
+    "collections": "deque OrderedDict defaultdict Counter ChainMap",
+    "queue": "Queue SimpleQueue LifoQueue PriorityQueue",
+    "weakref": "ref proxy WeakSet WeakValueDictionary WeakKeyDictionary WeakMethod finalize",
+    "time": "time monotonic perf_counter time_ns monotonic_ns perf_counter_ns get_clock_info",
+    "os": "getpid",
+    "logging": "getLogger",
+    "itertools": "count",
+    "functools": "partial",
+    "uuid": "uuid4 uuid1",
+    "contextlib": "ExitStack AsyncExitStack nullcontext",
+    "types": "SimpleNamespace MappingProxyType",
+    "datetime": "datetime.now datetime.utcnow",
+    "pathlib": "Path PurePath",
+    "io": "StringIO BytesIO",
+    "sys": "getrefcount exc_info is_finalizing",
+    "warnings": "warn",
+    "atexit": "register",
+    "typing": "cast",
+    "dataclasses": "field",
+}
+_SAFE_DOTTED = {f"{module}.{name}" for module, names in _SAFE.items() for name in names.split()}
+# Methods of strings, dictionaries, lists and loggers, by whatever name the object goes.
+_SAFE_METHODS = {
+    "items", "keys", "values", "copy", "append", "add", "setdefault", "lower", "upper", "strip",
+    "lstrip", "rstrip", "startswith", "endswith", "format", "debug", "info", "warning", "error",
+    "is_set",
+    "acquire", "release", "replace", "split", "join", "encode", "title", "rsplit",
+    "partition", "isdigit", "clear",
+    "discard", "extend", "appendleft",
+}  # fmt: skip
+_LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "config", "settings",
+                      "environ", "headers", "args", "cfg", "conf", "attrs", "dict")  # fmt: skip
+_DEEPEST = 3
+
+
+class Risks:
+    """Says what can raise; remembers it for the project's own functions."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+        self._known: dict[Function, bool] = {}
+
+    def of(self, node: ast.AST, env: Env) -> Iterator[ast.AST]:
+        """Yield what can raise in an expression, or in a simple statement, in its order."""
+        skipped: set[int] = set()
+        for one in children([node]):
+            if isinstance(one, (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                continue
+            if isinstance(one, ast.AnnAssign):
+                skipped |= {id(below) for below in ast.walk(one.annotation)}
+            if id(one) not in skipped and self.is_risky(one, env):
+                yield one
+
+    def is_risky(self, node: ast.AST, env: Env, depth: int = 0) -> bool:
+        """Whether a node by itself can raise, its parts aside."""
+        if isinstance(node, (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.Await)):
+            return True
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if isinstance(node, ast.Subscript):
+            return isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Constant)
+        if isinstance(node, ast.Assign):
+            unpacks = any(isinstance(target, (ast.Tuple, ast.List)) for target in node.targets)
+            return unpacks and not isinstance(node.value, (ast.Tuple, ast.List, ast.Call))
+        return isinstance(node, ast.Call) and self._call_is_risky(node, env, depth)
+
+    def _call_is_risky(self, node: ast.Call, env: Env, depth: int) -> bool:
+        name, func = last_name(node.func), node.func
+        if isinstance(func, ast.Attribute):
+            is_text = isinstance(func.value, (ast.Constant, ast.JoinedStr))
+            if is_text or name in _SAFE_METHODS:
+                return False
+        if isinstance(func, ast.Attribute) and name in {"get", "pop"}:
+            # Where there is no default, such code has looked before.
+            return not last_name(func.value).endswith(_LIKE_A_DICTIONARY)
+        if name == "getattr" and len(node.args) == 3:
+            return False
+        if name == "__init__" and isinstance(func, ast.Attribute):
+            found = self._evaluator.evaluate(func, env)
+            if not found:  # A class from elsewhere: what it makes of arguments is not known.
+                return bool(node.args or node.keywords)
+        values = self._evaluator.evaluate(func, env)
+        if not values and name == "partial":
+            return False
+        return not values or any(self._is_risky_value(value, node, depth) for value in values)
+
+    def _is_risky_value(self, value: object, node: ast.Call, depth: int) -> bool:
+        if isinstance(value, External):
+            module, _, name = value.dotted.rpartition(".")
+            if module == "builtins":
+                few = name in _SAFE_WITHOUT_ARGUMENTS and not node.args and not node.keywords
+                return not (few or name in _SAFE_BUILTINS)
+            return value.dotted not in _SAFE_DOTTED
+        if isinstance(value, Class):
+            return self._construction_is_risky(value, depth)
+        if isinstance(value, Bound):
+            return self.function_is_risky(value.function, value.receiver, depth)
+        if isinstance(value, Function):
+            return self.function_is_risky(value, None, depth)
+        return True
+
+    def _construction_is_risky(self, cls: Class, depth: int) -> bool:
+        _, complete = self._evaluator.linear(cls)
+        made = Instance(cls)
+        for name in ("__new__", "__init__", "__post_init__"):
+            found = self._evaluator.member(cls, name)
+            if found and isinstance(found[1], Function):
+                if self.function_is_risky(found[1], made, depth):
+                    return True
+                complete = complete or name == "__init__"
+        return not complete
+
+    def function_is_risky(
+        self, function: Function, receiver: Instance | Class | None, depth: int = 0
+    ) -> bool:
+        """Whether a call of one of the project's functions can raise."""
+        if function in self._known:
+            return self._known[function]
+        if depth > _DEEPEST or isinstance(function.node, ast.AsyncFunctionDef):
+            return not isinstance(function.node, ast.AsyncFunctionDef)
+        self._known[function] = False  # What calls itself raises only where something else does.
+        env = Env(function, receiver)
+        risky = False
+        for one in children(function.body):
+            if not isinstance(one, (ast.Lambda, ast.FunctionDef, ast.ClassDef)):
+                risky = risky or self.is_risky(one, env, depth + 1)
+        self._known[function] = risky
+        return risky

@@ -1,0 +1,44 @@
+"""bare-except: handlers that swallow even what ends a program."""
+
+from __future__ import annotations
+
+import ast
+
+from ..catching import is_suppress, suppressed
+from ..expressions import Expressions
+from ..frames import Frame
+from ..scopes import children, last_name
+from ..values import Values
+
+_SHOWING = {"print", "debug", "info", "warning", "warn", "error", "exception", "critical", "log",
+            "write"}  # fmt: skip
+
+
+def on_statement(visit: Expressions, frame: Frame, node: ast.AST) -> None:
+    """Find ``except:`` and ``except BaseException:`` that do not raise again."""
+    if not isinstance(node, ast.ExceptHandler):
+        return
+    kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    catches_all = any(kind is None or last_name(kind) == "BaseException" for kind in kinds)
+    raises = any(isinstance(one, ast.Raise) for one in children(node.body))
+    if catches_all and not raises and not _is_kept(node):
+        said = "except:" if node.type is None else f"except {ast.unparse(node.type)}:"
+        visit.report("bare-except", node, f"{said} hides Ctrl-C and every mistake", frame)
+
+
+def _is_kept(handler: ast.ExceptHandler) -> bool:
+    """Whether the error is kept or told, other than by printing it."""
+    shown: set[int] = set()
+    for one in children(handler.body):
+        if isinstance(one, ast.Call) and last_name(one.func) in _SHOWING:
+            shown |= {id(below) for below in ast.walk(one)}
+        elif isinstance(one, ast.Name) and one.id == handler.name and id(one) not in shown:
+            return True
+    return False
+
+
+def on_with(visit: Expressions, frame: Frame, node: ast.expr, values: Values) -> None:
+    """Find ``suppress(BaseException)``."""
+    if is_suppress(node) and "BaseException" in suppressed(node):
+        what = "suppress(BaseException) hides Ctrl-C and every mistake"
+        visit.report("bare-except", node, what, frame)

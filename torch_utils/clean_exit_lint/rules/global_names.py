@@ -1,0 +1,27 @@
+"""global: a module's name that may be None by the time a destructor needs it."""
+
+from __future__ import annotations
+
+import ast
+
+from ..expressions import Expressions
+from ..facts import Facts
+from ..frames import Frame
+
+
+def on_name(visit: Expressions, frame: Frame, node: ast.Name) -> None:
+    """Find names that are looked up in a module, unless they were compared with None."""
+    facts = frame.facts
+    if frame.quiet or facts.alive or facts.catches("AttributeError", "TypeError"):
+        return
+    if node.id.startswith("__") and node.id.endswith("__"):
+        return
+    found = visit.evaluator.named(frame.function, node.id)
+    place = (frame.function.module.source.path, node.id)
+    rest = (place[0], "*")
+    if found.kind == "global" and place not in facts.present and rest not in facts.present:
+        visit.report("global", node, f"the global {node.id} may be None by then", frame)
+        # Once is enough for a destructor, as it is for the one who mends it.
+        # Further away one name of a module is, because they all go at once.
+        told = {place} if frame.is_destructor else {place, rest}
+        frame.facts = facts.plus(Facts(present=frozenset(told)))

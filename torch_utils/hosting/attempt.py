@@ -1,0 +1,38 @@
+"""One try to load a hosted model, and what it has to fit into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+__all__ = ["Attempt", "Limits"]
+
+
+class Attempt:
+    """One try to load; those who wait for it learn what became of it.
+
+    Attributes:
+        deadline: When whoever began it stops waiting for room; None for never.
+        no_room: Why there is none, while it waits for some.
+        gave_up: Whether it waited in vain. Others may have more time, or less to hold on to.
+    """
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self.deadline = deadline
+        self.no_room = ""
+        self.gave_up = False
+        self.loading_since = 0.0
+        self.thread = 0
+        self.is_begun = False
+        self.is_finished = False
+        self.error: Exception | None = None
+
+
+class Limits(Protocol):
+    """What a load has to fit into."""
+
+    def make_room(self, core: Any, attempt: Attempt) -> None:
+        """Before a load: wait for room."""
+
+    def check_room(self, core: Any, attempt: Attempt, added_bytes: Mapping[str, int]) -> None:
+        """After a load: wait for room again, for what it has turned out to be."""

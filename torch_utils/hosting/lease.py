@@ -1,0 +1,179 @@
+"""Lease: a hosted model for the length of a block."""
+
+from __future__ import annotations
+
+import threading
+import time
+from os import getpid
+from types import FrameType, TracebackType
+from typing import Any, Generic, TypeVar
+
+from torch_utils._runtime import early_bound, is_shutting_down
+from torch_utils.errors import NoRoomError, ResourceClosedError, TorchUtilsError
+from torch_utils.hosting.attempt import Attempt
+from torch_utils.hosting.core import Core
+from torch_utils.hosting.process import ModelProcess
+from torch_utils.hosting.proxy import Proxy
+from torch_utils.hosting.tenancy import Holder
+from torch_utils.hosting.tenants import Tenant
+from torch_utils.hosting.waiting import LoopWaiter, ThreadWaiter, off_the_loop
+
+__all__ = ["AsyncLease", "Lease"]
+
+M = TypeVar("M")
+_NUMBERS = iter(range(1, 1 << 62))
+
+
+class _Lease(Generic[M]):
+    """What leases of threads and of coroutines have in common.
+
+    One that is dropped without its end is ended by its destructor; a fork's copy is not the
+    parent's lease.
+    """
+
+    def __init__(self, host: Any, core: Core, timeout_s: float | None, frame: FrameType) -> None:
+        self._host = host  # Not to be collected, and closed, while this is open.
+        self._core = core
+        self._timeout_s = timeout_s
+        self._number = 0  # while it is open, or about to be
+        self._process: ModelProcess | None = None
+        self._calls: list[None] = []  # that are under way
+        self._no_room = ""  # why, where it waited for some
+        code = frame.f_code
+        self._where = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+
+    def _begin(self, thread: int | None) -> Holder:
+        if self._number:
+            raise TorchUtilsError("a lease is entered once; ask the host for another")
+        self._number = next(_NUMBERS)
+        by = f", by thread {threading.current_thread().name}" if thread else ", by a coroutine"
+        return Holder(self._where + by, thread, time.monotonic())
+
+    def _left(self, deadline: float | None, attempt: Attempt) -> float | None:
+        self._no_room = attempt.no_room or self._no_room
+        if deadline is None:
+            return None
+        left = deadline - time.monotonic()
+        if left <= 0:
+            if self._no_room:
+                raise NoRoomError(self._no_room)
+            state = self._core.tenancy.state
+            raise TimeoutError(f"{self._core.name} is still {state} after {self._timeout_s} s")
+        return left
+
+    def _deadline(self) -> float | None:
+        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+
+    def _lent(self, tenant: Tenant) -> M:
+        model = tenant.model
+        if isinstance(model, ModelProcess):
+            self._process = model
+            what = f"a lease of {self._core.name}, which runs in process {model.pid}"
+            model = Proxy(self._ask, model.methods, what)
+        lent: M = model
+        return lent
+
+    def _ask(self, kind: str, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+        process = self._process
+        if process is None:
+            raise ResourceClosedError(
+                f"the lease of {self._core.name} has ended; use the model inside of its block"
+            )
+        self._calls.append(None)
+        try:
+            if kind == "get":
+                return process.get(name)
+            return process.call(name, *arguments, **keywords)
+        finally:
+            self._calls.pop()
+
+    def _end(self) -> None:
+        number, process = self._number, self._process
+        self._process = None
+        if number <= 0 or self._core.pid != getpid():
+            return
+        if process is not None and self._calls and len(self._core.tenancy.leases) == 1:
+            # Whoever waited for that call has gone, and it might go on for ever.
+            process.kill()
+        self._core.end_lease(number)
+        self._number = -1
+
+    @early_bound
+    def __del__(self) -> None:
+        # Nothing has been lent, or it was given back. At exit the host itself sees to it.
+        if getattr(self, "_number", 0) <= 0 or is_shutting_down():
+            return
+        if self._core.pid == getpid():
+            self._core.drop_lease(self._number)
+
+
+class Lease(_Lease[M]):
+    """A model for the length of a ``with`` block; `ModelHost.lease` makes it."""
+
+    def __enter__(self) -> M:
+        thread = threading.get_ident()
+        holder = self._begin(thread)
+        core, deadline = self._core, self._deadline()
+        try:
+            core.want(self._number)
+            while True:
+                waiter = ThreadWaiter()
+                answer = core.ask(self._number, holder, waiter.wake)
+                if isinstance(answer, Attempt) and not answer.is_begun:
+                    answer.deadline = deadline
+                    answer = core.load(answer, self._number, holder) or answer
+                elif isinstance(answer, Attempt):
+                    waiter.wait(self._left(deadline, answer))
+                    if answer.error is not None and not answer.gave_up:
+                        raise answer.error
+                if isinstance(answer, Tenant):
+                    core.no_longer_want(self._number)
+                    return self._lent(answer)
+        except BaseException:
+            self._end()
+            raise
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+        self._core.expire_now()
+
+
+class AsyncLease(_Lease[M]):
+    """A model for the length of an ``async with`` block; `ModelHost.alease` makes it."""
+
+    async def __aenter__(self) -> M:
+        holder = self._begin(None)
+        core, deadline = self._core, self._deadline()
+        try:
+            core.want(self._number)
+            while True:
+                waiter = LoopWaiter()
+                answer = core.ask(self._number, holder, waiter.wake)
+                if isinstance(answer, Tenant):
+                    core.no_longer_want(self._number)
+                    return self._lent(answer)
+                if not answer.is_begun:
+                    answer.deadline = deadline
+                    core.load_in_background(answer)
+                    continue
+                await waiter.wait(self._left(deadline, answer))
+                if answer.error is not None and not answer.gave_up:
+                    raise answer.error
+        except BaseException:
+            self._end()
+            raise
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+        if self._core.is_due():
+            await off_the_loop(self._core.expire_now)

@@ -1,0 +1,189 @@
+"""ModelPool: several hosts that share a budget."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from torch_utils._registry import REGISTRY
+from torch_utils.errors import ModelInUseError
+from torch_utils.hosting.core import Core
+from torch_utils.hosting.host import CLOSE_S, ModelHost
+from torch_utils.hosting.keep_alive import parse_keep_alive
+from torch_utils.hosting.lease import AsyncLease, Lease
+from torch_utils.hosting.room import Room
+from torch_utils.hosting.tenancy import HostStatus
+from torch_utils.hosting.waiting import off_the_loop
+from torch_utils.report import CleanupReport
+from torch_utils.resource import Resource
+
+__all__ = ["ModelPool"]
+
+M = TypeVar("M")
+
+
+class ModelPool(Resource):
+    """Lends several models, of which only so many are loaded as fit.
+
+    ::
+
+        pool = ModelPool(budget_bytes=4 << 30)
+        pool.add("small", load_small)
+        pool.add("large", load_large, isolation="process")
+        with pool.lease("small", timeout_s=30) as model:
+            model.encode(texts)
+
+    Before a load, idle models are unloaded, the least recently used first, until it fits; one
+    that is lent never is. What a model needs is what its last load was measured to add, to this
+    process or to its own, on the host and on devices. The first load of a model cannot know it:
+    that one may exceed the budget until it is there, is then made room for, or given back.
+
+    Safe from several threads; each load waits for room in its own thread, or in that of the load
+    that a coroutine has asked for. Closing it closes its hosts. A fork's pool has the same hosts,
+    none of them loaded.
+
+    Args:
+        budget_bytes: For all together; or by "host" and device ("cuda:0"). None: no limit.
+        max_loaded: How many models at once. None: no limit.
+        keep_alive: For those that are added without one of their own; see `ModelHost`.
+
+    Raises:
+        TypeError: A limit is of another kind.
+        ValueError: A limit is not positive, or ``keep_alive`` none of its values.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget_bytes: int | Mapping[str, int] | None = None,
+        max_loaded: int | None = None,
+        keep_alive: float | str = "5m",
+    ) -> None:
+        limits: Mapping[str, int] = {}
+        if isinstance(budget_bytes, Mapping):
+            limits = budget_bytes
+        elif budget_bytes is not None:
+            limits = {"": budget_bytes}
+        for place, limit in limits.items():
+            _check_positive(f"budget_bytes[{place!r}]" if place else "budget_bytes", limit)
+        if max_loaded is not None:
+            _check_positive("max_loaded", max_loaded)
+        parse_keep_alive(keep_alive)
+        self._keep_alive = keep_alive
+        self._hosts: dict[str, ModelHost[Any]] = {}
+        self._deadline_s = CLOSE_S
+        self._lock = threading.Lock()
+        self._room = Room(limits, max_loaded, self._cores)
+
+    def _cores(self) -> list[Core]:
+        return [host.core for host in list(self._hosts.values())]
+
+    def add(self, name: str, load: Callable[[], M], **options: Any) -> ModelHost[M]:
+        """Add a model, without loading it.
+
+        Args:
+            name: What it is asked for by.
+            load: Returns the model.
+            **options: As for `ModelHost`: ``keep_alive``, ``isolation``.
+
+        Returns:
+            Its host, whose leases are the same as the pool's.
+
+        Raises:
+            ValueError: There is one of this name.
+            ResourceClosedError: The pool is closed.
+        """
+        with self._lock:
+            self.ensure_open()
+            if name in self._hosts:
+                raise ValueError(f"this pool has a model {name!r} already")
+            options = {"keep_alive": self._keep_alive, **options}
+            host = ModelHost(load, name=name, **options)
+            host.join(self._room)
+            self._hosts[name] = host
+            return host
+
+    def lease(self, name: str, timeout_s: float | None = None) -> Lease[Any]:
+        """Return what lends a model for the length of a ``with`` block; see `ModelHost.lease`.
+
+        Args:
+            name: Which.
+            timeout_s: How long to wait for room, and for others who load or unload it.
+
+        Raises:
+            KeyError: No model has this name.
+            NoRoomError: No room could be made in time, or ever. On entering, like the others.
+        """
+        host = self._host(name)
+        return Lease(host, host.core, timeout_s, sys._getframe(1))
+
+    def alease(self, name: str, timeout_s: float | None = None) -> AsyncLease[Any]:
+        """Return what lends a model for the length of an ``async with`` block.
+
+        See `lease`, and `ModelHost.alease`.
+        """
+        host = self._host(name)
+        return AsyncLease(host, host.core, timeout_s, sys._getframe(1))
+
+    def unload(self, name: str) -> CleanupReport:
+        """Give one model back; see `ModelHost.unload`."""
+        return self._host(name).unload()
+
+    def status(self) -> dict[str, HostStatus]:
+        """Describe this moment, by name, in the order in which they were added. Loads nothing."""
+        return {name: host.status() for name, host in list(self._hosts.items())}
+
+    def close(self, deadline_s: float | None = None) -> bool:
+        """Close all hosts, the newest first, whatever becomes of the others.
+
+        Args:
+            deadline_s: How long to wait for the leases of each; 10 s by default.
+
+        Returns:
+            True if this call closed it.
+
+        Raises:
+            ModelInUseError: Leases are still open. Says where they were taken.
+        """
+        if deadline_s is not None:
+            self._deadline_s = deadline_s
+        entry = REGISTRY.get(id(self))
+        closed = super().close()
+        if entry is not None and isinstance(entry.error, ModelInUseError):
+            raise entry.error
+        return closed
+
+    async def aclose(self, deadline_s: float | None = None) -> bool:
+        """Close from a coroutine, in a thread; the event loop goes on meanwhile."""
+        return await off_the_loop(partial(self.close, deadline_s))
+
+    async def __aexit__(self, *details: Any) -> None:
+        """Close as `aclose` does."""
+        await off_the_loop(partial(self.__exit__, *details))
+
+    def _release(self) -> None:
+        errors = []
+        for host in reversed(list(self.__dict__.get("_hosts", {}).values())):
+            try:
+                host.close(self._deadline_s)
+            except ModelInUseError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _host(self, name: str) -> ModelHost[Any]:
+        try:
+            return self._hosts[name]
+        except KeyError:
+            known = ", ".join(map(repr, self._hosts)) or "none"
+            raise KeyError(f"this pool has no model {name!r}; it has: {known}") from None
+
+
+def _check_positive(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
+    if value <= 0:
+        raise ValueError(f"{what} must be positive, not {value!r}")
