@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-ray test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index test-gpu bench-gpu examples clean
+.PHONY: demo test test-slow test-real test-ray test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -94,6 +94,14 @@ torture-save: .venv/.installed
 
 fuzz-index: .venv/.installed
 	$(BIN)/python tests/rag_demo/torture.py fuzz 100000
+
+# SOAK_S=3600 for an hour; SIGTERM comes in the middle of the load.
+soak: .venv/.installed
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/soak_service.py
+
+# The page, light and dark; needs playwright (pip) and Debian's chromium (apt-get install chromium).
+screenshots: .venv/.installed
+	$(BIN)/python benchmarks/screenshots.py
 
 examples: .venv/.installed
 	$(PYTEST) -q tests/test_readme.py tests/rag_demo/test_examples.py tests/examples

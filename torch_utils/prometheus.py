@@ -80,6 +80,7 @@ class _Metrics:
         self._counting = threading.Lock()
         self._types: set[str] = set()  # that have been open: each is 0 afterwards, not missing
         self._held_on = {"host"}
+        self._loaded = Tally[tuple[int, str]]()
         model, device = ["model"], ["device"]
         self.loaded = _gauge("model_loaded", "Whether a model is loaded.", model, "livesum")
         self.leases = _gauge("model_leases", "Leases of a model at the moment.", model, "livesum")
@@ -177,11 +178,17 @@ class _Metrics:
     def _count_load(self, *, model: str, outcome: str, duration_s: float) -> None:
         self.loads.labels(model, outcome).inc()
         self.load_s.labels(model).observe(duration_s)
-        self.loaded.labels(model).set(outcome == "success")
+        self._count_loaded(model, outcome == "success")
 
     def _count_unload(self, *, model: str, reason: str) -> None:
         self.unloads.labels(model, reason).inc()
-        self.loaded.labels(model).set(0)
+        self._count_loaded(model, -1)
+
+    def _count_loaded(self, model: str, change: int) -> None:
+        """Several hosts may have one name: a new one is loaded before an old one is given back."""
+        key = os.getpid(), model  # What a fork's parent has loaded is not there.
+        self._loaded[key] = max(0, self._loaded[key] + change)
+        self.loaded.labels(model).set(self._loaded[key])
 
     def _count_leases(self, *, model: str, leases: int) -> None:
         self.leases.labels(model).set(leases)

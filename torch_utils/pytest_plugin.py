@@ -31,6 +31,7 @@ _MARKER = (
 )
 _told: pytest.StashKey[Told] = pytest.StashKey()
 _reports = pytest.StashKey[dict[str, pytest.TestReport]]()
+_subtests = pytest.StashKey[list[pytest.TestReport]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,7 +82,7 @@ def _marker(item: pytest.Item) -> pytest.Mark | None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Run a marked test elsewhere; nothing of it is set up here at all."""
-    item.stash.setdefault(_reports, {}).clear()  # of an earlier run, if it is run again
+    item.stash[_reports], item.stash[_subtests] = {}, []  # of an earlier run, if it is run again
     marker = _marker(item)
     if marker is None:
         return
@@ -100,6 +101,10 @@ def _do_nothing() -> None:
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """Give the other interpreter's report of a phase for this one's."""
+    if call.when == "call":
+        # Where a subtest fails its test may pass: what counts is that it was reported.
+        for subtest in item.stash.get(_subtests, ()):
+            item.ihook.pytest_runtest_logreport(report=subtest)
     outcome = yield
     report = item.stash.get(_reports, {}).pop(call.when, None)
     if report is not None:
@@ -133,7 +138,8 @@ def _run_elsewhere(item: pytest.Item, marker: pytest.Mark, folder: Path) -> None
     except (TypeError, ValueError) as error:
         _fail(item, f"the marker clean_exit: {error}")
         return
-    reports = item.stash[_reports] = read_reports(item, folder)
+    reports, subtests = read_reports(item, folder)
+    item.stash[_reports], item.stash[_subtests] = reports, subtests
     if "teardown" not in reports:
         text = f"the interpreter of this test ended before the test did\n{found}"
         text += f"\n--- stdout\n{found.stdout[-4000:]}\n--- stderr\n{found.stderr[-4000:]}"

@@ -9,6 +9,7 @@ from rag_demo.commands.evaluate import evaluate
 from rag_demo.commands.indexing import add, index
 from rag_demo.commands.managing import delete, info, verify
 from rag_demo.commands.search import search
+from rag_demo.commands.serve import serve
 from rag_demo.errors import RagDemoError
 
 __all__ = ["cli", "run"]
@@ -20,7 +21,7 @@ def cli() -> None:
     """Index texts, ask questions about them, and leave cleanly."""
 
 
-for _command in (index, add, delete, search, info, verify, evaluate, demo):
+for _command in (index, add, delete, search, serve, info, verify, evaluate, demo):
     cli.add_command(_command)
 
 

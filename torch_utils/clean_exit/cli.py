@@ -243,10 +243,12 @@ def _cannot_start(command: list[str], error: OSError) -> int:
     name = command[0]
     missing = isinstance(error, FileNotFoundError)
     if not missing:
-        what = "is a folder" if Path(name).is_dir() else f"cannot be executed ({error.strerror})"
+        # Not by Path, which raises where a folder on the way may not be entered.
+        is_folder = os.path.isdir(name)  # noqa: PTH112
+        what = "is a folder" if is_folder else f"cannot be executed ({error.strerror})"
     elif len(command) == 1 and any(map(str.isspace, name)):
         what = f"was not found: it is one word; try clean-exit -- {name}"
-    elif Path(name).exists():
+    elif os.path.exists(name):  # noqa: PTH110
         what = "cannot be executed: the interpreter that its first line names was not found"
     elif os.sep in name:
         what = "was not found"

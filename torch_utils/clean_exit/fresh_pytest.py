@@ -146,10 +146,16 @@ class Told:
             file.write(json.dumps(data, default=str) + "\n")
 
 
-def read_reports(item: pytest.Item, folder: Path) -> dict[str, pytest.TestReport]:
-    """Return the reports of one test by phase; the last ones, if it was run again there."""
+def read_reports(
+    item: pytest.Item, folder: Path
+) -> tuple[dict[str, pytest.TestReport], list[pytest.TestReport]]:
+    """Return the reports of one test by phase, and those of its subtests.
+
+    By phase the last ones, if it was run again there.
+    """
     path = folder / "reports"
     reports: dict[str, pytest.TestReport] = {}
+    subtests: list[pytest.TestReport] = []
     lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
     for line in lines[:-1]:
         report = item.config.hook.pytest_report_from_serializable(
@@ -161,6 +167,9 @@ def read_reports(item: pytest.Item, folder: Path) -> dict[str, pytest.TestReport
             report.longrepr = tuple(report.longrepr)
         report.sections = [tuple(section) for section in report.sections]
         report.user_properties = [tuple(pair) for pair in report.user_properties]
-        if report.outcome != "rerun":
+        is_test = type(report) is pytest.TestReport  # Those of subtests have their own class.
+        if not is_test:
+            subtests.append(report)
+        elif report.outcome != "rerun":
             reports[report.when] = report
-    return reports
+    return reports, subtests

@@ -27,7 +27,9 @@ _CHAINS = (
 )
 ASYNCIO = re.compile(
     r"^(?:.*\W)?(?P<what>Task was destroyed but it is pending!"
-    r"|(?:Task|Future|_GatheringFuture) exception was never retrieved)$"
+    r"|(?:Task|Future|_GatheringFuture) exception was never retrieved"
+    r"|unhandled exception during asyncio\.run\(\) shutdown"
+    r"|an error occurred during closing of asynchronous generator <.*>)$"
 )
 TRACKER = re.compile(
     r"^\S.*resource_tracker\.py:\d+: UserWarning: resource_tracker: There appear to be "

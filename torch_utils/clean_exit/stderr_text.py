@@ -56,6 +56,8 @@ _PHRASES = (
     b": ResourceWarning: ",
     b"Task was destroyed but it is pending!",
     b" exception was never retrieved",
+    b"unhandled exception during asyncio.run() shutdown",
+    b"an error occurred during closing of asynchronous generator ",
     b": Assertion `",
     b": line ",  # bash, of a command that crashed
 )
@@ -100,6 +102,8 @@ class StderrText:
 
     def _look_at(self, chunk: bytes) -> None:
         """Take whole lines, each after its own line feed."""
+        if b"\r" in chunk:  # A line of progress, behind which a message begins anew.
+            chunk = chunk.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         collects = self.fatal and len(self.fatal) < _MOST_LINES
         if not (collects or self._blocks or _may_begin(chunk)):
             return
@@ -109,7 +113,7 @@ class StderrText:
                 self._take(raw)
 
     def _take(self, raw: bytes) -> None:
-        line = _ANSI.sub("", raw[:_LONGEST_LINE].decode("utf-8", "replace")).rstrip("\r")
+        line = _ANSI.sub("", raw[:_LONGEST_LINE].decode("utf-8", "replace"))
         if self.fatal and len(self.fatal) < _MOST_LINES:
             self.fatal.append(line)
         speaker = ""
@@ -158,8 +162,8 @@ class StderrText:
             self._open(speaker, Block("", "", [line], in_traceback=True))
         elif match := ASYNCIO.match(line):
             block = Block("unraisable", "", [line[match.start("what") :]], needs="asyncio")
-            block.confirmed_by = re.compile(r"^(task|future): <\w")
-            block.is_chained = match["what"].endswith("retrieved")
+            block.confirmed_by = re.compile(r"^(task|future|asyncgen): <\w")
+            block.is_chained = not match["what"].endswith("pending!")
             self._open(speaker, block)
         elif match := TRACKER.match(line):
             self._note(leak(match, line), needs="resource_tracker")

@@ -45,6 +45,24 @@ def test_mistakes(line: str, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_folder_that_may_not_be_entered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line for it, though looking at what is in it is refused as well."""
+    from torch_utils.clean_exit import cli
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:  # Root may enter everywhere.
+        patch.setattr(os, "stat", refuse)
+        with pytest.raises(PermissionError):  # The control: so a path says it of itself.
+            Path("/closed").stat()
+        code = cli._cannot_start(["/closed/program"], PermissionError(13, "Permission denied"))
+    assert code == 126
+    assert "/closed/program cannot be executed (Permission denied)" in capsys.readouterr().err
+
+
 def test_a_report_over_a_file(tmp_path: Path) -> None:
     """In a folder that may not be written to, one that is there may."""
     from torch_utils.clean_exit.cli import _why_not_writable

@@ -61,6 +61,33 @@ def test_skipped_tests_in_every_report(outer: pytest.Pytester) -> None:
     assert suite.find(".//property[@name='seen']") is not None
 
 
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest has subtests from 9.0 on")
+def test_subtests(outer: pytest.Pytester) -> None:
+    """They are reported, and one that fails fails the session, whatever its test says."""
+    outer.makepyfile(
+        """
+        import pytest, unittest
+        class TestOld(unittest.TestCase):
+            def test_numbers(self):
+                for n in range(3):
+                    with self.subTest(n=n):
+                        assert n != 1
+        """
+    )
+    outer.makeconftest(
+        """
+        import pytest
+        def pytest_addoption(parser): parser.addoption("--fresh", action="store_true")
+        def pytest_itemcollected(item):
+            if item.config.getoption("--fresh"): item.add_marker(pytest.mark.clean_exit)
+        """
+    )
+    plain, fresh = run(outer, "-rA"), run(outer, "-rA", "--fresh")
+    assert fresh.ret == plain.ret == 1
+    assert fresh.parseoutcomes() == plain.parseoutcomes()
+    fresh.stdout.fnmatch_lines(["SUBFAILED(n=*1*) *::TestOld::test_numbers *"])
+
+
 def test_what_came_before_is_torn_down(outer: pytest.Pytester) -> None:
     """A marked test between others: in its module, its class, and before the next module."""
     outer.makepyfile(

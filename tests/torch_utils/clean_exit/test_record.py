@@ -104,3 +104,13 @@ def test_children_started_without_a_fork() -> None:
     assert [finding.id for finding in check(["-c", code]).findings] == ["unraisable"]
     isolated = code.replace("'-c'", "'-I', '-c'")  # The control: by its stderr alone.
     assert check(["-c", isolated]).clean
+
+
+@pytest.mark.parametrize("when", ["{}", "import atexit; atexit.register(lambda: {})"])
+def test_without_a_hook(when: str, tmp_path: Path) -> None:
+    """A program that deletes the hook gets Python's own messages, and nobody is told of them."""
+    delete = when.format("delattr(sys, 'unraisablehook')")
+    (tmp_path / "program.py").write_text(f"import sys\n{delete}\n{DIRTY}")
+    report = check([str(tmp_path / "program.py")])
+    assert [finding.id for finding in report.findings] == ["unraisable"], report.stderr
+    assert "clean_exit" not in report.stderr  # No error of the probe's own.

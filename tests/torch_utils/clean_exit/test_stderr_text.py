@@ -62,6 +62,33 @@ def test_dialects(first: str, chunk: int) -> None:
     assert found(f"{first}\n{ERROR}", chunk) == expected  # Without a traceback.
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_behind_progress(end: str, chunk: int) -> None:
+    """A bar that returns to the start of its line leaves the message there."""
+    for first, expected in DIALECTS.items():
+        message = f"{first}\n{TRACEBACK}{ERROR}".replace("\n", end)
+        assert found(f" 10%\r 50%\r{message}after\n", chunk) == [expected]
+        assert found(f"the manual says: \r {first}\n{TRACEBACK}{ERROR}", chunk) == []
+
+
+CLOSING = "an error occurred during closing of asynchronous generator <async_generator object g>"
+ASYNCIO = {
+    "Task was destroyed but it is pending!": "task: <Task pending name='Task-2'>\n",
+    "Task exception was never retrieved": f"future: <Task finished>\n{TRACEBACK}{ERROR}",
+    "unhandled exception during asyncio.run() shutdown": f"task: <Task>\n{TRACEBACK}{ERROR}",
+    CLOSING: f"asyncgen: <async_generator object g at 0x7f>\n{TRACEBACK}{ERROR}",
+}
+
+
+@pytest.mark.parametrize("first", ASYNCIO)
+def test_asyncio(first: str) -> None:
+    """What its loop logs when it ends; not without the line that says of what."""
+    for before in ("", "ERROR:asyncio:", "2026-01-01 ERROR asyncio "):
+        assert found(f"{before}{first}\n{ASYNCIO[first]}") == ["unraisable"]
+        assert found(f"{before}{first}\n{TRACEBACK}{ERROR}") == []
+
+
 @pytest.mark.parametrize("first", DIALECTS)
 def test_quotations(first: str) -> None:
     """The phrase within a line, or alone, or followed by anything else."""

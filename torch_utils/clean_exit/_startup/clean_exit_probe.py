@@ -308,7 +308,7 @@ def _watch_threads(record, note, flush, state, hook):
         flush()
         state["phase"] = "threads"
         record("main-ended")
-        if sys.unraisablehook is not hook:
+        if getattr(sys, "unraisablehook", None) is not hook:
             state["replaced"] = not state["audited"]
             _listen(note, state)
         _watch_excepthook(note, state)
@@ -377,7 +377,7 @@ def _make_last_callback(record, flush, state, os):
     """Return the atexit callback that runs after all others: it was registered before them."""
     import _signal
 
-    def last(_modules=sys.modules, _failure=BaseException):
+    def last(_sys=sys, _modules=sys.modules, _failure=BaseException):
         flush()
         known = {}
         try:
@@ -387,7 +387,8 @@ def _make_last_callback(record, flush, state, os):
             _record_group("process-group", record, state)
             _, known["children"] = _read_stat(os)
             known["lost"] = state["lost"]
-            known["unseen"] = state["replaced"] or any(n in _modules for n in _INTERPRETERS)
+            unseen = state["replaced"] or not hasattr(_sys, "unraisablehook")
+            known["unseen"] = unseen or any(n in _modules for n in _INTERPRETERS)
             known["sigchld_ignored"] = _signal.getsignal(_signal.SIGCHLD) == _signal.SIG_IGN
             known["spawned"] = state["spawned"]
             known["modules"] = [n for n in list(_modules) if n.endswith(_SPEAKERS)]

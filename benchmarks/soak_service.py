@@ -1,0 +1,245 @@
+"""``rag-demo serve`` under load: speed with and without batches, then a soak, then SIGTERM in it.
+
+Everything on loopback, with the packaged model and an index of small texts. Environment:
+``SOAK_S`` (300) seconds of the soak, ``ROUND_S`` (10) of each comparison, ``CLIENTS`` (64).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from results_file import write
+
+SOAK_S = float(os.environ.get("SOAK_S", 300))
+ROUND_S = float(os.environ.get("ROUND_S", 10))
+CLIENTS = int(os.environ.get("CLIENTS", 64))
+BIN = Path(sys.executable).parent
+TEXTS = [
+    f"text {n} is about {a} and {b}"
+    for n, (a, b) in enumerate(
+        (a, b) for a in ("memory", "leases", "models", "signals", "caches") for b in range(40)
+    )
+]
+QUERIES = [f"what about {a} and {b}?" for a in ("memory", "leases", "signals") for b in range(40)]
+
+
+class Server:
+    """The service as a program, under clean-exit."""
+
+    def __init__(self, index: Path, *options: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        serve = [BIN / "rag-demo", "serve", "--index", index, "--port", str(self.port), *options]
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (as long as the server)
+        command = [BIN / "clean-exit", "--max-shutdown", "60", "--", *serve, "--log-level"]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        self.process = subprocess.Popen([*command, "WARNING"], stderr=self.log, env=environment)
+
+    async def ready(self) -> None:
+        while True:
+            if self.process.poll() is not None:
+                raise SystemExit(f"the service ended: {self.said()}")
+            try:
+                if (await request(self.port, "GET", "/readyz"))[0] == 200:
+                    return
+            except OSError:
+                await asyncio.sleep(0.2)
+
+    def said(self) -> str:
+        self.log.seek(0)
+        return self.log.read()[-2000:]
+
+    def stop(self) -> tuple[int, float]:
+        started = time.perf_counter()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(120), time.perf_counter() - started
+
+
+class Client:
+    """One connection, which is kept; opened again where the server has closed it."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.writer = port, None
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        if self.writer is None:
+            self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        content = b"" if body is None else json.dumps(body).encode()
+        self.writer.write(
+            f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(content)}\r\n\r\n".encode()
+            + content
+        )
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+        found = await self.reader.readexactly(int(fields[b"content-length"]))
+        if fields.get(b"connection") == b"close":
+            self.close()
+        return int(head.split()[1]), found
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
+
+
+async def request(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    client = Client(port)
+    try:
+        return await client.ask(method, path, body)
+    finally:
+        client.close()
+
+
+def asked(query: str) -> dict[str, Any]:
+    return {"query": query, "mode": "dense", "top_k": 3}
+
+
+def ids(content: bytes) -> list[str]:
+    return [each["id"] for each in json.loads(content)["results"]]
+
+
+async def load(
+    port: int, count: int, until: Any, expected: dict[str, list[str]]
+) -> tuple[list[float], Counter[str]]:
+    """Let clients ask until it is enough."""
+    times: list[float] = []
+    outcomes: Counter[str] = Counter()
+
+    async def one(seed: int) -> None:
+        chance, client = random.Random(seed), Client(port)
+        while not until():
+            query = chance.choice(QUERIES)
+            started = time.perf_counter()
+            is_new = client.writer is None
+            try:
+                status, content = await client.ask("POST", "/search", asked(query))
+            except ConnectionRefusedError:
+                outcomes["refused"] += 1
+                return
+            except (OSError, asyncio.IncompleteReadError) as error:
+                # A kept connection that the server closes while a request is on its way was not
+                # accepted; on a new one this would be a request that is lost.
+                outcomes["lost" if is_new else f"closed: {type(error).__name__}"] += 1
+                client.close()
+                continue
+            times.append(time.perf_counter() - started)
+            right = status == 200 and (not expected or ids(content) == expected[query])
+            outcomes["right" if right else f"wrong, {status}"] += 1
+        client.close()
+
+    await asyncio.gather(*(one(seed) for seed in range(count)))
+    return times, outcomes
+
+
+def summary(times: list[float], seconds: float) -> dict[str, float]:
+    ordered = sorted(times)
+    return {
+        "requests_per_s": round(len(ordered) / seconds, 1),
+        "p50_ms": round(ordered[len(ordered) // 2] * 1e3, 1),
+        "p99_ms": round(ordered[int(len(ordered) * 0.99)] * 1e3, 1),
+    }
+
+
+async def compare(index: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for batch in ("64", "1"):
+        server = Server(index, "--batch", batch)
+        await server.ready()
+        for count in (1, 8, 64):
+            ends = time.perf_counter() + ROUND_S
+            started = time.perf_counter()
+            times, outcomes = await load(
+                server.port, count, lambda ends=ends: time.perf_counter() > ends, {}
+            )
+            of_round = summary(times, time.perf_counter() - started)
+            found[f"batch {batch}, {count} clients"] = of_round
+            print(f"batch {batch}, {count} clients: {of_round} {dict(outcomes)}", flush=True)
+        server.stop()
+    return found
+
+
+async def soak(index: Path) -> dict[str, Any]:
+    server = Server(index)
+    await server.ready()
+    expected = {
+        query: ids((await request(server.port, "POST", "/search", asked(query)))[1])
+        for query in QUERIES
+    }
+    stopping = asyncio.Event()
+    points: list[tuple[int, int]] = []
+    done: list[int] = [0]
+
+    async def watch() -> None:
+        while not stopping.is_set():
+            _, content = await request(server.port, "GET", "/memory")
+            text = (await request(server.port, "GET", "/metrics"))[1].decode()
+            lines = [line for line in text.splitlines() if line.startswith("rag_demo_requests_t")]
+            done[0] = int(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
+            points.append((done[0], json.loads(content)["samples"][-1]["host"]))
+            await asyncio.sleep(max(1.0, SOAK_S / 100))
+
+    watcher = asyncio.create_task(watch())
+    clients = asyncio.create_task(load(server.port, CLIENTS, stopping.is_set, expected))
+    await asyncio.sleep(SOAK_S)
+    watcher.cancel()
+    stopped = asyncio.create_task(asyncio.to_thread(server.stop))
+    await asyncio.sleep(0.5)
+    stopping.set()
+    times, outcomes = await clients
+    answered = time.perf_counter()
+    code, _ = await stopped
+    return {
+        "clients": CLIENTS,
+        "seconds": SOAK_S,
+        **summary(times, SOAK_S),
+        "outcomes": dict(outcomes),
+        "resident_mb": [round(points[0][1] / 1e6, 1), round(points[-1][1] / 1e6, 1)],
+        "slope_mb_per_10000_requests": round(slope(points[len(points) // 3 :]) * 1e4 / 1e6, 3),
+        "exit_code": code,
+        "exit_s_after_the_last_answer": round(time.perf_counter() - answered, 2),
+        "clean": "clean-exit: clean" in server.said(),
+    }
+
+
+def slope(points: list[tuple[int, int]]) -> float:
+    """Fit bytes by requests, by least squares."""
+    if len(points) < 2:
+        return 0.0
+    middle_x = sum(x for x, _ in points) / len(points)
+    middle_y = sum(y for _, y in points) / len(points)
+    over = sum((x - middle_x) * (y - middle_y) for x, y in points)
+    return over / (sum((x - middle_x) ** 2 for x, _ in points) or 1)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "texts.jsonl")
+        lines = [json.dumps({"id": str(n), "text": text}) for n, text in enumerate(TEXTS)]
+        source.write_text("\n".join(lines))
+        index = Path(folder, "index")
+        make = [BIN / "rag-demo", "index", source, "--out", index, "--no-cache"]
+        subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+        result = {"speed": asyncio.run(compare(index)), "soak": asyncio.run(soak(index))}
+        print(result["soak"])
+        write("service", result)
+    found = result["soak"]
+    lost = set(found["outcomes"]) & {"lost"} | {k for k in found["outcomes"] if "wrong" in k}
+    sys.exit(0 if found["clean"] and not lost else 1)
+
+
+if __name__ == "__main__":
+    main()

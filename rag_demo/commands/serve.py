@@ -1,0 +1,147 @@
+"""``rag-demo serve``: answers questions to an index over HTTP."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, cast
+
+import click
+
+from rag_demo.commands.options import device_option, manifest_of, warn
+from rag_demo.errors import RagDemoError
+
+__all__ = ["serve"]
+
+TOKEN = "RAG_DEMO_TOKEN"
+
+
+@click.command()
+@click.option(
+    "--index", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Its folder."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free one."
+)
+@click.option(
+    "--keep-alive",
+    default="5m",
+    show_default=True,
+    help="How long an idle model is kept: seconds, 90s, 10m, 1h, 0 (not at all), -1 (for ever).",
+)
+@click.option(
+    "--isolation",
+    type=click.Choice(["thread", "process"]),
+    default="thread",
+    show_default=True,
+    help="A model in a process of its own gives back everything when it is unloaded.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that serve."
+)
+@click.option("--retriever", type=click.Choice(["torch", "faiss"]), default="torch")
+@click.option("--model", help="A folder or name. [default: the one that made the index]")
+@device_option
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help=f"A file with the token that clients must send. [default: the variable {TOKEN}]",
+)
+@click.option("--no-token", is_flag=True, help="Serve another host than this one to anybody.")
+@click.option(
+    "--drain",
+    "drain_s",
+    type=click.FloatRange(0, 3600),
+    default=0.0,
+    help="Seconds to answer on, but not be ready, after the signal to stop.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Texts of several clients that are embedded together; 1 for one request at a time.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+    default="INFO",
+    show_default=True,
+)
+def serve(
+    index: Path,
+    host: str,
+    port: int,
+    keep_alive: str,
+    isolation: str,
+    workers: int,
+    retriever: str,
+    model: str | None,
+    device: str | None,
+    token_file: Path | None,
+    no_token: bool,
+    drain_s: float,
+    batch: int,
+    log_format: str,
+    log_level: str,
+) -> int:
+    """Answer questions to the index in DIR over HTTP, until SIGTERM or Ctrl-C."""
+    try:
+        from rag_demo.service.server import bind, configure_logging, run_server
+        from rag_demo.service.settings import Limits, Settings, is_loopback
+        from rag_demo.service.workers import run_workers
+    except ModuleNotFoundError as error:
+        raise RagDemoError(
+            f"serve needs {error.name}; install it with: "
+            "pip install '.[service]', in a clone of torch-cleanup"
+        ) from None
+    from torch_utils import ModelHost, exit_on_signals
+
+    try:
+        ModelHost(dict, keep_alive=keep_alive).close()
+    except ValueError as error:
+        raise click.BadParameter(f"--keep-alive: {error}") from None
+    manifest_of(index)
+    token = _token(token_file)
+    if token is None and not is_loopback(host):
+        if not no_token:
+            raise RagDemoError(
+                f"{host} can be reached from elsewhere, and there is no token; put one into "
+                f"{TOKEN} or a --token-file, or say --no-token to serve anybody"
+            )
+        warn(f"WARNING: there is no token: whoever reaches {host} can read the whole index")
+    settings = Settings(
+        index=index,
+        model=model,
+        device=device,
+        retriever=cast(Literal["torch", "faiss"], retriever),
+        keep_alive=keep_alive,
+        isolation=cast(Literal["thread", "process"], isolation),
+        host=host,
+        port=port,
+        workers=workers,
+        token=token,
+        drain_s=drain_s,
+        limits=Limits(batch_texts=batch),
+    )
+    listener = bind(settings)
+    configure_logging(log_format, log_level)
+    if workers > 1:
+        return 128 + run_workers(settings, listener, (log_format, log_level))
+    exit_on_signals()  # The server stops in order, and raises its signal again when it has.
+    run_server(settings, listener)
+    return 0
+
+
+def _token(file: Path | None) -> str | None:
+    token = os.environ.get(TOKEN) if file is None else file.read_text(encoding="utf-8")
+    if token is None:
+        return None
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise RagDemoError("the token must be printable ASCII without spaces, and not empty")
+    return token

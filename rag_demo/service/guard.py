@@ -1,0 +1,211 @@
+"""Guard: what every request passes, whatever its route is.
+
+A plain ASGI middleware: request ids, who may come in, bodies with an end, headers that make a
+browser careful, one line of the log for each, and no traceback in any answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from rag_demo.service import metrics
+from rag_demo.service.problems import ClientGoneError, Problem, body_of
+from rag_demo.service.settings import Settings, is_loopback
+
+__all__ = ["REQUEST_ID", "Guard"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+log = logging.getLogger("rag_demo.service")
+REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("rag_demo_request_id", default="")
+
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_OPEN = {"/livez", "/readyz", "/health", "/", "/page.css", "/page.js"}
+"""What is answered without a token: probes, and the page, which asks for one."""
+_FORWARDED = {b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"}
+_HEADERS = [
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        b"img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+]
+
+
+class Guard:
+    """Let requests in, or say why not.
+
+    Args:
+        app: What answers them.
+        settings: The service's.
+    """
+
+    def __init__(self, app: Any, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self._limits = settings.limits
+        self._token = None if settings.token is None else settings.token.encode()
+        self._on_loopback = is_loopback(settings.host)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Pass one request on."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            else:  # A WebSocket: nothing here speaks it.
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = dict(reversed(scope["headers"]))  # The first of several counts.
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
+        scope["request_id"] = request_id
+        REQUEST_ID.set(request_id)
+        answer = _Answer(send, request_id, scope.get("state", {}).get("running"))
+        started = time.perf_counter()
+        try:
+            self._admit(scope, headers)
+            body = await self._body(scope, headers, receive)
+            await self._app(scope, _replayed(body, receive), answer.send)
+        except Problem as problem:
+            await answer.refuse(problem, scope["path"])
+        except ClientGoneError:
+            return  # Nobody is there to be answered.
+        except Exception as error:
+            # The last place before the server: whatever failed, its text is not the client's.
+            log.error("request %s failed: %r", request_id, error, exc_info=error)
+            await answer.refuse(Problem(500, "the service failed; its log says why"), scope["path"])
+        finally:
+            seconds = time.perf_counter() - started
+            route = getattr(scope.get("route"), "path", "") or "unknown"
+            metrics.REQUESTS.labels(route, scope["method"][:8], str(answer.status)).inc()
+            metrics.SECONDS.labels(route).observe(seconds)
+            log.info(
+                "%s %s %s %.1f ms",
+                scope["method"],
+                route,
+                answer.status,
+                seconds * 1e3,
+                extra={"status": answer.status, "route": route, "ms": round(seconds * 1e3, 1)},
+            )
+
+    def _admit(self, scope: Message, headers: dict[bytes, bytes]) -> None:
+        path = scope["path"]
+        if self._token is not None:
+            kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+            is_known = kind.lower() == b"bearer" and hmac.compare_digest(token, self._token)
+            if not is_known and path not in _OPEN:
+                raise Problem(
+                    401,
+                    "this service wants a token: Authorization: Bearer TOKEN",
+                    code="invalid_api_key",
+                    headers={"www-authenticate": "Bearer"},
+                )
+            return
+        host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
+        name = host[0] if host[1] and host[2].isdigit() else "".join(host)
+        if self._on_loopback and not is_loopback(name):
+            # A page elsewhere whose name was made to lead here would read what it likes.
+            raise Problem(421, "this service answers to localhost only, not to that host's name")
+        if path.startswith("/admin"):
+            self._admit_to_admin(scope, headers)
+
+    def _admit_to_admin(self, scope: Message, headers: dict[bytes, bytes]) -> None:
+        client = (scope.get("client") or (None,))[0]
+        if not is_loopback(client) or not _FORWARDED.isdisjoint(headers):
+            raise Problem(403, "administration is for this machine itself, or needs a token")
+        origin, host = headers.get(b"origin"), headers.get(b"host", b"")
+        if origin is not None and origin.partition(b"://")[2] != host:
+            raise Problem(403, "a page of another site may not administer this service")
+
+    async def _body(self, scope: Message, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        """Read all of it; nothing works for a client that has not finished asking."""
+        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            return b""
+        most = self._limits.body_bytes
+        too_large = Problem(
+            413, f"the body has more than {most:,} bytes", headers={"connection": "close"}
+        )
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length[:20]) > most:
+            raise too_large
+        body = bytearray()
+
+        async def read() -> None:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                body.extend(message.get("body", b""))
+                if len(body) > most:
+                    raise too_large
+                if not message.get("more_body", False):
+                    return
+
+        try:
+            await asyncio.wait_for(read(), self._limits.body_s)
+        except asyncio.TimeoutError:
+            raise Problem(
+                408,
+                f"the body did not come within {self._limits.body_s:g} s",
+                headers={"connection": "close"},
+            ) from None
+        return bytes(body)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return what hands the body out at once, and then whatever the server says."""
+    waiting = [body]
+
+    async def replay() -> Message:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return replay
+
+
+class _Answer:
+    """What goes back: remembers its status, and adds the headers that all answers have."""
+
+    def __init__(self, send: Send, request_id: str, running: Any) -> None:
+        self._send, self._running = send, running
+        self._request_id = request_id.encode()
+        self.status = 499  # nginx's number for a client that went away
+
+    async def send(self, message: Message) -> None:
+        """Send; `rag_demo.service.connections` sees to it that the client reads."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            own = {name for name, _ in message.get("headers", ())}
+            added = [(b"x-request-id", self._request_id), *_HEADERS]
+            if self._running is not None and self._running.draining:
+                # The client's next request would come to a connection that is being closed.
+                added.append((b"connection", b"close"))
+            headers = [*message.get("headers", ()), *(each for each in added if each[0] not in own)]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    async def refuse(self, problem: Problem, path: str) -> None:
+        """Answer with a problem, if nothing has been answered yet."""
+        if self.status != 499:
+            return
+        media_type, body = body_of(problem, path, self._request_id.decode())
+        headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % len(body))]
+        headers += [(name.encode(), value.encode()) for name, value in problem.headers.items()]
+        await self.send(
+            {"type": "http.response.start", "status": problem.status, "headers": headers}
+        )
+        await self.send({"type": "http.response.body", "body": body})

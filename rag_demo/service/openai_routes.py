@@ -1,0 +1,163 @@
+"""What OpenAI's clients ask: embeddings, and searches of a vector store."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from rag_demo.searching.filters import conditions_of, fulfils
+from rag_demo.service.batching import Job
+from rag_demo.service.opened import Asked
+from rag_demo.service.problems import AsciiJSON, Problem
+from rag_demo.service.schemas import EmbeddingsRequest, StoreSearchRequest, check_filter
+from rag_demo.service.search_routes import check_texts, embedded, running_of, shown_metadata
+
+__all__ = ["STORE", "router", "where_of"]
+
+STORE = "index"
+_OPERATORS = ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin")
+_LONGEST_ATTRIBUTE = 512  # characters, as OpenAI has it
+router = APIRouter(prefix="/v1", default_response_class=AsciiJSON)
+
+
+@router.post("/embeddings", response_model=None)
+async def embeddings(request: Request, asked: EmbeddingsRequest) -> AsciiJSON:
+    """Embed texts; whatever ``model`` is named, the answer says which one it was."""
+    running = running_of(request)
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    if not texts:
+        raise Problem(400, "input is empty", param="input")
+    if not all(isinstance(text, str) for text in texts):
+        raise Problem(
+            400,
+            "input holds tokens, which are of a tokenizer that this model does not have; send "
+            "texts (with LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))",
+            param="input",
+            code="token_arrays_unsupported",
+        )
+    if not all(texts):
+        raise Problem(400, "input holds an empty text", param="input")
+    check_texts(running, texts, running.settings.limits.texts, "input")  # type: ignore[arg-type]
+    vectors = np.asarray(await embedded(request, texts, are_queries=False), "<f4")  # type: ignore[arg-type]
+    if asked.dimensions not in (None, vectors.shape[1]):
+        raise Problem(
+            400, f"this model's vectors have {vectors.shape[1]} dimensions", param="dimensions"
+        )
+    shown: Any = vectors.tolist()
+    if asked.encoding_format == "base64":
+        shown = [base64.b64encode(row.tobytes()).decode("ascii") for row in vectors]
+    return AsciiJSON(
+        {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": row, "embedding": each}
+                for row, each in enumerate(shown)
+            ],
+            "model": running.opened.model_name,
+            # Texts are not counted in tokens, and nobody is charged for them.
+            "usage": {"prompt_tokens": 0, "total_tokens": 0},
+        }
+    )
+
+
+@router.get("/models", response_model=None)
+async def models(request: Request) -> AsciiJSON:
+    """Name the model."""
+    name = running_of(request).opened.model_name
+    model = {"id": name, "object": "model", "created": 0, "owned_by": "rag-demo"}
+    return AsciiJSON({"object": "list", "data": [model]})
+
+
+@router.post("/vector_stores/{store}/search", response_model=None)
+async def search(request: Request, store: str, asked: StoreSearchRequest) -> AsciiJSON:
+    """Search the index; scores are cosines. There is one store, named "index"."""
+    running = running_of(request)
+    if store != STORE:
+        raise Problem(404, f"there is one vector store here, {STORE!r}", code="not_found")
+    queries = [asked.query] if isinstance(asked.query, str) else asked.query
+    check_texts(running, queries, running.settings.limits.queries, "query")
+    if not queries or not all(query.strip() for query in queries):
+        raise Problem(400, "query is empty", param="query")
+    threshold = (asked.ranking_options or {}).get("score_threshold")
+    if threshold is not None and (type(threshold) not in (int, float) or not 0 <= threshold <= 1):
+        raise Problem(400, "score_threshold is a number from 0 to 1", param="ranking_options")
+    where = None if asked.filters is None else where_of(asked.filters, running.settings.limits)
+    wanted = Asked(asked.max_num_results, threshold, where, "dense")
+    found = await running.ask(request, Job("search", queries, wanted))
+    # Several queries are one search: each document as the best of its answers.
+    best: dict[str, Any] = {}
+    for result in sorted((each for its in found for each in its), key=lambda each: -each.score):
+        best.setdefault(result.id, result)
+    return AsciiJSON(
+        {
+            "object": "vector_store.search_results.page",
+            "search_query": queries,
+            "data": [_shown(each) for each in list(best.values())[: asked.max_num_results]],
+            "has_more": False,
+            "next_page": None,
+        }
+    )
+
+
+def _shown(result: Any) -> dict[str, Any]:
+    start, stop = result.passage or (0, len(result.text))
+    metadata = shown_metadata(result.metadata)
+    return {
+        "file_id": result.id,
+        "filename": str(metadata.get("path", metadata.get("source", result.id))),
+        "score": min(1.0, max(0.0, result.score)),
+        "attributes": {key: _attribute(value) for key, value in metadata.items()},
+        "content": [{"type": "text", "text": result.text[start:stop]}],
+    }
+
+
+def _attribute(value: Any) -> str | float | bool:
+    if isinstance(value, (bool, int, float)):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text[:_LONGEST_ATTRIBUTE]
+
+
+def where_of(filters: Mapping[str, Any], limits: Any) -> Any:
+    """Make a filter of a search of OpenAI's: comparisons, and "and" and "or" of filters.
+
+    Returns:
+        A mapping, which is looked up by column, where that can say it; else a function.
+
+    Raises:
+        Problem: It is no such filter.
+    """
+    try:
+        # Each level of theirs is two of ours: the filter, and the list that it is in.
+        check_filter(dict(filters), 2 * limits.where_depth, limits.where_values)
+        if filters.get("type") in ("and", "or"):
+            return _function(filters)
+        return _mapping(filters)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Problem(400, f"filters cannot be used: {error}"[:300], param="filters") from None
+
+
+def _mapping(one: Mapping[str, Any]) -> dict[str, Any]:
+    if one.get("type") not in _OPERATORS or not isinstance(one.get("key"), str):
+        raise ValueError(f"a comparison has a key, a value, and a type of {', '.join(_OPERATORS)}")
+    where = {one["key"]: {f"${one['type']}": one["value"]}}
+    conditions_of(where)
+    return where
+
+
+def _function(filters: Mapping[str, Any]) -> Any:
+    if filters.get("type") not in ("and", "or"):
+        ((key, condition),) = _mapping(filters).items()
+        ((name, wanted),) = condition.items()
+        return lambda metadata: key in metadata and fulfils(metadata[key], name, wanted)
+    parts = filters.get("filters")
+    if not isinstance(parts, list) or not parts or not all(isinstance(p, dict) for p in parts):
+        raise ValueError(f"{filters['type']!r} has a list of filters")
+    functions = [_function(part) for part in parts]
+    combine = all if filters["type"] == "and" else any
+    return lambda metadata: combine(function(metadata) for function in functions)

@@ -1,0 +1,221 @@
+"""Running: one service at work: what answers, what is waited for, and how both are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Any
+
+from rag_demo.errors import IndexFileError, ModelError, ModelMismatchError, RagDemoError
+from rag_demo.index import read_manifest
+from rag_demo.service.batching import Batcher, Job
+from rag_demo.service.opened import LoadModel, Opened
+from rag_demo.service.problems import ClientGoneError, Problem, too_busy
+from rag_demo.service.settings import Settings
+from torch_utils import CleanupReport, ModelInUseError, memory_snapshot
+from torch_utils.report import format_bytes
+
+__all__ = ["Running"]
+
+log = logging.getLogger("rag_demo.service")
+_SAMPLES = 300
+_SAMPLE_S = 1.0
+_WATCH_S = 0.05
+_EVENTS = 50
+
+
+class Running:
+    """One service at work. Made, used and closed in one event loop.
+
+    Args:
+        settings: The service's.
+        load: Loads another embedding model than that which the index names.
+    """
+
+    def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
+        self.settings, self._load = settings, load
+        self.draining = False
+        self.opened: Opened
+        self.documents = 0
+        self.batcher: Batcher
+        self._reloading = asyncio.Lock()
+        self.samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
+        self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> None:
+        """Open the index and begin to answer.
+
+        Raises:
+            RagDemoError: It cannot be opened.
+        """
+        self.opened, self.documents = await asyncio.to_thread(self._open)
+        self.batcher = Batcher(lambda: self.opened, self.settings.limits)
+        self.start(self._sample())
+
+    def _open(self) -> tuple[Opened, int]:
+        opened = Opened(self.settings, self._load)
+        return opened, opened.open()
+
+    def start(self, coroutine: Any) -> None:
+        """Run something beside the requests, until the end."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """Finish what was let in, then give everything back."""
+        self.draining = True
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self.batcher.close()
+        await asyncio.to_thread(self.opened.close)
+
+    async def ask(self, request: Any, job: Job, *, is_more: bool = False) -> Any:
+        """Have a job done, as long as its client is there, within the time that there is.
+
+        Raises:
+            Problem: It took too long, too much waits, or it failed.
+            ClientGoneError: The client has gone away.
+        """
+        work = asyncio.ensure_future(self.batcher.submit(job, is_more=is_more))
+        gone = asyncio.ensure_future(_gone(request))
+        limit_s = self.settings.limits.answer_s
+        try:
+            await asyncio.wait({work, gone}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            if gone.done():
+                raise ClientGoneError
+            raise too_busy(5, f"there was no answer within {limit_s:g} s", status=503)
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def not_ready(self) -> str:
+        """Say why the index cannot be searched; nothing, if it can."""
+        if self.draining:
+            return "the service is stopping"
+        if self.opened.index.status().state == "loaded":
+            return ""
+        try:
+            await asyncio.to_thread(read_manifest, self.settings.index)
+        except RagDemoError as error:
+            log.warning("not ready: %s", error)
+            return "the index cannot be opened"
+        return ""
+
+    async def reload(self) -> dict[str, Any]:
+        """Open the index as it is now; the old one answers until this one can.
+
+        Raises:
+            Problem: It cannot be opened, and the old one goes on answering.
+        """
+        async with self._reloading:
+            started = time.perf_counter()
+            try:
+                opened, documents = await asyncio.to_thread(self._open)
+            except Exception as error:
+                # Whatever is wrong with the new one, the old one is there.
+                log.error("reload: the old index goes on: %s", error, exc_info=error)
+                raise Problem(409, f"{_why(error)}; the old index goes on answering") from None
+            before, self.opened = self.opened, opened
+            was, self.documents = self.documents, documents
+            self._seen.clear()  # The new hosts have counts of their own.
+            await self.batcher.between(before.close)
+            self.events.append({"at": round(time.time(), 3), "what": "reload", "model": "index"})
+            seconds = time.perf_counter() - started
+            log.info("reloaded: %d documents instead of %d, %.1f s", documents, was, seconds)
+            return {"documents": documents, "documents_before": was, "duration_s": seconds}
+
+    async def reload_quietly(self) -> None:
+        """Reload, for a signal, which nobody can be answered for; the log has what happened."""
+        try:
+            await self.reload()
+        except Problem:
+            return
+
+    async def unload(self, name: str) -> dict[str, Any]:
+        """Give a model, or the index, back, between two batches.
+
+        Returns:
+            The report of what came back.
+
+        Raises:
+            Problem: There is none of this name, or it is lent.
+        """
+        host = self.opened.hosts.get(name)
+        if host is None:
+            known = ", ".join(self.opened.hosts)
+            raise Problem(404, f"there is no model of this name; there are: {known}")
+        try:
+            report = await self.batcher.between(host.unload)
+        except ModelInUseError:
+            raise Problem(409, "it is in use at the moment; try again") from None
+        return _report(report)
+
+    def memory(self) -> dict[str, Any]:
+        """Describe the memory now, and in the last minutes."""
+        return {"samples": [*self.samples, self._look()], "events": list(self.events)}
+
+    async def _sample(self) -> None:
+        while True:
+            self.samples.append(self._look())
+            await asyncio.sleep(_SAMPLE_S)
+
+    def _look(self) -> dict[str, Any]:
+        now = memory_snapshot()
+        at = round(time.time(), 3)
+        models, elsewhere = {}, 0
+        for name, host in self.opened.hosts.items():
+            status = host.status()
+            counts = status.loads, status.unloads
+            before = self._seen.get(name, (0, 0))
+            for what, grown in zip(("load", "unload"), (0, 1), strict=True):
+                if counts[grown] > before[grown]:
+                    self.events.append({"at": at, "what": what, "model": name})
+            self._seen[name] = counts
+            models[name] = status.state
+            if host.isolation == "process":
+                elsewhere += status.nbytes
+        devices = {name: memory.reserved_bytes for name, memory in now.devices.items()}
+        host_bytes = now.host.rss_bytes + elsewhere
+        return {"at": at, "host": host_bytes, "devices": devices, "models": models}
+
+
+async def _gone(request: Any) -> None:
+    """Wait until the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        await asyncio.sleep(_WATCH_S)
+
+
+def _why(error: Exception) -> str:
+    """Say what is wrong without saying where on this machine."""
+    if isinstance(error, ModelMismatchError):
+        return "the index was made with another model"
+    if isinstance(error, IndexFileError):
+        return "the index is missing or damaged"
+    if isinstance(error, ModelError):
+        return "the model cannot be loaded"
+    return "the index cannot be opened"
+
+
+def _report(report: CleanupReport) -> dict[str, Any]:
+    """Write a report without the holders, whose names may be files of this machine."""
+    freed = ", ".join(f"{format_bytes(n)} on {d}" for d, n in report.freed_bytes.items() if n)
+    return {
+        "freed_bytes": dict(report.freed_bytes),
+        "returned_bytes": dict(report.returned_bytes),
+        "still_held": [
+            {"what": held.what, "nbytes": held.nbytes, "device": held.device}
+            for held in report.still_held
+        ],
+        "errors": len(report.errors),
+        "duration_s": report.duration_s,
+        "summary": f"freed {freed or 'nothing'} in {report.duration_s * 1e3:.1f} ms",
+    }

@@ -1,0 +1,189 @@
+"""The server: uvicorn, with the signals and the limits of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from rag_demo.errors import RagDemoError
+from rag_demo.service.app import create_app
+from rag_demo.service.connections import protocol_for
+from rag_demo.service.opened import LoadModel
+from rag_demo.service.settings import Settings
+
+__all__ = ["bind", "run_server"]
+
+log = logging.getLogger("rag_demo.service")
+_KEEP_ALIVE_S = 15
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Take the address.
+
+    Raises:
+        RagDemoError: It cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise RagDemoError(
+            f"{settings.host}:{settings.port} cannot be listened on: {error}; name another --port"
+        ) from None
+    listener.set_inheritable(True)
+    return listener
+
+
+def run_server(
+    settings: Settings,
+    listener: socket.socket,
+    *,
+    load_model: LoadModel | None = None,
+    watched: int | None = None,
+) -> None:
+    """Serve until a signal says to stop; every request that was let in is answered before.
+
+    To be called in the main thread. Afterwards the signal takes the way that it would have
+    taken: have `torch_utils.exit_on_signals` make it an orderly exit.
+
+    Args:
+        settings: The service's.
+        listener: What is listened on; closed at the end.
+        load_model: See `rag_demo.service.app.create_app`.
+        watched: A file descriptor whose end, that of who started this, ends this too.
+
+    Raises:
+        RagDemoError: It could not start; the log says why.
+    """
+    app = create_app(settings, load_model=load_model)
+    config = uvicorn.Config(
+        app,
+        http=protocol_for(settings.limits),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # Whoever says to be somebody else is not believed.
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(settings.limits.answer_s),
+    )
+    server = _Server(config, settings.drain_s, watched)
+    try:
+        server.run([listener])
+    except SystemExit as error:
+        if server.started or error.code != 3:  # uvicorn's number for a start that failed
+            raise
+        raise RagDemoError("the service could not start; the log says why") from None
+
+
+class _Server(uvicorn.Server):
+    """Reloads on SIGHUP; says that it stops before it does."""
+
+    def __init__(self, config: uvicorn.Config, drain_s: float, watched: int | None) -> None:
+        super().__init__(config)
+        self._drain_s, self._watched = drain_s, watched
+        self._stops_at: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        if hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+        if self._watched is not None:
+            loop.add_reader(self._watched, self._on_end, loop)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            log.info("serving at http://%s, process %d", where, os.getpid())
+
+    def _running(self) -> Any:
+        return getattr(self.config.app.state, "running", None)  # type: ignore[union-attr]
+
+    def _reload(self) -> None:
+        running = self._running()
+        running.start(running.reload_quietly())
+
+    def _on_end(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Stop: who started this has ended, however that came."""
+        assert self._watched is not None
+        if not os.read(self._watched, 1):
+            loop.remove_reader(self._watched)
+            self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop; a second signal does not wait for what is being drained."""
+        running = self._running()
+        if running is not None:
+            running.draining = True
+        if self._stops_at is None and self._drain_s > 0 and not self.should_exit:
+            self._stops_at = time.monotonic() + self._drain_s
+            self._captured_signals.append(sig)
+        else:
+            super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Stop when the time to drain is over."""
+        if self._stops_at is not None and time.monotonic() >= self._stops_at:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def configure_logging(layout: str, level: str) -> None:
+    """Have the log written on stderr, as text or as JSON; for a program, not for a library."""
+    from rag_demo.service.guard import REQUEST_ID
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if layout == "json" else logging.Formatter(_TEXT))
+
+    def add_request_id(record: logging.LogRecord) -> bool:
+        record.request_id = REQUEST_ID.get()
+        return True
+
+    handler.addFilter(add_request_id)
+    for name in ("rag_demo", "torch_utils", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False
+    logging.getLogger("uvicorn.error").setLevel("WARNING")
+
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s [%(request_id)s] %(message)s"
+
+
+class _Json(logging.Formatter):
+    """A line of JSON for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record."""
+        import json
+
+        line: dict[str, Any] = {
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{record.msecs:03.0f}",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "request_id": getattr(record, "request_id", ""),
+        }
+        known: Mapping[str, Any] = record.__dict__
+        line.update((key, known[key]) for key in ("route", "status", "ms") if key in known)
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)

@@ -1,0 +1,95 @@
+"""Probes, metrics, memory, and what an administrator does."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from rag_demo.service import metrics
+from rag_demo.service.problems import AsciiJSON, Problem
+from rag_demo.service.search_routes import running_of
+
+__all__ = ["admin", "router"]
+
+router = APIRouter(default_response_class=AsciiJSON)
+admin = APIRouter(prefix="/admin", default_response_class=AsciiJSON)
+_NEVER = "0001-01-01T00:00:00Z"  # as `ollama ps` is told of a model that stays
+
+
+@router.get("/livez", response_model=None)
+async def livez() -> AsciiJSON:
+    """Say that the event loop runs, whatever else does."""
+    return AsciiJSON({"status": "ok"})
+
+
+@router.get("/readyz", response_model=None)
+@router.get("/health", response_model=None)
+async def readyz(request: Request) -> AsciiJSON:
+    """Say whether the index can be searched."""
+    running = running_of(request)
+    reason = await running.not_ready()
+    if reason:
+        raise Problem(503, reason, headers={"retry-after": "1"})
+    return AsciiJSON({"status": "ok", "documents": running.documents})
+
+
+@router.get("/metrics", response_model=None)
+async def exposition() -> Response:
+    """Write the metrics for Prometheus."""
+    media_type, text = metrics.exposition()
+    return Response(text, media_type=media_type)
+
+
+@router.get("/memory", response_model=None)
+async def memory(request: Request) -> AsciiJSON:
+    """Describe the memory of the last minutes, with the loads and unloads in them."""
+    return AsciiJSON(running_of(request).memory())
+
+
+@admin.get("/models", response_model=None)
+async def models(request: Request) -> AsciiJSON:
+    """Say what is loaded, how large it is, and until when: as `ollama ps` is told."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    found: list[dict[str, Any]] = []
+    for name, host in running_of(request).opened.hosts.items():
+        status = host.status()
+        expires_at = _NEVER
+        if status.expires_in_s is not None:
+            expires_at = (now + datetime.timedelta(seconds=status.expires_in_s)).isoformat()
+        found.append(
+            {
+                "name": name,
+                "model": name,
+                "size": status.nbytes,
+                "expires_at": expires_at,
+                "state": status.state,
+                "isolation": host.isolation,
+                "leases": status.leases,
+                "loads": status.loads,
+                "unloads": status.unloads,
+                "failed": status.last_error is not None,
+            }
+        )
+    return AsciiJSON({"models": found})
+
+
+@admin.post("/models/{name}/unload", response_model=None)
+async def unload(request: Request, name: str) -> AsciiJSON:
+    """Give a model, or the index, back; the next request that needs it loads it again."""
+    return AsciiJSON(await running_of(request).unload(name))
+
+
+@admin.post("/reload", response_model=None)
+async def reload(request: Request) -> AsciiJSON:
+    """Open the index as it is now; the old one answers until this one can."""
+    running = running_of(request)
+    report = await running.reload()
+    if running.settings.workers > 1:
+        # The supervisor passes it on to all workers; for this one it changes nothing.
+        os.kill(os.getppid(), signal.SIGHUP)
+    return AsciiJSON(report)

@@ -1,0 +1,156 @@
+"""The clients that exist: OpenAI's own, and what text-embeddings-inference is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import TEXTS, serving
+
+openai = pytest.importorskip("openai", reason="needs openai: the extra test")
+
+
+def with_client(index: Path, use: Any, **options: Any) -> Any:
+    """Let OpenAI's client talk to the service."""
+
+    async def main() -> Any:
+        async with serving(index, **options) as http:
+            client = openai.AsyncOpenAI(
+                api_key="none", base_url="http://127.0.0.1:8000/v1", http_client=http, max_retries=0
+            )
+            return await use(client)
+
+    return asyncio.run(main())
+
+
+def test_embeddings(index: Path) -> None:
+    """Base64, which the client asks for by itself, and numbers are the same vectors."""
+
+    async def use(client: Any) -> Any:
+        by_default = await client.embeddings.create(model="any", input=TEXTS)
+        numbers = await client.embeddings.create(model="any", input=TEXTS, encoding_format="float")
+        one = await client.embeddings.create(model="any", input=TEXTS[1], dimensions=8)
+        return by_default, numbers, one, await client.models.list()
+
+    by_default, numbers, one, models = with_client(index, use)
+    vectors = [each.embedding for each in by_default.data]
+    assert [each.index for each in by_default.data] == list(range(len(TEXTS)))
+    for vector, other in zip(vectors, numbers.data, strict=True):
+        assert vector == pytest.approx(other.embedding)
+        assert math.hypot(*vector) == pytest.approx(1)
+    assert one.data[0].embedding == pytest.approx(vectors[1])
+    assert by_default.model == models.data[0].id  # the model that it really was
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, 3], [[1, 2], [3]]])
+def test_tokens_are_refused_with_the_way_out(index: Path, tokens: Any) -> None:
+    """LangChain sends them by default; its setting is named."""
+
+    async def use(client: Any) -> Any:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.embeddings.create(model="any", input=tokens)
+        return caught.value
+
+    error = with_client(index, use)
+    assert "check_embedding_ctx_length=False" in error.message
+    assert error.code == "token_arrays_unsupported"
+    assert error.param == "input"
+
+
+def test_errors_are_those_of_openai(index: Path) -> None:
+    """The client raises its own kinds, for a wrong token too."""
+
+    async def use(client: Any) -> Any:
+        found = []
+        for arguments in ({"input": []}, {"input": ""}, {"input": "a", "dimensions": 3}):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.embeddings.create(model="any", **arguments)
+            found.append(caught.value)
+        with pytest.raises(openai.NotFoundError):
+            await client.vector_stores.search("other", query="a")
+        with pytest.raises(openai.BadRequestError):
+            await client.vector_stores.search("index", query="a", filters={"type": "near"})
+        return found
+
+    assert all(error.type == "invalid_request_error" for error in with_client(index, use))
+
+    async def without_token(client: Any) -> None:
+        with pytest.raises(openai.AuthenticationError):
+            await client.embeddings.create(model="any", input="a")
+
+    with_client(index, without_token, token="secret")
+
+
+def test_vector_stores(index: Path) -> None:
+    """Filters hold, and so does the threshold; the best is first."""
+
+    async def use(client: Any) -> Any:
+        everything = await client.vector_stores.search("index", query=TEXTS[1])
+        newer: Any = {"type": "gte", "key": "year", "value": 2002}
+        either: Any = {
+            "type": "or",
+            "filters": [newer, {"type": "eq", "key": "year", "value": 2000}],
+        }
+        return [
+            everything,
+            await client.vector_stores.search("index", query=TEXTS[1], filters=newer),
+            await client.vector_stores.search("index", query=TEXTS[1], filters=either),
+            await client.vector_stores.search("index", query=TEXTS[1], max_num_results=1),
+            await client.vector_stores.search(
+                "index", query=[TEXTS[1], TEXTS[2]], ranking_options={"score_threshold": 0.999}
+            ),
+        ]
+
+    found = [page.data for page in with_client(index, use)]
+    assert found[0][0].file_id == "1"
+    assert found[0][0].content[0].text == TEXTS[1]
+    assert found[0][0].score == pytest.approx(1)
+    years = [{each.attributes["year"] for each in its} for its in found]
+    assert years[:4] == [{2000, 2001, 2002, 2003}, {2002, 2003}, {2000, 2002, 2003}, {2001}]
+    assert {each.file_id for each in found[4]} == {"1", "2"}
+
+
+def test_embed_of_text_embeddings_inference(index: Path) -> None:
+    """One text or several, of length 1."""
+
+    async def main() -> list[Any]:
+        async with serving(index) as client:
+            return [
+                await client.post("/embed", json={"inputs": inputs, **more})
+                for inputs, more in (
+                    (TEXTS[0], {}),
+                    (TEXTS, {"truncate": True, "prompt_name": "query"}),
+                    ([], {}),
+                    (TEXTS, {"normalize": False}),
+                )
+            ]
+
+    one, several, none, unnormalized = asyncio.run(main())
+    assert several.json()[0] == pytest.approx(one.json()[0])
+    assert len(several.json()) == len(TEXTS)
+    assert [none.status_code, unnormalized.status_code] == [422, 422]
+
+
+def test_langchain(index: Path) -> None:
+    """With the setting that the refusal of tokens names; without it, that refusal."""
+    langchain = pytest.importorskip(
+        "langchain_openai", reason="needs: pip install langchain-openai"
+    )
+
+    async def main() -> Any:
+        async with serving(index) as http:
+            settings: Any = {
+                "api_key": "none",
+                "base_url": "http://127.0.0.1:8000/v1",
+                "http_async_client": http,
+                "max_retries": 0,
+            }
+            model = langchain.OpenAIEmbeddings(check_embedding_ctx_length=False, **settings)
+            return await model.aembed_documents(TEXTS), await model.aembed_query(TEXTS[0])
+
+    documents, query = asyncio.run(main())
+    assert len(documents) == len(TEXTS)
+    assert query == pytest.approx(documents[0])

@@ -1,0 +1,220 @@
+"""Searching over HTTP: what is answered, what is refused, and what is never said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import TEXTS, Embedder, make_index, serving
+
+from rag_demo import FaissRetriever
+from rag_demo.service.settings import Limits
+
+FOLDER = "/secret/folder"
+
+
+def ask(index: Path, *requests: Any, **options: Any) -> list[Any]:
+    """Ask one service, one request after the other: a method, a path, and what httpx takes."""
+
+    async def main() -> list[Any]:
+        async with serving(index, **options) as client:
+            return [await client.request(*each[:2], **each[2]) for each in requests]
+
+    return asyncio.run(main())
+
+
+def search(body: Any, **headers: str) -> Any:
+    return "POST", "/search", {"json": body, "headers": headers}
+
+
+def test_answers_are_those_of_the_retriever(index: Path) -> None:
+    """For one question and for several, in every mode, filtered and cut off."""
+    bodies = [
+        {"query": "memory", "top_k": 3, "mode": mode} | more
+        for mode in ("dense", "bm25", "hybrid")
+        for more in ({}, {"where": {"year": {"$gte": 2001}}}, {"min_score": 0.1})
+    ]
+    *single, several = ask(
+        index, *map(search, bodies), search({"queries": ["lease", "index"], "mode": "dense"})
+    )
+    with FaissRetriever(Embedder()) as retriever:
+        retriever.load(index)
+        for body, answer in zip(bodies, single, strict=True):
+            expected = retriever.search(**body)
+            found = answer.json()["results"]
+            assert [(each["id"], each["rank"], each["text"]) for each in found] == [
+                (each.id, each.rank, each.text) for each in expected
+            ]
+            scores = [each.score for each in expected]
+            assert [each["score"] for each in found] == pytest.approx(scores)
+        expected = retriever.search_batch(["lease", "index"])
+    found = several.json()["batches"]
+    assert [[each["id"] for each in its] for its in found] == [
+        [each.id for each in its] for its in expected
+    ]
+
+
+def test_min_score_makes_dense_the_default(index: Path) -> None:
+    """As on the command line: fused ranks are no scores to compare with a limit."""
+    hybrid, dense = ask(
+        index, search({"query": TEXTS[0]}), search({"query": TEXTS[0], "min_score": 0.99})
+    )
+    assert hybrid.json()["results"][0]["score"] < 0.1
+    assert [each["id"] for each in dense.json()["results"]] == ["0"]
+
+
+DEEP: Any = 1
+for _ in range(50):
+    DEEP = [DEEP]
+BAD = {
+    "no question": ({}, 422),
+    "both": ({"query": "a", "queries": ["a"]}, 422),
+    "none of several": ({"queries": []}, 422),
+    "an empty question": ({"query": "  "}, 422),
+    "a long question": ({"query": "x" * 8001}, 413),
+    "too many": ({"queries": ["x"] * 257}, 413),
+    "no answers": ({"query": "a", "top_k": 0}, 422),
+    "too many answers": ({"query": "a", "top_k": 1001}, 422),
+    "a huge number": ({"query": "a", "top_k": 10**400}, 422),
+    "another mode": ({"query": "a", "mode": "best"}, 422),
+    "an unknown field": ({"query": "a", "topk": 1}, 422),
+    "a deep filter": ({"query": "a", "where": {"a": DEEP}}, 422),
+    "a wide filter": ({"query": "a", "where": {"a": list(range(2000))}}, 422),
+    "a huge number in a filter": ({"query": "a", "where": {"a": 10**400}}, 422),
+    "an unknown operator": ({"query": "a", "where": {"a": {"$near": 1}}}, 422),
+    "an operator that cannot compare": ({"query": "a", "where": {"a": {"$gt": []}}}, 422),
+}
+
+
+def test_bad_requests_are_problems(index: Path) -> None:
+    """Each is refused by its status, with the request's id, and nothing of this machine."""
+    answers = ask(index, *(search(body) for body, _ in BAD.values()))
+    for (name, (_, status)), answer in zip(BAD.items(), answers, strict=True):
+        assert (answer.status_code, name) == (status, name)
+        assert answer.headers["content-type"] == "application/problem+json"
+        problem = answer.json()
+        assert problem["status"] == status
+        assert problem["title"] and problem["detail"]
+        assert problem["request_id"] == answer.headers["x-request-id"]
+        assert "Traceback" not in answer.text
+        assert str(index) not in answer.text
+
+
+def test_hostile_bodies_are_no_server_errors(index: Path) -> None:
+    """Broken JSON, numbers that are none, deep nesting, surrogates, and more than is allowed."""
+    bodies = [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"null",
+        b"[" * 100_000,
+        b'{"query": "a", "min_score": NaN}',
+        b'{"query": "a", "where": {"a": Infinity}}',
+        b'{"query": "a", "top_k": ' + b"9" * 5_000 + b"}",
+    ]
+    kind = {"content-type": "application/json"}
+    sent = [("POST", "/search", {"content": body, "headers": kind}) for body in bodies]
+    surrogate = b'{"query": "\\ud800", "mode": "hybrid"}'
+    fine = b'{"query": "a"}'
+    *refused, control = ask(
+        index,
+        *sent,
+        *(("POST", "/search", {"content": body, "headers": kind}) for body in (surrogate, fine)),
+    )
+    assert {answer.status_code for answer in refused} <= {400, 422}
+    assert control.status_code == 200
+    (too_large,) = ask(index, sent[4], limits=Limits(body_bytes=2_000))
+    assert too_large.status_code == 413
+
+
+def test_a_body_that_never_ends_is_given_up(index: Path) -> None:
+    """Neither its length nor its time is without a limit."""
+
+    async def endless() -> Any:
+        while True:
+            yield b" " * 1000
+            await asyncio.sleep(0)
+
+    async def silent() -> Any:
+        yield b" "
+        await asyncio.sleep(3600)
+
+    async def main() -> list[int]:
+        limits = Limits(body_bytes=100_000, body_s=0.2)
+        async with serving(index, limits=limits) as client:
+            return [
+                (await client.post("/search", content=body())).status_code
+                for body in (endless, silent)
+            ]
+
+    assert asyncio.run(main()) == [413, 408]
+
+
+def test_no_folder_of_this_machine_is_told(index: Path, tmp_path: Path) -> None:
+    """Not in metadata, and not where the index is damaged or gone."""
+    folder = make_index(tmp_path / "index")
+
+    async def main() -> list[Any]:
+        async with serving(folder) as client:
+            answers = [await client.post("/search", json={"query": "memory"})]
+            await client.post("/admin/models/index/unload")
+            (folder / "manifest.json").write_text("{")
+            answers.append(await client.post("/search", json={"query": "memory"}))
+            answers.append(await client.get("/readyz"))
+            answers.append(await client.post("/admin/reload"))
+            answers.append(await client.get("/livez"))
+            return answers
+
+    answers = asyncio.run(main())
+    assert [answer.status_code for answer in answers] == [200, 503, 503, 409, 200]
+    assert answers[0].json()["results"][0]["metadata"]["path"].endswith(".txt")
+    for answer in answers:
+        assert FOLDER not in answer.text
+        assert str(tmp_path) not in answer.text
+
+
+def test_request_ids(index: Path) -> None:
+    """One that a client sends is kept, if it can do no harm in a log."""
+    kept, made = ask(
+        index,
+        search({"query": "a"}, **{"x-request-id": "trace-1"}),
+        search({"query": "a"}, **{"x-request-id": "a b\t{}"}),
+    )
+    assert kept.headers["x-request-id"] == "trace-1"
+    assert len(made.headers["x-request-id"]) == 32
+
+
+def test_probes_metrics_and_description(index: Path) -> None:
+    """What an operator's tools ask."""
+    live, ready, health, metrics, described = ask(
+        index,
+        *(("GET", f"/{p}", {}) for p in ("livez", "readyz", "health", "metrics")),
+        ("GET", "/openapi.json", {}),
+    )
+    assert live.json() == {"status": "ok"}
+    assert ready.json() == health.json() == {"status": "ok", "documents": len(TEXTS)}
+    for name in ("torch_utils_model_loaded", "rag_demo_requests_total", "rag_demo_batch_texts"):
+        assert name in metrics.text
+    assert "examples" in json.dumps(described.json()["components"]["schemas"]["SearchRequest"])
+
+
+def test_who_may_come_in(index: Path) -> None:
+    """Without a token: this machine's names only. With one: whoever knows it, and probes."""
+    wrong_host = ("GET", "/memory", {"headers": {"host": "evil.example"}})
+    (refused,) = ask(index, wrong_host)
+    assert refused.status_code == 421
+    bearer = {"authorization": "Bearer secret"}
+    token = {"token": "secret", "host": "0.0.0.0", "client": "203.0.113.5"}
+    answers = ask(
+        index,
+        ("GET", "/memory", {}),
+        ("GET", "/memory", {"headers": {"authorization": "Bearer secre"}}),
+        ("GET", "/livez", {}),
+        ("GET", "/memory", {"headers": bearer}),
+        ("GET", "/admin/models", {"headers": bearer}),
+        **token,
+    )
+    assert [answer.status_code for answer in answers] == [401, 401, 200, 200, 200]

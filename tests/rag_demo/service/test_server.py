@@ -1,0 +1,152 @@
+"""The server as a program: it answers what it has let in, gives back, and leaves cleanly."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import make_index
+
+from programs import ROOT, TIMEOUT_S
+from rag_demo.commands import run
+from rag_demo.errors import RagDemoError
+
+# The first question waits for a line on standard input; SIGTERM comes while it is asked.
+PROGRAM = """
+    import sys, threading
+    from pathlib import Path
+    from serving import Embedder
+    from rag_demo.service.server import bind, configure_logging, run_server
+    from rag_demo.service.settings import Settings
+    from torch_utils import exit_on_signals
+
+    def before(texts):
+        if "held up" in texts:
+            print("asked", flush=True)
+            sys.stdin.readline()
+
+    def load():
+        return Embedder(before)
+
+    exit_on_signals()
+    configure_logging("json", "INFO")
+    settings = Settings(index=Path(sys.argv[1]), retriever="faiss", port=0)
+    listener = bind(settings)
+    print(listener.getsockname()[1], flush=True)
+    run_server(settings, listener, load_model=load)
+"""
+
+
+def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    try:
+        method = "GET" if body is None else "POST"
+        headers = {"content-type": "application/json"}
+        connection.request(method, path, body and json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def get(port: int, path: str) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def test_sigterm_in_the_middle(tmp_path: Path) -> None:
+    """What was accepted is answered; the exit is 143, and clean. SIGHUP before reloads."""
+    folder = make_index(tmp_path / "index")
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    paths = [ROOT, ROOT / "tests", ROOT / "tests/rag_demo"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "torch_utils.clean_exit", "--", str(program), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+    )
+    assert server.stdin is not None and server.stdout is not None and server.stderr is not None
+    said: list[str] = []
+    stderr = server.stderr
+    reader = threading.Thread(target=lambda: said.extend(stderr))
+    reader.start()
+    answers: list[Any] = []
+    try:
+        port = int(server.stdout.readline())
+        assert ask(port, "/readyz")[1]["documents"] == 4
+        make_index(folder, ["one", "two"])
+        server.send_signal(signal.SIGHUP)
+        while ask(port, "/readyz")[1]["documents"] != 2:
+            threading.Event().wait(0.05)
+        body = {"query": "held up", "mode": "dense"}
+        clients = [
+            threading.Thread(target=lambda: answers.append(ask(port, "/search", body)))
+            for _ in range(3)
+        ]
+        clients[0].start()
+        assert server.stdout.readline() == "asked\n"
+        for client in clients[1:]:
+            client.start()
+        while "rag_demo_waiting_texts 2.0" not in get(port, "/metrics"):
+            threading.Event().wait(0.05)
+        server.send_signal(signal.SIGTERM)
+        server.stdin.write("\n" * 3)
+        server.stdin.close()
+        for client in clients:
+            client.join(TIMEOUT_S)
+        code = server.wait(TIMEOUT_S)
+    finally:
+        if server.poll() is None:
+            server.kill()
+        reader.join(TIMEOUT_S)
+        server.stdout.close()
+        stderr.close()
+    output = "".join(said)
+    assert code == 143, output
+    assert "clean-exit: clean" in output, output
+    assert [status for status, _ in answers] == [200] * 3, output
+    lines = [json.loads(line) for line in said if line.startswith("{")]
+    assert all(line["request_id"] for line in lines if line.get("route") == "/search")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "0.0.0.0"], "--no-token"),
+        (["--keep-alive", "soon"], "--keep-alive"),
+        (["--host", "203.0.113.1", "--token-file", "TOKEN"], "cannot be listened on"),
+        (["--token-file", "EMPTY"], "token must be"),
+    ],
+)
+def test_wrong_use_is_said(
+    index: Path, tmp_path: Path, arguments: list[str], message: str, monkeypatch: Any
+) -> None:
+    """Before anything is loaded; another host without a token first of all."""
+    monkeypatch.delenv("RAG_DEMO_TOKEN", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "TOKEN").write_text("secret\n")
+    (tmp_path / "EMPTY").write_text("\n")
+    with pytest.raises(RagDemoError, match=message):
+        run(["serve", "--index", str(index), *arguments])
+
+
+def test_no_index_is_said(tmp_path: Path) -> None:
+    """With the command that makes one."""
+    with pytest.raises(RagDemoError, match="rag-demo index"):
+        run(["serve", "--index", str(tmp_path / "nothing")])
