@@ -22,9 +22,6 @@ DIRTY = """class A:
 """
 CONFIG = """[flake8]
 select = CEX
-[flake8:local-plugins]
-extension =
-    CEX = _torch_cleanup.clean_exit_lint.flake8_plugin:Plugin
 """
 
 
