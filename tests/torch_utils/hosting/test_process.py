@@ -262,8 +262,10 @@ def test_control_without_numbers_answers_shift(process) -> None:
     channel = process._channel
     channel.send(5, pickle.dumps(("call", "echo", ("A",), {}), 5))
     select.select([channel], [], [])
+    os.kill(process.pid, signal.SIGSTOP)  # Or its second answer may be there already.
     channel.send(6, pickle.dumps(("call", "echo", ("B",), {}), 5))
     assert pickle.loads(channel.receive()[1]) == (True, "A")  # for whoever asked B
+    os.kill(process.pid, signal.SIGCONT)
     process._owed = 7
     with pytest.raises(ModelProcessError, match="message 6 came, not 7"):
         process.finish()
