@@ -45,6 +45,7 @@ def benchmark(*parts: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_benchmark_of_release_and_streaming() -> None:
     """Every part that was asked for says something."""
     said = benchmark("release", "measure", "streamed")

@@ -121,6 +121,7 @@ def test_one_writer(tmp_path: Path) -> None:
     assert model.embedded == []
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """100,000 documents of a kilobyte: the growth is a fraction of what they take."""
     program = f"""

@@ -129,6 +129,7 @@ def test_what_hangs_is_named_and_left_behind(
     assert "let_go.wait()" in text
 
 
+@pytest.mark.slow
 def test_what_hangs_does_not_hold_up_the_exit() -> None:
     """Exit waits for threads that close something, but not once more for this one."""
     program = """

@@ -143,6 +143,7 @@ def test_dashboard_names_what_is_exported(service: int) -> None:
     assert problems(some.replace("by (model", "by (type"), exported)
 
 
+@pytest.mark.slow
 def test_prometheus_answers_every_query(service: int, tmp_path: Path) -> None:
     """With a value each; a misspelt query has none."""
     server = shutil.which("prometheus")
