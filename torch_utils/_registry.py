@@ -240,7 +240,7 @@ class Entry:
                 return False
             self.give_up(mine, owner)
             self.finish(mine)
-        except BaseException:
+        except BaseException:  # An interrupt, of the release or of this: first what was begun.
             self.go_on(mine, owner)
             if not PHASE.exiting:  # It cannot end a program that is ending.
                 raise

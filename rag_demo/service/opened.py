@@ -53,7 +53,7 @@ def load_model(name: str | None, device: str | None, dtype: str | None) -> Any:
     model = EmbeddingModel(name, device=device, dtype=dtype)
     try:
         model.load_model()
-    except BaseException:
+    except BaseException:  # Also an interrupt: nobody else has it yet.
         model.close()
         raise
     return model
@@ -176,7 +176,7 @@ class Opened:
             retriever = PyTorchGPURetriever(self._hosted, device=self.settings.device)
         try:
             retriever.load(self.settings.index)
-        except BaseException:
+        except BaseException:  # As above.
             retriever.close()
             raise
         return retriever
@@ -199,7 +199,7 @@ class Opened:
             with self.index.lease(_LEASE_S) as retriever:
                 retriever.search("warm", 1)
                 return len(retriever)
-        except BaseException:
+        except BaseException:  # As above.
             self.close(0)
             raise
 

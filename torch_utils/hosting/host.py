@@ -12,27 +12,23 @@ from typing import Any, Generic, Literal, TypeVar
 
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import is_shutting_down
-from torch_utils.errors import ModelInUseError
 from torch_utils.hosting.attempt import Limits
+from torch_utils.hosting.closing import Lender
 from torch_utils.hosting.core import Core
 from torch_utils.hosting.keep_alive import parse_keep_alive
 from torch_utils.hosting.lease import AsyncLease, Lease
 from torch_utils.hosting.process import pickled_load
 from torch_utils.hosting.tenancy import HostStatus
 from torch_utils.hosting.tenants import ProcessTenant, Tenant, ThreadTenant
-from torch_utils.hosting.waiting import off_the_loop
 from torch_utils.report import CleanupReport
-from torch_utils.resource import Resource
 
 __all__ = ["HostStatus", "ModelHost"]
 
 M = TypeVar("M")
 Isolation = Literal["thread", "process"]
-CLOSE_S = 10.0
-"""How long `close` waits for leases."""
 
 
-class ModelHost(Resource, Generic[M]):
+class ModelHost(Lender, Generic[M]):
     """Loads a model when it is first wanted, lends it, and gives it back when it is idle.
 
     ::
@@ -86,7 +82,6 @@ class ModelHost(Resource, Generic[M]):
         else:
             make = partial(ProcessTenant, self.name, pickled_load(load))
         self._make = make
-        self._deadline_s = CLOSE_S
         self._limits: Limits | None = None
         self._core = self._new_core()
         _HOSTS.add(self)
@@ -145,35 +140,6 @@ class ModelHost(Resource, Generic[M]):
     def status(self) -> HostStatus:
         """Describe this moment. Loads nothing, waits for nothing."""
         return self._own_core().status()
-
-    def close(self, deadline_s: float | None = None) -> bool:
-        """Lend nothing any more, wait for the leases that are open, and give the model back.
-
-        Args:
-            deadline_s: How long to wait for leases; `CLOSE_S` by default.
-
-        Returns:
-            True if this call closed it.
-
-        Raises:
-            ModelInUseError: The time is over. Says where the leases were taken; the model is given
-                back when the last of them ends.
-        """
-        entry = REGISTRY.get(id(self))
-        if deadline_s is not None:
-            self._deadline_s = deadline_s
-        closed = super().close()
-        if entry is not None and isinstance(entry.error, ModelInUseError):
-            raise entry.error
-        return closed
-
-    async def aclose(self, deadline_s: float | None = None) -> bool:
-        """Close from a coroutine, in a thread; the event loop goes on meanwhile."""
-        return await off_the_loop(partial(self.close, deadline_s))
-
-    async def __aexit__(self, *details: Any) -> None:
-        """Close as `aclose` does."""
-        await off_the_loop(partial(self.__exit__, *details))
 
     def _release(self) -> None:
         core = self.__dict__.get("_core")

@@ -5,27 +5,24 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
-from torch_utils._registry import REGISTRY
 from torch_utils.errors import ModelInUseError
+from torch_utils.hosting.closing import Lender
 from torch_utils.hosting.core import Core
-from torch_utils.hosting.host import CLOSE_S, ModelHost
+from torch_utils.hosting.host import ModelHost
 from torch_utils.hosting.keep_alive import parse_keep_alive
 from torch_utils.hosting.lease import AsyncLease, Lease
 from torch_utils.hosting.room import Room
 from torch_utils.hosting.tenancy import HostStatus
-from torch_utils.hosting.waiting import off_the_loop
 from torch_utils.report import CleanupReport
-from torch_utils.resource import Resource
 
 __all__ = ["ModelPool"]
 
 M = TypeVar("M")
 
 
-class ModelPool(Resource):
+class ModelPool(Lender):
     """Lends several models, of which only so many are loaded as fit.
 
     ::
@@ -74,7 +71,6 @@ class ModelPool(Resource):
         parse_keep_alive(keep_alive)
         self._keep_alive = keep_alive
         self._hosts: dict[str, ModelHost[Any]] = {}
-        self._deadline_s = CLOSE_S
         self._lock = threading.Lock()
         self._room = Room(limits, max_loaded, self._cores)
 
@@ -135,34 +131,6 @@ class ModelPool(Resource):
     def status(self) -> dict[str, HostStatus]:
         """Describe this moment, by name, in the order in which they were added. Loads nothing."""
         return {name: host.status() for name, host in list(self._hosts.items())}
-
-    def close(self, deadline_s: float | None = None) -> bool:
-        """Close all hosts, the newest first, whatever becomes of the others.
-
-        Args:
-            deadline_s: How long to wait for the leases of each; 10 s by default.
-
-        Returns:
-            True if this call closed it.
-
-        Raises:
-            ModelInUseError: Leases are still open. Says where they were taken.
-        """
-        if deadline_s is not None:
-            self._deadline_s = deadline_s
-        entry = REGISTRY.get(id(self))
-        closed = super().close()
-        if entry is not None and isinstance(entry.error, ModelInUseError):
-            raise entry.error
-        return closed
-
-    async def aclose(self, deadline_s: float | None = None) -> bool:
-        """Close from a coroutine, in a thread; the event loop goes on meanwhile."""
-        return await off_the_loop(partial(self.close, deadline_s))
-
-    async def __aexit__(self, *details: Any) -> None:
-        """Close as `aclose` does."""
-        await off_the_loop(partial(self.__exit__, *details))
 
     def _release(self) -> None:
         errors = []

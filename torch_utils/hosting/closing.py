@@ -1,0 +1,53 @@
+"""Closing what lends models: by a deadline, and saying who still has one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch_utils._registry import REGISTRY
+from torch_utils.errors import ModelInUseError
+from torch_utils.hosting.waiting import off_the_loop
+from torch_utils.resource import Resource
+
+__all__ = ["CLOSE_S", "Lender"]
+
+CLOSE_S = 10.0
+"""How long closing waits for leases."""
+
+
+class Lender(Resource):
+    """What lends models: a host, or a pool of them. Its `_release` keeps ``_deadline_s``."""
+
+    _deadline_s = CLOSE_S
+
+    def close(self, deadline_s: float | None = None) -> bool:
+        """Lend nothing any more, wait for the leases that are open, and give the models back.
+
+        A pool closes its hosts one by one, the newest first, whatever becomes of the others.
+
+        Args:
+            deadline_s: How long to wait for the leases of each model; `CLOSE_S` by default.
+
+        Returns:
+            True if this call closed it.
+
+        Raises:
+            ModelInUseError: The time is over. Says where the leases were taken; a model is given
+                back when the last of its leases ends.
+        """
+        entry = REGISTRY.get(id(self))
+        if deadline_s is not None:
+            self._deadline_s = deadline_s
+        closed = super().close()
+        if entry is not None and isinstance(entry.error, ModelInUseError):
+            raise entry.error
+        return closed
+
+    async def aclose(self, deadline_s: float | None = None) -> bool:
+        """Close from a coroutine, in a thread; the event loop goes on meanwhile."""
+        return await off_the_loop(partial(self.close, deadline_s))
+
+    async def __aexit__(self, *details: Any) -> None:
+        """Close as `aclose` does."""
+        await off_the_loop(partial(self.__exit__, *details))
