@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import ClassVar
 
 from programs import TIMEOUT_S
@@ -25,13 +24,6 @@ class Stub:
 
     def close(self) -> None:
         self.closed += 1
-
-
-def wait_for(what) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def in_threads(count: int, work) -> list[BaseException]:

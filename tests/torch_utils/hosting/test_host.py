@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hosting_stub import Stub, in_threads, wait_for
+from hosting_stub import Stub, in_threads
 from interrupts import Interrupt, everywhere, run_interrupted
 
 from torch_utils import (
@@ -26,6 +26,7 @@ from torch_utils import (
 )
 from torch_utils.hosting.core import Core
 from torch_utils.hosting.tenants import ThreadTenant
+from watching import wait_for
 
 
 def test_many_threads_load_once() -> None:

@@ -8,7 +8,6 @@ import select
 import signal
 import sys
 import threading
-import time
 import traceback
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,10 @@ import pytest
 from hosted_models import Model, load_and_leave, load_nothing
 from interrupts import everywhere, run_interrupted
 
-from programs import TIMEOUT_S
 from torch_utils.errors import ModelProcessError
 from torch_utils.hosting.process import ModelProcess, pickled_load
 from torch_utils.oom import is_out_of_memory
+from watching import wait_for
 
 
 def start(load=Model) -> ModelProcess:
@@ -43,21 +42,6 @@ def process():
     process = start()
     yield process
     process.end()
-
-
-def is_there(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(what) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_calls_and_attributes(shared) -> None:

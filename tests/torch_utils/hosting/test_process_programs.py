@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 from hosted_models import Model
 
-from programs import TIMEOUT_S, assert_clean, run
+from programs import assert_clean, run
 from torch_utils.hosting.process import ModelProcess, pickled_load
+from watching import is_there, wait_for
 
 
 def start(load=Model) -> ModelProcess:
     process = ModelProcess(pickled_load(load), name="stub")
     process.wait_until_loaded()
     return process
-
-
-def is_there(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(what) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 PRELUDE = """
