@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 import time
 import types
@@ -11,6 +12,14 @@ import pytest
 import torch
 
 from torch_utils import Measurement, measure, measuring
+
+
+def fresh(size: int) -> mmap.mmap:
+    """Return pages that come from the system: malloc may give what was resident before."""
+    pages = mmap.mmap(-1, size)
+    for start in range(0, size, mmap.PAGESIZE):
+        pages[start] = 1
+    return pages
 
 
 def test_on_the_host() -> None:
@@ -31,16 +40,16 @@ def test_memory_that_stays_is_seen() -> None:
     """Growth of resident memory is in the figure."""
     kept = []
     with measuring() as result:
-        kept.append(bytearray(b"x") * (50 << 20))
+        kept.append(fresh(50 << 20))
     assert result.peak_bytes > 40 << 20
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the mark is Linux's")
 def test_memory_that_came_and_went_is_seen() -> None:
     """The peak is in the figure although nothing of it is left; an earlier one is not."""
-    bytearray(b"x") * (200 << 20)
+    fresh(200 << 20).close()
     with measuring() as result:
-        bytearray(b"x") * (50 << 20)
+        fresh(50 << 20).close()
     assert 45 << 20 < result.peak_bytes < 100 << 20
 
 
@@ -98,14 +107,14 @@ def test_cuda_uses_events_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nested_blocks_have_their_own_peaks() -> None:
     """What came and went before the inner block began, and within it, is in the outer figure."""
     with measuring() as outer:
-        bytearray(b"x") * (200 << 20)
+        fresh(200 << 20).close()
         with measuring() as inner:
-            bytearray(b"x") * (20 << 20)
+            fresh(20 << 20).close()
     assert outer.peak_bytes > 180 << 20
     assert inner.peak_bytes < 100 << 20
     with measuring() as outer:
         with measuring() as inner:
-            bytearray(b"x") * (200 << 20)
+            fresh(200 << 20).close()
         with measuring():
             pass
     assert min(outer.peak_bytes, inner.peak_bytes) > 180 << 20
