@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from .attributes import mangle, stores
+from .evaluator import Evaluator
 from .facts import Facts
 from .risks import Risks
 from .scopes import Class, Function, children, last_name
-from .values import Bound, Env, Evaluator, Instance
+from .values import Bound, Env, Instance
 
 _DEEPEST = 5
 _MOST_STATES = 8
@@ -95,7 +96,8 @@ class Construction:
         What was read before was set then. Where attributes were `tested`, one that is set under
         conditions may be used under the same ones.
         """
-        earlier = facts.has & self.assigned
+        stored = {attribute for attribute, what in facts.began if what == "stored"}
+        earlier = (facts.has & self.assigned) - self.defaults - stored
         ways = [
             one
             for one in self.exits
@@ -110,6 +112,8 @@ class Construction:
 
     def implied(self, name: str, *, truthy: bool = False) -> frozenset[str]:
         """Return the attributes that exist wherever one does, or wherever it is true."""
+        if name in self.defaults and not truthy:
+            return frozenset()  # It is there from the beginning.
         key = (name, truthy)
         if key not in self._implied:
             having = [one.state for one in self.exits

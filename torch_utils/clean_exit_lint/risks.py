@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from .evaluator import Evaluator
 from .scopes import Class, Function, children, last_name
-from .values import Bound, Env, Evaluator, External, Instance
+from .values import Bound, Env, External, Instance
 
 _SAFE_BUILTINS = {
     "isinstance", "issubclass", "callable", "hasattr", "id", "type", "repr", "str", "bool",
@@ -26,8 +27,8 @@ _SAFE_WITHOUT_ARGUMENTS = {
     "float",
 }
 _SAFE = {
-    "threading": "Lock RLock Event Condition Semaphore BoundedSemaphore local current_thread "
-    "get_ident main_thread",
+    "threading": "Lock RLock Event Condition Semaphore BoundedSemaphore Barrier local Thread Timer "
+    "current_thread get_ident main_thread",
     "_thread": "allocate_lock get_ident RLock",
     "multiprocessing": "current_process",
     "asyncio": "Lock Event Condition Queue Semaphore",
@@ -40,8 +41,9 @@ _SAFE = {
     "logging": "getLogger",
     "itertools": "count",
     "functools": "partial",
+    "operator": "methodcaller attrgetter itemgetter",
     "uuid": "uuid4 uuid1",
-    "contextlib": "ExitStack AsyncExitStack nullcontext",
+    "contextlib": "ExitStack AsyncExitStack nullcontext closing suppress",
     "types": "SimpleNamespace MappingProxyType",
     "datetime": "datetime.now datetime.utcnow",
     "pathlib": "Path PurePath",
@@ -52,6 +54,12 @@ _SAFE = {
     "typing": "cast",
     "dataclasses": "field",
 }
+# With constants, or nothing, as arguments.
+_SAFE_WITH_CONSTANTS = {
+    "concurrent.futures.ThreadPoolExecutor", "concurrent.futures.ProcessPoolExecutor",
+    "concurrent.futures.thread.ThreadPoolExecutor", "re.compile", "struct.Struct", "random.Random",
+    "decimal.Decimal", "fractions.Fraction", "datetime.timedelta", "array.array",
+}  # fmt: skip
 _SAFE_DOTTED = {f"{module}.{name}" for module, names in _SAFE.items() for name in names.split()}
 # Methods of strings, dictionaries, lists and loggers, by whatever name the object goes.
 _SAFE_METHODS = {
@@ -121,10 +129,14 @@ class Risks:
     def _is_risky_value(self, value: object, node: ast.Call, depth: int) -> bool:
         if isinstance(value, External):
             module, _, name = value.dotted.rpartition(".")
+            given = (*node.args, *(keyword.value for keyword in node.keywords))
             if module == "builtins":
-                few = name in _SAFE_WITHOUT_ARGUMENTS and not node.args and not node.keywords
+                few = name in _SAFE_WITHOUT_ARGUMENTS and not given
                 return not (few or name in _SAFE_BUILTINS)
-            return value.dotted not in _SAFE_DOTTED
+            plain = all(isinstance(one, ast.Constant) for one in given)
+            return value.dotted not in _SAFE_DOTTED and not (
+                plain and value.dotted in _SAFE_WITH_CONSTANTS
+            )
         if isinstance(value, Class):
             return self._construction_is_risky(value, depth)
         if isinstance(value, Bound):

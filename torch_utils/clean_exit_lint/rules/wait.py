@@ -18,6 +18,8 @@ _LOCKS = re.compile(
     r"(threading|multiprocessing|_thread|asyncio)\."
     r"(synchronize\.)?(R?Lock|Semaphore|BoundedSemaphore|Condition|allocate_lock)\(\)"
 )
+# Leaving them waits for what they run.
+_JOINING = re.compile(r"concurrent\.futures\.\S*Executor\(\)|subprocess\.Popen\(\)")
 _QUEUES = re.compile(r"(queue|multiprocessing|multiprocessing\.queues)\.\w*Queue\(\)\.(get|join)")
 _POPEN = re.compile(r"subprocess\.Popen\(\)\.communicate")
 
@@ -59,6 +61,8 @@ def on_with(visit: Expressions, frame: Frame, node: ast.expr, values: Values) ->
     if by_type or by_name:
         what = f"with {ast.unparse(node)} waits as long as another holds it"
         visit.report("wait", node, what, frame)
+    elif any(_JOINING.fullmatch(one) for one in types):
+        visit.report("wait", node, f"with {ast.unparse(node)} waits until all is done", frame)
 
 
 def _waits(name: str, node: ast.Call) -> bool:
