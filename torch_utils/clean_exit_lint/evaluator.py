@@ -117,7 +117,7 @@ class Evaluator:
         if imported.name is None:
             return (source,) if source else (External(imported.module),)
         if source:
-            return self.attribute_of_module(source, imported.name)
+            return self._of_module(source, imported.name)
         if imported.level and not imported.module:  # from . import name, without an __init__.py
             sibling = self.project.find(module, imported.name, imported.level)
             return (sibling,) if sibling else ()
@@ -138,6 +138,14 @@ class Evaluator:
             return (below,) if below else ()
         finally:
             self._busy.discard(key)
+
+    def _of_module(self, module: Module, name: str) -> Values:
+        """Return the same, and by its dotted name what is imported there from elsewhere."""
+        known = self.attribute_of_module(module, name)
+        bound = module.names.get(name, ())
+        if known or not module.name or not all(isinstance(one, Imported) for one in bound):
+            return known
+        return (External(f"{module.name}.{name}"),)
 
     def linear(self, cls: Class) -> tuple[list[Class], bool]:
         """Return a class and its bases in the order of lookup, and whether all are known."""
@@ -282,9 +290,7 @@ class Evaluator:
 
     def _attribute_of(self, base: Value, name: str, env: Env) -> Values:
         if isinstance(base, Module):
-            known = self.attribute_of_module(base, name)
-            is_known = known or name in base.names or not base.name
-            return known if is_known else (External(f"{base.name}.{name}"),)
+            return self._of_module(base, name)
         if isinstance(base, External):
             return (External(f"{base.dotted}.{name}"),)
         if isinstance(base, Instance):

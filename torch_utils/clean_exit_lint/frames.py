@@ -16,7 +16,8 @@ from .values import Env, External, Given, Instance, Named, Values
 
 # What asks whether the end has come, in the words that are usual.
 ENDING = re.compile(
-    r"_*(is_)?(finalizing|shutting_?down|exiting|interpreter_shutdown|python_exit_status)"
+    r"_*(is_|interpreter_|python_)*(finalizing|shutting_?down|exiting|shutdown_started)"
+    r"|_*(is_)?(interpreter_shutdown|python_exit_status)"
 )
 
 
@@ -184,6 +185,8 @@ class Frame(FrameLike):
         if isinstance(node, (ast.Attribute, ast.Call)):
             if isinstance(node, ast.Attribute) and node.attr == "TYPE_CHECKING":
                 return False
+            if isinstance(node, ast.Call) and last_name(node.func) == "hasattr":
+                return True if self.own_attribute(node) in self.facts.has else None
             name = self.state_name(node)
             if (name, "true") in self.facts.known:
                 return True

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from .evaluator import Evaluator
-from .scopes import Class, Function, children, last_name
+from .scopes import Class, Function, children, inside, last_name
 from .values import Bound, Env, External, Instance
 
 _SAFE_BUILTINS = {
@@ -41,6 +41,7 @@ _SAFE = {
     "logging": "getLogger",
     "itertools": "count",
     "functools": "partial",
+    "traceback": "extract_stack format_stack",
     "operator": "methodcaller attrgetter itemgetter",
     "uuid": "uuid4 uuid1",
     "contextlib": "ExitStack AsyncExitStack nullcontext closing suppress",
@@ -72,6 +73,8 @@ _SAFE_METHODS = {
 }  # fmt: skip
 _LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "config", "settings",
                       "environ", "headers", "args", "cfg", "conf", "attrs", "dict")  # fmt: skip
+_NEVER_EMPTY = {"split", "rsplit", "partition", "rpartition", "splitext", "extract_stack",
+                "exc_info", "stack"}  # fmt: skip
 _DEEPEST = 3
 
 
@@ -100,7 +103,7 @@ class Risks:
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             return True
         if isinstance(node, ast.Subscript):
-            return isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Constant)
+            return isinstance(node.ctx, ast.Load) and _item_may_be_missing(node, env)
         if isinstance(node, ast.Assign):
             unpacks = any(isinstance(target, (ast.Tuple, ast.List)) for target in node.targets)
             return unpacks and not isinstance(node.value, (ast.Tuple, ast.List, ast.Call))
@@ -131,7 +134,8 @@ class Risks:
             module, _, name = value.dotted.rpartition(".")
             given = (*node.args, *(keyword.value for keyword in node.keywords))
             if module == "builtins":
-                few = name in _SAFE_WITHOUT_ARGUMENTS and not given
+                # What is written in capitals is a constant.
+                few = name in _SAFE_WITHOUT_ARGUMENTS and all(last_name(a).isupper() for a in given)
                 return not (few or name in _SAFE_BUILTINS)
             plain = all(isinstance(one, ast.Constant) for one in given)
             return value.dotted not in _SAFE_DOTTED and not (
@@ -172,3 +176,19 @@ class Risks:
                 risky = risky or self.is_risky(one, env, depth + 1)
         self._known[function] = risky
         return risky
+
+
+def _item_may_be_missing(node: ast.Subscript, env: Env) -> bool:
+    """Whether an item by a constant is one that nothing has put there."""
+    if not isinstance(node.slice, ast.Constant):
+        return False
+    if isinstance(node.value, ast.Call) and last_name(node.value.func) in _NEVER_EMPTY:
+        return node.slice.value != 0
+    said = ast.dump(node.value), node.slice.value
+    return not any(
+        isinstance(one, ast.Subscript)
+        and isinstance(one.ctx, ast.Store)
+        and isinstance(one.slice, ast.Constant)
+        and (ast.dump(one.value), one.slice.value) == said
+        for one in inside(env.scope.node if isinstance(env.scope, Function) else node)
+    )

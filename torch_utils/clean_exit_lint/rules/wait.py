@@ -20,6 +20,8 @@ _LOCKS = re.compile(
 )
 # Leaving them waits for what they run.
 _JOINING = re.compile(r"concurrent\.futures\.\S*Executor\(\)|subprocess\.Popen\(\)")
+# The thread that has it gets it again; so it is only at the end that nobody gives it back.
+_REENTRANT = re.compile(r"(threading|multiprocessing)\.(synchronize\.)?(RLock|Condition)\(\)")
 _QUEUES = re.compile(r"(queue|multiprocessing|multiprocessing\.queues)\.\w*Queue\(\)\.(get|join)")
 _POPEN = re.compile(r"subprocess\.Popen\(\)\.communicate")
 
@@ -53,6 +55,8 @@ def on_with(visit: Expressions, frame: Frame, node: ast.expr, values: Values) ->
     if any(isinstance(value, (Instance, Function, Class)) for value in values):
         return
     types = [value.dotted for value in values if isinstance(value, External)]
+    if frame.facts.alive and any(_REENTRANT.fullmatch(one) for one in types):
+        return
     by_type = any(_LOCKS.fullmatch(one) for one in types)
     if isinstance(node, ast.Call):
         by_name = last_name(node.func) in {"get_lock"}
