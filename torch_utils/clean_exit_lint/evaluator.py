@@ -351,9 +351,9 @@ def _merge(orders: list[list[Class]]) -> list[Class]:
     """Merge the orders of the bases, as Python does; without failing where it would."""
     rest = [list(order) for order in orders if order]
     merged: list[Class] = []
-    while rest:
+    while len(rest) > 1:
         tails = {cls for order in rest for cls in order[1:]}
         best = next((order[0] for order in rest if order[0] not in tails), rest[0][0])
         merged.append(best)
         rest = [kept for order in rest if (kept := [cls for cls in order if cls is not best])]
-    return merged
+    return merged + (rest[0] if rest else [])
