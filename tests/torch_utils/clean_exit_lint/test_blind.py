@@ -41,7 +41,7 @@ def write(source: str, folder: Path) -> dict[str, str]:
     )
     for name, text in files.items():
         path = folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return files
 
