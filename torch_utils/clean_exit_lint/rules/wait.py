@@ -33,6 +33,8 @@ def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) ->
     if any(isinstance(value, own) for value in values):
         return  # A function of the project: what it does is seen there.
     dotted = [value.dotted for value in values if isinstance(value, External)]
+    if frame.facts.alive and any(_REENTRANT.match(one) and name == "acquire" for one in dotted):
+        return
     if any(one in _FUNCTIONS for one in dotted):
         is_polling = any("WNOHANG" in ast.unparse(one) for one in node.args)
         if not _has_limit(node, 99) and not is_polling:
