@@ -48,7 +48,7 @@ host.close()
 def test_is_not_there_in_a_fork(forks: bool, keep_alive: float, before: str, counts: str) -> None:
     """Python warns of forks of a process with threads, from 3.12 on; afterwards it goes on."""
     program = FORKS.format(forks=forks, keep_alive=keep_alive, before=before)
-    result = run(program)
+    result = run(program, options=("-W", "ignore::DeprecationWarning"))
     assert_clean(result)
     assert counts in result.stdout
     assert result.stdout.count("closed") == 1
