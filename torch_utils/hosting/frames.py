@@ -161,6 +161,8 @@ class Channel:
             content, *buffers = self._in.open(parcel, descriptor)
         except (ValueError, KeyError, TypeError) as error:
             raise FrameError(f"memory that is not what was said: {error}") from error
+        except OSError as error:
+            raise FrameError(f"shared memory cannot be mapped here: {error}") from error
         return content, buffers
 
     def _read(self, size: int) -> Any:
