@@ -273,8 +273,8 @@ def test_models_that_release_does_not_know() -> None:
         assert model("ab") == "ba"
     assert isinstance(host.unload(), CleanupReport)
     host.close()
-    with pytest.raises(TypeError, match="returned None"):
-        ModelHost(lambda: None).load()
+    with ModelHost(lambda: None) as host, pytest.raises(TypeError, match="returned None"):
+        host.load()
 
 
 @pytest.mark.parametrize("what", [5, None, asyncio.sleep])
