@@ -30,6 +30,7 @@ def test_own_model() -> None:
     assert OWN_MODEL.count("\n") < 45
 
 
+@pytest.mark.slow
 def test_control_own_model_with_a_destructor() -> None:
     """The same class with what people write instead of a Resource does not leave cleanly."""
     unsafe = OWN_MODEL.replace("class LetterModel(Resource):", "class LetterModel:")
