@@ -15,6 +15,7 @@ class Attempt:
         deadline: When whoever began it stops waiting for room; None for never.
         no_room: Why there is none, while it waits for some.
         gave_up: Whether it waited in vain. Others may have more time, or less to hold on to.
+        is_apart: Whether a thread of its own loads, whose interrupts are nobody else's.
     """
 
     def __init__(self, deadline: float | None = None) -> None:
@@ -23,6 +24,7 @@ class Attempt:
         self.gave_up = False
         self.loading_since = 0.0
         self.thread = 0
+        self.is_apart = False
         self.is_begun = False
         self.is_finished = False
         self.error: Exception | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_utils._registry import REGISTRY
 from torch_utils.errors import ModelInUseError
-from torch_utils.hosting.waiting import off_the_loop
+from torch_utils.hosting.waiting import check_seconds, off_the_loop
 from torch_utils.resource import Resource
 
 __all__ = ["CLOSE_S", "Lender"]
@@ -27,7 +27,8 @@ class Lender(Resource):
         A pool closes its hosts one by one, the newest first, whatever becomes of the others.
 
         Args:
-            deadline_s: How long to wait for the leases of each model; `CLOSE_S` by default.
+            deadline_s: How long to wait for leases, those of all models together; `CLOSE_S` by
+                default.
 
         Returns:
             True if this call closed it.
@@ -35,7 +36,9 @@ class Lender(Resource):
         Raises:
             ModelInUseError: The time is over. Says where the leases were taken; a model is given
                 back when the last of its leases ends.
+            TypeError, ValueError: ``deadline_s`` is no number of seconds. Nothing was closed.
         """
+        check_seconds("deadline_s", deadline_s)
         entry = REGISTRY.get(id(self))
         if deadline_s is not None:
             self._deadline_s = deadline_s

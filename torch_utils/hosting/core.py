@@ -88,6 +88,7 @@ class Core(Lending):
     def load_in_background(self, attempt: Attempt) -> None:
         """Load the model in a thread, which is there for that long only."""
         is_started = False
+        attempt.is_apart = True
         try:
             if not self._claim(attempt, -1):
                 return
@@ -108,10 +109,9 @@ class Core(Lending):
     def _load_quietly(self, attempt: Attempt) -> None:
         try:
             self.load(attempt)
-        except BaseException as error:
+        except BaseException:
             # Those who wait for the attempt raise it, and the status tells everybody else.
-            if not isinstance(error, Exception):
-                attempt.error = TorchUtilsError(f"what loads {self.name} raised {error!r}")
+            return
 
     def _claim(self, attempt: Attempt, thread: int) -> bool:
         with self._lock:
@@ -152,6 +152,8 @@ class Core(Lending):
         """Let the others go on after a load that failed. Nothing, if it did not."""
         if attempt.is_finished or self._attempt is not attempt:
             return
+        if attempt.is_apart and error is not None and not isinstance(error, Exception):
+            error = TorchUtilsError(f"what loads {self.name} raised {error!r}")
         if isinstance(error, Exception):
             clear_exception_frames(error)  # What it had loaded so far must not live on in them.
         if tenant is not None and self.tenancy.state == "loading":
@@ -275,6 +277,16 @@ class Core(Lending):
 
     # The end
 
+    def lend_no_more(self) -> None:
+        """Begin to close: what is lent stays so, and what is idle waits for `shut`."""
+        if self.is_inside():  # A signal handler; what it has interrupted has to end first.
+            self._is_to_close = True
+            self._timer.call_soon(self.expire)
+            self.refuse_inside()
+        with self._lock:
+            self.tenancy.close()
+            self._notify()
+
     def shut(self, deadline_s: float) -> None:
         """Lend nothing more, wait for the leases that are open, and unload.
 
@@ -284,13 +296,7 @@ class Core(Lending):
         Raises:
             ModelInUseError: The deadline passed. Says where the leases were taken.
         """
-        if self.is_inside():  # A signal handler; what it has interrupted has to end first.
-            self._is_to_close = True
-            self._timer.call_soon(self.expire)
-            self.refuse_inside()
-        with self._lock:
-            self.tenancy.close()
-            self._notify()
+        self.lend_no_more()
         at_exit = is_shutting_down()
         began = time.monotonic()
         while True:

@@ -16,7 +16,7 @@ from torch_utils.hosting.process import ModelProcess
 from torch_utils.hosting.proxy import Proxy
 from torch_utils.hosting.tenancy import Holder
 from torch_utils.hosting.tenants import Tenant
-from torch_utils.hosting.waiting import LoopWaiter, ThreadWaiter, off_the_loop
+from torch_utils.hosting.waiting import LoopWaiter, ThreadWaiter, check_seconds, off_the_loop
 
 __all__ = ["AsyncLease", "Lease"]
 
@@ -31,7 +31,10 @@ class _Lease(Generic[M]):
     parent's lease.
     """
 
+    _use = ""
+
     def __init__(self, host: Any, core: Core, timeout_s: float | None, frame: FrameType) -> None:
+        check_seconds("timeout_s", timeout_s)
         self._host = host  # Not to be collected, and closed, while this is open.
         self._core = core
         self._timeout_s = timeout_s
@@ -98,6 +101,13 @@ class _Lease(Generic[M]):
         self._core.end_lease(number)
         self._number = -1
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # Of protocols, which are asked for, and of what is half built.
+            raise AttributeError(name)
+        raise AttributeError(
+            f"this is a {type(self).__name__}, and no model: {self._use} (it has no {name!r})"
+        )
+
     @early_bound
     def __del__(self) -> None:
         # Nothing has been lent, or it was given back. At exit the host itself sees to it.
@@ -109,6 +119,8 @@ class _Lease(Generic[M]):
 
 class Lease(_Lease[M]):
     """A model for the length of a ``with`` block; `ModelHost.lease` makes it."""
+
+    _use = "use what `with ... as model:` gives"
 
     def __enter__(self) -> M:
         thread = threading.get_ident()
@@ -131,6 +143,7 @@ class Lease(_Lease[M]):
                     return self._lent(answer)
         except BaseException:
             self._end()
+            core.expire_soon()
             raise
 
     def __exit__(
@@ -146,9 +159,12 @@ class Lease(_Lease[M]):
 class AsyncLease(_Lease[M]):
     """A model for the length of an ``async with`` block; `ModelHost.alease` makes it."""
 
+    _use = "use what `async with ... as model:` gives"
+
     async def __aenter__(self) -> M:
         holder = self._begin(None)
         core, deadline = self._core, self._deadline()
+        mine: Attempt | None = None  # that this began, and that may be over before it is asked for
         try:
             core.want(self._number)
             while True:
@@ -157,15 +173,19 @@ class AsyncLease(_Lease[M]):
                 if isinstance(answer, Tenant):
                     core.no_longer_want(self._number)
                     return self._lent(answer)
+                if mine is not None and mine.error is not None:
+                    raise mine.error
                 if not answer.is_begun:
-                    answer.deadline = deadline
-                    core.load_in_background(answer)
+                    mine = answer
+                    mine.deadline = deadline
+                    core.load_in_background(mine)
                     continue
                 await waiter.wait(self._left(deadline, answer))
                 if answer.error is not None and not answer.gave_up:
                     raise answer.error
         except BaseException:
             self._end()
+            core.expire_soon()
             raise
 
     async def __aexit__(

@@ -126,7 +126,7 @@ class Lending:
     def end_lease(self, number: int) -> None:
         """Note that a lease has ended, or that nobody waits for it any more.
 
-        What is due then is unloaded by `expire_now`, which the caller calls.
+        What is due then is unloaded by `expire_now` or `expire_soon`, which the caller calls.
         """
         if self.is_inside():
             self.drop_lease(number)
@@ -220,6 +220,11 @@ class Lending:
         """Say whether it would be unloaded now."""
         when = self.tenancy.expires_at()
         return when is not None and when <= self._clock()
+
+    def expire_soon(self) -> None:
+        """Have the timer unload what is due, for whoever can wait for nothing."""
+        if self.is_due():
+            self._timer.call_soon(self.expire)
 
     def expire(self) -> None:
         """Unload an idle model whose time is over. Called by the timer, perhaps too early."""

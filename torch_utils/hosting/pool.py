@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -65,6 +66,8 @@ class ModelPool(Lender):
         elif budget_bytes is not None:
             limits = {"": budget_bytes}
         for place, limit in limits.items():
+            if place in ("cpu", "cuda", "xpu") or not isinstance(place, str):
+                raise ValueError(f'budget_bytes is by "host" and device ("cuda:0"), not {place!r}')
             _check_positive(f"budget_bytes[{place!r}]" if place else "budget_bytes", limit)
         if max_loaded is not None:
             _check_positive("max_loaded", max_loaded)
@@ -133,10 +136,18 @@ class ModelPool(Lender):
         return {name: host.status() for name, host in list(self._hosts.items())}
 
     def _release(self) -> None:
+        hosts = list(self.__dict__.get("_hosts", {}).values())[::-1]
         errors = []
-        for host in reversed(list(self.__dict__.get("_hosts", {}).values())):
+        # All of them first: while one waits for its leases, the others would go on lending.
+        for host in hosts:
             try:
-                host.close(self._deadline_s)
+                host.core.lend_no_more()
+            except ModelInUseError as error:
+                errors.append(error)
+        ends = time.monotonic() + self._deadline_s
+        for host in hosts:
+            try:
+                host.close(max(0.0, ends - time.monotonic()))
             except ModelInUseError as error:
                 errors.append(error)
         if errors:

@@ -60,7 +60,7 @@ class Tenancy:
 
     Args:
         keep_alive_s: How long an idle one is kept; None for ever. With 0 it goes when the last
-            lease ends, but one that nobody has had yet is kept.
+            lease ends, but one that nobody has had or waited for yet is kept.
     """
 
     def __init__(self, keep_alive_s: float | None) -> None:
@@ -93,14 +93,15 @@ class Tenancy:
         """Begin to load it."""
         if self.is_closing:
             raise TorchUtilsError("a host that is closing loads nothing")
-        self._go("loading", "unloaded")
+        self._check("loading", "unloaded")
+        self.was_lent = False
+        self.state = "loading"
 
     def loaded(self, added_bytes: Mapping[str, int], now: float) -> None:
         """It is there; nobody has it yet."""
         self._check("loaded", "loading")
         self.added_bytes = added_bytes
         self.idle_since = now
-        self.was_lent = False
         self.last_error = None
         self.loads += 1
         self.state = "loaded"
@@ -132,6 +133,7 @@ class Tenancy:
     def no_longer_wanted(self, number: int, now: float) -> bool:
         """Somebody got the lease, or gave up waiting for it; False if that was known."""
         was_wanted = number in self.wanted
+        self.was_lent |= was_wanted  # It was loaded for somebody, who may have gone since.
         self.wanted.discard(number)
         self._rest(now)
         return was_wanted

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import CoroutineType
 from typing import Any
 
 from torch_utils._releasing.sizes import storage_bytes
@@ -51,6 +52,9 @@ class ThreadTenant(Tenant):
         self.model = load()
         if self.model is None:
             raise TypeError(f"what loads {name} returned None; it has to return the model")
+        if isinstance(self.model, CoroutineType):
+            self.model.close()
+            raise TypeError(f"what loads {name} is async; it has to be an ordinary function")
         added = memory_snapshot() - before
         seen = {device: memory.reserved_bytes for device, memory in added.devices.items()}
         seen["host"] = added.host.rss_bytes

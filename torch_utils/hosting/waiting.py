@@ -10,9 +10,24 @@ from typing import Any, TypeVar
 
 from torch_utils._runtime import is_shutting_down
 
-__all__ = ["LoopWaiter", "ThreadWaiter", "off_the_loop"]
+__all__ = ["LoopWaiter", "ThreadWaiter", "check_seconds", "off_the_loop"]
 
 T = TypeVar("T")
+
+
+def check_seconds(what: str, value: object) -> None:
+    """Raise unless it says how long to wait: a number of seconds, or None.
+
+    Raises:
+        TypeError: It is of another kind.
+        ValueError: It is no number ("nan").
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a number of seconds, or None, not {value!r}")
+    if value != value:
+        raise ValueError(f"{what} must be a number of seconds, or None, not {value!r}")
 
 
 class ThreadWaiter:

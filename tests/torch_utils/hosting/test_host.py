@@ -275,6 +275,8 @@ def test_models_that_release_does_not_know() -> None:
     host.close()
     with ModelHost(lambda: None) as host, pytest.raises(TypeError, match="returned None"):
         host.load()
+    with ModelHost(lambda: asyncio.sleep(0)) as host, pytest.raises(TypeError, match="is async"):
+        host.load()
 
 
 @pytest.mark.parametrize("what", [5, None, asyncio.sleep])

@@ -82,6 +82,52 @@ def test_cancelled_coroutines_leave_no_lease() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("error", [OSError("no such file"), SystemExit(3)])
+def test_load_that_fails_at_once_is_tried_once(monkeypatch, error: BaseException) -> None:
+    """Even if it is over before the coroutine can ask; it used to try again, in the loop."""
+
+    class Eager(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            self.join()
+
+    tries: list[int] = []
+
+    def load() -> Stub:
+        tries.append(1)
+        if len(tries) < 5:
+            raise error
+        return Stub()
+
+    async def main() -> None:
+        monkeypatch.setattr("torch_utils.hosting.core.threading.Thread", Eager)
+        async with ModelHost(load) as host:
+            with pytest.raises(OSError if isinstance(error, OSError) else TorchUtilsError):
+                await host.alease().__aenter__()
+            monkeypatch.undo()
+            assert (len(tries), host.status().leases) == (1, 0)
+
+    run(main)
+
+
+def test_what_was_loaded_for_one_that_gave_up_expires() -> None:
+    """A ``keep_alive`` of 0 keeps what is loaded beforehand, not what nobody waits for any more."""
+    go_on = threading.Event()
+
+    async def main() -> None:
+        async with ModelHost(lambda: (go_on.wait(), Stub())[1], keep_alive=0) as host:
+            task = asyncio.create_task(host.alease().__aenter__())
+            while host.status().state != "loading":
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            go_on.set()
+            while host.status().unloads != 1:
+                await asyncio.sleep(0.001)
+
+    run(main)
+
+
 def test_coroutines_hear_of_errors_and_of_time() -> None:
     """A load that fails, one that takes too long, one that wants to end the program."""
     go_on = threading.Event()

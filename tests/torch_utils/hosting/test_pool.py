@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -243,6 +244,48 @@ def test_closing_closes_all_hosts() -> None:
     assert pool.status()["b"].state == "closed"
 
 
+def test_closing_lends_nothing_and_has_one_deadline() -> None:
+    """While it waits for the leases of one, the others are closed too; and it waits once."""
+    pool = make(ModelPool(), a=1, b=1, c=1)
+    given: list[float] = []
+
+    def close_in_vain() -> None:
+        with pytest.raises(ModelInUseError):
+            pool.close(SOON_S)
+
+    for host in pool._hosts.values():
+        close = host.close
+        host.close = lambda s, c=close: (given.append(s), c(s))[1]  # type: ignore[method-assign,misc]
+    with pool.lease("b"), pool.lease("c"):
+        thread = threading.Thread(target=close_in_vain)
+        thread.start()
+        while not given:
+            time.sleep(0.001)
+        with pytest.raises(ResourceClosedError), pool.lease("a"):
+            pass
+        thread.join()
+    assert given[0] <= SOON_S
+    assert given[1:] == [0, 0]
+
+
+@pytest.mark.parametrize("wrong", ["5", True, float("nan")])
+def test_wrong_times_are_refused_at_once(wrong: Any) -> None:
+    """Before anything is waited for, or closed."""
+    with make(ModelPool(), a=1) as pool:
+        for ask in (partial(pool.lease, "a"), partial(pool.alease, "a")):
+            with pytest.raises((TypeError, ValueError), match="timeout_s must be a number"):
+                ask(wrong)
+        with pytest.raises((TypeError, ValueError), match="deadline_s must be a number"):
+            pool.close(wrong)
+        use(pool, "a")
+
+
+def test_lease_is_no_model() -> None:
+    """Whoever forgets the block is told."""
+    with make(ModelPool(), a=1) as pool, pytest.raises(AttributeError, match=r"with .* as model"):
+        pool.lease("a").encode("text")  # type: ignore[attr-defined]
+
+
 def test_closing_ends_a_wait_for_room() -> None:
     """Whoever waits hears that it is closed, and not only when a lease ends."""
     pool = make(ModelPool(max_loaded=1), a=1, b=1)
@@ -272,6 +315,7 @@ def test_closing_ends_a_wait_for_room() -> None:
         ({"budget_bytes": 0}, ValueError, "budget_bytes must be positive"),
         ({"budget_bytes": 1.5}, TypeError, "whole number"),
         ({"budget_bytes": {"host": -1}}, ValueError, "host"),
+        ({"budget_bytes": {"cuda": 1}}, ValueError, "cuda:0"),
         ({"max_loaded": True}, TypeError, "max_loaded"),
         ({"keep_alive": "soon"}, ValueError, "keep_alive"),
     ],
