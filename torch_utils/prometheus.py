@@ -81,6 +81,7 @@ class _Metrics:
         self._types: set[str] = set()  # that have been open: each is 0 afterwards, not missing
         self._held_on = {"host"}
         self._loaded = Tally[tuple[int, str]]()
+        self._leases: dict[tuple[int, str], dict[int, int]] = {}
         model, device = ["model"], ["device"]
         self.loaded = _gauge("model_loaded", "Whether a model is loaded.", model, "livesum")
         self.leases = _gauge("model_leases", "Leases of a model at the moment.", model, "livesum")
@@ -144,6 +145,9 @@ class _Metrics:
                 looks = not self._waiting
                 while self._waiting:
                     event, values = self._waiting.popleft()
+                    if "model" in values:  # One that UTF-8 has not would be the end of all labels.
+                        text = values["model"].encode("utf-8", "backslashreplace")
+                        values = {**values, "model": text.decode()}
                     getattr(self, f"_count_{event}")(**values)
                     looks |= event != "leases"  # Which come often, and change nothing else.
                 if looks:
@@ -190,8 +194,12 @@ class _Metrics:
         self._loaded[key] = max(0, self._loaded[key] + change)
         self.loaded.labels(model).set(self._loaded[key])
 
-    def _count_leases(self, *, model: str, leases: int) -> None:
-        self.leases.labels(model).set(leases)
+    def _count_leases(self, *, model: str, host: int, leases: int) -> None:
+        of_hosts = self._leases.setdefault((os.getpid(), model), {})
+        of_hosts[host] = leases
+        self.leases.labels(model).set(sum(of_hosts.values()))
+        if not leases:
+            del of_hosts[host]
 
     def _count_retry(self) -> None:
         self.retries.inc()

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,8 +28,8 @@ class Index(Resource):
 """
 
 
-def program(body: str, **options: Any) -> Result:
-    return run_forked(PRELUDE + textwrap.dedent(body), **options)
+def program(body: str, *arguments: str) -> Result:
+    return run_forked(PRELUDE + textwrap.dedent(body), *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +225,63 @@ def test_hosts_are_counted() -> None:
         "1.0",
         f"{none | {'room': 1}} 0.0",
         str(none | {"asked": 1, "closed": 1}),
+    ]
+
+
+def test_hosts_of_one_name_and_names_of_any_kind(tmp_path: Path) -> None:
+    """Leases of all; a process that was lost has none; what UTF-8 has not is written out."""
+    (tmp_path / "dies.py").write_text(
+        "import os\nclass Model:\n    def die(self):\n        os._exit(3)\n"
+    )
+    done = program(
+        r"""
+        from torch_utils import ModelHost, ModelProcessError
+        sys.path.insert(0, sys.argv[1])
+        import dies
+        register()
+        one, other = (ModelHost(Index, name="same") for _ in range(2))
+        with one.lease(), one.lease():
+            with other.lease():
+                print(value("model_leases", model="same"))
+            print(value("model_leases", model="same"), value("model_loaded", model="same"))
+        print(value("model_leases", model="same"))
+        one.close(), other.close()
+
+        names = ['a"b', "two\nlines", "\\", "\u6a21", "\ud800", "nul\0"]
+        for name in names:
+            with ModelHost(Index, name=name) as host:
+                host.load()
+        client.generate_latest()
+        print([value("model_unloads_total", model=n, reason="closed") for n in names[:4]])
+        print(value("model_unloads_total", model=r"\ud800", reason="closed"))
+
+        with ModelHost(dies.Model, name="dies", isolation="process") as host:
+            with host.lease() as model:
+                try:
+                    model.die()
+                except ModelProcessError:
+                    pass
+            host.unload()
+            print(value("model_unloads_total", model="dies", reason="lost"))
+            with host.lease() as model:
+                try:
+                    model.die()
+                except ModelProcessError:
+                    pass
+                with host.lease():
+                    pass
+                print(value("model_leases", model="dies"))
+        """,
+        str(tmp_path),
+    )
+    assert_clean(done)
+    all_closed = str([1.0] * 4)
+    assert done.stdout.split("\n") == [
+        "3.0",
+        "2.0 2.0",
+        "0.0",
+        all_closed,
+        *("1.0", "1.0", "0.0", ""),
     ]
 
 

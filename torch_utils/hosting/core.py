@@ -244,6 +244,9 @@ class Core(Lending):
                 self._called_at = None
                 if forced:
                     self.tenancy.leases.clear()
+                    self._tell_leases()
+                if not tenant.is_alive():
+                    reason = "lost"  # Nobody has asked for it since its process ended.
                 self._unloader = threading.get_ident()
                 self.tenancy.start_unloading()
             self._finish_unloading(tenant, reason)

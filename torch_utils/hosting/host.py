@@ -68,9 +68,7 @@ class ModelHost(Lender, Generic[M]):
         isolation: Isolation = "thread",
     ) -> None:
         if not callable(load) or inspect.iscoroutinefunction(load):
-            raise TypeError(
-                f"load must be a function that returns the model, not {load!r}"
-            )
+            raise TypeError(f"load must be a function that returns the model, not {load!r}")
         if isolation not in ("thread", "process"):
             raise ValueError(f'isolation must be "thread" or "process", not {isolation!r}')
         if name is not None and not isinstance(name, str):

@@ -196,11 +196,12 @@ class Lending:
             raise TorchUtilsError(f"what {verb} {self.name} asks for {what} of {self.name}")
 
     def _tell_leases(self) -> None:
-        tell("leases", model=self.name, leases=len(self.tenancy.leases))
+        tell("leases", model=self.name, host=id(self), leases=len(self.tenancy.leases))
 
     def _lose(self, tenant: Tenant) -> None:
         self.tenant = None
         self.tenancy.lost()
+        self._tell_leases()
         tell("unload", model=self.name, reason="lost")
         tenant.close()  # It has ended: this only collects what is left of it.
 
