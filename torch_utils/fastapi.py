@@ -26,6 +26,7 @@ import logging
 import math
 import sys
 import threading
+import time
 import traceback
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import (
@@ -40,9 +41,13 @@ from typing import Any, TypeVar, overload
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import ERROR, log
 from torch_utils.cleanup import SafePyTorchCleanup
+from torch_utils.errors import ModelInUseError
+from torch_utils.hosting.closing import Lender
 
 __all__ = ["lifespan"]
 
+_FOR_LEASES = 0.8
+"""The share of the deadline in which hosts wait for leases; the rest is for closing the others."""
 _SHOWN_FRAMES = 4
 T = TypeVar("T")
 State = Mapping[str, Any] | None
@@ -75,7 +80,9 @@ def lifespan(
     They are closed in reverse order, in a thread of their own, so that the event loop goes on
     meanwhile; coroutine functions among the callbacks are awaited in the loop. What has not
     ended when the deadline is over is named in the log, with the line that it is at, and left
-    behind with all that was to come after it: the server stops all the same. Errors out of
+    behind with all that was to come after it: the server stops all the same. Hosts and pools that
+    the scope manages wait for leases for four fifths of that time; one that is lent even then is
+    named with where it was lent, and the others are closed. Errors out of
     closing are logged, and never replace one of the application. If starting fails, what was
     managed by then is closed. One that is cancelled closes first, and passes that on.
 
@@ -152,8 +159,11 @@ class _ServerScope(SafePyTorchCleanup):
     def __init__(self) -> None:
         super().__init__()
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self.lenders: list[Lender] = []
 
     def manage(self, obj: T, close: Callable[..., Any] | None = None) -> T:
+        if isinstance(obj, Lender):
+            self.lenders.append(obj)
         return super().manage(obj, None if close is None else self._in_loop(close))
 
     def callback(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:  # type: ignore[override]
@@ -203,6 +213,8 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
     ) -> None:
         closed = self._loop.create_future()
         ended = threading.Event()
+        for lender in self._scope.lenders:
+            lender.close_by(time.monotonic() + self._deadline_s * _FOR_LEASES)
 
         def close() -> None:
             try:
@@ -231,6 +243,10 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             cancelled = await self._wait(closed)
         if not ended.is_set():
             self._leave_behind(thread)
+        elif self._scope.report is not None:
+            for error in self._scope.report.errors:
+                if isinstance(error, ModelInUseError):
+                    _say("closing the application's resources: %s, and is left behind", error)
         if cancelled is not None:
             raise cancelled
 

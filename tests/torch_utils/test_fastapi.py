@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from programs import assert_clean, run
-from torch_utils import Resource, SafePyTorchCleanup
+from torch_utils import ModelHost, ModelPool, Resource, SafePyTorchCleanup
 from torch_utils.fastapi import lifespan
 
 
@@ -127,6 +127,36 @@ def test_what_hangs_is_named_and_left_behind(
     assert "hangs_for_ever is still being closed" in text
     assert "not begun: Model" in text
     assert "let_go.wait()" in text
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_host_that_stays_lent_is_named_and_the_others_closed(
+    pooled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With where it was lent, within a deadline below that of its own closing."""
+    closed: list[Any] = []
+    lender: Any = ModelPool() if pooled else ModelHost(object, name="lent")
+    if pooled:
+        lender.add("lent", object)
+
+    @lifespan(deadline_s=1.0)
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
+        scope.manage(Model("older", closed))
+        scope.manage(lender)
+        yield
+
+    lease = lender.lease("lent") if pooled else lender.lease()
+
+    async def body(state: Any) -> None:
+        lease.__enter__()
+
+    serve(models, body)
+    assert [name for name, _ in closed] == ["older"]
+    assert "closing the application's resources: lent is lent 1 time: taken at " in caplog.text
+    assert "still being closed" not in caplog.text
+    lease.__exit__(None, None, None)
+    status = lender.status()["lent"] if pooled else lender.status()
+    assert status.state == "closed"
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from functools import partial
 from typing import Any
 
@@ -17,9 +19,19 @@ CLOSE_S = 10.0
 
 
 class Lender(Resource):
-    """What lends models: a host, or a pool of them. Its `_release` keeps ``_deadline_s``."""
+    """What lends models: a host, or a pool of them. Its `_release` waits for ``_waits_s``."""
 
     _deadline_s = CLOSE_S
+    _closes_by = math.inf
+
+    def close_by(self, when: float) -> None:
+        """Have closing wait for leases until then at most, by `time.monotonic`."""
+        self._closes_by = when
+
+    @property
+    def _waits_s(self) -> float:
+        """How long closing may wait for leases now."""
+        return max(0.0, min(self._deadline_s, self._closes_by - time.monotonic()))
 
     def close(self, deadline_s: float | None = None) -> bool:
         """Lend nothing any more, wait for the leases that are open, and give the models back.

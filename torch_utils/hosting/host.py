@@ -144,7 +144,7 @@ class ModelHost(Lender, Generic[M]):
     def _release(self) -> None:
         core = self.__dict__.get("_core")
         if core is not None and core.pid == os.getpid():
-            core.shut(self._deadline_s)
+            core.shut(self._waits_s)
 
     def join(self, limits: Limits) -> None:
         """Have it loaded only if there is room; for a pool, before it is first used."""

@@ -144,7 +144,7 @@ class ModelPool(Lender):
                 host.core.lend_no_more()
             except ModelInUseError as error:
                 errors.append(error)
-        ends = time.monotonic() + self._deadline_s
+        ends = time.monotonic() + self._waits_s
         for host in hosts:
             try:
                 host.close(max(0.0, ends - time.monotonic()))
