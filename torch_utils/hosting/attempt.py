@@ -38,3 +38,6 @@ class Limits(Protocol):
 
     def check_room(self, core: Any, attempt: Attempt, added_bytes: Mapping[str, int]) -> None:
         """After a load: wait for room again, for what it has turned out to be."""
+
+    def start_over(self) -> None:
+        """Be the limits of a fork, in which nothing is loaded, and no other thread lives."""

@@ -167,6 +167,8 @@ class ModelHost(Lender, Generic[M]):
     def _start_over(self) -> None:
         """Be the host of a fork, in which nothing is loaded."""
         _OF_PARENTS.append(self._core)
+        if self._limits is not None:
+            self._limits.start_over()
         self._core = self._new_core()
 
     def _new_core(self) -> Core:

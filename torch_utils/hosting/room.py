@@ -62,6 +62,10 @@ class Room:
         self._measured[core.name] = measured
         self._wait_for(measured, core, attempt)
 
+    def start_over(self) -> None:
+        """In a fork: its parent's thread that held the lock is not there to let go of it."""
+        self._lock = threading.RLock()
+
     def _wait_for(self, needed: Sizes, core: Core, attempt: Attempt) -> None:
         while True:
             waiter = ThreadWaiter()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from programs import assert_clean, run_forked
 from torch_utils import ModelInUseError, ModelPool, NoRoomError, ResourceClosedError
 from torch_utils.hosting.core import Core
 from torch_utils.hosting.tenants import Tenant
@@ -336,6 +337,40 @@ def test_wrong_names() -> None:
         with pytest.raises(TypeError):
             pool.add("b", lambda: Model(1), keepalive="5m")
         assert list(pool.status()) == ["a"]
+
+
+def test_fork_while_somebody_takes_room() -> None:
+    """The child's pool waits for no thread of its parent."""
+    done = run_forked(
+        """
+        import os, signal, threading
+        from torch_utils import ModelPool
+
+        pool = ModelPool(max_loaded=1)
+        pool.add("a", object)
+        held, go_on = threading.Event(), threading.Event()
+
+        def take():
+            with pool._room._lock:
+                held.set()
+                go_on.wait()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        held.wait()
+        pid = os.fork()
+        if not pid:
+            signal.alarm(30)
+            with pool.lease("a"):
+                os._exit(0)
+        print(os.waitpid(pid, 0)[1])
+        go_on.set()
+        thread.join()
+        pool.close()
+        """
+    )
+    assert_clean(done)
+    assert done.stdout == "0\n"
 
 
 def test_core_is_not_told_of_a_wait_that_is_over() -> None:
