@@ -52,6 +52,7 @@ __all__ = [
     "read_index",
     "read_manifest",
     "refuse_foreign_folder",
+    "refuse_model",
     "refuse_other_index",
     "replace_index",
     "write_index",
@@ -207,7 +208,7 @@ def read_index(folder: Path, *, expected_model: str | ModelIdentity | None = Non
     manifest = read_manifest(folder)
     for _ in range(_TRIES):
         if expected_model is not None:
-            _refuse_model(folder, manifest, expected_model)
+            refuse_model(folder, manifest, expected_model)
         try:
             return _open(folder, manifest)
         except IndexFileError:
@@ -269,7 +270,12 @@ def _refuse_newer(folder: Path) -> None:
         return
 
 
-def _refuse_model(folder: Path, manifest: Mapping[str, Any], expected: str | ModelIdentity) -> None:
+def refuse_model(folder: Path, manifest: Mapping[str, Any], expected: str | ModelIdentity) -> None:
+    """Refuse an index that another model made.
+
+    Raises:
+        ModelMismatchError: It was.
+    """
     wanted = expected if isinstance(expected, ModelIdentity) else ModelIdentity(expected)
     made_by = identity_of(manifest)
     if manifest["version"] == 3:  # All that it knows is a name, or a path as it was given.
@@ -279,7 +285,7 @@ def _refuse_model(folder: Path, manifest: Mapping[str, Any], expected: str | Mod
         return
     raise ModelMismatchError(
         f"the index in {folder} was made with the model {made_by}, "
-        f"not with {wanted}; use that model, or {AGAIN} {folder}"
+        f"not with {wanted}; use that model, or {AGAIN} {folder} --yes"
     )
 
 

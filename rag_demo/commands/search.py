@@ -82,6 +82,8 @@ def search(
 
     if top_k < 1:
         raise click.BadParameter(f"--top-k must be positive, not {top_k}")
+    if min_score is not None and min_score != min_score:
+        raise click.BadParameter("--min-score must be a number, which nan is not")
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; put some words between the quotes")
     where = conditions_of(conditions)

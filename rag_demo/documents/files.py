@@ -17,6 +17,7 @@ __all__ = [
     "FoundFile",
     "UnreadableError",
     "files_of",
+    "full_path",
     "open_file",
     "read_bytes",
     "text_of",
@@ -108,6 +109,11 @@ def _entries(
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     last = name.rpartition("/")[2]
     return any(fnmatch(name, pattern) or fnmatch(last, pattern) for pattern in patterns)
+
+
+def full_path(path: str | Path) -> str:
+    """Name a file so that it is the same from every folder; links are not followed."""
+    return os.path.abspath(path)  # noqa: PTH100  (resolve() asks the disk about each folder)
 
 
 def open_file(path: Path) -> IO[bytes]:
