@@ -28,6 +28,7 @@ from rag_demo.errors import (
     ModelMismatchError,
     NewerIndexError,
     OtherIndexError,
+    UnreadableIndexError,
     damaged,
 )
 from rag_demo.storage.checked_file import ReadFile, open_regular, read_at
@@ -224,7 +225,7 @@ def refuse_other_index(
 ) -> None:
     """Refuse to replace an index unasked that is not an earlier one of the same.
 
-    A damaged one may be replaced: nobody can use it.
+    A damaged one may be replaced: nobody can use it. One that cannot be read may be whole.
 
     Args:
         folder: Of the index; there may be none.
@@ -233,11 +234,12 @@ def refuse_other_index(
 
     Raises:
         OtherIndexError: It is of a newer version, another source or another model.
+        UnreadableIndexError: Nobody can say.
     """
     try:
         _refuse_newer(folder)
         manifest = read_manifest(folder)
-    except OtherIndexError:
+    except (OtherIndexError, UnreadableIndexError):
         raise
     except IndexFileError:
         return
@@ -266,6 +268,8 @@ def _refuse_newer(folder: Path) -> None:
         read_manifest(folder)
     except NewerIndexError:
         raise _other(folder, "the index of a newer version of rag-demo") from None
+    except UnreadableIndexError:
+        raise
     except IndexFileError:
         return
 
