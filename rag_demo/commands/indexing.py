@@ -119,7 +119,8 @@ def add(
 
     manifest = changeable_manifest_of(folder)
     before = _count(folder)
-    run = _Run(source, show, {**reading, "lines_are_named": True})
+    files: set[str | None] = set()  # that were read to their end
+    run = _Run(source, show, {**reading, "lines_are_named": True, "on_read": files.add})
     new = run.documents()
     together = _together(manifest, run.source)
     _refuse_unfinished(folder, manifest, together)
@@ -136,7 +137,7 @@ def add(
             names.add(name)
             yield document._replace(id=name)
         for document in earlier.stream():
-            if document.id not in names and _file_of(document) not in run.files:
+            if document.id not in names and _file_of(document) not in files:
                 yield document
 
     with embedding.open(manifest["model"], manifest.get("dtype")) as embedder:
@@ -152,8 +153,7 @@ class _Run:
     def __init__(self, source: str, show: str, reading: dict[str, Any]) -> None:
         self._source, self._show = source, show
         self._skipped = Skipped()
-        self.files: set[str | None] = set()  # that were read to their end
-        self._reading = Reading(**reading, on_file=self._file_was_read, on_read=self.files.add)
+        self._reading = Reading(**reading, on_file=self._file_was_read)
         self._read = self._embedded = 0
         self._counts_bytes = True
         # How many texts were read when a file was at its end, and its bytes; not embedded yet.
@@ -260,6 +260,8 @@ class _Run:
             warn(self._skipped)
 
     def _file_was_read(self, nbytes: int) -> None:
+        if self._ends and self._ends[-1][0] == self._read:  # Nothing to embed in this one.
+            nbytes += self._ends.pop()[1]
         self._ends.append((self._read, nbytes))
 
     def _counted(self, documents: Iterator[Document]) -> Iterator[Document]:
