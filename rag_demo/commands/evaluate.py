@@ -40,9 +40,10 @@ def evaluate(
     embedding: Embedding,
     show: str,
 ) -> None:
-    """Measure the quality of the answers on the collection in PATH, which has judgements.
+    """Measure quality on the collection in PATH.
 
-    Embeddings come from the cache where they are in it; --mode bm25 embeds nothing.
+    It has judgements, in BEIR's layout. Embeddings come from the cache where they are in it;
+    --mode bm25 embeds nothing.
     """
     from rag_demo.console import print_scores, progress
     from rag_demo.evaluate import NoEmbeddings, evaluate, read_beir, searching

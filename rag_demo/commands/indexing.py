@@ -82,9 +82,10 @@ def index(
     show: str,
     **reading: Any,
 ) -> None:
-    """Index SOURCE: a folder, a file, an installed package's docstrings, or - for standard input.
+    """Make an index of SOURCE, or bring it up to date.
 
-    A folder's text, Markdown, reStructuredText, HTML, Python, notebooks, PDF and JSON lines are
+    SOURCE is a folder, a file, an installed package's docstrings, or - for standard input. A
+    folder's text, Markdown, reStructuredText, HTML, Python, notebooks, PDF and JSON lines are
     read; hidden files are not.
     """
     from rag_demo.index import refuse_foreign_folder
@@ -114,7 +115,10 @@ def add(
     show: str,
     **reading: Any,
 ) -> None:
-    """Add SOURCE to the index in DIR; a text whose id is there already replaces that one."""
+    """Add SOURCE to the index in DIR.
+
+    A file that is in it already is replaced, and so is a text whose id is.
+    """
     from rag_demo.index import read_index, refuse_model
 
     manifest = changeable_manifest_of(folder)

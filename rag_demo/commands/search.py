@@ -76,7 +76,10 @@ def search(
     device: str | None,
     context: int,
 ) -> None:
-    """Ask QUESTIONs of the index in DIR; without one, those on standard input, or at a prompt."""
+    """Ask QUESTIONs of the index in DIR.
+
+    Without one, those on standard input are asked, one a line, or those at a prompt.
+    """
     from rag_demo.console import Printer
     from rag_demo.embedding_model import EmbeddingModel
 
