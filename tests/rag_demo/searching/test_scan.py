@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -183,24 +184,39 @@ def test_int8_operator(dimension: int) -> None:
     for rows, columns in ((1, 1), (1, 5), (31, 3), (64, 17), (500, 512)):
         left = torch.randint(-127, 128, (rows, dimension), dtype=torch.int8)
         right = torch.randint(-127, 128, (columns, dimension), dtype=torch.int8)
-        assert torch.equal(product(left, right.T), left.int() @ right.T.int())
+        result = torch.empty(rows, columns, dtype=torch.int32)
+        product(left, right.T, out=result)
+        assert torch.equal(result, left.int() @ right.T.int())
 
 
 def test_wrong_int8_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator that gives other numbers, or is slower, or is not there."""
     real = getattr(torch, "_int_mm", None)
 
-    def wrong(left: Any, right: Any) -> Any:
-        return left.int() @ right.int() + 1
+    def right_one(left: Any, right: Any, *, out: Any) -> None:
+        out.copy_((left.float() @ right.float()).int())
 
-    def slow(left: Any, right: Any) -> Any:
+    def wrong(left: Any, right: Any, *, out: Any) -> None:
+        out.copy_(left.int() @ right.int() + 1)
+
+    def slow(left: Any, right: Any, *, out: Any) -> None:
         for _ in range(200):
-            result = left.int() @ right.int()
-        return result
+            right_one(left, right, out=out)
 
-    for operator in (wrong, slow, None):
+    def another(left: Any, right: Any) -> Any:
+        return left.int() @ right.int()
+
+    for operator in (wrong, slow, another, None):
         int8_product.cache_clear()
         monkeypatch.setattr(torch, "_int_mm", operator, raising=False)
         assert int8_product(torch, 384) is None
+    int8_product.cache_clear()
+    # What is right, and faster than anything: it is the rest that was refused.
+    measured = iter([SimpleNamespace(host_s=[1.0]), SimpleNamespace(host_s=[2.0])])
+    monkeypatch.setattr(torch, "_int_mm", right_one, raising=False)
+    monkeypatch.setattr(
+        "rag_demo.searching.int8_product.measure", lambda *args, **options: next(measured)
+    )
+    assert int8_product(torch, 384) is right_one
     int8_product.cache_clear()
     monkeypatch.setattr(torch, "_int_mm", real, raising=False)
