@@ -25,7 +25,7 @@ Fetch = Callable[[Array], Any]
 _SCORES = 1 << 22  # at once: 16 MB
 _MOST_ROWS = 1 << 16
 _RESCORED_ROWS = 2048  # at once: 3 MB
-_CONVERTED_ROWS = 1 << 11  # at once: 3 MB
+_CONVERTED_ROWS = 1 << 12  # at once: 6 MB; few times for threads to wait for each other
 _POOL = 1 << 20  # candidates that are kept before they are thinned out: 24 MB
 # What float32 adds to all of it: vectors are of length 1 within 2**-23, and so are the products
 # of a scale and a sum of integers below 2**24, which are exact.
