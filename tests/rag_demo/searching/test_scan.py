@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
+from rag_demo.searching import candidates
 from rag_demo.searching.int8_product import int8_product
 from rag_demo.searching.scan import BLOCK, make_scan
 from rag_demo.vectors import normalized
@@ -216,3 +217,16 @@ def test_wrong_int8_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> Non
     assert int8_product(torch, 384) is right_one
     int8_product.cache_clear()
     monkeypatch.setattr(torch, "_int_mm", real, raising=False)
+
+
+@pytest.mark.parametrize("rows", [1, 1024, 1025, 4999])
+def test_int8_rows_and_one_query_are_multiplied_in_two_threads(rows: int) -> None:
+    """Every row once, in its place, within what float32 may err."""
+    chance = np.random.default_rng(rows)
+    vectors = torch.from_numpy(chance.integers(-127, 128, (rows, 48), dtype=np.int8))
+    query = torch.from_numpy(chance.standard_normal((48, 1), dtype=np.float32))
+    found = torch.full((rows, 1), np.nan)
+    candidates._product_of_floats(vectors, query, found)
+    expected = vectors.double() @ query.double()
+    bound = 48 * 2.0**-24 * (vectors.abs().double() @ query.abs().double())
+    assert ((found - expected).abs() <= bound).all()
