@@ -7,6 +7,8 @@ beside it, on the model's own weights and activations, before they are used.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -21,10 +23,20 @@ __all__ = ["LinearLayer", "TorchLinear", "fastest_first"]
 # Of the norm of a product: TF32's error, and four times what the type itself errs by.
 _TOLERANCE = {torch.float32: 2.0**-11, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
 _TRIES = 3
+_GAIN = 0.9  # of torch's own time: what another way takes at most, or it is not worth it
 
 
 class LinearLayer(Protocol):
-    """A weight and a bias, ready to be applied."""
+    """A weight and a bias, ready to be applied.
+
+    Attributes:
+        keeps_code: Whether code is made, and kept, for each count of rows.
+        is_wide: Whether it multiplies in float32, whatever its weight was, and so had better get
+            float32, and make it.
+    """
+
+    keeps_code: bool
+    is_wide: bool
 
     def __call__(self, hidden: Tensor, *, gelu: bool = False, spent: bool = False) -> Tensor:
         """Apply it to rows: shape (n, in) to (n, out).
@@ -39,8 +51,13 @@ class LinearLayer(Protocol):
 class TorchLinear:
     """torch's public product."""
 
+    is_wide = False
+
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self._weight, self._bias = weight, bias
+        # MKL does not; oneDNN does, which torch takes for other types and without MKL.
+        has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+        self.keeps_code = weight.dtype != torch.float32 or not has_mkl
 
     def __call__(self, hidden: Tensor, *, gelu: bool = False, spent: bool = False) -> Tensor:
         """See `LinearLayer`."""
@@ -50,6 +67,8 @@ class TorchLinear:
 
 class OneDnnLinear:
     """oneDNN's product, with the activation in it: a private operator of torch's compiler."""
+
+    keeps_code, is_wide = True, False
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self._weight, self._bias = weight, bias
@@ -64,6 +83,8 @@ class OneDnnLinear:
 
 class WideLinear:
     """The product in float32 of weights and rows that are not: for processors that lack theirs."""
+
+    keeps_code, is_wide = False, True
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         self._weight, self._bias = weight.float(), bias.float()
@@ -93,20 +114,28 @@ def fastest_first(weight: Tensor, bias: Tensor, sample: Tensor, *, many: bool) -
         elif many:
             kinds.append(TwoByteLinear)
     expected = TorchLinear(weight, bias)(sample, gelu=True)
-    seconds = {kind: _try(kind, weight, bias, sample, expected) for kind in kinds}
-    right = [kind for kind in kinds if seconds[kind] is not None]
-    return sorted(right, key=lambda kind: seconds[kind] or 0.0)
+    tried = {kind: _tried(kind, weight, bias, sample, expected) for kind in kinds}
+    products = {kind: product for kind, product in tried.items() if product is not None}
+    seconds = dict.fromkeys(products, math.inf)
+    device = str(sample.device)
+    # By turns, and the least of each: what else the machine does meanwhile is no part of it.
+    for kind, product in list(products.items()) * _TRIES:
+        taken = measure(product, warmup=0, repeat=1, device=device).device_s
+        seconds[kind] = min(seconds[kind], *taken)
+    seconds[TorchLinear] *= _GAIN
+    return sorted(products, key=lambda kind: seconds[kind])
 
 
-def _try(kind: Any, weight: Tensor, bias: Tensor, sample: Tensor, expected: Tensor) -> float | None:
-    """Time a kind of layer; None if it is not there or its results are wrong."""
+def _tried(
+    kind: Any, weight: Tensor, bias: Tensor, sample: Tensor, expected: Tensor
+) -> Callable[[], Tensor] | None:
+    """Return a product to be timed; None if its kind is not there or its results are wrong."""
     try:
         layer = kind(weight, bias)
-        error = (layer(sample, gelu=True) - expected).float().norm() / expected.float().norm()
-        if kind is not TorchLinear and not error.item() <= _TOLERANCE[weight.dtype]:
-            return None
-        device = str(sample.device)
-        taken = measure(lambda: layer(sample, gelu=True), warmup=0, repeat=_TRIES, device=device)
-        return min(taken.device_s)  # What else the machine did meanwhile is no part of it.
+        rows = sample.float() if kind.is_wide else sample
+        error = (layer(rows, gelu=True) - expected).float().norm() / expected.float().norm()
     except (AttributeError, RuntimeError, NotImplementedError, TypeError):
         return None  # A torch without the operator, or whose operator takes something else.
+    if kind is not TorchLinear and not error.item() <= _TOLERANCE[weight.dtype]:
+        return None
+    return lambda: layer(rows, gelu=True)
