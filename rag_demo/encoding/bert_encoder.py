@@ -36,7 +36,7 @@ _ROWS = {True: 128, False: 16}
 _FREED_BYTES = 31 << 20
 # Of a query, and of a batch of many texts: for so many rows the ways are timed. Then vectors are
 # compared, of the beginnings of a few texts: a first call waits for all that.
-_FEW_ROWS, _MANY_ROWS = 32, 256
+_FEW_ROWS, _MANY_ROWS = 32, 128
 _CHECKED_TEXTS, _CHECKED_TOKENS = 4, 32
 _LEAST_COSINE = 1 - 1e-5  # of vectors made in another way, in float32
 
@@ -203,9 +203,10 @@ class BertEncoder(nn.Module):
         count = _MANY_ROWS if many else _FEW_ROWS
         ids = torch.arange(count, device=words.device) * 37 % len(words)
         sample = self._first_hidden(ids, torch.zeros_like(ids))
-        weight, bias = self.get_buffer("0_up_weight"), self.get_buffer("0_up_bias")
+        weight, bias = self._weights("0_up")
+        others = [self._weights(f"0_{layer}") for layer in ("attention", "out", "down")]
         plain = self._made_of(TorchLinear)
-        for way in fastest_first(weight, bias, sample, many=many):
+        for way in fastest_first(weight, bias, sample, others, many=many):
             if way is TorchLinear:
                 break
             layers = self._made_of(way)
@@ -230,15 +231,14 @@ class BertEncoder(nn.Module):
             for number in range(self.settings.layers)
             for layer in ("attention", "out", "up", "down")
         ]
-        return {
-            name: kind(self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias"))
-            for name in names
-        }
+        return {name: kind(*self._weights(name)) for name in names}
 
     def _norm(self, hidden: Tensor, name: str) -> Tensor:
-        weight, bias = self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
-        weight, bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
+        weight, bias = (part.to(hidden.dtype) for part in self._weights(name))
         return functional.layer_norm(hidden, weight.shape, weight, bias, self.settings.norm_eps)
+
+    def _weights(self, name: str) -> tuple[Tensor, Tensor]:
+        return self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
 
 
 def _beginning(text: str, tokens: int) -> str:

@@ -8,7 +8,8 @@ beside it, on the model's own weights and activations, before they are used.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ __all__ = ["LinearLayer", "TorchLinear", "fastest_first"]
 
 # Of the norm of a product: TF32's error, and four times what the type itself errs by.
 _TOLERANCE = {torch.float32: 2.0**-11, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
-_TRIES = 3
+_TRIES = 4
 _GAIN = 0.9  # of torch's own time: what another way takes at most, or it is not worth it
 
 
@@ -95,15 +96,24 @@ class WideLinear:
         return (with_gelu(result) if gelu else result).to(hidden.dtype)
 
 
-def fastest_first(weight: Tensor, bias: Tensor, sample: Tensor, *, many: bool) -> list[Any]:
+def fastest_first(
+    weight: Tensor,
+    bias: Tensor,
+    sample: Tensor,
+    others: Sequence[tuple[Tensor, Tensor]] = (),
+    *,
+    many: bool,
+) -> list[Any]:
     """Return the kinds of layers that are right on a sample, the fastest first.
 
     Takes some milliseconds. OpenMP's threads have run afterwards, so that a forked child that
     computes would hang.
 
     Args:
-        weight, bias: Of one of the layers.
+        weight, bias: Of a layer that GELU follows.
         sample: Rows for it.
+        others: Weights and biases of layers that take such rows, or what this one makes of them;
+            without GELU. What is right and fast for one shape need not be so for another.
         many: Whether there will be so many rows that a conversion of them pays.
     """
     kinds: list[Any] = [TorchLinear]
@@ -113,8 +123,12 @@ def fastest_first(weight: Tensor, bias: Tensor, sample: Tensor, *, many: bool) -
             kinds.append(WideLinear)
         elif many:
             kinds.append(TwoByteLinear)
-    expected = TorchLinear(weight, bias)(sample, gelu=True)
-    tried = {kind: _tried(kind, weight, bias, sample, expected) for kind in kinds}
+    made = TorchLinear(weight, bias)(sample, gelu=True)
+    trials = [_Trial(weight, bias, sample, gelu=True)]
+    for other, its_bias in others:
+        rows = sample if other.shape[1] == sample.shape[1] else made
+        trials.append(_Trial(other, its_bias, rows, gelu=False))
+    tried = {kind: _tried(kind, trials) for kind in kinds}
     products = {kind: product for kind, product in tried.items() if product is not None}
     seconds = dict.fromkeys(products, math.inf)
     device = str(sample.device)
@@ -126,16 +140,25 @@ def fastest_first(weight: Tensor, bias: Tensor, sample: Tensor, *, many: bool) -
     return sorted(products, key=lambda kind: seconds[kind])
 
 
-def _tried(
-    kind: Any, weight: Tensor, bias: Tensor, sample: Tensor, expected: Tensor
-) -> Callable[[], Tensor] | None:
-    """Return a product to be timed; None if its kind is not there or its results are wrong."""
-    try:
-        layer = kind(weight, bias)
-        rows = sample.float() if kind.is_wide else sample
-        error = (layer(rows, gelu=True) - expected).float().norm() / expected.float().norm()
-    except (AttributeError, RuntimeError, NotImplementedError, TypeError):
-        return None  # A torch without the operator, or whose operator takes something else.
-    if kind is not TorchLinear and not error.item() <= _TOLERANCE[weight.dtype]:
-        return None
-    return lambda: layer(rows, gelu=True)
+class _Trial:
+    """A layer, rows for it, and what torch's own product makes of them."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, rows: Tensor, *, gelu: bool) -> None:
+        self.weight, self.bias, self.rows, self.gelu = weight, bias, rows, gelu
+        self.expected = TorchLinear(weight, bias)(rows, gelu=gelu).float()
+
+
+def _tried(kind: Any, trials: list[_Trial]) -> Callable[[], object] | None:
+    """Return the products to be timed; None if their kind is not there or its results are wrong."""
+    products = []
+    for trial in trials:
+        rows = trial.rows.float() if kind.is_wide else trial.rows
+        try:
+            product = partial(kind(trial.weight, trial.bias), rows, gelu=trial.gelu)
+            error = (product().float() - trial.expected).norm() / trial.expected.norm()
+        except (AttributeError, RuntimeError, NotImplementedError, TypeError):
+            return None  # A torch without the operator, or whose operator takes something else.
+        if kind is not TorchLinear and not error.item() <= _TOLERANCE[trial.weight.dtype]:
+            return None
+        products.append(product)
+    return lambda: [product() for product in products]

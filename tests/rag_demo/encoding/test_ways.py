@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,13 +79,38 @@ def test_another_way_must_be_worth_it(
 ) -> None:
     """A private operator that is hardly faster is not taken before torch's own."""
 
-    def measure(product: Callable[[], Any], **options: Any) -> Any:
-        layer = next(c.cell_contents for c in product.__closure__ or () if "Linear" in repr(c))
-        return SimpleNamespace(device_s=[taken if type(layer) is OneDnnLinear else 1.0])
+    used: list[type] = []
 
+    class Watching(OneDnnLinear):
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            used.append(type(self))
+            return super().__call__(*args, **options)
+
+    def measure(product: Callable[[], Any], **options: Any) -> Any:
+        used.clear()
+        product()
+        return SimpleNamespace(device_s=[taken if used else 1.0])
+
+    monkeypatch.setattr(linear_layers, "OneDnnLinear", Watching)
     monkeypatch.setattr(linear_layers, "measure", measure)
     weight, rows = torch.randn(40, 96), torch.randn(17, 96)
-    assert fastest_first(weight, torch.zeros(40), rows, many=False)[0] is first
+    chosen = fastest_first(weight, torch.zeros(40), rows, many=False)[0]
+    assert chosen is (TorchLinear if first is TorchLinear else Watching)
+
+
+def test_each_shape_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong for one layer only is not used; the control: nor would it be noticed before."""
+
+    class Wrong(OneDnnLinear):
+        def __call__(self, hidden: Any, **options: Any) -> Any:
+            wrong = 1.01 if hidden.shape[1] == 40 else 1.0
+            return super().__call__(hidden, **options) * wrong
+
+    monkeypatch.setattr(linear_layers, "OneDnnLinear", Wrong)
+    up, down = (torch.randn(40, 96), torch.zeros(40)), (torch.randn(96, 40), torch.zeros(96))
+    rows = torch.randn(17, 96)
+    assert Wrong in fastest_first(*up, rows, many=False)
+    assert Wrong not in fastest_first(*up, rows, [down], many=False)
 
 
 @pytest.mark.parametrize(("way", "many", "rows"), [
@@ -181,3 +207,26 @@ def test_weights_are_packed_as_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [part.view(torch.int8).view(3, 2).tolist() for part in packed]
     assert pairs[0] == [[0, part] for part in high]
     assert pairs[1] == [[h, part] for h, part in zip(high, low, strict=True)]
+
+
+def test_an_interrupted_preparation_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread, no way half chosen; the next call prepares anew, and gets the same vectors."""
+    expected = encoder(folder).encode([[2, 5, 6, 3]], 32, many=True)
+    monkeypatch.setattr(bert_encoder, "fastest_first", lambda *sample, many: [OneDnnLinear])
+    model = encoder(folder)
+    threads = threading.active_count()
+    for name in ("_made_of", "_agree", "forward"):
+        with monkeypatch.context() as patch:
+            patch.setattr(BertEncoder, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                model.encode([[2, 5, 6, 3]], 32, many=True)
+        assert not model._chosen
+        assert threading.active_count() == threads
+    assert np.abs(model.encode([[2, 5, 6, 3]], 32, many=True) - expected).max() < 1e-6
+    assert type(model._chosen[True]["0_up"]) is OneDnnLinear
+
+
+def interrupted(*args: Any, **options: Any) -> Any:
+    raise KeyboardInterrupt
