@@ -119,6 +119,7 @@ class Run:
         self.forwarded: set[int] = set()
         self._in_a_hurry = False
         self._next_look_s = 0.0
+        self._last_seen_s = 0.0
         self._new_events = _Growth(events)
         self._streams: list[Stream] = []
         self.outcome = Outcome(started_s=time.monotonic())
@@ -324,7 +325,10 @@ class Run:
         open_pipes = bool(self._streams)
         if not left and not open_pipes:
             return True
-        waited = time.monotonic() - self.outcome.ended_s
+        now = time.monotonic()
+        self._last_seen_s = now if left else max(self._last_seen_s, self.outcome.ended_s)
+        # The end of what a process wrote is there to be read only after it is gone.
+        waited = now - (self.outcome.ended_s if left else self._last_seen_s)
         ending = any(process.is_ending for process in left)
         with_helpers = any(process.is_helper() for process in left)
         patience = _PATIENCE_WITH_HELPERS_S if with_helpers or ending else _PATIENCE_S

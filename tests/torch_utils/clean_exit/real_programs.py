@@ -102,7 +102,7 @@ def run(program: Program, folder: Path, model: Path | None) -> ExitReport:
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
-        **{"timeout_s": 600.0, "max_shutdown_s": 20.0, **program.options},
+        **{"timeout_s": 600.0, "max_shutdown_s": 120.0, **program.options},
     )
 
 

@@ -187,6 +187,19 @@ def test_what_the_kernel_is_about_to_end_is_not_left_over(
     assert [finding.id for finding in report.findings] == found
 
 
+def test_output_ends_after_its_last_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that took longer than the patience with others leaves time to read its end."""
+    from torch_utils.clean_exit import check
+
+    helper = Process(4_000_000, 1, 1, "S", "resource_tracker")
+    looks = iter([[helper]] * 30)
+    monkeypatch.setattr(runs, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(runs, "descendants", lambda ancestor: next(looks, []))
+    # Holds stderr open for a moment after it is seen no more.
+    report = check(["sh", "-c", "sleep 0.8 & exit 0"])
+    assert report.clean, report
+
+
 def test_a_process_that_is_killed_is_about_to_end() -> None:
     """What tells one: seen from its start to its end, it runs, and then has no memory."""
     with subprocess.Popen(["sleep", "300"]) as sleeper:
