@@ -12,6 +12,7 @@ from bench_cycles import table
 from plot_memory import POINTS, thinned
 from results_file import described
 
+from clean_exit.real_table import summarise
 from programs import ROOT
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
@@ -60,6 +61,16 @@ def test_costs_of_clean_exit_are_of_their_file() -> None:
     assert all(sentence in page for sentence in costs(result))
     result["plugin_s"] += 1
     assert costs(result)[-1] not in page
+
+
+def test_table_of_real_programs_is_of_its_file() -> None:
+    """Each row, as the command prints it; and another file's would not be there."""
+    page = (ROOT / "docs" / "clean-exit.md").read_text(encoding="utf-8")
+    path = ROOT / "benchmarks" / "results" / "clean_exit_programs.json"
+    counts = json.loads(path.read_text())["counts"]
+    assert all(row in page for row in summarise(counts))
+    counts["3.11"]["right"] += 1
+    assert summarise({"3.11": counts["3.11"]})[0] not in page
 
 
 def test_table_of_services_is_of_its_file() -> None:

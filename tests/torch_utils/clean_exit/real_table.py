@@ -15,12 +15,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / name) for name in ("", "tests", "tests/torch_utils", "benchmarks")]
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -153,11 +152,21 @@ def main(kept: str | None) -> int:
             table.setdefault(name, {"expected": expected})[wanted] = f"{verdict}: {said}"
     programs = [{"program": name, **row} for name, row in table.items()]
     write(RESULT, {"counts": counts, "packages": packages, "programs": programs})
-    print(*(f"{wanted}: {dict(count)}" for wanted, count in counts.items()), sep="\n")
+    print(*summarise(counts), sep="\n")
     return int(any(count["wrong"] for count in counts.values()))
 
 
+def summarise(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return the rows of the table in the documentation."""
+    verdicts = ("right", "wrong", "skipped")
+    return [
+        f"| {wanted} | {' | '.join(str(count.get(verdict, 0)) for verdict in verdicts)} |"
+        for wanted, count in counts.items()
+    ]
+
+
 if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT / name) for name in ("", "tests", "tests/torch_utils", "benchmarks")]
     if sys.argv[1:] == ["--here"]:
         run_here()
     elif sys.argv[1:2] == ["--versions"]:
