@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-ray test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
+.PHONY: demo test test-slow test-real test-pythons test-ray test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -30,6 +30,10 @@ test-slow: .venv/.installed
 # Servers, pools and launchers of other packages under clean-exit; downloads many of them.
 test-real: .venv/.installed .venv/.corpus
 	$(PYTEST) -m real
+
+# The same on each Python from 3.10 to 3.13 that there is, in environments made for it; a table.
+test-pythons: .venv/.installed .venv/.corpus
+	$(BIN)/python tests/torch_utils/clean_exit/real_table.py
 
 # Actors of a real Ray on this machine; downloads it.
 test-ray: .venv/.installed
