@@ -153,15 +153,22 @@ class Running:
         if host is None:
             known = ", ".join(self.opened.hosts)
             raise Problem(404, f"there is no model of this name; there are: {known}")
+        self.samples.append(self._look())  # The picture shows the fall where it was.
         try:
             report = await self.batcher.between(host.unload)
         except ModelInUseError:
             raise Problem(409, "it is in use at the moment; try again") from None
+        self.samples.append(self._look())
         return _report(report)
 
     def memory(self) -> dict[str, Any]:
         """Describe the memory now, and in the last minutes."""
-        return {"samples": [*self.samples, self._look()], "events": list(self.events)}
+        return {
+            "samples": [*self.samples, self._look()],
+            "events": list(self.events),
+            "documents": self.documents,
+            "draining": self.draining,
+        }
 
     async def _sample(self) -> None:
         while True:
