@@ -11,31 +11,16 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from rag_demo.retriever import SearchResult
+from rag_demo.service.answers import Batches, Results, refusals
 from rag_demo.service.batching import Job
 from rag_demo.service.opened import Asked
 from rag_demo.service.problems import AsciiJSON, Problem
 from rag_demo.service.running import Running
-from rag_demo.service.schemas import Batches, EmbedRequest, ProblemBody, Results, SearchRequest
+from rag_demo.service.schemas import EmbedRequest, SearchRequest
 
 __all__ = ["check_texts", "embedded", "router", "running_of", "shown_metadata"]
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {
-        "model": ProblemBody,
-        "description": description,
-        "content": {"application/problem+json": {}},
-    }
-    for status, description in {
-        400: "The body is no JSON.",
-        401: "The token is missing or wrong.",
-        413: "More was sent, or asked, than is allowed.",
-        421: "The request was for another host.",
-        422: "The request is not of this shape.",
-        429: "Too much waits; come again after Retry-After.",
-        503: "The service stops, or its model or index cannot be used.",
-    }.items()
-}
-router = APIRouter(responses=_REFUSALS, default_response_class=AsciiJSON)
+router = APIRouter(responses=refusals(), default_response_class=AsciiJSON)
 
 
 def running_of(request: Request) -> Running:
