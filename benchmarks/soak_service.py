@@ -172,13 +172,17 @@ async def compare(index: Path) -> dict[str, Any]:
     return found
 
 
+async def expected_answers(port: int) -> dict[str, list[str]]:
+    """Ask each question alone, by one client."""
+    return {
+        query: ids((await request(port, "POST", "/search", asked(query)))[1]) for query in QUERIES
+    }
+
+
 async def soak(index: Path) -> dict[str, Any]:
     server = Server(index)
     await server.ready()
-    expected = {
-        query: ids((await request(server.port, "POST", "/search", asked(query)))[1])
-        for query in QUERIES
-    }
+    expected = await expected_answers(server.port)
     stopping = asyncio.Event()
     points: list[tuple[int, int]] = []
     done: list[int] = [0]
@@ -225,14 +229,18 @@ def slope(points: list[tuple[int, int]]) -> float:
     return over / (sum((x - middle_x) ** 2 for x, _ in points) or 1)
 
 
+def make_index(folder: Path) -> Path:
+    source, index = folder / "texts.jsonl", folder / "index"
+    lines = [json.dumps({"id": str(n), "text": text}) for n, text in enumerate(TEXTS)]
+    source.write_text("\n".join(lines))
+    make = [BIN / "rag-demo", "index", source, "--out", index, "--no-cache"]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    return index
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "texts.jsonl")
-        lines = [json.dumps({"id": str(n), "text": text}) for n, text in enumerate(TEXTS)]
-        source.write_text("\n".join(lines))
-        index = Path(folder, "index")
-        make = [BIN / "rag-demo", "index", source, "--out", index, "--no-cache"]
-        subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+        index = make_index(Path(folder))
         result = {"speed": asyncio.run(compare(index)), "soak": asyncio.run(soak(index))}
         print(result["soak"])
         write("service", result)

@@ -20,7 +20,7 @@ from rag_demo.service import metrics
 from rag_demo.service.problems import ClientGoneError, Problem, body_of
 from rag_demo.service.settings import Settings, is_loopback
 
-__all__ = ["REQUEST_ID", "Guard"]
+__all__ = ["HEADERS", "REQUEST_ID", "Guard"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -32,8 +32,9 @@ REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("rag_demo_reque
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = {"/livez", "/readyz", "/health", "/", "/page.css", "/page.js"}
 """What is answered without a token: probes, and the page, which asks for one."""
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
 _FORWARDED = {b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"}
-_HEADERS = [
+HEADERS = [
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -90,11 +91,13 @@ class Guard:
         finally:
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "") or "unknown"
-            metrics.REQUESTS.labels(route, scope["method"][:8], str(answer.status)).inc()
+            # Whatever a client makes up would be counted, and kept, for ever.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            metrics.REQUESTS.labels(route, method, str(answer.status)).inc()
             metrics.SECONDS.labels(route).observe(seconds)
             log.info(
                 "%s %s %s %.1f ms",
-                scope["method"],
+                method,
                 route,
                 answer.status,
                 seconds * 1e3,
@@ -127,7 +130,8 @@ class Guard:
         if not is_loopback(client) or not _FORWARDED.isdisjoint(headers):
             raise Problem(403, "administration is for this machine itself, or needs a token")
         origin, host = headers.get(b"origin"), headers.get(b"host", b"")
-        if origin is not None and origin.partition(b"://")[2] != host:
+        is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        if is_foreign or (origin is not None and origin.partition(b"://")[2] != host):
             raise Problem(403, "a page of another site may not administer this service")
 
     async def _body(self, scope: Message, headers: dict[bytes, bytes], receive: Receive) -> bytes:
@@ -190,7 +194,7 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             own = {name for name, _ in message.get("headers", ())}
-            added = [(b"x-request-id", self._request_id), *_HEADERS]
+            added = [(b"x-request-id", self._request_id), *HEADERS]
             if self._running is not None and self._running.draining:
                 # The client's next request would come to a connection that is being closed.
                 added.append((b"connection", b"close"))

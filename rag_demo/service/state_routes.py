@@ -36,7 +36,7 @@ async def readyz(request: Request) -> AsciiJSON:
     reason = await running.not_ready()
     if reason:
         raise Problem(503, reason, headers={"retry-after": "1"})
-    return AsciiJSON({"status": "ok", "documents": running.documents})
+    return AsciiJSON({"status": "ok", "documents": running.opened.documents})
 
 
 @router.get(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,36 @@ def test_probes_metrics_and_description(index: Path) -> None:
     for name in ("torch_utils_model_loaded", "rag_demo_requests_total", "rag_demo_batch_texts"):
         assert name in metrics.text
     assert "examples" in json.dumps(described.json()["components"]["schemas"]["SearchRequest"])
+
+
+def test_promtool_finds_nothing(index: Path) -> None:
+    """Nor does a client make up what is counted, and kept, for ever."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: Debian's package prometheus has it")
+    made_up = [(f"MADEUP{n}", f"/{n}", {}) for n in range(3)]
+    *_, metrics = ask(index, search({"query": "a"}), *made_up, ("GET", "/metrics", {}))
+    command = [promtool, "check", "metrics"]
+    done = subprocess.run(command, input=metrics.text, capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert "MADEUP" not in metrics.text
+    assert 'method="other",route="unknown",status="404"} 3.0' in metrics.text
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost@evil.example", "localhost.evil.example", "127.0.0.1.nip.io", ""],
+)
+def test_names_that_lead_here(index: Path, host: str) -> None:
+    """A page whose name was made to lead to this machine reads nothing, and administers nothing."""
+    headers = {"headers": {"host": host}}
+    answers = ask(
+        index,
+        ("GET", "/memory", headers),
+        ("POST", "/admin/reload", headers),
+        ("POST", "/search", {"json": {"query": "a"}, **headers}),
+    )
+    assert [answer.status_code for answer in answers] == [421] * 3
 
 
 def test_who_may_come_in(index: Path) -> None:
