@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from rag_demo.service import metrics
-from rag_demo.service.problems import ClientGoneError, Problem, body_of
+from rag_demo.service.problems import ClientGoneError, Problem, body_of, too_busy
 from rag_demo.service.settings import Settings, is_loopback
 
 __all__ = ["HEADERS", "REQUEST_ID", "Guard"]
@@ -60,6 +60,7 @@ class Guard:
         self._limits = settings.limits
         self._token = None if settings.token is None else settings.token.encode()
         self._on_loopback = is_loopback(settings.host)
+        self._held_bytes = 0  # of all bodies
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Pass one request on."""
@@ -76,10 +77,11 @@ class Guard:
         REQUEST_ID.set(request_id)
         answer = _Answer(send, request_id, scope.get("state", {}).get("running"))
         started = time.perf_counter()
+        body = bytearray()
         try:
             self._admit(scope, headers)
-            body = await self._body(scope, headers, receive)
-            await self._app(scope, _replayed(body, receive), answer.send)
+            await self._read(body, scope, headers, receive)
+            await self._app(scope, _replayed(bytes(body), receive), answer.send)
         except Problem as problem:
             await answer.refuse(problem, scope["path"])
         except ClientGoneError:
@@ -89,6 +91,7 @@ class Guard:
             log.error("request %s failed: %r", request_id, error, exc_info=error)
             await answer.refuse(Problem(500, "the service failed; its log says why"), scope["path"])
         finally:
+            self._held_bytes -= len(body)
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "") or "unknown"
             # Whatever a client makes up would be counted, and kept, for ever.
@@ -134,10 +137,12 @@ class Guard:
         if is_foreign or (origin is not None and origin.partition(b"://")[2] != host):
             raise Problem(403, "a page of another site may not administer this service")
 
-    async def _body(self, scope: Message, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _read(
+        self, body: bytearray, scope: Message, headers: dict[bytes, bytes], receive: Receive
+    ) -> None:
         """Read all of it; nothing works for a client that has not finished asking."""
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            return b""
+            return
         most = self._limits.body_bytes
         too_large = Problem(
             413, f"the body has more than {most:,} bytes", headers={"connection": "close"}
@@ -145,16 +150,20 @@ class Guard:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > most:
             raise too_large
-        body = bytearray()
 
         async def read() -> None:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
-                body.extend(message.get("body", b""))
+                part = message.get("body", b"")
+                body.extend(part)
+                self._held_bytes += len(part)
                 if len(body) > most:
                     raise too_large
+                if self._held_bytes > self._limits.all_bodies_bytes:
+                    metrics.REFUSED.inc()
+                    raise too_busy(1, "too much is being sent; come again after Retry-After")
                 if not message.get("more_body", False):
                     return
 
@@ -166,7 +175,6 @@ class Guard:
                 f"the body did not come within {self._limits.body_s:g} s",
                 headers={"connection": "close"},
             ) from None
-        return bytes(body)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -85,6 +85,10 @@ async def search(request: Request, asked: SearchRequest) -> AsciiJSON:
         raise Problem(422, "a query is empty")
     if asked.top_k > limits.top_k:
         raise Problem(422, f"top_k is at most {limits.top_k}", param="top_k")
+    most = len(queries) * min(asked.top_k, running.opened.documents)
+    if most > limits.results:
+        detail = f"{most:,} answers are asked for; at most {limits.results:,} are given at once"
+        raise Problem(413, detail, param="top_k")
     mode = asked.mode or ("hybrid" if asked.min_score is None else "dense")
     job = Job("search", queries, Asked(asked.top_k, asked.min_score, asked.where, mode))
     found = [_shown(results) for results in await running.ask(request, job)]

@@ -155,6 +155,42 @@ def test_a_body_that_never_ends_is_given_up(index: Path) -> None:
     assert asyncio.run(main()) == [413, 408]
 
 
+def test_all_bodies_together_have_an_end(index: Path) -> None:
+    """Many clients that send what one may are told to come later; what they held is given up."""
+
+    async def main() -> tuple[list[int], int]:
+        gone = asyncio.Event()
+
+        async def slow() -> Any:
+            yield b'{"query": "' + b"a" * 3_000
+            await gone.wait()
+            yield b'"}'
+
+        limits = Limits(all_bodies_bytes=10_000)
+        async with serving(index, limits=limits) as client:
+            asked = [asyncio.create_task(client.post("/search", content=slow())) for _ in range(5)]
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            refused = [each.result().status_code for each in done]
+            assert all("retry-after" in each.result().headers for each in done)
+            gone.set()
+            await asyncio.gather(*asked)
+            after = await client.post("/search", json={"query": "a" * 3_000})
+            return refused, after.status_code
+
+    refused, after = asyncio.run(main())
+    assert set(refused) == {429}
+    assert after == 200
+
+
+def test_answers_together_have_an_end(index: Path) -> None:
+    """As many as there may be are given; more are refused before they are looked for."""
+    body = {"queries": ["a", "b"], "top_k": 3}
+    fits, too_many = (
+        ask(index, search(body), limits=Limits(results=most))[0].status_code for most in (6, 5)
+    )
+    assert (fits, too_many) == (200, 413)
+
+
 def test_no_folder_of_this_machine_is_told(index: Path, tmp_path: Path) -> None:
     """Not in metadata, and not where the index is damaged or gone."""
     folder = make_index(tmp_path / "index")
