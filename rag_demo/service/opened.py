@@ -195,6 +195,7 @@ class Opened:
             RagDemoError: It cannot be; both are closed then.
         """
         try:
+            self.model.load()  # First: the index would be told to have the model's size too.
             with self.index.lease(_LEASE_S) as retriever:
                 retriever.search("warm", 1)
         except BaseException:  # As above.
