@@ -2,7 +2,7 @@
 
 Usage: bench_cycles.py [--rounds N] [--redraw]
 
-The model is all-MiniLM-L6-v2 in sentence-transformers, 100 texts a round. Each way runs in a
+The model is all-MiniLM-L6-v2 in sentence-transformers, 1,000 texts a round. Each way runs in a
 process of its own, whose memory (with that of its children) is read from outside while it works.
 Writes results/cycles.json and docs/services.svg; --redraw draws the last run's file again.
 """
@@ -28,7 +28,7 @@ WAYS = {
     "thread": ('ModelHost(isolation="thread")', "#2c7a2c"),
     "process": ('ModelHost(isolation="process")', "#26c"),
 }
-TEXTS = [f"text {n} of a hundred that say what memory is for" for n in range(100)]
+TEXTS = [f"text {n} of a thousand that say what memory is for" for n in range(1000)]
 EVERY_S = 0.02
 
 

@@ -88,7 +88,7 @@ def costs() -> dict[str, Any]:
 def many_tensors() -> dict[str, Any]:
     print("\nA model of 16,000 tensors with gradients, beside a thread that looks at the clock")
     rows: dict[str, Any] = {}
-    for shape in ("layers", "one module"):
+    for shape in ("layers", "one module", "list", "dictionary"):
         for method in ("del+gc", "torch_utils"):
             runs = [cell("many", shape, method) for _ in range(3)]
             row = min(runs, key=lambda run: run["us_per_tensor"])

@@ -171,9 +171,13 @@ def stall(method: str) -> dict[str, Any]:
 
 
 def many(shape: str, method: str) -> dict[str, Any]:
-    """A model of 16,000 small tensors with gradients: microseconds each, and what others notice."""
+    """A model of 16,000 small tensors with gradients: microseconds each, and what others notice.
+
+    Or a list or a dictionary of these tensors.
+    """
+    model: Any
     if shape == "layers":
-        model: torch.nn.Module = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(8000))
+        model = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(8000))
     else:
         model = torch.nn.Module()
         for index in range(16_000):
@@ -182,6 +186,10 @@ def many(shape: str, method: str) -> dict[str, Any]:
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     count = len(parameters)
+    if shape == "list":
+        model = parameters
+    elif shape == "dictionary":
+        model = dict(model.named_parameters())
     del parameters, parameter
     gc.collect()
     collections: list[int] = []

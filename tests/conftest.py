@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two workers on two cores: threads of torch that wait for each other by spinning keep those from
 # running that they wait for. Sleeping instead makes the tests with torch three times as fast.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Some thousand interpreters are started: each would compile the packages again.
+# Some thousand interpreters are started: each would compile the packages again; and pytest would
+# rewrite each file of tests in each worker of each run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A shell starts background jobs with SIGINT ignored, and the tests' programs would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

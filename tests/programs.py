@@ -69,10 +69,11 @@ def run(
     return Result(command, done.returncode, done.stdout, done.stderr)
 
 
-def run_forked(program: str | Path, *arguments: str) -> Result:
+def run_forked(program: str | Path, *arguments: str, env: dict[str, str] | None = None) -> Result:
     """Run Python source, or a file's, as `run` does, where torch has been imported already.
 
     For programs that would import it themselves; the rest of the interpreter's life is theirs.
+    What is in ``env`` is set when torch has been imported.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(folder, name) for name in ("stdout", "stderr")}
@@ -80,7 +81,7 @@ def run_forked(program: str | Path, *arguments: str) -> Result:
             file.touch()
         text = program.read_text() if isinstance(program, Path) else program
         source = textwrap.dedent(text)
-        returncode = ZYGOTES.run(source, *arguments, timeout_s=TIMEOUT_S, **files)
+        returncode = ZYGOTES.run(source, *arguments, timeout_s=TIMEOUT_S, env=env, **files)
         texts = {name: file.read_text(errors="replace") for name, file in files.items()}
     return Result(["(forked)", str(program), *arguments], returncode, **texts)
 

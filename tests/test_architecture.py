@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -26,7 +27,12 @@ ADAPTS = {
 # They lie in a folder of sys.path of their own, and import each other by bare names.
 # Programs of their own, which find what they import beside them.
 STARTUP = ("torch_utils.clean_exit._startup.", "torch_utils.clean_exit.keeper")
-IMPORTS = {name: read(ROOT / name) for name in PACKAGES}
+
+
+@functools.cache
+def imports_within(package: str) -> list[Import]:
+    """Every import of a package; read by whoever runs a test, and not by every worker."""
+    return read(ROOT / package)
 
 
 def foreign(imports: list[Import]) -> list[str]:
@@ -75,17 +81,17 @@ def intruders(imports: list[Import]) -> list[str]:
 
 def test_torch_utils_imports_the_standard_library_only() -> None:
     """At import time; what is imported late is for functions that are called."""
-    assert foreign(IMPORTS["torch_utils"]) == []
+    assert foreign(imports_within("torch_utils")) == []
 
 
 def test_torch_utils_does_not_know_rag_demo() -> None:
     """Not even late."""
-    assert [one for one in IMPORTS["torch_utils"] if one.module.startswith("rag_demo")] == []
+    assert [one for one in imports_within("torch_utils") if one.module.startswith("rag_demo")] == []
 
 
 def test_rag_demo_uses_public_names_only() -> None:
     """Of torch_utils: no module or name with an underscore."""
-    used = [one for one in IMPORTS["rag_demo"] if one.module.startswith("torch_utils")]
+    used = [one for one in imports_within("rag_demo") if one.module.startswith("torch_utils")]
     assert used
     assert [one for one in used if is_private(one)] == []
 
@@ -104,15 +110,15 @@ def test_rag_demo_uses_public_names_only() -> None:
 )
 def test_wings(package: str) -> None:
     """No circles; the wings are those of the page, and import what it allows."""
-    assert circle(arrows(IMPORTS[package], set(modules_of(ROOT / package)))) == []
+    assert circle(arrows(imports_within(package), set(modules_of(ROOT / package)))) == []
     wings = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
     assert wings == {wing.split(".")[1] for wing in ALLOWED if wing.startswith(f"{package}.")}
-    assert uninvited(IMPORTS[package], ALLOWED) == []
+    assert uninvited(imports_within(package), ALLOWED) == []
 
 
 def test_nobody_enters_by_a_private_name() -> None:
     """A name with an underscore is its own module's."""
-    assert intruders([one for package in PACKAGES for one in IMPORTS[package]]) == []
+    assert intruders([one for package in PACKAGES for one in imports_within(package)]) == []
 
 
 def too_long(folder: Path) -> list[str]:

@@ -7,21 +7,28 @@ import re
 
 import pytest
 
-from programs import ROOT
-from torch_utils.clean_exit import ExitReport, check
+from programs import ROOT, Result, assert_clean, run_forked
+from torch_utils.clean_exit import check
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^\$ (?:[A-Z_]+=\S+ )?(\S+) (\S+)", README, re.MULTILINE)
 
 
-def run(block: str) -> ExitReport:
-    """Run an example under clean-exit, as the README tells everybody to."""
+def run(block: str) -> Result:
+    """Run an example: it ends well, and says nothing on stderr."""
+    result = run_forked(block, env={"TQDM_DISABLE": "1"})
+    assert_clean(result)
+    return result
+
+
+def check_clean(block: str) -> str:
+    """Run an example under clean-exit, as the README tells everybody to; returns its output."""
     quiet = {**os.environ, "TQDM_DISABLE": "1"}
     # A machine that is busy may take longer over the end than people would like.
     report = check(["-c", block], timeout_s=600, max_shutdown_s=300, env=quiet)
     assert (report.exit_code, report.stderr) == (0, ""), f"{report}\n{report.stderr}"
-    return report
+    return report.stdout
 
 
 # Importing sentence-transformers takes longer than all the others together.
@@ -33,8 +40,20 @@ MARKED = [
 
 @pytest.mark.parametrize("block", MARKED)
 def test_python_block_runs(block: str) -> None:
-    """Each on its own, in a fresh interpreter."""
+    """Each on its own, in an interpreter that has imported nothing but torch."""
     run(block)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, id=str(n), marks=[pytest.mark.slow] if n else [])
+        for n, block in enumerate(BLOCKS)
+    ],
+)
+def test_python_block_is_clean(block: str) -> None:
+    """The same in a fresh interpreter, and `clean-exit` finds nothing."""
+    check_clean(block)
 
 
 def test_lifecycle_page_runs() -> None:
@@ -56,7 +75,7 @@ def test_clean_exit_page_runs(pytester: pytest.Pytester) -> None:
     """The example of check, and that of pytest as a test file."""
     page = (ROOT / "docs" / "clean-exit.md").read_text(encoding="utf-8")
     from_python, tests = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert run(from_python).stdout == from_python.splitlines()[-1].removeprefix("# ") + "\n"
+    assert check_clean(from_python) == from_python.splitlines()[-1].removeprefix("# ") + "\n"
     pytester.makepyfile(tests)
     pytester.runpytest_subprocess().assert_outcomes(passed=2)
 

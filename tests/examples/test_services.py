@@ -153,6 +153,7 @@ def test_control_fastapi_without_a_lifespan(tmp_path: Path) -> None:
     assert len(problems(tmp_path)) == 1, said(report)
 
 
+@pytest.mark.slow
 def test_threads(tmp_path: Path) -> None:
     """One model makes room for the other; SIGTERM closes what is loaded."""
     port = free_port()

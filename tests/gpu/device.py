@@ -24,7 +24,10 @@ MB = 1 << 20
 
 
 def slow_rehearsal(test: Any) -> Any:
-    """Leave a test's rehearsal to the slow ones: several interpreters of it import torch."""
+    """Leave a test's rehearsal to the slow ones.
+
+    Several interpreters of it import torch, or `make test` has the same on the CPU already.
+    """
     test.has_slow_rehearsal = True
     return test
 

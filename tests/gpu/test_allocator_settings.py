@@ -65,6 +65,7 @@ def test_expandable_segments(device: Any) -> None:
     device.assert_clean(device.run(SCOPE, env=settings("expandable_segments:True")))
 
 
+@slow_rehearsal
 def test_pinned_memory(device: Any) -> None:
     """The cache of page-locked memory is emptied by ``thorough=True``, never under a copy."""
     device.assert_clean(device.run(PINNED))
@@ -76,6 +77,7 @@ def test_pinned_memory_that_is_registered(device: Any) -> None:
     device.assert_clean(device.run(PINNED, env=settings("pinned_use_cuda_host_register:True")))
 
 
+@slow_rehearsal
 def test_pinned_memory_stays_in_the_cache(device: Any) -> None:
     """The control: deleted, it stays in torch's cache, as far as there is one."""
     device.assert_clean(

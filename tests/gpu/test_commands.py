@@ -63,15 +63,19 @@ def test_benchmark_of_everything() -> None:
     assert len(cosines) == 6 and min(cosines) > 0.99
 
 
-def test_commands_without_a_gpu_say_so() -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["tests/gpu/run.py", pytest.param("benchmarks/gpu.py", marks=pytest.mark.slow)],
+)
+def test_commands_without_a_gpu_say_so(command: str) -> None:
     """One line and a failure, rather than a success that has measured nothing."""
     pytest.importorskip("torch")
-    for command in ("tests/gpu/run.py", "benchmarks/gpu.py"):
-        done = run(command, CUDA_VISIBLE_DEVICES="")
-        assert done.returncode == 1
-        assert "needs a CUDA device" in done.stdout and done.stdout.count("\n") == 1
+    done = run(command, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert "needs a CUDA device" in done.stdout and done.stdout.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_runner_without_pytest(tmp_path: Path) -> None:
     """Each test is found, run, and written down with its outcome; a failure is one."""
     results = tmp_path / "results.json"

@@ -40,11 +40,13 @@ atexit.register(lambda: model.model(device.inputs(model.model)))
     )
 
 
+@slow_rehearsal
 def test_in_a_cycle_without_a_collector(device: Any) -> None:
     """A cycle that nobody collects is closed at exit."""
     run(device, "gc.disable()\nmodel = Model(); model.me = model\ndel model\n")
 
 
+@slow_rehearsal
 def test_streams_pending_at_exit(device: Any) -> None:
     """Kernels are still queued when the model goes, by a `with` block and at exit."""
     run(
@@ -60,6 +62,7 @@ with Model() as model, device.other_stream():
     )
 
 
+@slow_rehearsal
 def test_caches_emptied_in_every_phase(device: Any) -> None:
     """Destructors that run in teardown ask and clean, with what they have bound early."""
     run(
@@ -97,6 +100,7 @@ def test_unsafe_destructor_is_heard(device: Any) -> None:
     assert "Exception ignored" in result.stderr, str(result)
 
 
+@slow_rehearsal
 def test_unhandled_error(device: Any) -> None:
     """The error's own exit code, and its traceback alone; the memory it ran out of was ours."""
     result = device.run(RESOURCE + "model = Model()\ndevice.take(2 * device.capacity_bytes())\n")
@@ -106,6 +110,7 @@ def test_unhandled_error(device: Any) -> None:
     assert "Exception ignored" not in result.stderr, str(result)
 
 
+@slow_rehearsal
 def test_forked_after_use(device: Any) -> None:
     """The child cannot use CUDA: it releases nothing of the parent's, and says so quietly."""
     run(
@@ -165,6 +170,7 @@ def test_spawned_workers(device: Any) -> None:
     assert result.stdout == "released\n" * count, str(result)
 
 
+@slow_rehearsal
 def test_released_from_another_thread(device: Any) -> None:
     """A thread that has never used the device gives the memory back."""
     run(
@@ -183,6 +189,7 @@ assert device.reserved_bytes() == before, device.reserved_bytes() - before
     )
 
 
+@slow_rehearsal
 def test_fast_exit_with_a_context(device: Any) -> None:
     """The short exit closes all the same, with work still queued."""
     run(

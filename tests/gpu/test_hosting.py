@@ -12,6 +12,7 @@ from typing import Any
 from unittest import SkipTest
 
 import programs
+from gpu.device import slow_rehearsal
 
 PROGRAM = """
 import os, sys, time
@@ -55,6 +56,7 @@ if __name__ == "__main__":
 """
 
 
+@slow_rehearsal
 def test_unloading_gives_the_context_back(device: Any) -> None:
     """By NVML's view of the whole card; the parent has neither a context nor torch."""
     if importlib.util.find_spec("torch_utils.hosting") is None:

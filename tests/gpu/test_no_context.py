@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpu.device import slow_rehearsal
+
 EVERYTHING = """
 import os
 import torch
@@ -43,6 +45,7 @@ everything()
     )
 
 
+@slow_rehearsal
 def test_closing_at_exit_makes_none(device: Any) -> None:
     """What is still open when the program ends is closed without a context, too."""
     device.assert_clean(
@@ -66,6 +69,7 @@ late.model = torch.nn.Linear(3, 3)
     )
 
 
+@slow_rehearsal
 def test_checks_leave_a_fork_its_cuda(device: Any) -> None:
     """A child that is forked after the checks uses the device for the first time."""
     device.assert_clean(
@@ -85,6 +89,7 @@ def test_checks_leave_a_fork_its_cuda(device: Any) -> None:
     )
 
 
+@slow_rehearsal
 def test_other_gpus_get_none(device: Any) -> None:
     """With the first GPU in use, nothing that is done about it touches another."""
     device.assert_clean(

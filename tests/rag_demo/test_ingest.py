@@ -160,6 +160,7 @@ def spooled(pid: int) -> Iterator[int]:
                 yield link.stat().st_size
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_the_command_line(tiny_model: Path, tmp_path: Path) -> None:
     """Exit code 130, one line that says how to go on, and the same command does."""
     lines = [f'{{"text": "document number {n} about memory", "id": "{n}"}}' for n in range(60_000)]

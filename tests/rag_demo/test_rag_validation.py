@@ -50,6 +50,7 @@ def test_known_answers_are_found() -> None:
     main()
 
 
+@pytest.mark.slow
 def test_as_a_program() -> None:
     """This file, run by itself, leaves with exit code 0 and says nothing on stderr."""
     assert_clean(run_forked(Path(__file__)))

@@ -47,6 +47,7 @@ def main() -> None:
             sys.modules[kind.__name__] = left_open  # type: ignore[assignment]
 
 
+@pytest.mark.slow
 def test_as_a_program() -> None:
     """This file, run by itself, leaves with exit code 0 and says nothing on stderr."""
     assert_clean(run_forked(Path(__file__)))

@@ -18,6 +18,8 @@ KINDS: list[Any] = [
     pytest.param(FaissRetriever, {}, id="faiss"),
     pytest.param(PyTorchGPURetriever, {"device": "cpu"}, id="torch"),
 ]
+# How many moments are tried; each instruction of a change is one in a slow test of its own.
+MOST = pytest.mark.parametrize("most", [10, pytest.param(60, marks=pytest.mark.slow)])
 OLD = {f"d{n}": text_of(n) for n in range(12)}
 NEW = {"d3": "golf golf", "new": "echo cache"}
 QUERY = "golf echo"
@@ -101,12 +103,15 @@ CHANGES: dict[str, tuple[Callable[[Any], object], Documents]] = {
 }
 
 
+@MOST
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 @pytest.mark.parametrize("name", CHANGES)
-def test_interrupted_at_a_line(kind: Any, options: Any, name: str) -> None:
+def test_interrupted_at_a_line(kind: Any, options: Any, name: str, most: int) -> None:
     """The old state or the new one, and in it every answer is right."""
     change, after = CHANGES[name]
-    states = check_every_moment(lambda: used(kind, options), change, after, opcodes=False, most=60)
+    states = check_every_moment(
+        lambda: used(kind, options), change, after, opcodes=False, most=most
+    )
     assert states <= {"old", "new"}
     assert "old" in states
 
@@ -124,8 +129,9 @@ def test_interrupted_at_an_instruction(kind: Any, options: Any, name: str, make:
     assert states == {"old", "new"}
 
 
+@MOST
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_interrupted_load(kind: Any, options: Any, tmp_path: Path) -> None:
+def test_interrupted_load(kind: Any, options: Any, most: int, tmp_path: Path) -> None:
     """What was here, or what is in the folder; of loading and of the first answers."""
     with filled(kind, options) as other:
         replace_some(other)
@@ -135,13 +141,14 @@ def test_interrupted_load(kind: Any, options: Any, tmp_path: Path) -> None:
         lambda retriever: retriever.load(tmp_path / "i"),
         OLD | NEW,
         opcodes=False,
-        most=60,
+        most=most,
     )
     assert states <= {"old", "new"}
 
 
+@MOST
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_interrupted_search(kind: Any, options: Any, tmp_path: Path) -> None:
+def test_interrupted_search(kind: Any, options: Any, most: int, tmp_path: Path) -> None:
     """A search makes words and columns on its way; the next one finds them right."""
     with filled(kind, options) as other:
         other.save(tmp_path / "i")
@@ -158,7 +165,7 @@ def test_interrupted_search(kind: Any, options: Any, tmp_path: Path) -> None:
         lambda retriever: retriever.search(QUERY, mode="hybrid", where={"n": {"$gt": 8}}),
         OLD,
         opcodes=False,
-        most=60,
+        most=most,
     )
     assert states == {"old"}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from collections_of import Hashed
 
-from programs import run
+from programs import run, run_forked
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
 
 
@@ -65,7 +65,7 @@ def test_without_the_extra() -> None:
 
 def test_without_pystemmer() -> None:
     """Vectors are compared, saved, deleted and opened; only who asks for words needs it."""
-    result = run(
+    result = run_forked(
         """
         import sys, tempfile
         sys.modules["Stemmer"] = None

@@ -12,9 +12,16 @@ class Interrupt(KeyboardInterrupt):
     """What is raised; of a class of its own, to tell it from a real Ctrl-C."""
 
 
-def run_interrupted(program: Callable[[], Any], number: int, *files: str) -> tuple[bool, bool]:
+def interrupt() -> None:
+    raise Interrupt
+
+
+def run_interrupted(
+    program: Callable[[], Any], number: int, *files: str, handler: Callable[[], Any] = interrupt
+) -> tuple[bool, bool]:
     """Run a program, and interrupt it at the given event in files with these in their names.
 
+    By a `KeyboardInterrupt`, or by another handler of a signal, which is called there.
     Events are calls, lines, instructions and returns. Says whether there were that many, and
     whether the interrupt came out of the program.
     """
@@ -28,7 +35,7 @@ def run_interrupted(program: Callable[[], Any], number: int, *files: str) -> tup
         if event != "exception":
             left -= 1
             if left == 0:
-                raise Interrupt
+                handler()
         return trace
 
     arrived = False

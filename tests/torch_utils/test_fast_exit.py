@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import zlib
 from pathlib import Path
 
 import pytest
 
-from programs import Result, run, run_forked
-from torch_utils import _finalizers
+from programs import Result, assert_clean, run, run_forked
 
 FAST = "from torch_utils import fast_exit\nassert fast_exit() and not fast_exit()\n"
 PLAIN = "import torch_utils\n"
@@ -280,19 +277,27 @@ def test_packages_in_a_folder_of_any_name(tmp_path: Path) -> None:
     assert (result.stdout, result.stderr) == ("True\n", "")
 
 
-def test_objects_unknown_to_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+UNKNOWN = """
+import gc, zlib
+from torch_utils import _finalizers
+
+compressor = zlib.compressobj()
+kept = [((compressor,),)]
+gc.collect(), gc.collect()  # One for each level of tuples.
+assert not gc.is_tracked(compressor) and not gc.is_tracked(kept[0])
+
+def is_found():
+    survey = _finalizers.Survey()
+    survey.look()
+    return any(thing is compressor for thing in survey._suspects)
+
+assert not is_found()  # The control: zlib's are known to be nothing but data.
+_finalizers._PLAIN_DATA = frozenset()
+_finalizers._BEGINNINGS = ("compress",)
+assert is_found()
+"""
+
+
+def test_objects_unknown_to_garbage_collection() -> None:
     """An extension type's writer is found inside what holds it, also inside of untracked tuples."""
-    compressor = zlib.compressobj()
-    kept = [((compressor,),)]
-    gc.collect(), gc.collect()  # One for each level of tuples.
-    assert not gc.is_tracked(compressor) and not gc.is_tracked(kept[0])
-
-    def is_found() -> bool:
-        survey = _finalizers.Survey()
-        survey.look()
-        return any(thing is compressor for thing in survey._suspects)
-
-    assert not is_found()  # The control: zlib's are known to be nothing but data.
-    monkeypatch.setattr(_finalizers, "_PLAIN_DATA", frozenset())
-    monkeypatch.setattr(_finalizers, "_BEGINNINGS", ("compress",))
-    assert is_found()
+    assert_clean(run(UNKNOWN))

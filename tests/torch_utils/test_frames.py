@@ -64,7 +64,10 @@ assert list(generator) == [] and has_ended(frame)
 """
 
 
-@pytest.mark.parametrize("version", ["this", "3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize(
+    "version",
+    ["this", *(pytest.param(f"3.{n}", marks=pytest.mark.slow) for n in range(10, 14))],
+)
 def test_reading(version: str) -> None:
     """All variables that have a value, of this thread and of others, and no side effect."""
     python = sys.executable if version == "this" else other_pythons().get(version)

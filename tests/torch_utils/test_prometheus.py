@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from programs import Result, assert_clean, run
+from programs import Result, assert_clean, run_forked
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 
@@ -29,12 +30,11 @@ class Index(Resource):
 
 
 def program(body: str, **options: Any) -> Result:
-    import textwrap
-
-    return run(PRELUDE + textwrap.dedent(body), **options)
+    return run_forked(PRELUDE + textwrap.dedent(body), **options)
 
 
-def exposition(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def exposition() -> str:
     """What a service exports that has done one of everything."""
     done = program(
         """
@@ -61,9 +61,9 @@ def exposition(tmp_path: Path) -> str:
     return done.stdout
 
 
-def test_what_was_done_is_counted(tmp_path: Path) -> None:
+def test_what_was_done_is_counted(exposition: str) -> None:
     """Bytes of storages, releases, retries, and what is open."""
-    text = exposition(tmp_path)
+    text = exposition
     assert 'torch_utils_released_bytes_total{device="host"} 1e+06' in text
     assert 'torch_utils_still_held_bytes{device="host"} 1e+06' in text
     assert "torch_utils_release_duration_seconds_count 2.0" in text
@@ -73,7 +73,7 @@ def test_what_was_done_is_counted(tmp_path: Path) -> None:
     assert "torch_utils_process" not in text
 
 
-def test_promtool_finds_nothing(tmp_path: Path) -> None:
+def test_promtool_finds_nothing(exposition: str) -> None:
     """Names and units as Prometheus' own linter wants them; it does find a bad one."""
     promtool = shutil.which("promtool")
     if promtool is None:
@@ -85,8 +85,7 @@ def test_promtool_finds_nothing(tmp_path: Path) -> None:
         )
         return done.stdout + done.stderr
 
-    text = exposition(tmp_path)
-    assert lint(text) == ""
+    assert lint(exposition) == ""
     assert "torch_utils_loads" in lint("# TYPE torch_utils_loads counter\ntorch_utils_loads 1\n")
 
 
@@ -238,53 +237,54 @@ def test_two_workers_share_a_folder(tmp_path: Path) -> None:
         release(torch.zeros(250))
         index = Index()
         release(torch.zeros(250))
-        print("ready", flush=True)
-        input()
+        print("ready", file=ready, flush=True)
+        go.readline()
         index.close()
     """
-    import os
-    import sys
-    import textwrap
+    done = run_forked(
+        """
+        import os, sys
 
-    from programs import IMPORT_PATH
+        # Before anything is imported that the workers are to import by themselves.
+        pipes = []
+        for _ in range(2):
+            (answer, ready), (go, ask) = os.pipe(), os.pipe()
+            if not os.fork():
+                ready, go = os.fdopen(ready, "w"), os.fdopen(go)
+                exec(sys.argv[1])
+                sys.exit()
+            pipes.append((os.fdopen(answer), os.fdopen(ask, "w")))
+            os.close(ready), os.close(go)
+        print([answer.readline() for answer, _ in pipes])
 
-    env = {**os.environ, "PYTHONPATH": IMPORT_PATH, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    code = PRELUDE + textwrap.dedent(worker)
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-        )
-        for _ in range(2)
+        import prometheus_client as client
+        from prometheus_client.multiprocess import MultiProcessCollector
+        registry = client.CollectorRegistry()
+        MultiProcessCollector(registry)
+        for name, labels in [
+            ("release_duration_seconds_count", {}),
+            ("released_bytes_total", {"device": "host"}),
+            ("open_resources", {"type": "Index"}),
+        ]:
+            print(registry.get_sample_value("torch_utils_" + name, labels))
+        for _, ask in pipes:
+            print("end", file=ask, flush=True)
+        print([os.wait()[1] for _ in pipes])
+        """,
+        PRELUDE + textwrap.dedent(worker),
+        env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+    )
+    assert_clean(done)
+    assert done.stdout.splitlines() == [
+        str(["ready\n"] * 2),
+        *("4.0", "4000.0", "2.0"),
+        str([0, 0]),
     ]
-    try:
-        for one in workers:
-            assert one.stdout is not None
-            assert one.stdout.readline() == b"ready\n"
-        done = program(
-            """
-            from prometheus_client.multiprocess import MultiProcessCollector
-            registry = client.CollectorRegistry()
-            MultiProcessCollector(registry)
-            for name, labels in [
-                ("release_duration_seconds_count", {}),
-                ("released_bytes_total", {"device": "host"}),
-                ("open_resources", {"type": "Index"}),
-            ]:
-                print(registry.get_sample_value("torch_utils_" + name, labels))
-            """,
-            env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
-        )
-        assert_clean(done)
-        assert done.stdout == "4.0\n4000.0\n2.0\n"
-    finally:
-        for one in workers:
-            one.communicate(b"\n", timeout=60)
-    assert [one.returncode for one in workers] == [0, 0]
 
 
 def test_costs_nothing_without_listeners() -> None:
     """Nothing is imported for it, and nothing kept; a listener that fails breaks nothing."""
-    done = run(
+    done = run_forked(
         """
         import sys
         import torch
@@ -308,7 +308,7 @@ def test_costs_nothing_without_listeners() -> None:
 
 def test_missing_package_is_named() -> None:
     """With how to install it."""
-    done = run(
+    done = run_forked(
         """
         import sys
         sys.modules["prometheus_client"] = None

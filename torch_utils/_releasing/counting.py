@@ -131,6 +131,16 @@ def count_contents(
             _count(inventory, owner, name, contents, depth, beyond=False)
 
 
+def count_tensors(inventory: Inventory, tensors: Sequence[Any], names: Sequence[str]) -> None:
+    """Note tensors, each with a name, in steps of C as far as they are plain ones."""
+    torch = whole_torch()
+    if torch is not None:
+        with undisturbed(torch):
+            for position in Registered(inventory).note_tensors(tensors, names.__getitem__):
+                tensor = tensors[position]
+                _count(inventory, "", names[position], tensor, _LEVELS, beyond=False)
+
+
 def count_beyond(inventory: Inventory) -> None:
     """Note, when all that is given up was counted, what the modules hold that it refers to."""
     torch = whole_torch()

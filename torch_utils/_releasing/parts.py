@@ -7,37 +7,42 @@ makes of them; attributes from the instance's dictionary and slots, never throug
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import GetSetDescriptorType, MappingProxyType, MemberDescriptorType
 from typing import Any
 
 from torch_utils._releasing.kinds import Kind, bases_of, contents_of
 
 Part = tuple[Any, str]
+Parts = tuple[list[Any], list[str]]
+"""What something consists of, and the names of that: flat lists, for there may be thousands."""
 
 _LONGEST_NAME = 200
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _SHOWN_KEYS = frozenset((str, int, float, bool, bytes, type(None)))
 
 
-def parts_of(thing: Any, name: str, kind: Kind) -> list[Part]:
+def parts_of(thing: Any, name: str, kind: Kind) -> Parts:
     """List what an object of a kind consists of, each part with its name; empty for leaves."""
     if kind is Kind.MAPPING:
-        return list(_of_mapping(thing, name))
+        return _of_mapping(thing, name)
     if kind is Kind.ITEMS:
-        return list(_numbered(_items_of(thing), name))
+        return _numbered(_items_of(thing), name)
     if kind is Kind.ARRAY:
-        return list(_numbered(_objects_of(thing), name))
-    own: list[Part] = []
-    if kind is Kind.RECORD:  # A UserDict that derives from a list, say: nothing is left out.
-        own = [] if not isinstance_of(thing, dict) else list(_of_mapping(thing, name))
-    return own + list(_of_attributes(thing, name))
+        return _numbered(_objects_of(thing), name)
+    values, names = _of_attributes(thing, name)
+    if kind is Kind.RECORD and isinstance_of(thing, dict):
+        # A UserDict that derives from a list, say: nothing is left out.
+        own, their_names = _of_mapping(thing, name)
+        return own + values, their_names + names
+    return values, names
 
 
 def keys_of(thing: Any, name: str) -> list[Part]:
     """List the keys of a mapping that might be more than keys."""
     items = dict.items(thing) if isinstance_of(thing, dict) else _proxied(thing)
-    return [(k, _named(name, ".keys()")) for k, _ in list(items) if type(k) not in _SHOWN_KEYS]
+    (named,) = _named(name, [".keys()"])
+    return [(key, named) for key, _ in list(items) if type(key) not in _SHOWN_KEYS]
 
 
 def isinstance_of(thing: Any, kind: type) -> bool:
@@ -62,16 +67,18 @@ def attributes_of(thing: Any) -> dict[str, Any]:
     return found
 
 
-def _of_attributes(thing: Any, name: str) -> Iterator[Part]:
-    for attribute, value in attributes_of(thing).items():
-        yield value, _named(name, f".{attribute}")
+def _of_attributes(thing: Any, name: str) -> Parts:
+    attributes = attributes_of(thing)
+    return list(attributes.values()), _named(name, [f".{attribute}" for attribute in attributes])
 
 
-def _of_mapping(thing: Any, name: str) -> Iterator[Part]:
-    items = dict.items(thing) if isinstance_of(thing, dict) else _proxied(thing)
-    for key, value in list(items):
-        label = repr(key) if type(key) in _SHOWN_KEYS else f"<{type(key).__name__}>"
-        yield value, _named(name, f"[{label}]")
+def _of_mapping(thing: Any, name: str) -> Parts:
+    items = list(dict.items(thing) if isinstance_of(thing, dict) else _proxied(thing))
+    labels = [
+        f"[{repr(key) if type(key) in _SHOWN_KEYS else f'<{type(key).__name__}>'}]"
+        for key, _ in items
+    ]
+    return [value for _, value in items], _named(name, labels)
 
 
 def _proxied(proxy: MappingProxyType[Any, Any]) -> Iterable[tuple[Any, Any]]:
@@ -82,16 +89,15 @@ def _proxied(proxy: MappingProxyType[Any, Any]) -> Iterable[tuple[Any, Any]]:
     return dict.items(mapping) if isinstance_of(mapping, dict) else ()
 
 
-def _items_of(thing: Any) -> Iterable[Any]:
+def _items_of(thing: Any) -> list[Any]:
     for kind in _SEQUENCES:
         if isinstance_of(thing, kind):
             return list(kind.__iter__(thing))
     return list(thing)  # A view of a dictionary: a class of C's, that nothing derives from.
 
 
-def _numbered(items: Iterable[Any], name: str) -> Iterator[Part]:
-    for index, value in enumerate(items):
-        yield value, _named(name, f"[{index}]")
+def _numbered(values: list[Any], name: str) -> Parts:
+    return values, _named(name, [f"[{index}]" for index in range(len(values))])
 
 
 def _objects_of(array: Any) -> list[Any]:
@@ -107,8 +113,8 @@ def _objects_of(array: Any) -> list[Any]:
 _ARRAY = ("numpy", "ndarray")
 
 
-def _named(name: str, label: str) -> str:
-    """Name a part. In something deep, only the beginning: all the names would fill the memory."""
+def _named(name: str, labels: list[str]) -> list[str]:
+    """Name parts. In something deep, only the beginning: all the names would fill the memory."""
     if len(name) < _LONGEST_NAME:
-        return name + label
-    return name if name.endswith("...") else f"{name}..."
+        return [name + label for label in labels]
+    return [name if name.endswith("...") else f"{name}..."] * len(labels)

@@ -8,6 +8,8 @@ runs meanwhile; see `kinds` and `parts`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from torch_utils._releasing import refusals
@@ -18,10 +20,12 @@ from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.optimizers import OptimizerTarget
 from torch_utils._releasing.own_cleanup import own_cleanups
 from torch_utils._releasing.parts import attributes_of, keys_of, parts_of
+from torch_utils._releasing.reading import undisturbed
 from torch_utils._releasing.sharing import spare_shared
 from torch_utils._releasing.target import Target
-from torch_utils._releasing.tensors import TensorTarget
+from torch_utils._releasing.tensors import TensorsTarget, TensorTarget
 from torch_utils._releasing.tombstone import is_released
+from torch_utils._releasing.weak_storages import plain_tensors
 from torch_utils._runtime import whole_torch
 
 
@@ -76,6 +80,14 @@ class _Step(NamedTuple):
     is_argument: bool = False
 
 
+class _Run(NamedTuple):
+    """Tensors that follow each other, to look at in steps of C; there may be thousands."""
+
+    tensors: list[Any]
+    names: list[str]
+    holder: _Holder | None
+
+
 class _Walk:
     """A walk over the objects and what they consist of, each once; without recursion."""
 
@@ -85,21 +97,28 @@ class _Walk:
         self._kinds: dict[type, Kind] = {}
         self._seen: set[int] = set()
         self._taken: set[int] = set()
-        self._pending: list[_Step | _Holder] = []
+        self._plain = frozenset(map(id, plain_tensors(torch)))
+        self._pending: list[_Step | _Run | _Holder] = []
         self._targets: list[Target] = []
 
     def run(self, objects: Sequence[Any]) -> list[Target]:
         """Plan all of them."""
-        steps = [_Step(thing, type(thing).__name__, None, True) for thing in objects]
+        names = [type(thing).__name__ for thing in objects]
+        self._push(list(objects), names, None, are_arguments=True)
+        with nullcontext() if self._torch is None else undisturbed(self._torch):
+            self._walk()
+        return self._targets
+
+    def _walk(self) -> None:
         pending = self._pending
-        pending.extend(reversed(steps))
         while pending:
             step = pending.pop()
-            if isinstance(step, _Holder):
-                self._end(step)
-            else:
+            if isinstance(step, _Run):
+                self._take_run(step)
+            elif isinstance(step, _Step):
                 self._look_at(step)
-        return self._targets
+            else:
+                self._end(step)
 
     def kind(self, thing: Any) -> Kind:
         """Say of what kind an object is."""
@@ -107,6 +126,48 @@ class _Walk:
         if found is None:
             found = self._kinds[type(thing)] = kind_of(type(thing), self._torch)
         return found
+
+    def _push(
+        self,
+        things: list[Any],
+        names: list[str],
+        holder: _Holder | None,
+        *,
+        are_arguments: bool = False,
+    ) -> None:
+        """Have things looked at next, in their order."""
+        steps: list[_Step | _Run] = []
+        are_plain = list(map(self._plain.__contains__, map(id, map(type, things))))
+        for is_plain, run in groupby(range(len(things)), are_plain.__getitem__):
+            numbers = list(run)
+            if is_plain:
+                some = slice(numbers[0], numbers[-1] + 1)
+                steps.append(_Run(things[some], names[some], holder))
+            else:
+                steps += [_Step(things[n], names[n], holder, are_arguments) for n in numbers]
+        self._pending += reversed(steps)
+
+    def _take_run(self, run: _Run) -> None:
+        """Take all of them, or look at each if one of them may not be taken."""
+        tensors, names, holder = run
+        keys = list(map(id, tensors))
+        are_new = self._seen.isdisjoint(keys) and len(set(keys)) == len(keys)
+        if not are_new or any(map(self._torch.Tensor.is_nested.__get__, tensors)):
+            steps = [_Step(t, n, holder) for t, n in zip(tensors, names, strict=True)]
+            self._pending += reversed(steps)
+            return
+        self._seen.update(keys)
+        self._taken.update(keys)
+        if holder is not None:
+            holder.is_taken = True
+        self._take_tensors(tensors, names)
+
+    def _take_tensors(self, tensors: list[Any], names: list[str]) -> None:
+        last = self._targets[-1] if self._targets else None
+        if isinstance(last, TensorsTarget):
+            last.add(tensors, names)
+        else:
+            self._targets.append(TensorsTarget(tensors, names))
 
     def _look_at(self, step: _Step) -> None:
         thing, holder = step.thing, step.holder
@@ -145,7 +206,7 @@ class _Walk:
         elif kind in (Kind.MAPPING, Kind.ITEMS, Kind.RECORD):
             self._enter(step, kind, None)
         elif kind is Kind.ARRAY:
-            parts = parts_of(thing, step.name, kind)
+            parts, _ = parts_of(thing, step.name, kind)
             if step.is_argument and not parts:
                 raise refusals.unknown(thing, step.name, kind)
             self._enter(step, kind, None)
@@ -157,8 +218,8 @@ class _Walk:
             raise refusals.unknown(thing, step.name, kind)
 
     def _enter(self, step: _Step, kind: Kind, holder: _Holder | None) -> None:
-        parts = parts_of(step.thing, step.name, kind)
-        self._pending.extend(_Step(part, name, holder) for part, name in reversed(parts))
+        parts, names = parts_of(step.thing, step.name, kind)
+        self._push(parts, names, holder)
         if kind is Kind.MAPPING:
             # A model may be a key, but any object may: what else is one is passed over.
             owner = holder or _Holder(step.thing, step.name, Kind.OPAQUE)
@@ -173,6 +234,9 @@ class _Walk:
         self._taken.add(id(step.thing))
         if step.holder is not None:
             step.holder.is_taken = True
+        if id(type(step.thing)) in self._plain:
+            self._take_tensors([step.thing], [step.name])
+            return
         self._targets.append(_TARGET_OF[kind](step.thing, _name_of(step, kind)))
         if kind is Kind.TRAINING and origin_of(type(step.thing)) == "accelerate":
             inner = attributes_of(step.thing).get("optimizer")  # Its wrapper has no state.

@@ -68,7 +68,7 @@ def _nearest(thing: Any, name: str, kind_of: Callable[[Any], Kind]) -> str:
         if kind in TARGETS:
             return path
         if kind in _FOLLOWED:
-            pending.extend(parts_of(part, path, kind))
+            pending.extend(zip(*parts_of(part, path, kind), strict=True))
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Note the parameters, buffers and gradients of thousands of modules, in steps of C.
+"""Note thousands of tensors and their gradients, those of modules too, in steps of C.
 
 One call in Python for each would cost more than all that is done with it. What does not fit (a
 class of the program's, another device, memory that is lent, a tensor with attributes) is left to
@@ -8,7 +8,7 @@ the caller, who looks at it alone.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from gc import get_referents
 from itertools import accumulate, chain, compress, repeat
 from operator import is_not, not_
@@ -57,7 +57,7 @@ class Names:
 class NamesOfGradients:
     """The same, for their gradients."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Callable[[int], str]) -> None:
         self._names = names
 
     def __call__(self, position: int) -> str:
@@ -65,7 +65,7 @@ class NamesOfGradients:
 
 
 class Registered:
-    """Notes what is registered, for one inventory; with torch functions disabled."""
+    """Notes what modules and lists have, for one inventory; with torch functions disabled."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
@@ -86,6 +86,14 @@ class Registered:
         """
         names = Names(root, paths, modules)
         tensors = names.fill(registries)
+        for position in self.note_tensors(tensors, names):
+            yield (*names.of(position), tensors[position])
+
+    def note_tensors(self, tensors: Sequence[Any], names: Callable[[int], str]) -> Iterator[int]:
+        """Note tensors, which have their names by their positions.
+
+        Yields the positions of those that have to be looked at alone.
+        """
         gradients = NamesOfGradients(names)
         for start in range(0, len(tensors), AT_ONCE):
             some: Sequence[Any] = tensors[start : start + AT_ONCE]
@@ -96,14 +104,13 @@ class Registered:
                 some, positions = list(compress(some, there)), list(compress(positions, there))
                 kinds.discard(id(type(None)))
             if not (kinds <= self._plain and self._note_all(some, positions, names, gradients)):
-                for position, tensor in zip(positions, some, strict=True):
-                    yield (*names.of(position), tensor)
+                yield from positions
 
     def _note_all(
         self,
         tensors: Sequence[Any],
         positions: Sequence[int],
-        names: Names,
+        names: Callable[[int], str],
         of_gradients: NamesOfGradients,
     ) -> bool:
         """Note plain tensors and their gradients; False if that has to be done one by one."""

@@ -32,3 +32,7 @@ class Target:
             An error that has been logged already. Others are raised.
         """
         return None
+
+    def left_over(self) -> list[Target]:
+        """List what is to be given up by itself, after this: a part that could not be with it."""
+        return []

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
+from gc import get_referents
+from itertools import compress
+from operator import and_
 from typing import Any
 
-from torch_utils._releasing.counting import count_contents
-from torch_utils._releasing.in_use import is_own_variable, keep_while_used
+from torch_utils._releasing.counting import count_contents, count_tensors
+from torch_utils._releasing.in_use import swap_all
 from torch_utils._releasing.reading import contents_of, slots_of, undisturbed
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
+from torch_utils._releasing.trees import AT_ONCE
 from torch_utils._runtime import whole_torch
 
 
@@ -23,9 +27,42 @@ class TensorTarget(Target):
         empty_tensor(self.thing)
 
 
-# That of `release`'s tuple of objects, or of a container in it, the target's, the argument's, and
-# getrefcount's. A thread at work with the tensor has one more, and so has the program's variable.
-_REFERENCES_OF_RELEASE = 4
+class TensorsTarget(Target):
+    """Tensors of torch's own classes, thousands perhaps, emptied in steps of C.
+
+    What cannot be emptied so is left over, for a target of its own.
+    """
+
+    def __init__(self, tensors: list[Any], names: list[str]) -> None:
+        super().__init__(None, f"{names[0]} and others")
+        self._tensors = tensors
+        self._names = names
+        self._emptied = 0
+        self._left: list[int] = []
+
+    def add(self, tensors: list[Any], names: list[str]) -> None:
+        """Take more of them."""
+        self._tensors += tensors
+        self._names += names
+
+    def count(self, inventory: Inventory) -> None:
+        count_tensors(inventory, self._tensors, self._names)
+
+    def give_up(self, place: str) -> None:
+        while self._emptied < len(self._tensors):  # From where an interrupt came.
+            some = self._tensors[self._emptied : self._emptied + AT_ONCE]
+            if not empty_tensors(some):
+                self._left += range(self._emptied, self._emptied + len(some))
+            self._emptied += len(some)
+
+    def left_over(self) -> list[Target]:
+        left = (*self._left, *range(self._emptied, len(self._tensors)))
+        return [TensorTarget(self._tensors[n], self._names[n]) for n in left]
+
+
+# That of `release`'s tuple of objects, or of a container in it, the target's, and the argument's
+# or the list's that is being emptied.
+_REFERENCES_OF_RELEASE = 3
 
 
 def empty_tensor(tensor: Any) -> None:
@@ -52,12 +89,37 @@ def empty_tensor(tensor: Any) -> None:
     with undisturbed(torch):
         if base.is_leaf.__get__(tensor):
             base.grad.__set__(tensor, None)
-        nothing = _nothing_like(torch, tensor)
-        others = sys.getrefcount(tensor) - _REFERENCES_OF_RELEASE
-        if others > 1 or (others == 1 and not is_own_variable(tensor)):
-            keep_while_used(nothing)  # Before the swap: it has the old C++ tensor afterwards.
-        swap(tensor, nothing)
+        swap_all(swap, [tensor], [_nothing_like(torch, tensor)], _REFERENCES_OF_RELEASE + 1)
         _clear_attributes(tensor)
+
+
+def empty_tensors(tensors: Sequence[Any]) -> bool:
+    """Empty some tensors of torch's own classes as `empty_tensor` does.
+
+    Returns:
+        False if they have to be emptied one by one, each with its own error perhaps. Some of them
+        may be empty by then, which is no harm.
+    """
+    torch = whole_torch()
+    swap = getattr(getattr(torch, "_C", None), "_swap_tensor_impl", None)
+    if torch is None or swap is None:
+        return torch is None
+    with undisturbed(torch):
+        try:
+            nothings = _nothings_like(torch, tensors)
+            if not nothings:
+                return False
+            swap_all(swap, tensors, nothings, _REFERENCES_OF_RELEASE)
+        except Exception:
+            # What one of them raises, whatever it is, must not keep the others: see above.
+            return False
+        while nothings:  # One by one, so that other threads may have their turn in between.
+            nothings.pop()
+        if len(get_referents(*tensors)) > len(tensors):  # Each refers to its class.
+            for tensor in tensors:
+                if len(get_referents(tensor)) > 1:
+                    _clear_attributes(tensor)
+    return True
 
 
 def _clear_attributes(tensor: Any) -> None:
@@ -83,3 +145,37 @@ def _nothing_like(torch: Any, tensor: Any) -> Any:
                 (0,), scale=1.0, zero_point=0, dtype=dtype, device=device
             )
         return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
+
+
+def _nothings_like(torch: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Make `_nothing_like` for each, and drop their gradients; empty if there is an odd one."""
+    base = torch.Tensor
+    dtypes = list(map(base.dtype.__get__, tensors))
+    one_of_each = dict(zip(dtypes, tensors, strict=True)).values()
+    if any(map(base.is_quantized.__get__, one_of_each)) or any(map(base.is_inference, tensors)):
+        return []
+    are_leaves = list(map(base.is_leaf.__get__, tensors))
+    for tensor in compress(tensors, are_leaves):
+        base.grad.__set__(tensor, None)
+    need_gradients = map(and_, are_leaves, map(base.requires_grad.__get__, tensors))
+    # Neither a mode of the program's nor its default device has a say in this.
+    with torch.inference_mode(False):
+        if len(one_of_each) == 1 and all(map(base.is_cpu.__get__, tensors)):
+            nothings = _usual(torch, dtypes[0], len(tensors))
+        else:
+            devices = map(base.device.__get__, tensors)
+            nothings = [
+                torch.empty(0, dtype=dtype, device=device)
+                for dtype, device in zip(dtypes, devices, strict=True)
+            ]
+    for nothing in compress(nothings, need_gradients):
+        base.requires_grad.__set__(nothing, True)
+    return nothings
+
+
+def _usual(torch: Any, dtype: Any, count: int) -> list[Any]:
+    """Make tensors of no elements in host memory, by the constructor that is quickest."""
+    made = torch.Tensor()
+    if made.dtype == dtype and made.is_cpu:  # The default type may be any.
+        return [torch.Tensor() for _ in range(count)]
+    return [torch.empty(0, dtype=dtype, device="cpu") for _ in range(count)]

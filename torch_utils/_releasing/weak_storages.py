@@ -31,6 +31,14 @@ class Noted(NamedTuple):
     begin: int
 
 
+def plain_tensors(torch: Any) -> tuple[type, ...]:
+    """List the classes of tensors that are torch's own; none where torch is not loaded."""
+    if torch is None:
+        return ()
+    buffer = getattr(torch.nn, "Buffer", torch.nn.Parameter)  # from torch 2.5 on
+    return torch.Tensor, torch.nn.Parameter, buffer
+
+
 class StorageReader:
     """Notes storages; for one thread, and with torch functions disabled.
 
@@ -43,8 +51,7 @@ class StorageReader:
         self.is_expired: Any = kind._expired
         self.free: Any = kind._free_weak_ref
         self.address: Callable[[Any], int] = getattr(torch._C, "_storage_address", _missing)
-        buffer = getattr(torch.nn, "Buffer", torch.nn.Parameter)  # from torch 2.5 on
-        self.plain_kinds = (torch.Tensor, torch.nn.Parameter, buffer)
+        self.plain_kinds = plain_tensors(torch)
         self._untyped = torch.Tensor.untyped_storage
         self._torch = torch
         self._rest = 0

@@ -111,7 +111,7 @@ class Release:
             self._isolated("what they refer to", lambda: count_beyond(self._inventory))
         while targets:
             self._give_up(targets[0])
-            del targets[0]
+            targets[:1] = targets[0].left_over()
 
     def _give_up(self, target: Target) -> None:
         if target.closes or not is_shutting_down():

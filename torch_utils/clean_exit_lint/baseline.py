@@ -27,7 +27,8 @@ def write(path: Path, findings: Iterable[Finding]) -> int:
     rows = [{"path": p, "rule": rule, "code": code, "count": count}
             for (p, rule, code), count in sorted(counted.items())]  # fmt: skip
     text = json.dumps({"version": _VERSION, "findings": rows}, indent=1, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    # Half a character, of a path that is not UTF-8, becomes the escape that JSON has for it.
+    path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     return sum(counted.values())
 
 
@@ -43,14 +44,14 @@ def load(path: Path) -> Counter[tuple[str, str, str]]:
         raise ValueError(f"the baseline {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"the baseline {path} is not JSON: {error}") from None
+    if isinstance(data, dict) and data.get("version", _VERSION) != _VERSION:
+        raise ValueError(f"the baseline {path} is of version {data['version']!r}, not 1")
     try:
-        if data["version"] != _VERSION:
-            raise ValueError(f"the baseline {path} is of version {data['version']!r}, not 1")
         rows = data["findings"]
         return Counter(
             {(str(r["path"]), str(r["rule"]), str(r["code"])): int(r["count"]) for r in rows}
         )
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise ValueError(f"the baseline {path} was not written by clean-exit-lint") from None
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Iterable
 
 from .scopes import children, last_name
+from .values import External
 
 
 def caught_by(handler: ast.ExceptHandler) -> set[str]:
@@ -18,10 +20,13 @@ def caught_by(handler: ast.ExceptHandler) -> set[str]:
     return {last_name(kind) for kind in kinds}
 
 
-def is_suppress(node: ast.AST) -> bool:
-    """Whether this is ``contextlib.suppress``, by whatever name it was bound early."""
+def is_suppress(node: ast.AST, values: Iterable[object] = ()) -> bool:
+    """Whether this is ``contextlib.suppress``, by its name or by what is known of its value."""
     called = node.func if isinstance(node, ast.Call) else node
-    return last_name(called).strip("_") == "suppress"
+    return last_name(called).strip("_") == "suppress" or any(
+        isinstance(value, External) and value.dotted.startswith("contextlib.suppress")
+        for value in values
+    )
 
 
 def suppressed(node: ast.AST) -> set[str]:

@@ -20,10 +20,10 @@ from .machine import to_json, to_sarif
 from .settings import read_settings
 from .text import summary, to_github, to_text
 
-FINDINGS, USAGE = 1, 2
+FINDINGS, USAGE, INTERRUPTED = 1, 2, 130
 FORMATS = ("text", "json", "sarif", "github")
 _EPILOG = """\
-exit codes: 0 nothing found; 1 findings; 2 wrong usage.
+exit codes: 0 nothing found; 1 findings; 2 wrong usage or no output; 130 Ctrl-C.
 [tool.clean_exit_lint] in pyproject.toml sets defaults.
 "# clean-exit-lint: ignore[RULE]" on a line hides its findings."""
 
@@ -68,18 +68,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"clean-exit-lint: {error}", file=sys.stderr)
         return USAGE
-    except BrokenPipeError:
-        # Nobody reads on. What Python would flush at its end goes nowhere, without an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINDINGS
+    except OSError as error:  # Of stdout: whatever else is opened says so itself.
+        # What Python would flush at its end goes nowhere, without an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(error, BrokenPipeError):  # Who has read enough, as head has, is content.
+            return FINDINGS
+        print(f"clean-exit-lint: stdout: {error.strerror}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
     finally:
         if had_gc:
             gc.enable()
 
 
 def _run(options: argparse.Namespace) -> int:
+    if sys.stdout is None:
+        raise ValueError("stdout is closed")
     if options.explain:
-        print(explain(options.explain))
+        _print(explain(options.explain))
         return 0
     settings = read_settings()
     paths = options.paths or settings.get("paths", [])
@@ -128,16 +135,20 @@ def _formatted(result: Result, form: str, options: argparse.Namespace) -> str:
 def _write(text: str, options: argparse.Namespace, result: Result) -> None:
     if not options.output:
         if text:
-            # A path or a line of source may have what the terminal's encoding has not.
-            encoding = sys.stdout.encoding or "utf-8"
-            print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+            _print(text)
         return
     try:
         Path(options.output).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ValueError(f"{options.output} cannot be written: {error.strerror}") from None
     if not options.quiet:
-        print(summary(result))
+        _print(summary(result))
+
+
+def _print(text: str) -> None:
+    # A path or a line of source may have what the terminal's encoding has not.
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def _write_baseline(path: str, result: Result) -> int:
@@ -145,7 +156,7 @@ def _write_baseline(path: str, result: Result) -> int:
         count = baseline.write(Path(path), result.findings)
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror}") from None
-    print(f"clean-exit-lint: {count} findings are in {path} now")
+    _print(f"clean-exit-lint: {count} findings are in {path} now")
     return 0
 
 

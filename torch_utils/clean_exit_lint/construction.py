@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from .attributes import mangle, stores
+from .evaluator import Evaluator
 from .facts import Facts
 from .risks import Risks
 from .scopes import Class, Function, children, last_name
-from .values import Bound, Env, Evaluator, Instance
+from .values import Bound, Env, Instance
 
 _DEEPEST = 5
 _MOST_STATES = 8
@@ -80,13 +81,17 @@ class Exit:
 
 @dataclass
 class Construction:
-    """Every way in which the construction of a class's objects can end."""
+    """Every way in which the construction of a class's objects can end.
+
+    `defaults` are there in any case, `falsy` are those of them that begin as None, 0 or the like.
+    """
 
     cls: Class
     exits: list[Exit]
     is_known: bool
     defaults: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
+    falsy: frozenset[str] = frozenset()
     _implied: dict[tuple[str, bool], frozenset[str]] = field(default_factory=dict)
 
     def missing(self, name: str, facts: Facts, *, tested: bool) -> Exit | None:
@@ -95,13 +100,18 @@ class Construction:
         What was read before was set then. Where attributes were `tested`, one that is set under
         conditions may be used under the same ones.
         """
-        earlier = facts.has & self.assigned
+        made = {attribute for attribute, what in facts.began if what == "made"}
+        earlier = (facts.has & self.assigned) - self.defaults - made
+        set_before = [at for at, one in enumerate(self.exits) if name in one.state.maybe]
+        conditional = set_before[0] if set_before else len(self.exits)  # The first that has it.
+        told = {attribute for attribute, what in facts.began if what in {"true", "full"}}
         ways = [
             one
-            for one in self.exits
+            for at, one in enumerate(self.exits)
             if name not in one.state.sure
             and earlier <= one.state.maybe
-            and not (tested and (one.cause is None or name in one.state.maybe))
+            and told & self.falsy <= one.state.truthy
+            and not (tested and (one.cause is None or at >= conditional))
             and not one.state.contradicts(facts.began)
         ]
         # What fails in the class's own __init__ says more than what does in a base's.
@@ -110,6 +120,8 @@ class Construction:
 
     def implied(self, name: str, *, truthy: bool = False) -> frozenset[str]:
         """Return the attributes that exist wherever one does, or wherever it is true."""
+        if name in self.defaults and not truthy:
+            return frozenset()  # It is there from the beginning.
         key = (name, truthy)
         if key not in self._implied:
             having = [one.state for one in self.exits
@@ -135,10 +147,11 @@ class Constructions:
 
     def _read(self, cls: Class) -> Construction:
         order, complete = self._evaluator.linear(cls)
-        defaults, assigned, start = set(), set(), State()
+        defaults, assigned, falsy, start = set(), set(), set(), State()
         for one in order:
             own = set(one.members) | {n for n, v in one.values.items() if not _is_field(v)}
             defaults |= {mangle(name, one) for name in own}
+            falsy |= {mangle(n, one) for n, v in one.values.items() if _is_false(v)}
             for name, setting in self._evaluator.assignments(one).items():
                 assigned.add(name)
                 if any("classmethod" in function.decorators for function, _ in setting):
@@ -163,7 +176,9 @@ class Constructions:
         is_known = complete or bool(found)
         is_known = is_known and not begin.is_dynamic
         names = frozenset(assigned) | start.maybe
-        return Construction(cls, begin.exits, is_known, frozenset(defaults), names)
+        return Construction(
+            cls, begin.exits, is_known, frozenset(defaults), names, frozenset(falsy)
+        )
 
 
 # A node, so that it stays and with it its id; the methods by calls; what can raise.

@@ -17,11 +17,12 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def unwrap(frame: Frame) -> None:
-    """Take into account what decorators catch; False if one hides what it does."""
+def unwrap(frame: Frame) -> list[Function]:
+    """Take into account what decorators catch, and return the functions they put around it."""
     node = frame.function.node
+    wrappers: list[Function] = []
     if isinstance(node, ast.Lambda):
-        return
+        return wrappers
     outside = frame.function.parent or frame.function.module
     for decorator in node.decorator_list:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -29,12 +30,23 @@ def unwrap(frame: Frame) -> None:
             continue
         values = frame.evaluator.evaluate(called, replace(frame.env, scope=outside))
         known = [value for value in values if isinstance(value, Function)]
-        if is_suppress(called) and isinstance(decorator, ast.Call):
+        if is_suppress(called, values) and isinstance(decorator, ast.Call):
             frame.facts = frame.facts.catching(suppressed(decorator))
         elif known:
             frame.facts = frame.facts.plus(_facts_of_wrapper(known[-1]))
+            wrapper = _wrapper_of(known[-1])
+            if wrapper and isinstance(decorator, ast.Call):
+                wrapper = _wrapper_of(wrapper)  # It has made the decorator.
+            wrappers += [wrapper] if wrapper else []
         else:  # It may catch anything, so nothing is said of what is raised.
             frame.facts = frame.facts.catching({"BaseException"})
+    return wrappers
+
+
+def _wrapper_of(decorator: Function) -> Function | None:
+    """Return the function that a decorator makes; None where it gives back what it got."""
+    made = (one for name in decorator.names.values() for one in name if isinstance(one, Function))
+    return next(made, None)
 
 
 def _facts_of_wrapper(decorator: Function) -> Facts:
@@ -43,8 +55,7 @@ def _facts_of_wrapper(decorator: Function) -> Facts:
     returned = [one.value for one in decorator.body if isinstance(one, ast.Return)]
     if all(isinstance(one, ast.Name) and one.id in decorator.parameters for one in returned):
         return facts  # It gives back what it got.
-    wrapper = next((one for name in decorator.names.values() for one in name
-                    if isinstance(one, Function)), None)  # fmt: skip
+    wrapper = _wrapper_of(decorator)
     if wrapper is None:  # It makes another function of it, with other globals, perhaps.
         return facts.catching({"BaseException"})
     for node in ast.walk(wrapper.node):

@@ -6,6 +6,7 @@ import fnmatch
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +35,8 @@ def python_files(paths: Iterable[str], exclude: Sequence[str] = ()) -> Iterator[
     """
     seen = set()
     for path in paths:
-        if not Path(path).exists():
-            raise ValueError(f"there is no {path}")
+        if not path or not Path(path).exists():
+            raise ValueError(f"there is no {path}" if path else "a PATH is empty")
         for file in _below(path, exclude) if Path(path).is_dir() else [os.path.normpath(path)]:
             if file not in seen:
                 seen.add(file)
@@ -52,8 +53,16 @@ def _below(folder: str, exclude: Sequence[str]) -> Iterator[str]:
         )  # fmt: skip
         for name in sorted(files):
             path = os.path.normpath(os.path.join(place, name))  # noqa: PTH118
-            if name.endswith(".py") and not _is_excluded(path, exclude):
+            if name.endswith(".py") and not _is_excluded(path, exclude) and _is_file(path):
                 yield path
+
+
+def _is_file(path: str) -> bool:
+    """Whether reading does not wait, as a pipe's would; what is not there is told by reading."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116  (hot)
+    except OSError:
+        return True
 
 
 def _is_excluded(path: str, patterns: Sequence[str]) -> bool:
@@ -105,7 +114,7 @@ class Survey:
             for module, names in _FROM.findall(read(path)):
                 found.append((module, set(_WORD.findall(names)) or {b"*"}))
             self._sources[path] = found
-        parts = set(os.path.splitext(origin)[0].encode().split(os.sep.encode()))  # noqa: PTH122
+        parts = set(os.fsencode(os.path.splitext(origin)[0]).split(os.sep.encode()))  # noqa: PTH122
         for module, names in self._sources[path]:
             last = module.rpartition(b".")[2]
             if (word in names or b"*" in names) and (not last or last in parts):

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from .arguments import constant_defaults, is_open, match_arguments
+from .evaluator import Evaluator
 from .facts import Facts, Tests
 from .findings import Step
 from .frames import ENDING, Frame
 from .project import distribution
-from .scopes import Class, Function, last_name
-from .values import Bound, Evaluator, Instance, Value, Values
+from .scopes import Class, Function, items, last_name
+from .values import Bound, Instance, Value, Values
 
 _DEEPEST = 6  # Functions in a row: further away, what is reached depends on too much else.
 _MOST = 400  # Functions entered for one destructor, with different facts.
@@ -127,17 +128,30 @@ class Expressions:
     def _comprehension(
         self, frame: Frame, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
     ) -> None:
-        before = None
+        before, inner = None, frame.inner
         for part in node.generators:
             self._expression(frame, part.iter)
             before = before or frame.facts
+            frame.inner = frame.inner | self._items(frame, part)
             for test in part.ifs:
                 self._test(frame, test)
                 frame.facts = frame.facts.plus(Tests(frame).split(test)[0])
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         for one in parts:
             self._expression(frame, one)
-        frame.facts = before or frame.facts
+        frame.facts, frame.inner = before or frame.facts, inner
+
+    def _items(self, frame: Frame, part: ast.comprehension) -> dict[str, Values]:
+        """Return the variables of a comprehension, with what they may be."""
+        bound = [one.id for one in ast.walk(part.target) if isinstance(one, ast.Name)]
+        return {
+            name: tuple(
+                value
+                for of in items(part.target, part.iter, name)
+                for value in self.evaluator.elements.of(of, frame.env)
+            )
+            for name in bound
+        }
 
     def _attribute(self, frame: Frame, node: ast.expr, name: str) -> None:
         found = self.evaluator.member(frame.destroyed, name)
@@ -271,7 +285,7 @@ class Expressions:
             node = node.value
         if not isinstance(node, ast.Name):
             return False
-        return self.evaluator.named(frame.function, node.id).kind == "global"
+        return frame.named(node.id).kind == "global"
 
 
 def _resolved(evaluator: Evaluator, cls: Class, function: Function) -> object:

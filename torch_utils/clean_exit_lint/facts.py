@@ -23,7 +23,8 @@ class Facts:
         caught: The exceptions that somebody around here catches.
         known: Attributes with "none", "full" (not None), "true" or "false", as tests told.
         began: The same of what they were when the destructor began, and "stored" for those that
-            it has set since: later tests tell nothing of the beginning.
+            it has set since: later tests tell nothing of the beginning. "made" if it was not known
+            to be there before.
     """
 
     alive: bool = False
@@ -62,6 +63,8 @@ class Facts:
             told = "none" if value.value is None else "true" if value.value else "false"
             known.add((name, told))
         began = self.began | {(name, "stored")}
+        if name not in self.has:
+            began |= {(name, "made")}
         return replace(self, has=self.has | {name}, known=frozenset(known), began=began)
 
     def catching(self, names: Iterable[str]) -> Facts:

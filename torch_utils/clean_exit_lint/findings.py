@@ -39,6 +39,13 @@ RULES: dict[str, Rule] = {
 UNUSED = Rule(UNUSED_IGNORE, "CEX099", "an ignore comment that hides no finding")
 
 
+def printable(path: str) -> str:
+    """Return a path in one line, with escapes for what a terminal would not show."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in path
+    )
+
+
 @dataclass(frozen=True)
 class Step:
     """One function on the way from a destructor to a finding."""
@@ -102,5 +109,6 @@ class Note:
     message: str
 
     def __str__(self) -> str:
-        where = f"{self.path}:{self.line}" if self.line else self.path
+        path = printable(self.path)
+        where = f"{path}:{self.line}" if self.line else path
         return f"{where}: {self.message}"

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 
 from .attributes import mangle
 from .construction import Construction
+from .evaluator import Evaluator
 from .facts import Facts, FrameLike
 from .findings import Step
 from .scopes import Class, Function, last_name
-from .values import Env, Evaluator, External, Given, Instance, Values
+from .values import Env, External, Given, Instance, Named, Values
 
 # What asks whether the end has come, in the words that are usual.
 ENDING = re.compile(
-    r"_*(is_)?(finalizing|shutting_?down|exiting|interpreter_shutdown|python_exit_status)"
+    r"_*(is_|interpreter_|python_)*(finalizing|shutting_?down|exiting|shutdown_started)"
+    r"|_*(is_)?(interpreter_shutdown|python_exit_status)"
 )
 
 
@@ -33,6 +35,7 @@ class Frame(FrameLike):
             may be used under the same ones.
         quiet: The name by which it was called is reported already as one that may be None; the
             names that it uses itself would say the same again.
+        inner: The variables of the comprehensions around what is walked.
     """
 
     evaluator: Evaluator
@@ -49,11 +52,12 @@ class Frame(FrameLike):
     conditions: list[ast.expr] = field(default_factory=list)
     ends: list[Facts] = field(default_factory=list)
     tested: bool = False
+    inner: dict[str, Values] = field(default_factory=dict)
 
     @property
     def env(self) -> Env:
         """Where its expressions stand."""
-        return Env(self.function, self.receiver, 0, self.given)
+        return Env(self.function, self.receiver, 0, self.given, self.inner)
 
     @property
     def is_destructor(self) -> bool:
@@ -89,6 +93,12 @@ class Frame(FrameLike):
     def evaluate(self, node: ast.AST) -> Values:
         """Return what an expression of the function may be."""
         return self.evaluator.evaluate(node, self.env)
+
+    def named(self, name: str) -> Named:
+        """Say what binds a name."""
+        if name in self.inner:
+            return Named("local", self.function)
+        return self.evaluator.named(self.function, name)
 
     def is_object(self, node: ast.AST) -> bool:
         """Whether an expression is the object that is destroyed."""
@@ -138,8 +148,7 @@ class Frame(FrameLike):
 
     def origin(self, name: str) -> tuple[str, str] | str | None:
         """Return a global with its module's file, or the attribute that a local was read from."""
-        found = self.evaluator.named(self.function, name)
-        if found.kind == "global":
+        if self.named(name).kind == "global":
             return (self.function.module.source.path, name)
         return self.aliases.get(name)
 
@@ -176,6 +185,8 @@ class Frame(FrameLike):
         if isinstance(node, (ast.Attribute, ast.Call)):
             if isinstance(node, ast.Attribute) and node.attr == "TYPE_CHECKING":
                 return False
+            if isinstance(node, ast.Call) and last_name(node.func) == "hasattr":
+                return True if self.own_attribute(node) in self.facts.has else None
             name = self.state_name(node)
             if (name, "true") in self.facts.known:
                 return True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from .discover import SITES, Survey, survey
+from .evaluator import Evaluator
 from .findings import RULES, UNUSED_IGNORE, Finding, Note, Step
 from .frames import Frame
 from .project import Project
@@ -14,7 +15,7 @@ from .rules import AllRules, atexit_keeps_alive, explicit_call, finalize_keeps_a
 from .scopes import Class, Function, Module, lambda_of, statements
 from .sites import calls
 from .source import Source, ignores, read
-from .values import Bound, Env, Evaluator
+from .values import Bound, Env
 from .walk import Walker
 
 _SITE_RULES = (explicit_call, finalize_keeps_alive, atexit_keeps_alive)
@@ -184,10 +185,19 @@ def _assigned_destructors(evaluator: Evaluator, module: Module) -> list[tuple[Cl
             for target in node.targets:
                 if isinstance(target, ast.Attribute) and target.attr == "__del__":
                     env = Env(scope)  # type: ignore[arg-type]
-                    for cls in evaluator.evaluate(target.value, env):
-                        if isinstance(cls, Class):
-                            found += [(cls, one) for one in _functions(evaluator, node.value, env)]
+                    values = evaluator.evaluate(target.value, env)
+                    classes = [one for one in values if isinstance(one, Class)]
+                    if not values and isinstance(target.value, ast.Name):
+                        classes = [_unknown_class(target.value.id, module)]
+                    found += [(cls, one) for one in _functions(evaluator, node.value, env)
+                              for cls in classes]  # fmt: skip
     return found
+
+
+def _unknown_class(name: str, module: Module) -> Class:
+    """Return a class of which nothing is known, as a decorator's argument."""
+    base: ast.expr = ast.Constant(None)
+    return Class(ast.ClassDef(name, [base], [], [], []), module, name, None)
 
 
 def _unignored(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import PurePath
-from urllib.parse import quote
+from urllib.parse import quote_from_bytes
 
 from .findings import RULES, SCHEMA_VERSION, UNUSED, Finding, Note
 from .lint import Result
@@ -92,4 +93,4 @@ def _notification(note: Note) -> dict[str, object]:
 def uri(path: str) -> str:
     """Return a path as a URI: relative ones stay so."""
     pure = PurePath(path)
-    return pure.as_uri() if pure.is_absolute() else quote(pure.as_posix())
+    return pure.as_uri() if pure.is_absolute() else quote_from_bytes(os.fsencode(pure.as_posix()))

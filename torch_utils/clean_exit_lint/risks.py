@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from .scopes import Class, Function, children, last_name
-from .values import Bound, Env, Evaluator, External, Instance
+from .evaluator import Evaluator
+from .scopes import Class, Function, children, inside, last_name
+from .values import Bound, Env, External, Instance
 
 _SAFE_BUILTINS = {
     "isinstance", "issubclass", "callable", "hasattr", "id", "type", "repr", "str", "bool",
@@ -26,8 +27,8 @@ _SAFE_WITHOUT_ARGUMENTS = {
     "float",
 }
 _SAFE = {
-    "threading": "Lock RLock Event Condition Semaphore BoundedSemaphore local current_thread "
-    "get_ident main_thread",
+    "threading": "Lock RLock Event Condition Semaphore BoundedSemaphore Barrier local Thread Timer "
+    "current_thread get_ident main_thread",
     "_thread": "allocate_lock get_ident RLock",
     "multiprocessing": "current_process",
     "asyncio": "Lock Event Condition Queue Semaphore",
@@ -40,8 +41,10 @@ _SAFE = {
     "logging": "getLogger",
     "itertools": "count",
     "functools": "partial",
+    "traceback": "extract_stack format_stack",
+    "operator": "methodcaller attrgetter itemgetter",
     "uuid": "uuid4 uuid1",
-    "contextlib": "ExitStack AsyncExitStack nullcontext",
+    "contextlib": "ExitStack AsyncExitStack nullcontext closing suppress",
     "types": "SimpleNamespace MappingProxyType",
     "datetime": "datetime.now datetime.utcnow",
     "pathlib": "Path PurePath",
@@ -52,6 +55,12 @@ _SAFE = {
     "typing": "cast",
     "dataclasses": "field",
 }
+# With constants, or nothing, as arguments.
+_SAFE_WITH_CONSTANTS = {
+    "concurrent.futures.ThreadPoolExecutor", "concurrent.futures.ProcessPoolExecutor",
+    "concurrent.futures.thread.ThreadPoolExecutor", "re.compile", "struct.Struct", "random.Random",
+    "decimal.Decimal", "fractions.Fraction", "datetime.timedelta", "array.array",
+}  # fmt: skip
 _SAFE_DOTTED = {f"{module}.{name}" for module, names in _SAFE.items() for name in names.split()}
 # Methods of strings, dictionaries, lists and loggers, by whatever name the object goes.
 _SAFE_METHODS = {
@@ -64,6 +73,8 @@ _SAFE_METHODS = {
 }  # fmt: skip
 _LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "config", "settings",
                       "environ", "headers", "args", "cfg", "conf", "attrs", "dict")  # fmt: skip
+_NEVER_EMPTY = {"split", "rsplit", "partition", "rpartition", "splitext", "extract_stack",
+                "exc_info", "stack"}  # fmt: skip
 _DEEPEST = 3
 
 
@@ -92,7 +103,7 @@ class Risks:
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             return True
         if isinstance(node, ast.Subscript):
-            return isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Constant)
+            return isinstance(node.ctx, ast.Load) and _item_may_be_missing(node, env)
         if isinstance(node, ast.Assign):
             unpacks = any(isinstance(target, (ast.Tuple, ast.List)) for target in node.targets)
             return unpacks and not isinstance(node.value, (ast.Tuple, ast.List, ast.Call))
@@ -121,10 +132,15 @@ class Risks:
     def _is_risky_value(self, value: object, node: ast.Call, depth: int) -> bool:
         if isinstance(value, External):
             module, _, name = value.dotted.rpartition(".")
+            given = (*node.args, *(keyword.value for keyword in node.keywords))
             if module == "builtins":
-                few = name in _SAFE_WITHOUT_ARGUMENTS and not node.args and not node.keywords
+                # What is written in capitals is a constant.
+                few = name in _SAFE_WITHOUT_ARGUMENTS and all(last_name(a).isupper() for a in given)
                 return not (few or name in _SAFE_BUILTINS)
-            return value.dotted not in _SAFE_DOTTED
+            plain = all(isinstance(one, ast.Constant) for one in given)
+            return value.dotted not in _SAFE_DOTTED and not (
+                plain and value.dotted in _SAFE_WITH_CONSTANTS
+            )
         if isinstance(value, Class):
             return self._construction_is_risky(value, depth)
         if isinstance(value, Bound):
@@ -160,3 +176,19 @@ class Risks:
                 risky = risky or self.is_risky(one, env, depth + 1)
         self._known[function] = risky
         return risky
+
+
+def _item_may_be_missing(node: ast.Subscript, env: Env) -> bool:
+    """Whether an item by a constant is one that nothing has put there."""
+    if not isinstance(node.slice, ast.Constant):
+        return False
+    if isinstance(node.value, ast.Call) and last_name(node.value.func) in _NEVER_EMPTY:
+        return node.slice.value != 0
+    said = ast.dump(node.value), node.slice.value
+    return not any(
+        isinstance(one, ast.Subscript)
+        and isinstance(one.ctx, ast.Store)
+        and isinstance(one.slice, ast.Constant)
+        and (ast.dump(one.value), one.slice.value) == said
+        for one in inside(env.scope.node if isinstance(env.scope, Function) else node)
+    )

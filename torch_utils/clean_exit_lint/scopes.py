@@ -13,6 +13,7 @@ from .source import Source
 
 Definition = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]  # noqa: UP007  (an alias, for 3.10)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_PAIRS = {"items", "enumerate"}  # The second of each pair is an element.
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 # Of every supported Python, and what older code still says.
@@ -30,6 +31,13 @@ class Imported:
     module: str
     name: str | None
     level: int
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """What a loop binds: an element of something."""
+
+    of: ast.expr
 
 
 @dataclass(eq=False)
@@ -318,9 +326,22 @@ def _bind_values(one: ast.stmt, scope: Scope, owner: Class | None) -> None:
                 known = scope.names.setdefault(node.id, [])
                 if node is target and value is not None:
                     known.append(value)
+                elif isinstance(one, (ast.For, ast.AsyncFor)):
+                    known += [Item(part) for part in items(target, one.iter, node.id)]
                 if owner:
                     owner.values[node.id] = value if node is target else None
                     owner.members.pop(node.id, None)
+
+
+def items(target: ast.expr, of: ast.expr, name: str) -> list[ast.expr]:
+    """Return of what a name becomes an element, if a loop's target has it in a usual way."""
+    if isinstance(target, ast.Name):
+        return [of]
+    if isinstance(target, ast.Tuple) and isinstance(of, ast.Call) and len(target.elts) == 2:
+        last = target.elts[1]
+        if isinstance(last, ast.Name) and last.id == name and last_name(of.func) in _PAIRS:
+            return [of]
+    return []
 
 
 def _module_of(scope: Scope) -> Module:

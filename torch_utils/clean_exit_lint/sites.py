@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from .scopes import Class, Function, Module, Scope, inside
-from .values import Env, Evaluator, Values
+from .evaluator import Evaluator
+from .scopes import Class, Function, Module, Scope, inside, lambda_of
+from .values import Env, Values
 
 
 class SiteReport(Protocol):
@@ -64,6 +65,8 @@ def calls(
         for node in inside(top):
             if isinstance(node, ast.Call):
                 yield site, node
+            elif isinstance(node, ast.Lambda):
+                scopes.append((lambda_of(node, scope), node))
             elif isinstance(node, ast.FunctionDef) and not isinstance(scope, Class):
                 for decorator in node.decorator_list:
                     decorated = ast.Name(node.name, ast.Load())

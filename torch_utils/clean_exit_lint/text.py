@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .findings import UNUSED_IGNORE, Finding
+from .findings import UNUSED_IGNORE, Finding, printable
 from .lint import Result
 
 _RED, _BOLD, _DIM, _OFF = "\033[31m", "\033[1m", "\033[2m", "\033[0m"
@@ -34,7 +34,7 @@ def _many(count: int, word: str) -> str:
 
 
 def _lines(finding: Finding, color: bool) -> list[str]:
-    place = f"{finding.path}:{finding.line}:{finding.column}"
+    place = f"{printable(finding.path)}:{finding.line}:{finding.column}"
     rule, dim, off = (_RED + finding.rule + _OFF, _DIM, _OFF) if color else (finding.rule, "", "")
     head = f"{_BOLD}{place}{_OFF}" if color else place
     lines = [f"{head}: {rule}: {finding.message}"]

@@ -10,12 +10,13 @@ from .arguments import constant_defaults
 from .catching import caught_by, is_suppress, suppressed
 from .construction import Constructions
 from .decorators import unwrap
+from .evaluator import Evaluator
 from .expressions import Expressions, Report, Rules
 from .facts import Facts, Tests
 from .findings import Step
 from .frames import Frame
 from .scopes import Class, Function, bound_names
-from .values import Evaluator, Instance
+from .values import External, Instance
 
 
 class Walker(Expressions):
@@ -44,11 +45,20 @@ class Walker(Expressions):
             self._run(frame)
 
     def _run(self, frame: Frame) -> None:
-        unwrap(frame)
+        for wrapper in unwrap(frame):
+            self._follow_wrapper(frame, wrapper)
         stored = set(bound_names(frame.function.node))
         frame.constants = {k: v for k, v in frame.constants.items() if k not in stored}
         if self._block(frame, frame.function.body):
             frame.ends.append(frame.facts)
+
+    def _follow_wrapper(self, frame: Frame, wrapper: Function) -> None:
+        """Walk what a decorator of the project puts around a method."""
+        facts, given = frame.facts, frame.given
+        if wrapper.parameters and frame.receiver:
+            frame.given = {**given, (wrapper, wrapper.parameters[0]): (frame.receiver,)}
+        self._follow(frame, wrapper, None, None)
+        frame.facts, frame.given = facts, given
 
     # Statements
 
@@ -186,12 +196,17 @@ class Walker(Expressions):
             self._expression(frame, item.context_expr)
             values = frame.evaluate(item.context_expr)
             self._rules.on_with(self, frame, item.context_expr, values)
-            if is_suppress(item.context_expr):
+            if is_suppress(item.context_expr, values):
                 frame.facts = frame.facts.catching(suppressed(item.context_expr))
                 continue
+            names: tuple[str, ...] = ("__enter__", "__exit__")
+            made = item.context_expr
+            if External("contextlib.closing()") in values and isinstance(made, ast.Call):
+                values = tuple(v for one in made.args[:1] for v in frame.evaluate(one))
+                names = ("close",)
             for value in values:
-                for name in ("__enter__", "__exit__"):
-                    if isinstance(value, Instance):
+                if isinstance(value, Instance):
+                    for name in names:
                         self._follow_member(frame, value, name)
         reached = self._block(frame, node.body)
         caught = frame.facts.caught != outside

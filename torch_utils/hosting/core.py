@@ -63,6 +63,7 @@ class Core(Lending):
 
     def load_now(self) -> bool:
         """Load the model unless it is there, or wait for who does; True if this call loaded it."""
+        self.refuse_inside()
         while True:
             waiter = ThreadWaiter()
             with self._lock:
@@ -74,6 +75,7 @@ class Core(Lending):
                     self._lose(self.tenant)
                     state = "unloaded"
                 if state != "unloaded":
+                    self.refuse_own_work("a load")
                     self._waiters.append(waiter.wake)
             if state == "unloaded":
                 if self.load(Attempt()) is not None:
@@ -181,12 +183,14 @@ class Core(Lending):
 
     def expire_now(self) -> None:
         """Unload what is due, and be done with it when this returns."""
+        if self.is_inside():
+            return  # The timer does it.
         if self.is_due():
             self.unload_if_due()
         while self.tenancy.state == "unloading" and self.tenancy.keep_alive_s == 0:
             waiter = ThreadWaiter()
             with self._lock:
-                if self.tenancy.state != "unloading":
+                if self.tenancy.state != "unloading" or self.is_own_work():
                     return
                 self._waiters.append(waiter.wake)
             waiter.wait(None)
@@ -205,13 +209,14 @@ class Core(Lending):
         Raises:
             ModelInUseError: It is lent. Says to whom.
         """
+        self.refuse_inside()
         while True:
             waiter = ThreadWaiter()
             with self._lock:
                 self._settle()
                 if self.tenancy.state in ("unloaded", "closed"):
                     return CleanupReport()
-                if self.tenancy.leases:
+                if self.tenancy.leases or self.is_own_work():
                     raise self.in_use()
                 waits = self.tenancy.state != "loaded"
                 if waits:
@@ -237,6 +242,7 @@ class Core(Lending):
                 self._called_at = None
                 if forced:
                     self.tenancy.leases.clear()
+                self._unloader = threading.get_ident()
                 self.tenancy.start_unloading()
             self._finish_unloading(tenant, reason)
         finally:
@@ -264,7 +270,7 @@ class Core(Lending):
         return ModelInUseError(
             f"{self.name} is lent {count} time{'s' * (count != 1)}: {holders}"
             if count
-            else f"{self.name} is being loaded"
+            else f"{self.name} is {self.tenancy.state}"
         )
 
     # The end
@@ -278,6 +284,10 @@ class Core(Lending):
         Raises:
             ModelInUseError: The deadline passed. Says where the leases were taken.
         """
+        if self.is_inside():  # A signal handler; what it has interrupted has to end first.
+            self._is_to_close = True
+            self._timer.call_soon(self.expire)
+            self.refuse_inside()
         with self._lock:
             self.tenancy.close()
             self._notify()
@@ -299,7 +309,7 @@ class Core(Lending):
                 if state == "loaded" and (self.tenancy.can_unload() or (at_exit and not others)):
                     left = None
                 else:
-                    is_hopeless = state == "loaded" and not others
+                    is_hopeless = (state == "loaded" and not others) or self.is_own_work()
                     left = 0.0 if is_hopeless else began + allowed_s - time.monotonic()
                     self._waiters.append(waiter.wake)
             if left is not None and left > 0:

@@ -54,19 +54,31 @@ class Channel:
         """Return the socket's descriptor, for waiting."""
         return self._socket.fileno()
 
-    def send(self, number: int, content: Any, buffers: Sequence[memoryview] = ()) -> None:
+    def send(self, number: int, content: Any, buffers: list[memoryview] | None = None) -> None:
         """Send one message.
+
+        Args:
+            number: Its number.
+            content: What it says.
+            buffers: What is sent beside it. Is emptied when it has been copied: what lies in it
+                may have come from the other end, which then learns at once that it is unused.
 
         Raises:
             OSError: The other end is gone.
         """
-        parts = [memoryview(part).cast("B") for part in (content, *buffers)]
+        if not buffers and len(content) < _AT_ONCE and self._in.is_empty():
+            head = _HEAD.pack(_MAGIC, 0, number, len(content), 0)
+            self._socket.sendall(head + content)
+            return
+        parts = [memoryview(part).cast("B") for part in (content, *(buffers or ()))]
         shared = None
         if IS_POSSIBLE and sum(part.nbytes for part in parts) >= _SHARED_FROM:
             shared = self._out.put(parts)
         parcel, segment = shared or (None, None)
         if parcel is not None:
             parts = []
+            if buffers:
+                buffers.clear()
         sizes = tuple(part.nbytes for part in parts)
         said: Any = (self._in.returned(), None if parcel is None else tuple(parcel), sizes[1:])
         about = marshal.dumps(said) if said != _NOTHING else b""
@@ -109,7 +121,7 @@ class Channel:
         data, ancillary, _, _ = self._socket.recvmsg(
             _AT_ONCE, _ROOM_FOR_DESCRIPTORS, _CLOSE_ON_EXEC
         )
-        descriptors = _descriptors(ancillary)
+        descriptors = _descriptors(ancillary) if ancillary else []
         try:
             if not data:
                 raise FrameError("the connection was closed", is_end=True)
@@ -143,29 +155,35 @@ class Channel:
             except (ValueError, TypeError, EOFError) as error:
                 raise FrameError(f"a message says what cannot be: {error}") from error
         if parcel is None:
-            return self._read(content_size), [self._read(size) for size in sizes]
+            return self._read(content_size), [self._own(size) for size in sizes]
         descriptor = descriptors.pop() if descriptors and parcel.is_new else None
         try:
             content, *buffers = self._in.open(parcel, descriptor)
         except (ValueError, KeyError, TypeError) as error:
             raise FrameError(f"memory that is not what was said: {error}") from error
+        except OSError as error:
+            raise FrameError(f"shared memory cannot be mapped here: {error}") from error
         return content, buffers
 
-    def _read(self, size: int) -> bytearray:
-        data = bytearray(size)
-        self._fill(memoryview(data))
-        return data
+    def _read(self, size: int) -> Any:
+        early = self._early
+        if size > early.nbytes:
+            return self._own(size)
+        self._early = early[size:]
+        return early[:size]
 
-    def _fill(self, view: memoryview) -> None:
-        early = self._early[: view.nbytes]
+    def _own(self, size: int) -> bytearray:
+        """Read what can be written to afterwards."""
+        data = bytearray(size)
+        view, early = memoryview(data), self._early[:size]
         view[: early.nbytes] = early
-        self._early = self._early[early.nbytes :]
-        view = view[early.nbytes :]
+        view, self._early = view[early.nbytes :], self._early[early.nbytes :]
         while view.nbytes:
             got = self._socket.recv_into(view)
             if got == 0:
                 raise FrameError("closed in the middle of a message", is_end=True)
             view = view[got:]
+        return data
 
     @early_bound
     def hang_up(self) -> None:

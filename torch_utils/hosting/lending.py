@@ -8,20 +8,24 @@ a lock: it puts down the lease's number, and the timer's thread sees to it.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 
 from torch_utils._events import tell
 from torch_utils._runtime import is_shutting_down
-from torch_utils.errors import ResourceClosedError, TorchUtilsError
+from torch_utils.errors import ModelInUseError, ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.attempt import Attempt, Limits
 from torch_utils.hosting.tenancy import Holder, HostStatus, Tenancy
 from torch_utils.hosting.tenants import Tenant
 from torch_utils.hosting.timer import TIMER, Timer
 
 __all__ = ["Lending", "closed_error"]
+
+_SECTIONS = (__name__, "torch_utils.hosting.core")  # The modules that take a host's lock.
 
 
 class Lending:
@@ -56,10 +60,13 @@ class Lending:
         self._timer = timer
         self._called_at: float | None = None  # when the timer will call
         self._attempt = Attempt()
+        self._unloader = 0  # the thread that unloads it
         self._waiters: list[Callable[[], None]] = []
         self._ended: deque[int] = deque()
-        # Reentrant: a signal handler may ask in the middle of what its thread is doing here. Used
-        # by ``with`` alone, which no interrupt can leave without letting go of it.
+        self._is_to_close = False
+        # Reentrant: a signal handler or a destructor may ask in the middle of what its thread is
+        # doing here, and is told so. Used by ``with`` alone, which no interrupt can leave without
+        # letting go of it.
         self._lock = threading.RLock()
 
     def status(self) -> HostStatus:
@@ -77,7 +84,10 @@ class Lending:
 
         Raises:
             ResourceClosedError: The host is closed, or about to be.
+            ModelInUseError: This thread is in the middle of lending it, or of returning it.
+            TorchUtilsError: This thread is in the middle of loading or unloading it.
         """
+        self.refuse_inside()
         with self._lock:
             self._settle()
             self.ensure_open()
@@ -90,8 +100,7 @@ class Lending:
                 self._lose(tenant)
             if self.tenancy.state == "unloaded":
                 return Attempt()
-            if self.tenancy.state == "loading" and self._attempt.thread == holder.thread:
-                raise TorchUtilsError(f"what loads {self.name} asks for a lease of {self.name}")
+            self.refuse_own_work("a lease")
             self._waiters.append(wake)
             return self._attempt
 
@@ -119,6 +128,9 @@ class Lending:
 
         What is due then is unloaded by `expire_now`, which the caller calls.
         """
+        if self.is_inside():
+            self.drop_lease(number)
+            return
         self._ended.append(number)
         with self._lock:
             self._settle()
@@ -126,7 +138,11 @@ class Lending:
                 self._await_expiry()
 
     def _settle(self) -> None:
-        """Strike out the leases that have ended."""
+        """Strike out the leases that have ended, and close what could not be closed before."""
+        if self._is_to_close:
+            self.tenancy.close()
+            self._is_to_close = False
+            self._notify()
         while self._ended:
             gave_up = self.tenancy.no_longer_wanted(self._ended[0], self._clock())
             if self.tenancy.give_back(self._ended[0], self._clock()) or gave_up:
@@ -143,6 +159,41 @@ class Lending:
     def is_at(self, attempt: Attempt | None) -> bool:
         """Say whether this is the try that is under way."""
         return self._attempt is attempt and self.tenancy.state == "loading"
+
+    def is_inside(self) -> bool:
+        """Say whether this thread is in the middle of changing what is known of the model."""
+        if not self._lock._is_owned():  # type: ignore[attr-defined]
+            return False
+        # Who asks comes first, then the one whose question it is, and then what he interrupted.
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") in _SECTIONS:
+            frame = frame.f_back
+        while frame is not None and frame.f_globals.get("__name__") not in _SECTIONS:
+            frame = frame.f_back
+        return frame is not None
+
+    def refuse_inside(self) -> None:
+        """Raise in a signal handler or destructor that could neither wait nor change anything."""
+        if self.is_inside():
+            raise ModelInUseError(
+                f"a signal handler or destructor asks for {self.name} while its own thread is in "
+                "the middle of lending or returning it; try again"
+            )
+
+    def is_own_work(self) -> bool:
+        """Say whether this very thread loads or unloads it, and would wait for itself for ever.
+
+        What loads a model may ask for it; so may a signal handler, in the middle of that.
+        """
+        state = self.tenancy.state
+        worker = {"loading": self._attempt.thread, "unloading": self._unloader}.get(state)
+        return worker == threading.get_ident()
+
+    def refuse_own_work(self, what: str) -> None:
+        """Raise if this very thread would have to wait for itself."""
+        if self.is_own_work():
+            verb = self.tenancy.state.replace("ing", "s")
+            raise TorchUtilsError(f"what {verb} {self.name} asks for {what} of {self.name}")
 
     def _tell_leases(self) -> None:
         tell("leases", model=self.name, leases=len(self.tenancy.leases))

@@ -21,12 +21,14 @@ Where = tuple[str, str]  # "file", "module" or "code", and which
 
 def find_main() -> Where | None:
     """Say where this process's main module comes from; None in an interactive session."""
+    if MainModule.where is not None:
+        return MainModule.where  # Of the program, whose process this is a child of.
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return "module", spec.name
     file = getattr(main, "__file__", None)
-    if file is not None:
+    if file is not None and Path(file).is_file():  # A program that is piped in is "<stdin>".
         return "file", str(Path(file).resolve())
     if sys.argv[:1] == ["-c"] and "-c" in sys.orig_argv:
         return "code", sys.orig_argv[sys.orig_argv.index("-c") + 1]
@@ -41,9 +43,10 @@ class MainModule:
     """The main module of the parent, in its child: run when it is first needed."""
 
     is_running = False
+    where: Where | None = None
 
     def __init__(self, where: Where | None) -> None:
-        self._where = where
+        self._where = MainModule.where = where
         self._is_there = False
 
     def __call__(self) -> None:

@@ -52,7 +52,7 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Find a class; the model's process calls the main module by another name."""
         if self._main is not None:
-            if module == "__main__":
+            if module in ("__main__", "__mp_main__"):  # The latter where the parent is such one.
                 self._main()
         elif module == "__mp_main__":
             module = "__main__"

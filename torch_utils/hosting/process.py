@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -22,13 +20,21 @@ from torch_utils.hosting.child import LAST_WORDS_BYTES
 from torch_utils.hosting.frames import Channel, FrameError
 from torch_utils.hosting.main_module import find_main, stop_main
 from torch_utils.hosting.pickling import dump, load_here, raise_error
+from torch_utils.hosting.starting import (
+    above,
+    command,
+    describe,
+    enlarge,
+    journal,
+    pair,
+    parents_stderr,
+    pipe,
+)
 
 __all__ = ["ModelProcess", "pickled_load"]
 
 GRACE_S = 5.0
 """How long a process may take to leave when it was asked to, before it is killed."""
-_PIPE_BYTES = 1 << 20  # for what it says while nobody reads: as large as the system allows
-_START = "import sys; sys.path[:] = {}; from torch_utils.hosting.child import serve; serve({})"
 
 
 def pickled_load(load: Callable[[], Any]) -> bytes:
@@ -45,7 +51,7 @@ def pickled_load(load: Callable[[], Any]) -> bytes:
             f"{load!r} cannot be called in another process ({error}); pass a function or class of "
             'a module, or a functools.partial of one; or use isolation="thread"'
         ) from error
-    if b"__main__" in content and find_main() is None:
+    if any(name in content for name in (b"__main__", b"__mp_main__")) and find_main() is None:
         raise TypeError(
             f"{load!r} was defined in an interactive session, where another process cannot find "
             'it; move it to a module, or use isolation="thread"'
@@ -97,20 +103,24 @@ class ModelProcess:
             raise
 
     def _start(self, environment: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
         passed: list[int] = []
+        theirs: socket.socket | None = None
         try:
-            lifeline, mine = os.pipe()
+            ours, theirs = pair()
+            self._channel = Channel(ours)
+            lifeline, mine = pipe()
             passed.append(lifeline)
             self._kept.append(mine)
-            said, stderr = os.pipe()
-            passed += [stderr, _stderr(), _journal()]
-            self._kept += [said, os.dup(passed[-1])]
-            _enlarge(said)
+            said, stderr = pipe()
+            passed.append(stderr)
+            self._kept.append(said)
+            enlarge(said)
+            for make in (parents_stderr, journal):
+                passed.append(make())
+            self._kept.append(above(os.dup(passed[-1])))
             numbers = [theirs.fileno(), lifeline, said, *passed[2:]]
             self._child = subprocess.Popen(
-                [*_interpreter(), "-c", _START.format(_path(), ", ".join(map(str, numbers)))],
+                command(numbers),
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 pass_fds=numbers,
@@ -121,7 +131,8 @@ class ModelProcess:
                 f"no process can be started for {self.name}: {error}"
             ) from error
         finally:
-            theirs.close()
+            if theirs is not None:
+                theirs.close()
             for descriptor in passed:
                 os.close(descriptor)
 
@@ -245,10 +256,10 @@ class ModelProcess:
                 has_left = not isinstance(error, FrameError) or error.is_end
                 code = self._end(GRACE_S if has_left else 0, ask=False)
                 words = self._last_words()
-                why = "" if has_left else f"{error}; "
+                why = describe(code) if has_left else f"it was killed, because {error}"
                 said = f"; its last words: {words}" if words else ""
                 self._error = ModelProcessError(
-                    f"the process of {self.name} has ended: {why}{describe(code)}{said}"
+                    f"the process of {self.name} has ended: {why}{said}"
                 )
         return self._again()
 
@@ -341,49 +352,6 @@ class ModelProcess:
         # What others are still at is no garbage, so that nobody has its locks.
         if self.__dict__.get("_pid") == getpid():
             self.kill()
-
-
-def describe(code: int) -> str:
-    """Say how a process ended."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "unknown"
-    hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
-    return f"signal {-code} ({name}){hint}"
-
-
-def _interpreter() -> list[str]:
-    # Private, but what multiprocessing uses as well: -W, -X and the like.
-    return [sys.executable, *getattr(subprocess, "_args_from_interpreter_flags", list)()]
-
-
-def _path() -> list[str]:
-    return [entry for entry in sys.path if isinstance(entry, str)]
-
-
-def _journal() -> int:
-    with tempfile.TemporaryFile(buffering=0) as file:
-        return os.dup(file.fileno())
-
-
-def _enlarge(pipe: int) -> None:
-    try:
-        import fcntl
-
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    except (ImportError, AttributeError, OSError):
-        return  # Not Linux, or less is allowed.
-
-
-def _stderr() -> int:
-    """Return a descriptor of this process's stderr, or of nothing where it is closed."""
-    try:
-        return os.dup(2)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
 
 
 _PROCESSES: weakref.WeakSet[ModelProcess] = weakref.WeakSet()

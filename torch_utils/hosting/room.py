@@ -43,7 +43,7 @@ class Room:
         self._max_loaded = max_loaded
         self._cores = cores
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # For a signal handler that asks in the middle of it.
         self._measured: dict[str, Sizes] = {}  # by name, by the last load
         self._admitted: weakref.WeakKeyDictionary[Core, Attempt] = weakref.WeakKeyDictionary()
 
@@ -115,12 +115,14 @@ class Room:
         return ""
 
     def _is_mine(self, others: list[Core], attempt: Attempt) -> bool:
-        """Say whether all that is in the way is lent to the very thread that waits."""
-        using = [other for other in others if self._used_by(other) is not None]
-        holders = [holder for one in using for holder in list(one.tenancy.leases.values())]
-        return all(one.tenancy.leases for one in using) and all(
-            holder.thread == attempt.thread for holder in holders
-        )
+        """Say whether all that is in the way is the business of the very thread that waits."""
+        for other in others:
+            if self._used_by(other) is None or other.is_own_work():
+                continue
+            threads = {holder.thread for holder in list(other.tenancy.leases.values())}
+            if threads != {attempt.thread}:
+                return False
+        return True
 
     def _why(self, needed: Sizes, core: Core, lacking: str, others: list[Core]) -> str:
         held = []

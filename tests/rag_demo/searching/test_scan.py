@@ -112,7 +112,9 @@ def corpus(count: int, dimension: int = 384, seed: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("product", ["int8", "fallback"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", [DTYPES[0], *(pytest.param(d, marks=pytest.mark.slow) for d in DTYPES[1:])]
+)
 def test_many_blocks(dtype: str, product: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several steps, with and without the int8 operator, which not every processor has."""
     if product == "fallback":
@@ -194,7 +196,7 @@ def test_wrong_int8_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> Non
         return left.int() @ right.int() + 1
 
     def slow(left: Any, right: Any) -> Any:
-        for _ in range(200):
+        for _ in range(20):
             result = left.int() @ right.int()
         return result
 

@@ -192,7 +192,10 @@ def test_make_jobs(tmp_path: Path) -> None:
     assert sorted(done.stdout.split()) == ["one", "two"]
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    ["<&- >&- 2>&-", *(pytest.param(c, marks=pytest.mark.slow) for c in ("<&-", ">&-", "2>&-"))],
+)
 def test_closed_files(closed: str) -> None:
     """The program's exit code, and stdin and stdout as closed as plainly."""
     look = "for n in 0 1; do [ -e /proc/self/fd/$n ] || exit 1$n; done; exit 3"
@@ -347,8 +350,10 @@ LOOK = (
     "before",
     [
         "",
-        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
-        "[signal.signal(number, signal.SIG_IGN) for number in (1, 2)]",
+        pytest.param("signal.signal(signal.SIGCHLD, signal.SIG_IGN)", marks=pytest.mark.slow),
+        pytest.param(
+            "[signal.signal(number, signal.SIG_IGN) for number in (1, 2)]", marks=pytest.mark.slow
+        ),
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})",
     ],
 )

@@ -108,6 +108,7 @@ def test_slow_shutdown_shows_where() -> None:
     assert 1.4 < float(took[1]) <= report.shutdown_s + 0.1  # Both are rounded.
 
 
+@pytest.mark.slow
 def test_real_process_group() -> None:
     """With torch's own: the default backend for the CPU says nothing when it is forgotten."""
     program = """

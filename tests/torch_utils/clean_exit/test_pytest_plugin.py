@@ -60,10 +60,10 @@ def run(outer: pytest.Pytester, *options: str) -> Any:
     "options",
     [
         [],
-        ["-n", "2"],
+        pytest.param(["-n", "2"], marks=pytest.mark.slow),
         pytest.param(["-p", "no:cacheprovider"], marks=pytest.mark.slow),
         pytest.param(["-p", "no:xdist"], marks=pytest.mark.slow),
-        ["-x", "-v"],
+        pytest.param(["-x", "-v"], marks=pytest.mark.slow),
     ],
 )
 def test_marker(outer: pytest.Pytester, options: list[str]) -> None:

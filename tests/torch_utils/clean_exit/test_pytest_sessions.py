@@ -143,7 +143,11 @@ def test_options(request):
 
 
 @pytest.mark.parametrize(
-    "workers", [[], ["-n", "1", "--dist", "loadgroup"]], ids=["here", "worker"]
+    "workers",
+    [
+        pytest.param([], id="here", marks=pytest.mark.slow),
+        pytest.param(["-n", "1", "--dist", "loadgroup"], id="worker"),
+    ],
 )
 def test_options_of_the_session(
     outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: list[str]
@@ -160,6 +164,7 @@ def test_options_of_the_session(
     run(outer, *options[1:]).assert_outcomes(skipped=1)
 
 
+@pytest.mark.slow
 def test_orders_and_selections_are_this_sessions(outer: pytest.Pytester) -> None:
     """--lf, --ff, --sw and --deselect: what the other session writes does not disturb them."""
     outer.makepyfile(
@@ -179,6 +184,7 @@ def test_orders_and_selections_are_this_sessions(outer: pytest.Pytester) -> None
     run(outer, "--sw").assert_outcomes(failed=1, deselected=1)
 
 
+@pytest.mark.slow
 def test_outside_of_the_root(outer: pytest.Pytester) -> None:
     """A file that the ini file is not above of, in a folder whose name looks like parameters."""
     inside = outer.mkdir("inside")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torch_utils.clean_exit import settings
+from torch_utils import _pyproject
 from torch_utils.clean_exit.settings import read_settings
 
 TABLES = {
@@ -43,7 +43,7 @@ def read(folder: Path, text: str) -> dict[str, Any]:
 @pytest.fixture(params=["parser", "no parser"])
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if request.param == "no parser":  # Python 3.10 without tomli
-        monkeypatch.setattr(settings, "_toml", lambda: None)
+        monkeypatch.setattr(_pyproject, "_toml", lambda: None)
     return bool(request.param == "parser")
 
 
@@ -147,7 +147,7 @@ def test_odd_files(tmp_path: Path) -> None:
         "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone');"
         "from torch_utils.clean_exit.settings import read_settings; print(read_settings())"
     )
-    root = Path(settings.__file__).parents[2]
+    root = Path(_pyproject.__file__).parents[1]
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {program}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "{}\n", done.stderr

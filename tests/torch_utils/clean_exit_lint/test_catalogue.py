@@ -13,6 +13,7 @@ import pytest
 
 from programs import ROOT
 from torch_utils.clean_exit import check as run_program
+from torch_utils.clean_exit.catalogue import explain as explain_finding
 from torch_utils.clean_exit_lint import RULES, Finding, check
 from torch_utils.clean_exit_lint.catalogue import explain
 
@@ -113,3 +114,14 @@ def test_names_its_own_relatively() -> None:
         if line.startswith(("from torch_utils", "import torch_utils"))
     ]
     assert absolute == []
+
+
+def test_each_command_points_to_the_other() -> None:
+    """Where a finding of the one is asked of the other; a name of neither is said to be none."""
+    with pytest.raises(ValueError, match="a finding of clean-exit: clean-exit --explain hang"):
+        explain("hang")
+    with pytest.raises(ValueError, match="a rule of clean-exit-lint: clean-exit-lint --explain wa"):
+        explain_finding("wait")
+    for explaining in (explain, explain_finding):
+        with pytest.raises(ValueError, match=r"there is no \w+ 'what'; there are"):
+            explaining("what")

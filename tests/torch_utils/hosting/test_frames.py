@@ -124,3 +124,33 @@ def test_memory_in_use_is_not_sent_twice(ends) -> None:
     there.send(9, b"")
     here.receive(9)
     assert len(here._out._free) == 2
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["used again", "control: in use"])
+def test_memory_that_is_sent_back_is_used_again(ends, keeps: bool) -> None:
+    """An echo of arrays needs one segment each way; only who keeps what came makes it more."""
+    here, there, _ = ends
+    data = os.urandom(1_000_000)
+    kept = []
+    for number in range(5):
+        here.send(number, b"", [memoryview(data)[: len(data) - 1000 * number]])
+        received = there.receive(number)[2]
+        kept.append(received[0] if keeps else None)
+        there.send(number, b"", received)
+        assert here.receive(number)[2] == [data[: len(data) - 1000 * number]]
+    assert there._out._made == 1
+    assert here._out._made == (5 if keeps else 1)
+
+
+def test_small_array_does_not_hold_on_to_large_memory(ends) -> None:
+    """What was made for more than twice as much is not taken, nor is much added to any size."""
+    here, there, _ = ends
+    for number, size in enumerate((3_000_000, 300_000)):
+        here.send(number, b"", [memoryview(bytes(size))])
+        there.receive(number)
+        there.send(number, b"")
+        here.receive(number)
+    assert [one.size < 400_000 for one in here._out._free] == [False, True]
+    assert all(
+        size <= segments.rounded(size) <= 1.25 * size for size in range(1 << 18, 1 << 22, 999)
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,87 @@ def test_nothing_is_run_again_unless_it_is_needed() -> None:
     result = run_program("print('once')\nassert start(Model).call('echo', 1) == 1", as_file=True)
     assert_clean(result)
     assert result.stdout == "once\n"
+
+
+@pytest.mark.parametrize("closed", [(0, 1, 2), (0,), (1, 2)], ids=str)
+def test_closed_standard_descriptors(closed: tuple[int, ...]) -> None:
+    """Nothing of the other process gets their numbers, which it has for other things."""
+    result = run_program(
+        f"""
+import os
+import subprocess
+import sys
+for descriptor in {closed}:
+    os.close(descriptor)
+process = start(Model)
+answer = process.call("echo", b"x" * 1_000_000)
+process.end()
+os._exit(answer != b"x" * 1_000_000)
+"""
+    )
+    assert_clean(result)
+
+
+def test_program_that_is_piped_in() -> None:
+    """What it defines cannot be found from another process, which is said at once."""
+    source = (
+        "class Own: pass\ntry:\n    pickled_load(Own)\nexcept TypeError as error:\n    print(error)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error"],
+        input=PRELUDE + source,
+        env={**os.environ, "PYTHONPATH": TESTS + os.pathsep + str(Path(TESTS).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "defined in an interactive session" in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("as_file", [True, False], ids=["file", "-c"])
+def test_process_of_a_process(as_file: bool) -> None:
+    """A model with a host of its own finds the main module's classes too, and takes it along."""
+    result = run_program(
+        """
+import os
+from torch_utils import ModelHost
+class Inner:
+    def double(self, value): return 2 * value, os.getpid()
+class Outer:
+    def __init__(self): self.host = ModelHost(Inner, isolation="process")
+    def double(self, value):
+        with self.host.lease() as model: return model.double(value)
+    def close(self): self.host.close()
+if __name__ == "__main__":
+    with ModelHost(Outer, isolation="process") as host, host.lease() as model:
+        print(*model.double(4))
+""",
+        as_file=as_file,
+    )
+    assert_clean(result)
+    value, pid = map(int, result.stdout.split())
+    assert value == 8
+    assert not is_there(pid)
+
+
+def test_without_descriptors_it_says_so_and_keeps_none() -> None:
+    """However many are lacking to start a process."""
+    result = run_program(
+        """
+import os, resource
+from torch_utils import ModelProcessError
+def count(): return len(os.listdir("/proc/self/fd"))
+before = count()
+for lacking in range(12):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + lacking, 4096))
+    try:
+        start(Model).end()
+    except ModelProcessError:
+        print("refused")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    assert count() == before, (lacking, count(), before)
+"""
+    )
+    assert_clean(result)
+    assert result.stdout.count("refused") > 5

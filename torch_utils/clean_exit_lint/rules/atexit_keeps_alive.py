@@ -12,7 +12,7 @@ from .keeping import Kept, how
 
 def on_site(site: Site, node: ast.Call) -> None:
     """Find ``atexit.register`` with a method's object, unless the class takes it back."""
-    if not node.args or last_name(node.func) != "register":
+    if not node.args or not (isinstance(node.func, ast.Name) or last_name(node.func) == "register"):
         return
     if External("atexit.register") not in site.evaluate(node.func):
         return

@@ -39,6 +39,6 @@ def _is_kept(handler: ast.ExceptHandler) -> bool:
 
 def on_with(visit: Expressions, frame: Frame, node: ast.expr, values: Values) -> None:
     """Find ``suppress(BaseException)``."""
-    if is_suppress(node) and "BaseException" in suppressed(node):
+    if is_suppress(node, values) and "BaseException" in suppressed(node):
         what = "suppress(BaseException) hides Ctrl-C and every mistake"
         visit.report("bare-except", node, what, frame)

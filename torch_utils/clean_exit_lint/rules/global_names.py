@@ -8,6 +8,8 @@ from ..expressions import Expressions
 from ..facts import Facts
 from ..frames import Frame
 
+_NEAR = 2  # The destructor, and what it calls itself.
+
 
 def on_name(visit: Expressions, frame: Frame, node: ast.Name) -> None:
     """Find names that are looked up in a module, unless they were compared with None."""
@@ -16,12 +18,12 @@ def on_name(visit: Expressions, frame: Frame, node: ast.Name) -> None:
         return
     if node.id.startswith("__") and node.id.endswith("__"):
         return
-    found = visit.evaluator.named(frame.function, node.id)
+    found = frame.named(node.id)
     place = (frame.function.module.source.path, node.id)
     rest = (place[0], "*")
     if found.kind == "global" and place not in facts.present and rest not in facts.present:
         visit.report("global", node, f"the global {node.id} may be None by then", frame)
         # Once is enough for a destructor, as it is for the one who mends it.
         # Further away one name of a module is, because they all go at once.
-        told = {place} if frame.is_destructor else {place, rest}
+        told = {place} if len(frame.trace) <= _NEAR else {place, rest}
         frame.facts = facts.plus(Facts(present=frozenset(told)))

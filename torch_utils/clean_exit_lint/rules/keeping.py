@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..scopes import Class, Function, last_name
 from ..sites import Site
-from ..values import Instance
+from ..values import Instance, Super
 
 _DEEPEST = 5
 
@@ -106,6 +106,9 @@ def _only_early(function: Function, name: str, default: set[str]) -> bool:
 def _is_bound(site: Site, node: ast.Attribute, kept: Kept, is_callback: bool) -> bool:
     """Whether an attribute is a method that is bound to the object."""
     holder = node.value
+    if any(isinstance(value, Super) for value in site.evaluate(holder)):
+        own = ast.Name(site.method.self_name or "", ast.Load()) if site.method else holder
+        return ast.dump(own) == kept.said
     if ast.dump(holder) != kept.said:
         # A method of what holds the object, as self.close is for self.pool.
         is_holder = isinstance(holder, ast.Name) and holder.id == kept.root

@@ -18,6 +18,10 @@ _LOCKS = re.compile(
     r"(threading|multiprocessing|_thread|asyncio)\."
     r"(synchronize\.)?(R?Lock|Semaphore|BoundedSemaphore|Condition|allocate_lock)\(\)"
 )
+# Leaving them waits for what they run.
+_JOINING = re.compile(r"concurrent\.futures\.\S*Executor\(\)|subprocess\.Popen\(\)")
+# The thread that has it gets it again; so it is only at the end that nobody gives it back.
+_REENTRANT = re.compile(r"(threading|multiprocessing)\.(synchronize\.)?(RLock|Condition)\(\)")
 _QUEUES = re.compile(r"(queue|multiprocessing|multiprocessing\.queues)\.\w*Queue\(\)\.(get|join)")
 _POPEN = re.compile(r"subprocess\.Popen\(\)\.communicate")
 
@@ -29,6 +33,8 @@ def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) ->
     if any(isinstance(value, own) for value in values):
         return  # A function of the project: what it does is seen there.
     dotted = [value.dotted for value in values if isinstance(value, External)]
+    if frame.facts.alive and any(_REENTRANT.match(one) and name == "acquire" for one in dotted):
+        return
     if any(one in _FUNCTIONS for one in dotted):
         is_polling = any("WNOHANG" in ast.unparse(one) for one in node.args)
         if not _has_limit(node, 99) and not is_polling:
@@ -51,6 +57,8 @@ def on_with(visit: Expressions, frame: Frame, node: ast.expr, values: Values) ->
     if any(isinstance(value, (Instance, Function, Class)) for value in values):
         return
     types = [value.dotted for value in values if isinstance(value, External)]
+    if frame.facts.alive and any(_REENTRANT.fullmatch(one) for one in types):
+        return
     by_type = any(_LOCKS.fullmatch(one) for one in types)
     if isinstance(node, ast.Call):
         by_name = last_name(node.func) in {"get_lock"}
@@ -59,6 +67,8 @@ def on_with(visit: Expressions, frame: Frame, node: ast.expr, values: Values) ->
     if by_type or by_name:
         what = f"with {ast.unparse(node)} waits as long as another holds it"
         visit.report("wait", node, what, frame)
+    elif any(_JOINING.fullmatch(one) for one in types):
+        visit.report("wait", node, f"with {ast.unparse(node)} waits until all is done", frame)
 
 
 def _waits(name: str, node: ast.Call) -> bool:
