@@ -23,6 +23,10 @@ def test_saves_that_are_killed(kills: int, states: int) -> None:
     assert result["different_states"] >= states  # The kills did come at different moments.
 
 
+# An interrupt between open() and the block that closes leaves the file to its destructor.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+
 def test_mutated_files() -> None:
     """One clear error or the right content; no crash, and no absurd amount of memory."""
     result = fuzz_index(500)
@@ -38,14 +42,11 @@ def test_control_a_mixture_is_noticed(tmp_path: Path) -> None:
         check_whole(tmp_path / "i")
 
 
-# An interrupt between open() and the block that closes leaves the file to its destructor.
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_ingestions_that_are_interrupted_at_any_line() -> None:
     """The old index or a part of the new one, and never twice the same document."""
     assert torture_lines(8)["different_states"] > 1
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_ingestions_that_are_interrupted_at_any_moment() -> None:
     """By signals, from outside."""
     torture_signals(3)
