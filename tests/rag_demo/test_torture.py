@@ -15,16 +15,15 @@ from rag_demo.errors import IndexFileError
 from rag_demo.index import write_index
 from rag_demo.index_builder import IndexBuilder
 
+# An interrupt between open() and the block that closes leaves the file to its destructor.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
 
 @pytest.mark.parametrize(("kills", "states"), [(4, 2), pytest.param(15, 4, marks=pytest.mark.slow)])
 def test_saves_that_are_killed(kills: int, states: int) -> None:
     """The old index or the new one, after every kill."""
     result = torture_save(kills)
     assert result["different_states"] >= states  # The kills did come at different moments.
-
-
-# An interrupt between open() and the block that closes leaves the file to its destructor.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
 def test_mutated_files() -> None:
