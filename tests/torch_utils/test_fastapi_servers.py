@@ -25,7 +25,8 @@ class Model(Resource):
         self.name = name
 
     def _release(self):
-        print("released", self.name, os.getpid(), file=sys.stderr, flush=True)
+        # In one piece: workers share stderr.
+        os.write(2, f"released {self.name} {os.getpid()}\\n".encode())
 
 @lifespan(deadline_s=float(os.environ.get("DEADLINE_S", "60")))
 async def models(app, scope):
@@ -37,7 +38,7 @@ async def models(app, scope):
         scope.callback(os.kill, os.getpid(), signal.SIGINT)
     (FOLDER / f"started-{os.getpid()}").touch()
     yield
-    print("stopping", os.getpid(), file=sys.stderr, flush=True)
+    os.write(2, f"stopping {os.getpid()}\\n".encode())
 
 def application():
     from starlette.applications import Starlette
