@@ -263,6 +263,7 @@ class Core(Lending):
             was_there = self.tenancy.state == "unloading"
             if was_there:
                 self.tenancy.unloaded()
+            self._settle()  # What a handler asked the timer for may have been cancelled with it.
             self._notify()
             self.tenant = None
         if was_there:
