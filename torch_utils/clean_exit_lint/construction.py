@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from .attributes import mangle, stores
+from .catching import is_expected
 from .evaluator import Evaluator
 from .facts import Facts
 from .risks import Risks
@@ -16,7 +17,6 @@ from .values import Bound, Env, Instance
 _DEEPEST = 5
 _MOST_STATES = 8
 _MOST_STEPS = 2000  # Statements; after so many, ways are no longer told apart.
-_BROAD = {"Exception", "BaseException"}
 _FIELDS = {"dataclass", "define", "frozen", "mutable", "attrs", "attr", "s", "pydantic_dataclass"}
 
 
@@ -256,8 +256,10 @@ class Builder:
         first = len(self.exits)
         ends = self._block(node.orelse, self._block(node.body, [state]))
         raised = [one.state for one in self.exits[first:]]
-        if any(_is_broad(handler) for handler in node.handlers):
-            del self.exits[first:]  # Nothing leaves from here but through a handler.
+        # What is caught leaves through the handler, which may raise again.
+        self.exits[first:] = [
+            one for one in self.exits[first:] if not is_expected(one.cause, node.handlers)
+        ]
         begins = list(dict.fromkeys(raised))[:_MOST_STATES] or [state]
         self._handlers += 1
         for handler in node.handlers:
@@ -368,10 +370,6 @@ def _only_stores(body: list[ast.stmt], state: State, function: Function) -> Stat
         for name, _ in stores(node, function):
             state = state.set(mangle(name, function.owner) if function.owner else name, None)
     return state
-
-
-def _is_broad(handler: ast.ExceptHandler) -> bool:
-    return handler.type is None or last_name(handler.type) in _BROAD
 
 
 def _decorators(cls: Class) -> set[str]:
