@@ -148,10 +148,14 @@ class Constructions:
     def _read(self, cls: Class) -> Construction:
         order, complete = self._evaluator.linear(cls)
         defaults, assigned, falsy, start = set(), set(), set(), State()
+        begin: dict[str, bool] = {}  # What the class's own attributes are, nearest class first.
         for one in order:
             own = set(one.members) | {n for n, v in one.values.items() if not _is_field(v)}
             defaults |= {mangle(name, one) for name in own}
             falsy |= {mangle(n, one) for n, v in one.values.items() if _is_false(v)}
+            told = {f"self.{mangle(n, one)}": bool(v.value) for n, v in one.values.items()
+                    if isinstance(v, ast.Constant)}  # fmt: skip
+            begin = {**told, **begin}
             for name, setting in self._evaluator.assignments(one).items():
                 assigned.add(name)
                 if any("classmethod" in function.decorators for function, _ in setting):
@@ -165,20 +169,19 @@ class Constructions:
             for node in children(new.body) if new else ():
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                     start = start.set(mangle(node.attr, one), None)
-        begin = Builder(self._evaluator, self._risks, cls)
+        start = replace(start, truths=frozenset({**begin, **dict(start.truths)}.items()))
+        way = Builder(self._evaluator, self._risks, cls)
         found = self._evaluator.member(cls, "__init__")
         if not found or not isinstance(found[1], Function):
             found = self._evaluator.member(cls, "__post_init__")
         if found and isinstance(found[1], Function):
-            begin.exits += [Exit(end) for end in begin.run(found[1], [start])]
+            way.exits += [Exit(end) for end in way.run(found[1], [start])]
         else:
-            begin.exits.append(Exit(start))
+            way.exits.append(Exit(start))
         is_known = complete or bool(found)
-        is_known = is_known and not begin.is_dynamic
+        is_known = is_known and not way.is_dynamic
         names = frozenset(assigned) | start.maybe
-        return Construction(
-            cls, begin.exits, is_known, frozenset(defaults), names, frozenset(falsy)
-        )
+        return Construction(cls, way.exits, is_known, frozenset(defaults), names, frozenset(falsy))
 
 
 # A node, so that it stays and with it its id; the methods by calls; what can raise.

@@ -128,7 +128,8 @@ class Risks:
         if name == "__init__" and isinstance(func, ast.Attribute):
             found = self._evaluator.evaluate(func, env)
             if not found:  # A class from elsewhere: what it makes of arguments is not known.
-                return bool(node.args or node.keywords)
+                given = bool(node.args or node.keywords)
+                return given and not self._bases_are_safe(env.scope)
         values = self._evaluator.evaluate(func, env)
         if not values and (name == "partial" or (name in _PRIMITIVES and not node.args)):
             return False
@@ -154,6 +155,20 @@ class Risks:
         if isinstance(value, Function):
             return self.function_is_risky(value, None, depth)
         return True
+
+    def _bases_are_safe(self, scope: object) -> bool:
+        """Whether a method's class has no bases from elsewhere but those that cannot fail."""
+        owner = scope.owner if isinstance(scope, Function) else None
+        if owner is None:
+            return False
+        values = [
+            value
+            for base in owner.node.bases
+            for value in self._evaluator.evaluate(base, Env(owner.scope))
+        ]
+        return bool(values) and all(
+            isinstance(one, External) and one.dotted in _SAFE_DOTTED for one in values
+        )
 
     def _construction_is_risky(self, cls: Class, depth: int) -> bool:
         _, complete = self._evaluator.linear(cls)
