@@ -112,7 +112,9 @@ class Frame(FrameLike):
         )
 
     def is_state(self, node: ast.expr) -> bool:
-        """Whether an argument is an attribute of the object, of whose value nothing is known."""
+        """Whether an argument is an attribute of the object, and nothing was asked of it."""
+        if self.tested:
+            return False
         if isinstance(node, ast.Name):
             if node.id in self.state:
                 return True
