@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-ray test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
+.PHONY: demo test test-slow test-real test-pythons test-ray test-service test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -31,10 +31,20 @@ test-slow: .venv/.installed
 test-real: .venv/.installed .venv/.corpus
 	$(PYTEST) -m real
 
+# The same on each Python from 3.10 to 3.13 that there is, in environments made for it; a table.
+test-pythons: .venv/.installed .venv/.corpus
+	$(BIN)/python tests/torch_utils/clean_exit/real_table.py
+
 # Actors of a real Ray on this machine; downloads it.
 test-ray: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(PYTEST) tests/torch_utils/test_ray.py
+
+# The service in a browser (Debian's chromium: apt-get install chromium), with LangChain, and fuzzed.
+test-service: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[service-test]'
+	$(PYTEST) tests/rag_demo/service
 
 test-all: test test-slow test-real
 
@@ -99,8 +109,10 @@ fuzz-index: .venv/.installed
 soak: .venv/.installed
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/soak_service.py
 
-# The page, light and dark; needs playwright (pip) and Debian's chromium (apt-get install chromium).
+# The page, light and dark; needs Debian's chromium (apt-get install chromium).
 screenshots: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[service-test]'
 	$(BIN)/python benchmarks/screenshots.py
 
 examples: .venv/.installed

@@ -9,7 +9,7 @@ from typing import NoReturn, TextIO
 
 from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
 from rag_demo.printable import on_one_line
-from torch_utils import fast_exit
+from torch_utils import fast_exit, is_out_of_memory
 
 __all__ = ["main"]
 
@@ -37,8 +37,14 @@ def main() -> NoReturn:
         _leave(_BROKEN_PIPE)
     except ImportError as error:
         _fail(f"{error}; {HOW_TO_INSTALL}")
-    except MemoryError as error:
-        _fail(f"there is not enough memory; {error or 'a smaller --batch-size needs less'}")
+    except (MemoryError, RuntimeError) as error:
+        # torch's are RuntimeErrors, and so is that of a thread which gets no memory.
+        if not is_out_of_memory(error) and "can't start new thread" not in str(error):
+            raise
+        _fail(
+            "there is not enough memory; a smaller --batch-size needs less, "
+            f"and so do fewer --workers ({on_one_line(error) or type(error).__name__})"
+        )
     except OSError as error:
         if error.filename is not None:
             _fail(f"{error.strerror or error}: {error.filename}")

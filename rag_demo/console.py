@@ -229,6 +229,9 @@ def place_of(result: SearchResult) -> str:
     place = metadata.get("path")
     if not isinstance(place, str):
         return str(metadata.get("source", result.id))
+    # From here a file below this folder can be opened by a shorter name.
+    with contextlib.suppress(OSError, ValueError):
+        place = str(Path(place).relative_to(Path.cwd()))
     if "line" in metadata:
         place += f":{metadata['line']}"
     if "page" in metadata:

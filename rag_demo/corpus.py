@@ -22,6 +22,7 @@ from rag_demo.documents.files import (
     MOST_BYTES,
     UnreadableError,
     files_of,
+    full_path,
     open_file,
     read_bytes,
     text_of,
@@ -57,6 +58,7 @@ class Reading:
         lines_are_named: JSON lines without an id are named by their file and number, not by
             their number alone.
         on_file: Called with the bytes of each file once all of its documents were taken.
+        on_read: Called with the full path of each file that could be read to its end.
     """
 
     include: tuple[str, ...] = ()
@@ -65,6 +67,7 @@ class Reading:
     text_field: str = "text"
     lines_are_named: bool = False
     on_file: Callable[[int], object] = lambda nbytes: None
+    on_read: Callable[[str], object] = lambda path: None
 
 
 _AS_USUAL = Reading()
@@ -97,6 +100,8 @@ def read_source(
     """
     if source == STDIN and stdin is not None:
         return _read_stream(stdin, reading)
+    if not source:
+        raise SourceError("the source has no name; name a folder, a file or a package")
     path = Path(source)
     if path.is_dir():
         return _read_folder(path, skipped, reading)
@@ -166,21 +171,24 @@ def _read_named(path: Path, skipped: Skipped, reading: Reading) -> Iterator[Docu
 
 def _read_file(path: Path, name: str, skipped: Skipped, reading: Reading) -> Iterator[Document]:
     """Read a file of any known kind; lines of JSON that are no documents are passed over."""
+    place = full_path(path)
     if path.suffix.lower() in _LINES:
         field, ids = reading.text_field, f"{name}#"
         with open_file(path) as file:
             for number, found in read_json_lines(file, text_field=field, name=name, ids=ids):
                 if isinstance(found, Document):
-                    yield _with(found, path=str(path), line=number)
+                    yield _with(found, path=place, line=number)
                 else:
                     skipped.add(f"{name}:{number}", "that is no document", found)
+        reading.on_read(place)
         return
     is_empty = True
     for document in _documents_of(path, name, reading):
         is_empty = False
-        yield _with(document, path=str(path))
+        yield _with(document, path=place)
     if is_empty:
         skipped.add(name, EMPTY)
+    reading.on_read(place)
 
 
 def _with(document: Document, **more: object) -> Document:
@@ -231,7 +239,7 @@ def _docstrings(text: str, module: str, source: str, reading: Reading) -> Iterat
         place = f"{source}:{line}"
         for passage in cut(docstring, reading.chunk_size):
             body = f"{name}: {' '.join(passage.text.split())}"
-            metadata = {"source": place, "title": name}
+            metadata = {"source": place, "title": name, "line": line}
             yield Document(_unused(f"{place}#{passage.start}", seen), body, metadata)
 
 
@@ -290,5 +298,5 @@ def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]
                 continue
             texts.add(text)
             place = f"{source}:{line}"
-            metadata = {"source": place, "title": title, "path": str(path)}
+            metadata = {"source": place, "title": title, "path": str(path), "line": line}
             yield Document(_unused(place, seen), f"{title}: {text}", metadata)

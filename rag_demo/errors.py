@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "OtherIndexError",
     "RagDemoError",
     "SourceError",
+    "UnreadableIndexError",
     "damaged",
 ]
 
@@ -47,10 +49,23 @@ class OtherIndexError(IndexFileError):
     """A folder holds an index that is not to be replaced unasked: ask, or ``replace=True``."""
 
 
+class UnreadableIndexError(IndexFileError):
+    """A saved index cannot be read at present, and may be whole: it is not to be replaced."""
+
+
 class ModelError(RagDemoError):
     """An embedding model cannot be loaded."""
 
 
+# What the system says of a file that is not there, or is something else. Whatever else it says,
+# too many open files, no memory, no permission, is no word about what is in the file.
+_OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+
+
 def damaged(path: Path, reason: object) -> IndexFileError:
-    """Make the error for a file that is not what was written."""
+    """Make the error for a file that is not what was written, or cannot be read at all."""
+    if isinstance(reason, OSError) and reason.errno not in _OF_THE_FILE:
+        return UnreadableIndexError(
+            f"{path} cannot be read: {reason.strerror}; mend that, and try again"
+        )
     return IndexFileError(f"{path} is damaged ({reason}); {AGAIN} {path.parent}")

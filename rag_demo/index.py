@@ -28,6 +28,7 @@ from rag_demo.errors import (
     ModelMismatchError,
     NewerIndexError,
     OtherIndexError,
+    UnreadableIndexError,
     damaged,
 )
 from rag_demo.storage.checked_file import ReadFile, open_regular, read_at
@@ -52,6 +53,7 @@ __all__ = [
     "read_index",
     "read_manifest",
     "refuse_foreign_folder",
+    "refuse_model",
     "refuse_other_index",
     "replace_index",
     "write_index",
@@ -207,7 +209,7 @@ def read_index(folder: Path, *, expected_model: str | ModelIdentity | None = Non
     manifest = read_manifest(folder)
     for _ in range(_TRIES):
         if expected_model is not None:
-            _refuse_model(folder, manifest, expected_model)
+            refuse_model(folder, manifest, expected_model)
         try:
             return _open(folder, manifest)
         except IndexFileError:
@@ -223,7 +225,7 @@ def refuse_other_index(
 ) -> None:
     """Refuse to replace an index unasked that is not an earlier one of the same.
 
-    A damaged one may be replaced: nobody can use it.
+    A damaged one may be replaced: nobody can use it. One that cannot be read may be whole.
 
     Args:
         folder: Of the index; there may be none.
@@ -232,11 +234,12 @@ def refuse_other_index(
 
     Raises:
         OtherIndexError: It is of a newer version, another source or another model.
+        UnreadableIndexError: Nobody can say.
     """
     try:
         _refuse_newer(folder)
         manifest = read_manifest(folder)
-    except OtherIndexError:
+    except (OtherIndexError, UnreadableIndexError):
         raise
     except IndexFileError:
         return
@@ -265,11 +268,18 @@ def _refuse_newer(folder: Path) -> None:
         read_manifest(folder)
     except NewerIndexError:
         raise _other(folder, "the index of a newer version of rag-demo") from None
+    except UnreadableIndexError:
+        raise
     except IndexFileError:
         return
 
 
-def _refuse_model(folder: Path, manifest: Mapping[str, Any], expected: str | ModelIdentity) -> None:
+def refuse_model(folder: Path, manifest: Mapping[str, Any], expected: str | ModelIdentity) -> None:
+    """Refuse an index that another model made.
+
+    Raises:
+        ModelMismatchError: It was.
+    """
     wanted = expected if isinstance(expected, ModelIdentity) else ModelIdentity(expected)
     made_by = identity_of(manifest)
     if manifest["version"] == 3:  # All that it knows is a name, or a path as it was given.
@@ -279,7 +289,7 @@ def _refuse_model(folder: Path, manifest: Mapping[str, Any], expected: str | Mod
         return
     raise ModelMismatchError(
         f"the index in {folder} was made with the model {made_by}, "
-        f"not with {wanted}; use that model, or {AGAIN} {folder}"
+        f"not with {wanted}; use that model, or {AGAIN} {folder} --yes"
     )
 
 

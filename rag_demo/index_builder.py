@@ -18,7 +18,7 @@ from rag_demo.documents.document import Document, dump_document, parse_document
 from rag_demo.documents.rows import DocumentProgress, DocumentRows, texts_to_embed
 from rag_demo.encoding.embedder import Embedder
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import IndexFileError
+from rag_demo.errors import IndexFileError, UnreadableIndexError
 from rag_demo.index import SavedIndex, identity_of, read_index, read_manifest, replace_index
 from rag_demo.searching.derived import derived_arrays
 from rag_demo.vectors import Rows, Vectors, normalized
@@ -266,6 +266,8 @@ class _EarlierIndex:
             index = read_index(folder)
             index.check_vectors()
             return cls(index)
+        except UnreadableIndexError:
+            raise  # What it has may be whole.
         except IndexFileError:
             return cls(None)  # None yet, or a damaged one: made anew.
 

@@ -1,4 +1,8 @@
-"""The Retriever interface: texts in, the nearest of them out, by exact cosine similarity."""
+"""The Retriever interface: texts in, the nearest of them out, by exact cosine similarity.
+
+As a resource: a subclass opens (see `rag_demo.pytorch_gpu_retriever`), everything here asks
+`ensure_open` before it uses what is held, and `_release`, at the end, gives it up exactly once.
+"""
 
 from __future__ import annotations
 

@@ -7,10 +7,12 @@ import re
 from typing import Any
 
 import pytest
+from bench_clean_exit import costs
 from bench_cycles import table
 from plot_memory import POINTS, thinned
 from results_file import described
 
+from clean_exit.real_table import summarise
 from programs import ROOT
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
@@ -50,6 +52,25 @@ def test_table_of_another_machine_is_found() -> None:
     """The control: a table that was measured elsewhere than its file."""
     line = "Measured on: Abacus, 1 cores, Python 3.11, torch 2 (`benchmarks/results/{}.json`)"
     assert len(problems(line.format("release"))) == 1
+
+
+def test_costs_of_clean_exit_are_of_their_file() -> None:
+    """Each sentence, as the benchmark prints it; and another file's would not be there."""
+    page = " ".join((ROOT / "docs" / "clean-exit.md").read_text(encoding="utf-8").split())
+    result = json.loads((ROOT / "benchmarks" / "results" / "clean_exit.json").read_text())
+    assert all(sentence in page for sentence in costs(result))
+    result["plugin_s"] += 1
+    assert costs(result)[-1] not in page
+
+
+def test_table_of_real_programs_is_of_its_file() -> None:
+    """Each row, as the command prints it; and another file's would not be there."""
+    page = (ROOT / "docs" / "clean-exit.md").read_text(encoding="utf-8")
+    path = ROOT / "benchmarks" / "results" / "clean_exit_programs.json"
+    counts = json.loads(path.read_text())["counts"]
+    assert all(row in page for row in summarise(counts))
+    counts["3.11"]["right"] += 1
+    assert summarise({"3.11": counts["3.11"]})[0] not in page
 
 
 def test_table_of_services_is_of_its_file() -> None:

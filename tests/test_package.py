@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -38,6 +39,21 @@ def test_wheel_holds_both_packages(tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {program}"],
         check=True,
     )
+
+
+def test_sdist_is_the_repository(tmp_path: Path) -> None:
+    """Who has it can read the documentation, run the examples, and test and measure it all."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = tmp_path.glob("torch_cleanup-*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("docs", "examples", "benchmarks", "tests/rag_demo", "rag_demo", "torch_utils"):
+        wanted = {str(file.relative_to(ROOT)) for file in (ROOT / folder).glob("*.[pm][yd]")}
+        assert wanted, folder
+        assert wanted <= names, wanted - names
+    assert {"Makefile", "constraints.txt", "README.md", "LICENSE", "pyproject.toml"} <= names
+    assert not any(name.startswith((".venv", ".git/")) or name.endswith(".pyc") for name in names)
 
 
 @pytest.mark.slow

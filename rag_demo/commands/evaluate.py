@@ -7,16 +7,13 @@ from pathlib import Path
 import click
 
 from rag_demo.commands.options import (
-    batch_size_option,
-    cache_option,
-    cache_path,
-    device_option,
+    Embedding,
     dtype_option,
+    embedding_options,
     mode_option,
     model_option,
     open_retriever,
     progress_option,
-    workers_option,
 )
 
 __all__ = ["evaluate"]
@@ -30,10 +27,7 @@ __all__ = ["evaluate"]
 @click.option("--passages/--no-passages", default=True, help="Embed long documents by passage too.")
 @click.option("--split", default="test", show_default=True, help="Of the judgements.")
 @model_option
-@device_option
-@workers_option
-@batch_size_option
-@cache_option
+@embedding_options
 @progress_option
 def evaluate(
     folder: Path,
@@ -43,36 +37,22 @@ def evaluate(
     passages: bool,
     split: str,
     model: str | None,
-    device: str | None,
-    workers: int,
-    batch_size: int | None,
-    cache: bool,
+    embedding: Embedding,
     show: str,
 ) -> None:
-    """Measure the quality of the answers on the collection in PATH, which has judgements.
+    """Measure quality on the collection in PATH.
 
-    Embeddings come from the cache where they are in it; --mode bm25 embeds nothing.
+    It has judgements, in BEIR's layout. Embeddings come from the cache where they are in it;
+    --mode bm25 embeds nothing.
     """
     from rag_demo.console import print_scores, progress
-    from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.evaluate import NoEmbeddings, evaluate, read_beir, searching
     from torch_utils import SafePyTorchCleanup
 
     collection = read_beir(folder, split)
     with SafePyTorchCleanup() as scope:
-        embedder: EmbeddingModel | NoEmbeddings = NoEmbeddings()
-        if mode != "bm25":
-            embedder = scope.manage(
-                EmbeddingModel(
-                    model,
-                    device=device,
-                    dtype=dtype,
-                    cache=cache_path(cache),
-                    workers=workers,
-                    batch_size=batch_size,
-                )
-            )
-        retriever = scope.manage(open_retriever("torch", embedder, device))
+        embedder = NoEmbeddings() if mode == "bm25" else scope.manage(embedding.open(model, dtype))
+        retriever = scope.manage(open_retriever("torch", embedder, embedding.device))
         with progress("embedding", len(collection.documents), show) as advance:
             retriever.add(
                 [document.text for document in collection.documents],

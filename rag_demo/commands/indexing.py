@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rag_demo.commands.options import (
-    batch_size_option,
-    cache_option,
-    cache_path,
+    Embedding,
     changeable_manifest_of,
-    device_option,
     dtype_option,
+    embedding_options,
     folder_argument,
     model_option,
     progress_option,
     say,
     warn,
-    workers_option,
 )
 from rag_demo.corpus import STDIN, Document, Reading, Skipped, bytes_of, is_json_lines, read_source
+from rag_demo.documents.files import full_path
 from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
 from rag_demo.printable import on_one_line
+from rag_demo.storage.manifest import MANIFEST
 
 __all__ = ["add", "index"]
 
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # of an index that no command made
+_OTHERS = "others"
+_MOST_CHARS = 2000  # of the names of an index's sources; the manifest is small
 
 
 def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,47 +68,33 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @_reading_options
 @model_option
-@device_option
 @dtype_option
-@workers_option
-@batch_size_option
-@cache_option
+@embedding_options
 @click.option("--yes", is_flag=True, help="Replace an index of another source or model.")
 @progress_option
 def index(
     source: str,
     out: Path,
     model: str | None,
-    device: str | None,
     dtype: str,
-    workers: int,
-    batch_size: int | None,
-    cache: bool,
+    embedding: Embedding,
     yes: bool,
     show: str,
     **reading: Any,
 ) -> None:
-    """Index SOURCE: a folder, a file, an installed package's docstrings, or - for standard input.
+    """Make an index of SOURCE, or bring it up to date.
 
-    A folder's text, Markdown, reStructuredText, HTML, Python, notebooks, PDF and JSON lines are
+    SOURCE is a folder, a file, an installed package's docstrings, or - for standard input. A
+    folder's text, Markdown, reStructuredText, HTML, Python, notebooks, PDF and JSON lines are
     read; hidden files are not.
     """
-    from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.index import refuse_foreign_folder
 
     _refuse_dangling(out)
     refuse_foreign_folder(out)  # Before minutes of work, not after them.
     run = _Run(source, show, reading)
     documents = run.documents()
-    embedder = EmbeddingModel(
-        model,
-        device=device,
-        dtype=dtype,
-        cache=cache_path(cache),
-        workers=workers,
-        batch_size=batch_size,
-    )
-    with embedder:
+    with embedding.open(model, dtype) as embedder:
         reused = run.ingest(documents, embedder, out, replace=yes)
     known = f", {reused} of them unchanged" if reused else ""
     count = _count(out)
@@ -118,61 +106,47 @@ def index(
 @folder_argument
 @click.argument("source")
 @_reading_options
-@device_option
-@workers_option
-@batch_size_option
-@cache_option
+@embedding_options
 @progress_option
 def add(
     folder: Path,
     source: str,
-    device: str | None,
-    workers: int,
-    batch_size: int | None,
-    cache: bool,
+    embedding: Embedding,
     show: str,
     **reading: Any,
 ) -> None:
-    """Add SOURCE to the index in DIR; a text whose id is there already replaces that one."""
-    from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.index import read_index, refuse_other_index
+    """Add SOURCE to the index in DIR.
+
+    A file that is in it already is replaced, and so is a text whose id is.
+    """
+    from rag_demo.index import read_index, refuse_model
 
     manifest = changeable_manifest_of(folder)
     before = _count(folder)
-    run = _Run(source, show, {**reading, "lines_are_named": True})
+    files: set[str | None] = set()  # that were read to their end
+    run = _Run(source, show, {**reading, "lines_are_named": True, "on_read": files.add})
     new = run.documents()
+    together = _together(manifest, run.source)
+    _refuse_unfinished(folder, manifest, together)
 
     def everything() -> Iterator[Document]:
         earlier = read_index(folder).documents
-        path_of = {each.id: each.metadata.get("path") for each in earlier.stream()}
-        names, paths = set(), set()
+        file_of = {each.id: _file_of(each) for each in earlier.stream()}
+        names = set()
         for document in new:
             # Two files of one name are two files; one that is added again replaces itself.
-            name, path = document.id, document.metadata.get("path")
-            while path_of.get(name, path) != path:
+            name, file = document.id, _file_of(document)
+            while file_of.get(name, file) != file:
                 name += "~"
             names.add(name)
-            paths.add(path)
             yield document._replace(id=name)
-        paths.discard(None)
         for document in earlier.stream():
-            if document.id not in names and document.metadata.get("path") not in paths:
+            if document.id not in names and _file_of(document) not in files:
                 yield document
 
-    embedder = EmbeddingModel(
-        manifest["model"],
-        dtype=manifest.get("dtype"),
-        device=device,
-        cache=cache_path(cache),
-        workers=workers,
-        batch_size=batch_size,
-    )
-    with embedder:
-        earlier = manifest.get("source")
-        refuse_other_index(folder, model=embedder.identity, source=earlier)
-        # The index is not of one source any more: indexing that again would drop the other.
-        source = _AND.join(dict.fromkeys([*(earlier or _UNKNOWN).split(_AND), run.source]))
-        run.ingest(everything(), embedder, folder, source=source, replace=True)
+    with embedding.open(manifest["model"], manifest.get("dtype")) as embedder:
+        refuse_model(folder, manifest, embedder.identity)
+        run.ingest(everything(), embedder, folder, source=together, replace=True)
     say(f"added {run.name} to {folder}: {_count(folder)} texts, {before} before")
     run.tell_skipped()
 
@@ -190,6 +164,7 @@ class _Run:
         self._ends: deque[tuple[int, int]] = deque()
         self._total: int | None = None
         self.name = "standard input" if source == STDIN else source
+        self._begins = ""
 
     def documents(self) -> Iterator[Document]:
         """Begin to read, so far that it is known that there is something.
@@ -216,13 +191,20 @@ class _Run:
             raise SourceError(
                 f"{self.name} holds no text to index{passed_over}; name another folder or package"
             )
+        begins = f"{first.id}\n{first.text}".encode("utf-8", "surrogatepass")
+        self._begins = hashlib.sha256(begins).hexdigest()[:8]
         return self._counted(itertools.chain([first], found))
 
     @property
     def source(self) -> str:
-        """What an index remembers that it was made of: the same from every folder."""
+        """What an index remembers that it was made of: the same from every folder.
+
+        What comes through a pipe has no name, and is known by how it begins.
+        """
+        if self._source == STDIN:
+            return f"{self.name} ({self._begins})"
         path = Path(self._source)
-        return str(path.resolve()) if path.exists() and self._source != STDIN else self.name
+        return str(path.resolve()) if path.exists() else self.name
 
     def ingest(
         self,
@@ -268,8 +250,9 @@ class _Run:
                 on_progress=lambda count: advance(count, self._bytes_done(count)),
             )
         if not done.finished:
+            count = _count(folder) if (folder / MANIFEST).exists() else 0
             warn(
-                f"interrupted; {done.embedded + done.reused} texts are in {folder}, "
+                f"interrupted; {count} texts are in {folder}, "
                 "and the same command goes on from there"
             )
             raise click.Abort
@@ -281,6 +264,8 @@ class _Run:
             warn(self._skipped)
 
     def _file_was_read(self, nbytes: int) -> None:
+        if self._ends and self._ends[-1][0] == self._read:  # Nothing to embed in this one.
+            nbytes += self._ends.pop()[1]
         self._ends.append((self._read, nbytes))
 
     def _counted(self, documents: Iterator[Document]) -> Iterator[Document]:
@@ -297,6 +282,36 @@ class _Run:
         while self._ends and self._ends[0][0] <= self._embedded:
             done += self._ends.popleft()[1]
         return done
+
+
+def _together(manifest: Mapping[str, Any], source: str) -> str:
+    """Name the sources of an index to which one more is added.
+
+    It is not of one source any more: indexing that one again would drop the others.
+    """
+    earlier = (manifest.get("source") or _UNKNOWN).split(_AND)
+    together = _AND.join(dict.fromkeys([*earlier, source]))
+    if len(together) <= _MOST_CHARS:
+        return together
+    return _AND.join([together[:_MOST_CHARS].rpartition(_AND)[0] or _UNKNOWN, _OTHERS])
+
+
+def _refuse_unfinished(folder: Path, manifest: Mapping[str, Any], together: str) -> None:
+    """Refuse to add to a part of something, which would pass for all of it then."""
+    source = manifest.get("source")
+    if manifest.get("finished", True) or source == together:
+        return
+    interrupted = (source or _UNKNOWN).split(_AND)[-1]
+    raise IndexFileError(
+        f"{folder} holds only a part of {interrupted}, which was interrupted; "
+        "repeat that command first, it goes on from there"
+    )
+
+
+def _file_of(document: Document) -> str | None:
+    """Return the full path of the file that a document was read from, if it says so."""
+    path = document.metadata.get("path")
+    return full_path(path) if isinstance(path, str) and path else None
 
 
 def _count(folder: Path) -> int:

@@ -25,7 +25,10 @@ __all__ = ["delete", "info", "verify"]
 @folder_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def info(folder: Path, as_json: bool) -> None:
-    """Say what is in the index in DIR: texts, vectors, the model, bytes."""
+    """Say what is in the index in DIR.
+
+    Texts, vectors, the model, the source, bytes, and whether all of the source was read.
+    """
     from rag_demo.index import read_index
     from torch_utils.report import format_bytes
 
@@ -55,7 +58,7 @@ def info(folder: Path, as_json: bool) -> None:
 @click.command()
 @folder_argument
 def verify(folder: Path) -> None:
-    """Read all of the index in DIR, and compare it with its checksums."""
+    """Compare the index in DIR with its checksums."""
     from rag_demo.index import read_index
 
     manifest_of(folder)
@@ -75,7 +78,10 @@ def verify(folder: Path) -> None:
     help="Delete what fits, such as source=old.md; see rag-demo search --help.",
 )
 def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> None:
-    """Delete texts from the index in DIR: by their IDs, or by a condition on their metadata."""
+    """Delete texts from the index in DIR.
+
+    By their IDs, or by a condition on their metadata.
+    """
     from rag_demo.index import identity_of, read_index, replace_index
     from rag_demo.searching.collection import Collection
     from rag_demo.searching.tensor_vectors import TensorVectors

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -12,13 +14,15 @@ from rag_demo.printable import printable
 from rag_demo.searching.modes import MODES
 from rag_demo.storage.manifest import VERSION
 
+if TYPE_CHECKING:
+    from rag_demo.embedding_model import EmbeddingModel
+
 __all__ = [
-    "batch_size_option",
-    "cache_option",
-    "cache_path",
+    "Embedding",
     "changeable_manifest_of",
     "device_option",
     "dtype_option",
+    "embedding_options",
     "folder_argument",
     "manifest_of",
     "mode_option",
@@ -27,16 +31,12 @@ __all__ = [
     "progress_option",
     "say",
     "warn",
-    "workers_option",
 ]
 
 model_option = click.option(
     "--model", help="A sentence-transformers model: folder or name. [default: packaged MiniLM]"
 )
 device_option = click.option("--device", help="torch's name of a device. [default: the best]")
-cache_option = click.option(
-    "--cache/--no-cache", default=True, help="Keep embeddings on the disk. [default: yes]"
-)
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
@@ -52,18 +52,6 @@ progress_option = click.option(
     show_default=True,
     help="Show it on stderr if that is a terminal; on the terminal wherever stderr goes; not.",
 )
-workers_option = click.option(
-    "--workers",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Processes that embed, each with the model; 0 embeds in this one.",
-)
-batch_size_option = click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    help="Texts that are embedded at once. [default: 32]",
-)
 mode_option = click.option(
     "--mode",
     type=click.Choice(MODES),
@@ -74,21 +62,73 @@ mode_option = click.option(
 folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
 
+class Embedding(NamedTuple):
+    """How a command embeds: what `embedding_options` were given."""
+
+    device: str | None
+    workers: int
+    batch_size: int | None
+    cache: bool
+
+    def open(self, model: str | None, dtype: str | None) -> EmbeddingModel:
+        """Open a model, which is loaded when it is needed; the caller closes it."""
+        from rag_demo.embedding_model import EmbeddingModel
+        from rag_demo.encoding.embedding_cache import default_cache_path
+
+        return EmbeddingModel(
+            model,
+            dtype=dtype,
+            device=self.device,
+            workers=self.workers,
+            batch_size=self.batch_size,
+            cache=default_cache_path() if self.cache else None,
+        )
+
+
+def embedding_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of how it embeds, which it gets as an `Embedding`."""
+
+    @wraps(command)
+    def with_embedding(*args: Any, **options: Any) -> Any:
+        given = {name: options.pop(name) for name in Embedding._fields}
+        return command(*args, embedding=Embedding(**given), **options)
+
+    options = (
+        device_option,
+        click.option(
+            "--workers",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Processes that embed, each with the model; 0 embeds in this one.",
+        ),
+        click.option(
+            "--batch-size",
+            type=click.IntRange(min=1),
+            help="Texts that are embedded at once. [default: 32]",
+        ),
+        click.option(
+            "--cache/--no-cache", default=True, help="Keep embeddings on the disk. [default: yes]"
+        ),
+    )
+    with_options: Callable[..., Any] = with_embedding
+    for option in reversed(options):
+        with_options = option(with_options)
+    return with_options
+
+
 def say(text: object) -> None:
     """Print a line on stdout."""
-    click.echo(printable(text))
+    click.echo(_line(text))
 
 
 def warn(text: object) -> None:
     """Print a line on stderr."""
-    click.echo(f"rag-demo: {printable(text)}", err=True)
+    click.echo(f"rag-demo: {_line(text)}", err=True)
 
 
-def cache_path(wanted: bool) -> Path | None:
-    """Return where embeddings are kept, if they are."""
-    from rag_demo.encoding.embedding_cache import default_cache_path
-
-    return default_cache_path() if wanted else None
+def _line(text: object) -> str:
+    return printable(text).replace("\n", "\\n")
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:

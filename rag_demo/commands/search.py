@@ -76,12 +76,17 @@ def search(
     device: str | None,
     context: int,
 ) -> None:
-    """Ask QUESTIONs of the index in DIR; without one, those on standard input, or at a prompt."""
+    """Ask QUESTIONs of the index in DIR.
+
+    Without one, those on standard input are asked, one a line, or those at a prompt.
+    """
     from rag_demo.console import Printer
     from rag_demo.embedding_model import EmbeddingModel
 
     if top_k < 1:
         raise click.BadParameter(f"--top-k must be positive, not {top_k}")
+    if min_score is not None and min_score != min_score:
+        raise click.BadParameter("--min-score must be a number, which nan is not")
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; put some words between the quotes")
     where = conditions_of(conditions)

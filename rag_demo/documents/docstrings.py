@@ -15,7 +15,8 @@ __all__ = ["docstrings_of_file", "find_package", "opening_paragraph"]
 # How C extensions get their documentation in Python source: torch's and numpy's own helpers.
 _REGISTRARS = {"add_docstr": (0, 1), "_add_docstr": (0, 1), "add_newdoc": (1, 2)}
 _SIGNATURE = re.compile(r"^[\w.]+\(.*\)\s*(->.*)?$", re.DOTALL)
-_ROLE = re.compile(r":[\w:]+:`~?([^`<]+?)(?:\s*<[^`]*>)?`")
+# Bounded, so that time is linear in whatever looks like one.
+_ROLE = re.compile(r":[\w:]{1,64}:`~?([^`<]{1,500}?)(?:\s*<[^`]{0,500}>)?`")
 
 
 def find_package(name: str) -> Path:
@@ -88,7 +89,10 @@ def _registered(call: ast.Call, module: str) -> Iterator[tuple[str, int, str]]:
     if isinstance(of, ast.Constant):
         name = f"{module.partition('.')[0]}.{of.value!s}"
     else:
-        name = ast.unparse(of).replace("torch._C._VariableFunctions", "torch")
+        try:
+            name = ast.unparse(of).replace("torch._C._VariableFunctions", "torch")
+        except RecursionError:
+            return  # No name that anybody could ask for.
     yield name, call.lineno, text.value.strip()
 
 

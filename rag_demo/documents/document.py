@@ -111,10 +111,10 @@ def dump_document(document: Document) -> bytes:
     """Write a document as one line of JSON, in ASCII.
 
     Raises:
-        TypeError, ValueError: The metadata are not JSON.
+        TypeError, ValueError: The metadata are not JSON; NaN, say, is not.
     """
     fields = {**document._asdict(), "metadata": dict(document.metadata)}
-    return json.dumps(fields, ensure_ascii=True).encode("ascii") + b"\n"
+    return json.dumps(fields, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
 
 
 def parse_document(line: bytes) -> Document:

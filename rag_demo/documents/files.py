@@ -17,6 +17,7 @@ __all__ = [
     "FoundFile",
     "UnreadableError",
     "files_of",
+    "full_path",
     "open_file",
     "read_bytes",
     "text_of",
@@ -64,9 +65,13 @@ def files_of(
             has to match one.
         exclude: The same; what matches one is left out, a folder with all that is in it.
     """
-    pending = [(folder, "")]
+    # Of a folder only the names are in memory, and of a million empty files that is all.
+    pending = [iter([(folder, "")])]
     while pending:
-        path, name = pending.pop()
+        path, name = next(pending[-1], (None, ""))
+        if path is None:
+            pending.pop()
+            continue
         try:
             kind = path.lstat().st_mode if name else path.stat().st_mode
             if stat.S_ISLNK(kind):
@@ -75,7 +80,7 @@ def files_of(
                     skipped.add(f"{name}/", "that is a link")
                     continue
             if stat.S_ISDIR(kind):
-                pending += reversed(_entries(path, name, skipped, exclude))
+                pending.append(_entries(path, name, skipped, exclude))
             elif not stat.S_ISREG(kind):
                 skipped.add(name, "that is no regular file")
             elif _matches(name, exclude) or (include and not _matches(name, include)):
@@ -88,26 +93,31 @@ def files_of(
 
 def _entries(
     path: Path, name: str, skipped: Skipped, exclude: Sequence[str]
-) -> list[tuple[Path, str]]:
+) -> Iterator[tuple[Path, str]]:
     try:
         names = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
         skipped.add(f"{name or path}/", CANNOT_BE_READ, error.strerror)
-        return []
+        return iter(())
     if "manifest.json" in names and any(map(_OF_AN_INDEX.fullmatch, names)):
         skipped.add(f"{name or path}/", "that is a saved index")
-        return []
+        return iter(())
     if name and _matches(name, exclude):
         skipped.add(f"{name}/", EXCLUDED)
-        return []
+        return iter(())
     prefix = f"{name}/" if name else ""
     read = (one for one in names if not one.startswith(".") and one not in _NEVER_READ)
-    return [(path / one, f"{prefix}{one}") for one in read]
+    return ((path / one, f"{prefix}{one}") for one in read)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     last = name.rpartition("/")[2]
     return any(fnmatch(name, pattern) or fnmatch(last, pattern) for pattern in patterns)
+
+
+def full_path(path: str | Path) -> str:
+    """Name a file so that it is the same from every folder; links are not followed."""
+    return os.path.abspath(path)  # noqa: PTH100  (resolve() asks the disk about each folder)
 
 
 def open_file(path: Path) -> IO[bytes]:

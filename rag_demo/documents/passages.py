@@ -10,6 +10,7 @@ __all__ = ["SHORTEST", "Passage", "cut", "passages_of"]
 
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
 SHORTEST = 20  # characters; less than that says too little to be found by itself
+_BETWEEN = 2  # characters between the paragraphs of a passage
 _LONG_CHARS = 1000  # what is shorter is a passage by itself
 _PARAGRAPH = re.compile(r"\S[\s\S]*?(?=\n[ \t]*\n|\Z)")
 _HEADING = re.compile(r"#{1,6}\s+(.+)")
@@ -55,31 +56,28 @@ def cut(text: str, size: int = PASSAGE_CHARS) -> Iterator[Passage]:
 
 def _gathered(text: str, size: int) -> Iterator[Passage]:
     """Put paragraphs together; only the last of these passages may be too short."""
-    gathered: Passage | None = None
+    pieces: list[Passage] = []
+    length = 0
     heading = ""
     for paragraph in _PARAGRAPH.finditer(text):
         for offset, piece in _pieces(paragraph.group(), size):
             title = _HEADING.match(piece)
-            if gathered is not None and _is_full(gathered, len(piece), size, bool(title)):
-                yield gathered
-                gathered = None
+            if length >= SHORTEST and (title or length + len(piece) > size):
+                yield _joined(*pieces)
+                pieces, length = [], 0
             if title:
                 heading = title.group(1).strip()
             start = paragraph.start() + offset
-            found = Passage(start, start + len(piece), piece, heading)
-            gathered = found if gathered is None else _joined(gathered, found)
-    if gathered is not None:
-        yield gathered
+            length += len(piece) + (_BETWEEN if pieces else 0)
+            pieces.append(Passage(start, start + len(piece), piece, heading))
+    if pieces:
+        yield _joined(*pieces)
 
 
-def _is_full(gathered: Passage, more: int, size: int, is_heading: bool) -> bool:
-    length = len(gathered.text)
-    return length >= SHORTEST and (is_heading or length + more > size)
-
-
-def _joined(first: Passage, second: Passage) -> Passage:
-    text = f"{first.text}\n\n{second.text}"
-    return Passage(first.start, second.stop, text, first.heading or second.heading)
+def _joined(*pieces: Passage) -> Passage:
+    text = "\n\n".join(piece.text for piece in pieces)
+    heading = next((piece.heading for piece in pieces if piece.heading), "")
+    return Passage(pieces[0].start, pieces[-1].stop, text, heading)
 
 
 def _pieces(paragraph: str, size: int) -> Iterator[tuple[int, str]]:

@@ -61,6 +61,8 @@ class Skipped:
         if others:
             kinds.append(f"{others} others")
         more = ", ..." if counts.total() > len(names) else ""
+        if counts.total() > 1:
+            reason = reason.replace("that is ", "that are ")
         return f"{', '.join(kinds)} {reason} ({', '.join(names)}{more})"
 
 

@@ -30,10 +30,14 @@ _CHARS_PER_TOKEN = 256  # at most, but for marks that no model reads
 _CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
 _LONG_WORD = re.compile(rf"([^\W_{_CHINESE}]{{101}})[^\W_{_CHINESE}]+")
 _TOKEN_BY_ITSELF = re.compile(rf"[!-/:-@\[-`{{-~{_CHINESE}]")
-_ROWS = {True: 128, False: 16}  # to whose multiples the rows of many, or few, texts are filled up
+# To whose multiples the rows of many, or few, texts are filled up, where code is kept for each
+# count of rows.
+_ROWS = {True: 128, False: 16}
 _FREED_BYTES = 31 << 20
-_FEW_TOKENS, _MANY_TOKENS = 32, 512  # of a query; of a batch of many texts
-_CHECKED_TEXTS = 4
+# Of a query, and of a batch of many texts: for so many rows the ways are timed. Then vectors are
+# compared, of the beginnings of a few texts: a first call waits for all that.
+_FEW_ROWS, _MANY_ROWS = 32, 128
+_CHECKED_TEXTS, _CHECKED_TOKENS = 4, 32
 _LEAST_COSINE = 1 - 1e-5  # of vectors made in another way, in float32
 
 Layers = dict[str, LinearLayer]
@@ -89,9 +93,16 @@ class BertEncoder(nn.Module):
             kind: "query" or "document", which decides on the prompt.
         """
         prompt = self.settings.prompts[kind]
-        encodings = self.tokenizer.encode_batch([self._cleaned(prompt + text) for text in texts])
+        cleaned = [self._cleaned(prompt + text) for text in texts]
+        # The fast one leaves out the places of the tokens in their texts.
+        encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
+        encodings = encode(cleaned)
         self.truncated += sum(bool(encoding.overflowing) for encoding in encodings)
         return [encoding.ids for encoding in encodings]
+
+    def count_tokens(self, tokens: Sequence[list[int]]) -> int:
+        """Return how many tokens `prepare` made."""
+        return sum(map(len, tokens))
 
     def _cleaned(self, text: str) -> str:
         if len(text) > _LONG_CHARS:
@@ -120,26 +131,27 @@ class BertEncoder(nn.Module):
                 texts = [tokens[row] for row in rows]
                 if many not in self._chosen:
                     self._chosen[many] = self._fastest_layers(texts, many=many)
-                made = self(texts, self._chosen[many], _ROWS[many])
+                made = self(texts, self._chosen[many], many=many)
                 vectors[rows] = made.float().cpu().numpy()
         return vectors
 
-    def forward(self, texts: Sequence[Sequence[int]], layers: Layers, rows: int) -> Tensor:
+    def forward(self, texts: Sequence[Sequence[int]], layers: Layers, *, many: bool) -> Tensor:
         """Embed one batch, sorted by length: shape (n, d), each row of length 1.
 
         Args:
             texts: The tokens of each.
             layers: The linear layers, by name.
-            rows: To whose multiples their rows are filled up.
+            many: Whether their rows are filled up to multiples for many texts, or for few.
         """
         device = self.get_buffer("words").device
         lengths = [len(text) for text in texts]
-        # The count of rows is rounded up: oneDNN makes, and keeps, code for each count it meets.
-        spare = [0] * (-sum(lengths) % rows)
+        way = layers["0_up"]
+        # The count of rows is rounded up where oneDNN makes, and keeps, code for each it meets.
+        spare = [0] * (-sum(lengths) % _ROWS[many] if way.keeps_code else 0)
         ids = torch.tensor([*itertools.chain.from_iterable(texts), *spare], device=device)
         places = torch.tensor([*itertools.chain.from_iterable(map(range, lengths)), *spare])
         groups = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
-        hidden = self._first_hidden(ids, places.to(device))
+        hidden = self._first_hidden(ids, places.to(device), wide=way.is_wide)
         for number in range(self.settings.layers):
             hidden = self._layer(hidden, number, layers, groups)
         pooled = []
@@ -148,8 +160,9 @@ class BertEncoder(nn.Module):
             pooled.append(tokens.mean(dim=1) if self.settings.pooling == "mean" else tokens[:, 0])
         return functional.normalize(torch.cat(pooled).float(), dim=1)
 
-    def _first_hidden(self, ids: Tensor, places: Tensor) -> Tensor:
+    def _first_hidden(self, ids: Tensor, places: Tensor, *, wide: bool = False) -> Tensor:
         hidden = functional.embedding(ids, self.get_buffer("words"))
+        hidden = hidden.float() if wide else hidden  # and so is all that is made of it
         hidden = hidden + functional.embedding(places, self.get_buffer("places"))
         return self._norm(hidden + self.get_buffer("types")[0], "first_norm")
 
@@ -170,7 +183,8 @@ class BertEncoder(nn.Module):
     def _attend(self, projected: Tensor, groups: list[tuple[int, int]]) -> Tensor:
         heads = self.settings.heads
         size = self.settings.hidden // heads
-        result = projected.new_zeros(len(projected), self.settings.hidden)
+        result = projected.new_empty(len(projected), self.settings.hidden)
+        result[sum(length * count for length, count in groups) :].zero_()
         sources, targets = _unpacked(projected, groups), _unpacked(result, groups)
         for (length, count), source, target in zip(groups, sources, targets, strict=True):
             query, key, value = source.view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4)
@@ -181,21 +195,23 @@ class BertEncoder(nn.Module):
     def _fastest_layers(self, texts: Sequence[Sequence[int]], *, many: bool) -> Layers:
         """Return linear layers of the fastest kind, with which ``texts`` get the same vectors."""
         words = self.get_buffer("words")
-        if many and words.device.type == "cpu":
+        if words.device.type == "cpu":
             # glibc returns the end of its heap to the system once it is twice as large as the
             # largest block of up to 32 MB that was ever freed. Without this one, the memory of
             # each layer is returned and faulted in again, for a sixth of the time in float32.
             torch.empty(_FREED_BYTES, dtype=torch.uint8)
-        count = _MANY_TOKENS if many else _FEW_TOKENS
+        count = _MANY_ROWS if many else _FEW_ROWS
         ids = torch.arange(count, device=words.device) * 37 % len(words)
         sample = self._first_hidden(ids, torch.zeros_like(ids))
-        weight, bias = self.get_buffer("0_up_weight"), self.get_buffer("0_up_bias")
+        weight, bias = self._weights("0_up")
+        others = [self._weights(f"0_{layer}") for layer in ("attention", "out", "down")]
         plain = self._made_of(TorchLinear)
-        for way in fastest_first(weight, bias, sample, many=many):
+        for way in fastest_first(weight, bias, sample, others, many=many):
             if way is TorchLinear:
                 break
             layers = self._made_of(way)
             some = texts[:: -(-len(texts) // _CHECKED_TEXTS)]
+            some = [text[:_CHECKED_TOKENS] for text in some]
             # Half precision has no vectors to keep to: its own rounding is larger than that.
             if weight.dtype != torch.float32 or self._agree(layers, plain, some, many=many):
                 log.debug("%s texts are computed by %s", "many" if many else "few", way.__name__)
@@ -206,7 +222,7 @@ class BertEncoder(nn.Module):
     def _agree(
         self, layers: Layers, plain: Layers, texts: Sequence[Sequence[int]], *, many: bool
     ) -> bool:
-        made, expected = (self(texts, each, _ROWS[many]) for each in (layers, plain))
+        made, expected = (self(texts, each, many=many) for each in (layers, plain))
         return bool((made * expected).sum(dim=1).min() >= _LEAST_COSINE)
 
     def _made_of(self, kind: type) -> Layers:
@@ -215,14 +231,14 @@ class BertEncoder(nn.Module):
             for number in range(self.settings.layers)
             for layer in ("attention", "out", "up", "down")
         ]
-        return {
-            name: kind(self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias"))
-            for name in names
-        }
+        return {name: kind(*self._weights(name)) for name in names}
 
     def _norm(self, hidden: Tensor, name: str) -> Tensor:
-        weight, bias = self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
+        weight, bias = (part.to(hidden.dtype) for part in self._weights(name))
         return functional.layer_norm(hidden, weight.shape, weight, bias, self.settings.norm_eps)
+
+    def _weights(self, name: str) -> tuple[Tensor, Tensor]:
+        return self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
 
 
 def _beginning(text: str, tokens: int) -> str:

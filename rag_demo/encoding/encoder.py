@@ -27,6 +27,9 @@ class Encoder(Protocol[Prepared]):
     def prepare(self, texts: Sequence[str], kind: Kind) -> Prepared:
         """Do what comes before the model: tokens, for most. Any thread may do so."""
 
+    def count_tokens(self, prepared: Prepared, /) -> int:
+        """Return of about how many tokens `prepare` made this; it decides on ``many``."""
+
     def encode(self, prepared: Prepared, batch_size: int, /, *, many: bool = False) -> Vectors:
         """Embed what `prepare` made: shape (n, d), float32, each row of length 1.
 

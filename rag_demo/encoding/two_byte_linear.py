@@ -37,6 +37,8 @@ class TwoByteLinear:
         RuntimeError: This processor's products of bytes overflow.
     """
 
+    keeps_code, is_wide = True, False
+
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         if not _products_are_exact():
             raise RuntimeError("products of bytes overflow: a processor without VNNI")
@@ -45,10 +47,11 @@ class TwoByteLinear:
         numbers, greatest = _two_bytes(weight, spent=False)
         self._scales = greatest.flatten().div_(_GREATEST)
         self._zero_points = torch.zeros(len(weight), dtype=torch.int64)
-        low, high = (numbers ^ 128).view(torch.int8).view(*weight.shape, 2).unbind(2)
-        # The bytes of the rows come in the order low, high.
-        self._for_high = _packed(torch.zeros_like(high), high)
-        self._for_mixed = _packed(high, low)
+        # As the rows' do, the bytes of a number come in the order low, high. Masked and shifted
+        # in pairs, which takes a fifth of the time of putting them together one by one.
+        pairs = (numbers ^ 128).view(torch.int16)
+        self._for_high = _packed(pairs & -256)
+        self._for_mixed = _packed((pairs << 8) | ((pairs >> 8) & 255))
 
     def __call__(self, hidden: Tensor, *, gelu: bool = False, spent: bool = False) -> Tensor:
         """See `rag_demo.encoding.linear_layers.LinearLayer`."""
@@ -61,7 +64,7 @@ class TwoByteLinear:
             *(numbers, 256.0, 128, self._for_mixed, *weights, result, None, *floats),
             *(1.0, 0, "sum", 1.0, "none", [], ""),
         )
-        result.mul_(greatest.div_(_GREATEST)).add_(self._bias)
+        torch.addcmul(self._bias, result, greatest.div_(_GREATEST), out=result)
         return with_gelu(result) if gelu else result
 
 
@@ -69,7 +72,7 @@ class TwoByteLinear:
 def _products_are_exact() -> bool:
     """Multiply the greatest bytes; processors without VNNI add two such products in 16 bits."""
     rows = torch.full((64, 128), 255, dtype=torch.uint8)
-    weight = _packed(*torch.full((2, 64, 64), 127, dtype=torch.int8))
+    weight = _packed(torch.full((64, 64), 127 * 257, dtype=torch.int16))
     scales, zeros = torch.ones(64), torch.zeros(64, dtype=torch.int64)
     product = torch.ops.onednn.qlinear_pointwise(
         *(rows, 1.0, 0, weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
@@ -87,13 +90,14 @@ def _two_bytes(rows: Tensor, *, spent: bool) -> tuple[Tensor, Tensor]:
     """Round rows: shape (n, k) to (n, 2k), uint8, low and high plus 128; and (n, 1), float32."""
     greatest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
     factor = _GREATEST / greatest.clamp_(min=_LEAST)
-    scaled = rows.mul_(factor) if spent else rows * factor
-    numbers = scaled.add_(_SHIFT).view(torch.int32).to(torch.int16)
+    # Multiplied and shifted in one pass: passes are most of what this way takes with AMX.
+    shift = torch.tensor(_SHIFT)
+    shifted = torch.addcmul(shift, rows, factor, out=rows if spent else None)
+    numbers = shifted.view(torch.int32).to(torch.int16)
     return numbers.view(torch.uint8), greatest
 
 
-def _packed(first: Tensor, second: Tensor) -> Tensor:
-    """Put each pair of bytes side by side, in the layout that the product takes."""
-    pairs = torch.stack([first, second], dim=2).flatten(1)
-    packed: Tensor = torch.ops.onednn.qlinear_prepack(pairs, None)
+def _packed(pairs: Tensor) -> Tensor:
+    """Put pairs of bytes into the layout that the product takes."""
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(pairs.view(torch.int8), None)
     return packed

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.searching.int8_product import int8_product
+from rag_demo.searching.int8_product import Product, int8_product
 from rag_demo.searching.scan import BLOCK, Scan, round_rows, slices
 from rag_demo.vectors import rounding
 
@@ -26,6 +27,7 @@ _SCORES = 1 << 22  # at once: 16 MB
 _MOST_ROWS = 1 << 16
 _RESCORED_ROWS = 2048  # at once: 3 MB
 _CONVERTED_ROWS = 1 << 10  # at once: 1.5 MB
+_ROWS_OF_A_THREAD = 1 << 10
 _POOL = 1 << 20  # candidates that are kept before they are thinned out: 24 MB
 # What float32 adds to all of it: vectors are of length 1 within 2**-23, and so are the products
 # of a scale and a sum of integers below 2**24, which are exact.
@@ -102,6 +104,7 @@ class _Search:
         self._least = torch.full((self._count,), -torch.inf, device=device)
         self._pool: list[tuple[Array, Array, Array, Array]] = []
         self._pooled = 0
+        self._room: Any = None  # for the products of a few blocks
 
     def begin(self, scan: Scan) -> None:
         """Go on with other rows: choose how to multiply them."""
@@ -109,7 +112,7 @@ class _Search:
         self._scan = scan
         vectors = scan.vectors
         is_int8 = vectors.dtype == torch.int8
-        product: Callable[[Any, Any], Any] | None = None
+        product: Product | None = None
         if is_int8 and vectors.device.type == "cpu":
             product = int8_product(torch, vectors.shape[1])
         ones = torch.ones(self._count, device=vectors.device)
@@ -117,33 +120,31 @@ class _Search:
             rounded, self._query_scales, self._query_errors = round_rows(self._queries, 1)
             transposed = rounded.T
             multiply = product
-            self._multiply: Callable[[Any], Any] = lambda rows: multiply(rows, transposed)
-            self._is_rounded = True
+            self._multiply: Callable[[Any, Any], object] = lambda rows, out: multiply(
+                rows, transposed, out=out
+            )
+            self._is_rounded, self._kind = True, torch.int32
             return
         transposed = self._queries.T.contiguous()
         self._query_scales, self._query_errors = ones, ones * self._product_error
-        self._multiply = lambda rows: _product_of_floats(rows, transposed)
+        self._multiply = lambda rows, out: _product_of_floats(rows, transposed, out)
+        self._kind = torch.float32
         self._is_rounded |= is_int8 or (self._exact and vectors.dtype != torch.float32)
 
     def look_at(self, position: int, rows: Any) -> None:
         """Take the rows of a few blocks."""
         torch, scan = self._torch, self._scan
-        whole = len(rows) // BLOCK * BLOCK
-        if 0 < whole < len(rows):  # Only the last block has to be filled up, and copied for it.
-            self.look_at(position, rows[:whole])
-            position, rows = position + whole, rows[whole:]
         start = scan.start + position
         stop = start + len(rows)
         blocks = slice(position // BLOCK, -(-(position + len(rows)) // BLOCK))
-        products = self._multiply(rows)  # shape (rows, b)
-        lowest = torch.iinfo(products.dtype).min // 2 if not products.is_floating_point() else -1e9
+        lowest = -1e9 if self._kind.is_floating_point else torch.iinfo(self._kind).min // 2
+        products = self._room_for(len(rows))  # shape (rows, b), and what fills up the last block
+        self._multiply(rows, products[: len(rows)])
+        products[len(rows) :] = lowest
         if self._allowed is not None:
             others = np.flatnonzero(~self._allowed[start:stop])
             if len(others):
                 products.index_fill_(0, torch.from_numpy(others).to(products.device), lowest)
-        if len(rows) % BLOCK:
-            missing = BLOCK - len(rows) % BLOCK
-            products = torch.nn.functional.pad(products, (0, 0, 0, missing), value=lowest)
         grouped = products.view(-1, BLOCK, self._count)
         scales = scan.scales[blocks, None] * self._query_scales
         errors = scan.errors[blocks, None]
@@ -162,6 +163,16 @@ class _Search:
         self._collect(grouped, scales, errors, block, query, start)
         if self._pooled > self._most:
             self._thin()
+
+    def _room_for(self, count: int) -> Any:
+        """Return room for the products of so many rows, filled up to whole blocks."""
+        count = -(-count // BLOCK) * BLOCK
+        room = self._room
+        if room is None or room.dtype != self._kind or len(room) < count:
+            device = self._scan.vectors.device
+            room = self._torch.empty(count, self._count, dtype=self._kind, device=device)
+            self._room = room
+        return room[:count]
 
     def _collect(
         self, grouped: Any, scales: Any, errors: Any, block: Any, query: Any, start: int
@@ -269,21 +280,44 @@ def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array
     return best.values[:, -1].numpy(), chosen[query, places]
 
 
-def _product_of_floats(rows: Any, transposed: Any) -> Any:
+def _product_of_floats(rows: Any, transposed: Any, out: Any) -> None:
     """Multiply rows of any type as float32; what is converted stays in the processor's cache."""
     import torch
 
     if rows.dtype == torch.float32 or rows.device.type != "cpu":
-        return rows.float() @ transposed
-    result = torch.empty(len(rows), transposed.shape[1])
+        torch.mm(rows.float(), transposed, out=out)
+        return
+    if rows.dtype == torch.int8 and transposed.shape[1] == 1:
+        _product_with_one(rows.numpy(), transposed.numpy()[:, 0], out.numpy()[:, 0])
+        return
     converted = torch.empty(min(_CONVERTED_ROWS, len(rows)), rows.shape[1])
     for some in slices(0, len(rows), _CONVERTED_ROWS):
         its = converted[: some.stop - some.start].copy_(rows[some])
         if transposed.shape[1] == 1:  # For one query numpy is faster.
-            np.dot(its.numpy(), transposed.numpy(), out=result[some].numpy())
+            np.dot(its.numpy(), transposed.numpy(), out=out[some].numpy())
         else:
-            torch.mm(its, transposed, out=result[some])
-    return result
+            torch.mm(its, transposed, out=out[some])
+
+
+def _product_with_one(rows: Array, query: Array, out: Array) -> None:
+    """Multiply int8 rows with one query, a half in each of two threads.
+
+    By what a thread does by itself. The products of libraries hand each thousand rows to threads
+    of their own and wait for them, which takes a hundred times as long on a busy machine.
+    """
+
+    def multiply(part: slice) -> None:
+        converted = np.empty((min(_ROWS_OF_A_THREAD, len(rows)), rows.shape[1]), np.float32)
+        for some in slices(part.start, part.stop, _ROWS_OF_A_THREAD):
+            its = converted[: some.stop - some.start]
+            np.copyto(its, rows[some])
+            np.einsum("ij,j->i", its, query, out=out[some])
+
+    if len(rows) <= _ROWS_OF_A_THREAD:
+        multiply(slice(0, len(rows)))
+        return
+    with ThreadPoolExecutor(2) as executor:
+        list(executor.map(multiply, slices(0, len(rows), -(-len(rows) // 2))))
 
 
 def _product_error(torch: Any, dimension: int) -> float:

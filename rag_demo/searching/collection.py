@@ -235,7 +235,9 @@ class Collection:
 def _bytes_of_line(document: Document) -> int:
     """Guess how long a document is in the file, where what is not ASCII takes six bytes."""
     text = document.text
-    length = len(text) if text.isascii() else 4 * len(text)
+    length = len(text)
+    if not text.isascii():
+        length += 5 * (length - len(text.encode("ascii", "ignore")))
     return _OF_A_LINE + length + len(document.id) + _OF_A_VALUE * len(document.metadata)
 
 

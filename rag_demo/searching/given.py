@@ -94,7 +94,7 @@ def check_questions(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list
 
     Raises:
         TypeError: A question is no text, or ``min_score`` no number.
-        ValueError: ``top_k`` is not positive, or there is no such mode.
+        ValueError: ``top_k`` is not positive, ``min_score`` is NaN, or there is no such mode.
     """
     if isinstance(queries, str):
         raise TypeError("search_batch() takes a sequence of questions, not one; use search()")
@@ -102,6 +102,8 @@ def check_questions(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list
         raise ValueError(f"top_k must be a positive whole number, not {top_k!r}")
     if min_score is not None and not isinstance(min_score, (int, float, np.number)):
         raise TypeError(f"min_score must be a number, not {min_score!r}")
+    if min_score is not None and min_score != min_score:
+        raise ValueError("min_score must be a number, not NaN, which nothing reaches")
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     return [_text(query, "a question") for query in queries]

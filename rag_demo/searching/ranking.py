@@ -107,7 +107,7 @@ def rank(
     is_tie = (scores[1:] == scores[:-1]) & (query[1:] == query[:-1])
     if is_tie.any():
         places = np.arange(len(row)) - starts[query]
-        for number in np.unique(query[:-1][is_tie & (places[:-1] < top_k)]).tolist():
+        for number in set(query[:-1][is_tie & (places[:-1] < top_k)].tolist()):
             one = slice(starts[number], starts[number + 1])
             hits = zip(row[one].tolist(), scores[one].tolist(), strict=True)
             best = sorted(hits, key=lambda hit: (-hit[1], name_of(hit[0]), hit[0]))
@@ -121,9 +121,11 @@ def best_of_each(ranked: Ranked, document_rows: DocumentRows) -> Ranked:
         return ranked
     owners = document_rows.owners(ranked.items)
     query = np.repeat(np.arange(len(ranked.starts) - 1), np.diff(ranked.starts))
-    _, first = np.unique(query * document_rows.documents + owners, return_index=True)
+    # Not np.unique, which imports a part of numpy that takes longer than a search.
+    pair = query * document_rows.documents + owners
+    order = np.argsort(pair, kind="stable")
     chosen = np.zeros(len(owners), bool)
-    chosen[first] = True
+    chosen[order] = np.diff(pair[order], prepend=-1) != 0
     return Ranked(ranked.starts, owners, ranked.scores, ranked.rows).only(chosen)
 
 

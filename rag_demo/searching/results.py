@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 __all__ = ["SearchResult", "Stats"]
@@ -27,7 +28,7 @@ class SearchResult(NamedTuple):
     score: float
     id: str
     text: str
-    metadata: Mapping[str, Any] = {}
+    metadata: Mapping[str, Any] = MappingProxyType({})  # A default is everybody's.
     passage: tuple[int, int] | None = None
 
 

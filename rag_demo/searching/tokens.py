@@ -15,43 +15,11 @@ from collections.abc import Iterator, Sequence
 __all__ = ["STOP_WORDS", "words_of"]
 
 # Lucene's English ones.
-STOP_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "but",
-        "by",
-        "for",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "no",
-        "not",
-        "of",
-        "on",
-        "or",
-        "such",
-        "that",
-        "the",
-        "their",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "to",
-        "was",
-        "will",
-        "with",
-    ]
-)
+_STOP_WORDS = """
+    a an and are as at be but by for if in into is it no not of on or such that the their then
+    there these they this to was will with
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 _PIECE = 1 << 20  # characters that are looked at together
 _LONGEST = 64  # characters of a word; of longer ones these are the word

@@ -29,8 +29,8 @@ class FileOfVectors(Protocol):
     def __len__(self) -> int:
         """How many bytes it has."""
 
-    def read(self, start: int, stop: int) -> Any:
-        """Check bytes, and return them."""
+    def check(self, starts: Rows, nbytes: int) -> None:
+        """Check stretches of so many bytes each."""
 
     def drop(self, start: int = 0, nbytes: int | None = None) -> None:
         """Let go of resident pages."""
@@ -54,8 +54,8 @@ class SavedVectors:
     check_lengths: Callable[[], None]
     derived: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     _is_checked: bool = False
+    _has_answered: bool = False
     _passed: int = 0
-    _checked: npt.NDArray[np.bool_] | None = None
 
     def check_all(self) -> None:
         """Check everything, once."""
@@ -70,16 +70,20 @@ class SavedVectors:
     def is_checked_soon(self) -> bool:
         """Check a part of them, and say whether all are checked by now.
 
-        So the first searches of a large index take a little longer, and none takes a second.
+        So the searches after the first, which has other things to check, take a little longer,
+        and none takes a second.
         """
         if self._is_checked or self.file is None or self.vectors.nbytes <= _FEW_BYTES:
             self.check_all()
             return True
+        if not self._has_answered:
+            self._has_answered = True
+            return False
         stop = min(self._passed + -(-len(self.vectors) // _PARTS), len(self.vectors))
-        row_bytes = self.vectors.itemsize * self.vectors.shape[1]
-        header = len(self.file) - self.vectors.nbytes
-        self.file.read(header + self._passed * row_bytes, header + stop * row_bytes)
         some = self.vectors[self._passed : stop]
+        header = len(self.file) - self.vectors.nbytes
+        start = header + self._passed * self.vectors.strides[0]
+        self.file.check(np.asarray([start]), some.nbytes)
         if not (np.abs(np.einsum("ij,ij->i", some, some) - 1) < _MOST_OFF).all():
             self.check()  # Says which, and raises.
         self._passed = stop
@@ -89,14 +93,9 @@ class SavedVectors:
     def checked(self, rows: Rows) -> Vectors:
         """Return the vectors of rows; of the file only what these are in is checked."""
         if not self._is_checked and self.file is not None:
-            if self._checked is None:
-                self._checked = np.zeros(len(self.vectors), bool)
-            new = np.unique(rows[~self._checked[rows]])
-            row_bytes = self.vectors.itemsize * self.vectors.shape[1]
+            row_bytes = self.vectors.strides[0]
             header = len(self.file) - self.vectors.nbytes
-            for start in (header + new * row_bytes).tolist():
-                self.file.read(start, start + row_bytes)
-            self._checked[new] = True
+            self.file.check(header + rows * row_bytes, row_bytes)
         taken: Vectors = self.vectors[rows]
         return taken
 

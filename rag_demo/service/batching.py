@@ -160,8 +160,11 @@ def _as_answer(error: Exception) -> Exception:
     if isinstance(error, Problem):
         return error
     log.error("a batch failed: %r", error, exc_info=error)
-    return too_busy(
-        5, "the model or the index cannot be used at the moment; the log says why", status=503
+    return Problem(
+        503,
+        "the model or the index cannot be used at the moment; the log says why",
+        code="unavailable",
+        headers={"retry-after": "5"},
     )
 
 

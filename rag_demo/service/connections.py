@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+import logging
+import sys
+import uuid
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rag_demo.service import metrics
+from rag_demo.service.guard import HEADERS
+from rag_demo.service.problems import Problem, body_of
 from rag_demo.service.settings import Limits
 
-__all__ = ["protocol_for"]
+__all__ = ["ACCEPTED_AT_ONCE", "protocol_for", "within_file_limit"]
+
+log = logging.getLogger("rag_demo.service")
+ACCEPTED_AT_ONCE = 64
+"""Connections that are accepted before the first of them is counted."""
+_OTHER_FILES = 256  # for these, those that are being closed, the index, and a model's process
+_FEWEST = 16
+
+
+def within_file_limit(limits: Limits) -> Limits:
+    """Raise this process's limit of open files as far as it may be; have fewer connections if not.
+
+    Where files run out, accepting fails, for those that ask as well as for the silent.
+    """
+    if sys.platform == "win32":
+        return limits
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return limits
+    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with contextlib.suppress(OSError, ValueError):  # Some systems have a lower limit of their own.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+        soft = possible
+    fewer = max(_FEWEST, min(limits.connections, soft - _OTHER_FILES))
+    if fewer < limits.connections:
+        log.warning("%d open files are allowed: at most %d connections at once", soft, fewer)
+    return dataclasses.replace(limits, connections=fewer)
 
 
 def protocol_for(limits: Limits) -> type[H11Protocol]:
@@ -48,6 +85,27 @@ class PatientProtocol(H11Protocol):
         """Look whether a request has come."""
         super().data_received(data)
         self._mind_the_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request as any other that is refused, and hang up."""
+        request_id = uuid.uuid4().hex
+        problem = Problem(400, "this is no request of HTTP/1.1 that can be read")
+        media_type, body = body_of(problem, "", request_id)
+        headers = [
+            (b"content-type", media_type.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+            (b"x-request-id", request_id.encode()),
+            *HEADERS,
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
+        log.info("request %s could not be read", request_id)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from rag_demo.service import metrics
-from rag_demo.service.problems import ClientGoneError, Problem, body_of
+from rag_demo.service.problems import ClientGoneError, Problem, body_of, too_busy
 from rag_demo.service.settings import Settings, is_loopback
 
-__all__ = ["REQUEST_ID", "Guard"]
+__all__ = ["HEADERS", "REQUEST_ID", "Guard"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -32,8 +32,9 @@ REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("rag_demo_reque
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = {"/livez", "/readyz", "/health", "/", "/page.css", "/page.js"}
 """What is answered without a token: probes, and the page, which asks for one."""
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
 _FORWARDED = {b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"}
-_HEADERS = [
+HEADERS = [
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -59,6 +60,7 @@ class Guard:
         self._limits = settings.limits
         self._token = None if settings.token is None else settings.token.encode()
         self._on_loopback = is_loopback(settings.host)
+        self._held_bytes = 0  # of all bodies
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Pass one request on."""
@@ -75,10 +77,11 @@ class Guard:
         REQUEST_ID.set(request_id)
         answer = _Answer(send, request_id, scope.get("state", {}).get("running"))
         started = time.perf_counter()
+        body = bytearray()
         try:
             self._admit(scope, headers)
-            body = await self._body(scope, headers, receive)
-            await self._app(scope, _replayed(body, receive), answer.send)
+            await self._read(body, scope, headers, receive)
+            await self._app(scope, _replayed(bytes(body), receive), answer.send)
         except Problem as problem:
             await answer.refuse(problem, scope["path"])
         except ClientGoneError:
@@ -88,13 +91,16 @@ class Guard:
             log.error("request %s failed: %r", request_id, error, exc_info=error)
             await answer.refuse(Problem(500, "the service failed; its log says why"), scope["path"])
         finally:
+            self._held_bytes -= len(body)
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "") or "unknown"
-            metrics.REQUESTS.labels(route, scope["method"][:8], str(answer.status)).inc()
+            # Whatever a client makes up would be counted, and kept, for ever.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            metrics.REQUESTS.labels(route, method, str(answer.status)).inc()
             metrics.SECONDS.labels(route).observe(seconds)
             log.info(
                 "%s %s %s %.1f ms",
-                scope["method"],
+                method,
                 route,
                 answer.status,
                 seconds * 1e3,
@@ -127,13 +133,16 @@ class Guard:
         if not is_loopback(client) or not _FORWARDED.isdisjoint(headers):
             raise Problem(403, "administration is for this machine itself, or needs a token")
         origin, host = headers.get(b"origin"), headers.get(b"host", b"")
-        if origin is not None and origin.partition(b"://")[2] != host:
+        is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        if is_foreign or (origin is not None and origin.partition(b"://")[2] != host):
             raise Problem(403, "a page of another site may not administer this service")
 
-    async def _body(self, scope: Message, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _read(
+        self, body: bytearray, scope: Message, headers: dict[bytes, bytes], receive: Receive
+    ) -> None:
         """Read all of it; nothing works for a client that has not finished asking."""
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            return b""
+            return
         most = self._limits.body_bytes
         too_large = Problem(
             413, f"the body has more than {most:,} bytes", headers={"connection": "close"}
@@ -141,16 +150,20 @@ class Guard:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > most:
             raise too_large
-        body = bytearray()
 
         async def read() -> None:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
-                body.extend(message.get("body", b""))
+                part = message.get("body", b"")
+                body.extend(part)
+                self._held_bytes += len(part)
                 if len(body) > most:
                     raise too_large
+                if self._held_bytes > self._limits.all_bodies_bytes:
+                    metrics.REFUSED.inc()
+                    raise too_busy(1, "too much is being sent; come again after Retry-After")
                 if not message.get("more_body", False):
                     return
 
@@ -162,7 +175,6 @@ class Guard:
                 f"the body did not come within {self._limits.body_s:g} s",
                 headers={"connection": "close"},
             ) from None
-        return bytes(body)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
@@ -190,7 +202,7 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             own = {name for name, _ in message.get("headers", ())}
-            added = [(b"x-request-id", self._request_id), *_HEADERS]
+            added = [(b"x-request-id", self._request_id), *HEADERS]
             if self._running is not None and self._running.draining:
                 # The client's next request would come to a connection that is being closed.
                 added.append((b"connection", b"close"))

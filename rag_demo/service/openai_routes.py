@@ -5,16 +5,22 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 
 from rag_demo.searching.filters import conditions_of, fulfils
+from rag_demo.service.answers import OPENAI_REFUSAL, EmbeddingsAnswer, Serving, StorePage
 from rag_demo.service.batching import Job
 from rag_demo.service.opened import Asked
 from rag_demo.service.problems import AsciiJSON, Problem
-from rag_demo.service.schemas import EmbeddingsRequest, StoreSearchRequest, check_filter
+from rag_demo.service.schemas import (
+    EmbeddingsRequest,
+    StoreSearchRequest,
+    check_filter,
+    narrowed,
+)
 from rag_demo.service.search_routes import check_texts, embedded, running_of, shown_metadata
 
 __all__ = ["STORE", "router", "where_of"]
@@ -22,10 +28,11 @@ __all__ = ["STORE", "router", "where_of"]
 STORE = "index"
 _OPERATORS = ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin")
 _LONGEST_ATTRIBUTE = 512  # characters, as OpenAI has it
-router = APIRouter(prefix="/v1", default_response_class=AsciiJSON)
+Store = Annotated[str, Path(json_schema_extra={"enum": [STORE]})]
+router = APIRouter(prefix="/v1", responses=OPENAI_REFUSAL, default_response_class=AsciiJSON)
 
 
-@router.post("/embeddings", response_model=None)
+@router.post("/embeddings", response_model=None, responses={200: {"model": EmbeddingsAnswer}})
 async def embeddings(request: Request, asked: EmbeddingsRequest) -> AsciiJSON:
     """Embed texts; whatever ``model`` is named, the answer says which one it was."""
     running = running_of(request)
@@ -65,7 +72,7 @@ async def embeddings(request: Request, asked: EmbeddingsRequest) -> AsciiJSON:
     )
 
 
-@router.get("/models", response_model=None)
+@router.get("/models", response_model=None, responses={200: {"model": Serving}})
 async def models(request: Request) -> AsciiJSON:
     """Name the model."""
     name = running_of(request).opened.model_name
@@ -73,8 +80,10 @@ async def models(request: Request) -> AsciiJSON:
     return AsciiJSON({"object": "list", "data": [model]})
 
 
-@router.post("/vector_stores/{store}/search", response_model=None)
-async def search(request: Request, store: str, asked: StoreSearchRequest) -> AsciiJSON:
+@router.post(
+    "/vector_stores/{store}/search", response_model=None, responses={200: {"model": StorePage}}
+)
+async def search(request: Request, store: Store, asked: StoreSearchRequest) -> AsciiJSON:
     """Search the index; scores are cosines. There is one store, named "index"."""
     running = running_of(request)
     if store != STORE:
@@ -83,9 +92,7 @@ async def search(request: Request, store: str, asked: StoreSearchRequest) -> Asc
     check_texts(running, queries, running.settings.limits.queries, "query")
     if not queries or not all(query.strip() for query in queries):
         raise Problem(400, "query is empty", param="query")
-    threshold = (asked.ranking_options or {}).get("score_threshold")
-    if threshold is not None and (type(threshold) not in (int, float) or not 0 <= threshold <= 1):
-        raise Problem(400, "score_threshold is a number from 0 to 1", param="ranking_options")
+    threshold = None if asked.ranking_options is None else asked.ranking_options.score_threshold
     where = None if asked.filters is None else where_of(asked.filters, running.settings.limits)
     wanted = Asked(asked.max_num_results, threshold, where, "dense")
     found = await running.ask(request, Job("search", queries, wanted))
@@ -145,7 +152,10 @@ def where_of(filters: Mapping[str, Any], limits: Any) -> Any:
 def _mapping(one: Mapping[str, Any]) -> dict[str, Any]:
     if one.get("type") not in _OPERATORS or not isinstance(one.get("key"), str):
         raise ValueError(f"a comparison has a key, a value, and a type of {', '.join(_OPERATORS)}")
-    where = {one["key"]: {f"${one['type']}": one["value"]}}
+    value = one["value"]
+    if any(isinstance(each, (dict, list)) for each in (value if type(value) is list else [value])):
+        raise ValueError("a value is a text, a number, true, false, null, or a list of these")
+    where = {one["key"]: {f"${one['type']}": narrowed(value)}}
     conditions_of(where)
     return where
 

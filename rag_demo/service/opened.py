@@ -161,6 +161,7 @@ class Opened:
             isolation=settings.isolation,
         )
         self._hosted = _HostedModel(self.model)
+        self.documents = 0  # when the index was opened last
         # Open until it is told otherwise: it is mapped from its file, and takes what it reads.
         self.index: ModelHost[Retriever] = ModelHost(self._open_index, name="index", keep_alive=-1)
 
@@ -179,6 +180,7 @@ class Opened:
         except BaseException:  # As above.
             retriever.close()
             raise
+        self.documents = len(retriever)
         return retriever
 
     @property
@@ -186,27 +188,19 @@ class Opened:
         """Both, by the names that an administrator uses."""
         return {self.model_name: self.model, "index": self.index}
 
-    def open(self) -> int:
+    def open(self) -> None:
         """Load the model, open the index, and answer a first question.
-
-        Returns:
-            How many documents there are.
 
         Raises:
             RagDemoError: It cannot be; both are closed then.
         """
         try:
+            self.model.load()  # First: the index would be told to have the model's size too.
             with self.index.lease(_LEASE_S) as retriever:
                 retriever.search("warm", 1)
-                return len(retriever)
         except BaseException:  # As above.
             self.close(0)
             raise
-
-    def size(self) -> int:
-        """How many documents there are; opens the index."""
-        with self.index.lease(_LEASE_S) as retriever:
-            return len(retriever)
 
     def embed(self, texts: Sequence[str], *, are_queries: bool) -> Vectors:
         """Embed: shape (n, d), float32."""

@@ -155,9 +155,11 @@ async def for_validation(request: Request, error: Any) -> Response:
     assert isinstance(error, RequestValidationError)
     found = error.errors()[:_SHOWN_ERRORS]
     is_openai = request.url.path.startswith("/v1/")
+    is_json = "json" in request.headers.get("content-type", "")
+    hint = "" if is_json else ", and send it with content-type: application/json"
     problem = Problem(
         400 if is_openai else 422,
-        "the request is not what it should be; see errors",
+        f"the request is not what it should be; see errors{hint}",
         code="invalid_request",
     )
     problem.errors = [

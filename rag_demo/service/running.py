@@ -38,7 +38,6 @@ class Running:
         self.settings, self._load = settings, load
         self.draining = False
         self.opened: Opened
-        self.documents = 0
         self.batcher: Batcher
         self._reloading = asyncio.Lock()
         self.samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
@@ -52,13 +51,14 @@ class Running:
         Raises:
             RagDemoError: It cannot be opened.
         """
-        self.opened, self.documents = await asyncio.to_thread(self._open)
+        self.opened = await asyncio.to_thread(self._open)
         self.batcher = Batcher(lambda: self.opened, self.settings.limits)
         self.start(self._sample())
 
-    def _open(self) -> tuple[Opened, int]:
+    def _open(self) -> Opened:
         opened = Opened(self.settings, self._load)
-        return opened, opened.open()
+        opened.open()
+        return opened
 
     def start(self, coroutine: Any) -> None:
         """Run something beside the requests, until the end."""
@@ -119,13 +119,13 @@ class Running:
         async with self._reloading:
             started = time.perf_counter()
             try:
-                opened, documents = await asyncio.to_thread(self._open)
+                opened = await asyncio.to_thread(self._open)
             except Exception as error:
                 # Whatever is wrong with the new one, the old one is there.
                 log.error("reload: the old index goes on: %s", error, exc_info=error)
                 raise Problem(409, f"{_why(error)}; the old index goes on answering") from None
             before, self.opened = self.opened, opened
-            was, self.documents = self.documents, documents
+            documents, was = opened.documents, before.documents
             self._seen.clear()  # The new hosts have counts of their own.
             await self.batcher.between(before.close)
             self.events.append({"at": round(time.time(), 3), "what": "reload", "model": "index"})
@@ -153,15 +153,22 @@ class Running:
         if host is None:
             known = ", ".join(self.opened.hosts)
             raise Problem(404, f"there is no model of this name; there are: {known}")
+        self.samples.append(self._look())  # The picture shows the fall where it was.
         try:
             report = await self.batcher.between(host.unload)
         except ModelInUseError:
             raise Problem(409, "it is in use at the moment; try again") from None
+        self.samples.append(self._look())
         return _report(report)
 
     def memory(self) -> dict[str, Any]:
         """Describe the memory now, and in the last minutes."""
-        return {"samples": [*self.samples, self._look()], "events": list(self.events)}
+        return {
+            "samples": [*self.samples, self._look()],
+            "events": list(self.events),
+            "documents": self.opened.documents,
+            "draining": self.draining,
+        }
 
     async def _sample(self) -> None:
         while True:

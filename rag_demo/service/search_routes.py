@@ -11,31 +11,16 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from rag_demo.retriever import SearchResult
+from rag_demo.service.answers import Batches, Results, refusals
 from rag_demo.service.batching import Job
 from rag_demo.service.opened import Asked
 from rag_demo.service.problems import AsciiJSON, Problem
 from rag_demo.service.running import Running
-from rag_demo.service.schemas import Batches, EmbedRequest, ProblemBody, Results, SearchRequest
+from rag_demo.service.schemas import EmbedRequest, SearchRequest
 
 __all__ = ["check_texts", "embedded", "router", "running_of", "shown_metadata"]
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {
-        "model": ProblemBody,
-        "description": description,
-        "content": {"application/problem+json": {}},
-    }
-    for status, description in {
-        400: "The body is no JSON.",
-        401: "The token is missing or wrong.",
-        413: "More was sent, or asked, than is allowed.",
-        421: "The request was for another host.",
-        422: "The request is not of this shape.",
-        429: "Too much waits; come again after Retry-After.",
-        503: "The service stops, or its model or index cannot be used.",
-    }.items()
-}
-router = APIRouter(responses=_REFUSALS, default_response_class=AsciiJSON)
+router = APIRouter(responses=refusals(), default_response_class=AsciiJSON)
 
 
 def running_of(request: Request) -> Running:
@@ -100,6 +85,10 @@ async def search(request: Request, asked: SearchRequest) -> AsciiJSON:
         raise Problem(422, "a query is empty")
     if asked.top_k > limits.top_k:
         raise Problem(422, f"top_k is at most {limits.top_k}", param="top_k")
+    most = len(queries) * min(asked.top_k, running.opened.documents)
+    if most > limits.results:
+        detail = f"{most:,} answers are asked for; at most {limits.results:,} are given at once"
+        raise Problem(413, detail, param="top_k")
     mode = asked.mode or ("hybrid" if asked.min_score is None else "dense")
     job = Job("search", queries, Asked(asked.top_k, asked.min_score, asked.where, mode))
     found = [_shown(results) for results in await running.ask(request, job)]

@@ -18,7 +18,7 @@ import uvicorn
 
 from rag_demo.errors import RagDemoError
 from rag_demo.service.app import create_app
-from rag_demo.service.connections import protocol_for
+from rag_demo.service.connections import ACCEPTED_AT_ONCE, protocol_for, within_file_limit
 from rag_demo.service.opened import LoadModel
 from rag_demo.service.settings import Settings
 
@@ -26,6 +26,7 @@ __all__ = ["bind", "run_server"]
 
 log = logging.getLogger("rag_demo.service")
 _KEEP_ALIVE_S = 15
+_WAITING = 2048  # connections that the system holds until they are accepted
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -39,7 +40,7 @@ def bind(settings: Settings) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
-        listener.listen(2048)
+        listener.listen(_WAITING)
     except (OSError, OverflowError) as error:
         listener.close()
         raise RagDemoError(
@@ -73,7 +74,7 @@ def run_server(
     app = create_app(settings, load_model=load_model)
     config = uvicorn.Config(
         app,
-        http=protocol_for(settings.limits),
+        http=protocol_for(within_file_limit(settings.limits)),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -81,6 +82,7 @@ def run_server(
         proxy_headers=False,  # Whoever says to be somebody else is not believed.
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        backlog=ACCEPTED_AT_ONCE,  # asyncio accepts as many before it looks at one of them.
         timeout_graceful_shutdown=math.ceil(settings.limits.answer_s),
     )
     server = _Server(config, settings.drain_s, watched)
@@ -109,6 +111,7 @@ class _Server(uvicorn.Server):
         if self._watched is not None:
             loop.add_reader(self._watched, self._on_end, loop)
         for listener in sockets or ():
+            listener.listen(_WAITING)
             host, port = listener.getsockname()[:2]
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             log.info("serving at http://%s, process %d", where, os.getpid())

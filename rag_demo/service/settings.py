@@ -19,9 +19,11 @@ class Limits:
         queries: In one request to search.
         texts: In one request to embed.
         top_k: Answers to one query.
+        results: In one answer, over all of its queries.
         where_depth: Of a filter: how deep mappings and lists stand in each other.
         where_values: Of a filter: how many values it names.
         body_bytes: Of a request.
+        all_bodies_bytes: Of all requests that are read or answered; more are told to come later.
         body_s: A client may take to send its request's body.
         header_s: A connection may be silent before it has sent a whole request's head.
         send_s: A client may take to read what it is sent.
@@ -35,9 +37,11 @@ class Limits:
     queries: int = 256
     texts: int = 2_048
     top_k: int = 1_000
+    results: int = 10_000
     where_depth: int = 4
     where_values: int = 1_000
     body_bytes: int = 8 << 20
+    all_bodies_bytes: int = 128 << 20
     body_s: float = 15.0
     header_s: float = 15.0
     send_s: float = 30.0

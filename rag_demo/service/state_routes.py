@@ -8,50 +8,56 @@ import signal
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from rag_demo.service import metrics
+from rag_demo.service.answers import REFUSAL, Memory, Models, Ready, Reloaded, Unloaded
 from rag_demo.service.problems import AsciiJSON, Problem
 from rag_demo.service.search_routes import running_of
 
 __all__ = ["admin", "router"]
 
-router = APIRouter(default_response_class=AsciiJSON)
-admin = APIRouter(prefix="/admin", default_response_class=AsciiJSON)
+router = APIRouter(responses=REFUSAL, default_response_class=AsciiJSON)
+admin = APIRouter(prefix="/admin", responses=REFUSAL, default_response_class=AsciiJSON)
 _NEVER = "0001-01-01T00:00:00Z"  # as `ollama ps` is told of a model that stays
 
 
-@router.get("/livez", response_model=None)
+@router.get("/livez", response_model=None, responses={200: {"model": Ready}})
 async def livez() -> AsciiJSON:
     """Say that the event loop runs, whatever else does."""
     return AsciiJSON({"status": "ok"})
 
 
-@router.get("/readyz", response_model=None)
-@router.get("/health", response_model=None)
+@router.get("/readyz", response_model=None, responses={200: {"model": Ready}})
+@router.get("/health", response_model=None, responses={200: {"model": Ready}})
 async def readyz(request: Request) -> AsciiJSON:
     """Say whether the index can be searched."""
     running = running_of(request)
     reason = await running.not_ready()
     if reason:
         raise Problem(503, reason, headers={"retry-after": "1"})
-    return AsciiJSON({"status": "ok", "documents": running.documents})
+    return AsciiJSON({"status": "ok", "documents": running.opened.documents})
 
 
-@router.get("/metrics", response_model=None)
+@router.get(
+    "/metrics",
+    response_model=None,
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/plain": {}}, "description": "All metrics."}},
+)
 async def exposition() -> Response:
     """Write the metrics for Prometheus."""
     media_type, text = metrics.exposition()
     return Response(text, media_type=media_type)
 
 
-@router.get("/memory", response_model=None)
+@router.get("/memory", response_model=None, responses={200: {"model": Memory}})
 async def memory(request: Request) -> AsciiJSON:
     """Describe the memory of the last minutes, with the loads and unloads in them."""
     return AsciiJSON(running_of(request).memory())
 
 
-@admin.get("/models", response_model=None)
+@admin.get("/models", response_model=None, responses={200: {"model": Models}})
 async def models(request: Request) -> AsciiJSON:
     """Say what is loaded, how large it is, and until when: as `ollama ps` is told."""
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -78,13 +84,13 @@ async def models(request: Request) -> AsciiJSON:
     return AsciiJSON({"models": found})
 
 
-@admin.post("/models/{name}/unload", response_model=None)
+@admin.post("/models/{name}/unload", response_model=None, responses={200: {"model": Unloaded}})
 async def unload(request: Request, name: str) -> AsciiJSON:
     """Give a model, or the index, back; the next request that needs it loads it again."""
     return AsciiJSON(await running_of(request).unload(name))
 
 
-@admin.post("/reload", response_model=None)
+@admin.post("/reload", response_model=None, responses={200: {"model": Reloaded}})
 async def reload(request: Request) -> AsciiJSON:
     """Open the index as it is now; the old one answers until this one can."""
     running = running_of(request)

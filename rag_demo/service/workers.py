@@ -151,9 +151,10 @@ def main() -> None:
     # Until the server has its own handlers: who is told to stop before has nothing to finish.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from rag_demo.service.server import configure_logging, run_server
-    from torch_utils import exit_on_signals
+    from torch_utils import exit_on_signals, fast_exit
 
     exit_on_signals()
+    fast_exit()  # As the command itself.
     length = int.from_bytes(os.read(0, 8), "little")
     told = b""
     while len(told) < length:

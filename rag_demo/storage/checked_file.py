@@ -13,7 +13,7 @@ import threading
 import weakref
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from mmap import mmap
 from pathlib import Path
@@ -27,7 +27,7 @@ __all__ = ["BLOCK_BYTES", "CheckedFile", "ReadFile", "open_regular", "read_at"]
 
 BLOCK_BYTES = 1 << 20
 _FEW_BYTES = 1 << 16
-_MANY_BLOCKS = 8
+_MANY_BLOCKS = 8  # and how many a thread takes at once
 
 
 class CheckedFile(ABC):
@@ -71,23 +71,39 @@ class CheckedFile(ABC):
         Raises:
             IndexFileError: A block is not what was written, or the file was cut off meanwhile.
         """
-        self._check_blocks(range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)))
+        first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
+        if not self._checked[first:last].all():
+            self._check_blocks(range(first, last))
         return self._bytes(start, stop)
+
+    def check(self, starts: npt.NDArray[np.int64], nbytes: int) -> None:
+        """Check the blocks that some stretches are in, of which each has ``nbytes`` bytes.
+
+        Raises:
+            IndexFileError: See `read`.
+        """
+        wanted = np.zeros(len(self._expected), bool)
+        for offset in (*range(0, nbytes, BLOCK_BYTES), nbytes - 1):
+            wanted[(starts + offset) // BLOCK_BYTES] = True
+        self._check_blocks(np.flatnonzero(wanted & ~self._checked).tolist())
 
     def check_all(self) -> None:
         """Check every block."""
-        self._check_blocks(range(len(self._expected)))
+        self._check_blocks(np.flatnonzero(~self._checked).tolist())
 
-    def _check_blocks(self, blocks: range) -> None:
+    def _check_blocks(self, blocks: Sequence[int]) -> None:
         """Check blocks; many on two threads, since computing a CRC leaves the interpreter free."""
-        if self._checked[blocks.start : blocks.stop].all():
-            return
         if len(blocks) < _MANY_BLOCKS:
-            for block in blocks:
-                self._check(block)
+            self._check_each(blocks)
         else:
+            firsts = range(0, len(blocks), _MANY_BLOCKS)
+            parts = [blocks[first : first + _MANY_BLOCKS] for first in firsts]
             with self._lock, ThreadPoolExecutor(2) as executor:
-                list(executor.map(self._check, blocks))
+                list(executor.map(self._check_each, parts))
+
+    def _check_each(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._check(block)
 
     def _check(self, block: int) -> None:
         if self._checked[block]:

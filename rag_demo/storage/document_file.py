@@ -25,8 +25,8 @@ class DocumentFile:
 
     def __init__(self, file: CheckedFile, offsets: npt.NDArray[np.uint64]) -> None:
         self._file = file
-        self._offsets = offsets.astype(np.int64)
-        ordered = bool((np.diff(self._offsets) > 0).all())
+        self._offsets = offsets
+        ordered = bool((offsets[1:] > offsets[:-1]).all())
         if not (len(offsets) and ordered and self._offsets[0] == 0):
             raise damaged(file.path, "its lines are not where they should be")
         if self._offsets[-1] != len(file):

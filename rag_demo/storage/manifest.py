@@ -132,8 +132,10 @@ def remove_unfinished(folder: Path, save_id: str) -> None:
     """Remove what a save has written that did not get as far as its manifest."""
     try:
         current = _load(folder / MANIFEST)["files"]["vectors"]["name"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, FileNotFoundError):
         current = ""
+    except OSError:
+        return  # It may name what was written; the next save removes what is left over.
     if save_id not in current and folder.is_dir():
         for entry in folder.glob(f"*-{save_id}.*"):
             _remove(entry)

@@ -16,7 +16,7 @@ from rag_demo.service.server import bind
 from rag_demo.service.settings import Settings
 
 CHROMIUM = Path("/usr/bin/chromium")
-HOW = "needs playwright (pip) and /usr/bin/chromium: apt-get install chromium"
+HOW = "needs the extra service-test, and /usr/bin/chromium: apt-get install chromium"
 
 
 @contextlib.contextmanager

@@ -6,54 +6,16 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
+from letters import Letters, letters  # noqa: F401  (a fixture)
 
 from rag_demo import PyTorchGPURetriever
 from rag_demo.commands import run
-from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import IndexFileError, RagDemoError
 from rag_demo.index import read_index, read_manifest
 from rag_demo.storage.manifest import digest
-
-
-class Letters:
-    """Stands in for EmbeddingModel: counts letters, and how many texts it was given."""
-
-    embedded = 0
-    options: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, name: str | None = None, **options: Any) -> None:
-        self.name = name or "letters"
-        self.dimension = 128
-        self.identity = ModelIdentity(self.name, options.get("dtype"))
-        Letters.options = options
-
-    def __enter__(self) -> Letters:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        pass
-
-    close = __exit__
-
-    def embed_documents(self, texts: list[str]) -> Any:
-        Letters.embedded += len(texts)
-        counts = [np.bincount([min(ord(c), 127) for c in text], minlength=128) for text in texts]
-        return np.asarray(counts, np.float32) + 1e-3
-
-    def embed_query(self, text: str) -> Any:
-        return self.embed_documents([text])[0]
-
-
-@pytest.fixture(autouse=True)
-def letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    import rag_demo.embedding_model
-
-    monkeypatch.setattr(rag_demo.embedding_model, "EmbeddingModel", Letters)
-    monkeypatch.setattr(Letters, "embedded", 0)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_undecodable_files_are_skipped_and_counted(tmp_path: Path) -> None:
     (tmp_path / "binary.txt").write_bytes(b"\0\1\2" * 100)
     documents, skipped = read(tmp_path)
     assert len(documents) == 1
-    wanted = "skipped 2: 2 .txt that is not UTF-8 text (binary.txt, latin.txt)"
+    wanted = "skipped 2: 2 .txt that are not UTF-8 text (binary.txt, latin.txt)"
     assert str(skipped) == wanted
 
 
@@ -174,7 +174,7 @@ def test_more_kinds_of_files(tmp_path: Path) -> None:
     assert by_id["e.HTML#0"].metadata["anchor"] == "p1"
     paths = {document.metadata["path"] for document in documents}
     assert paths == {str(path) for path in tmp_path.iterdir()}
-    assert "2 lines that is no document (d.jsonl:2: not JSON" in str(skipped)
+    assert "2 lines that are no document (d.jsonl:2: not JSON" in str(skipped)
 
 
 def pdf_of(*pages: str) -> bytes:

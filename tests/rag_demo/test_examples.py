@@ -15,7 +15,9 @@ OWN_MODEL = (EXAMPLES / "own_model.py").read_text(encoding="utf-8")
 
 
 def run(*command: str) -> ExitReport:
-    return check(list(command), timeout_s=600, env={**os.environ, "TQDM_DISABLE": "1"})
+    return check(
+        list(command), timeout_s=600, max_shutdown_s=120, env={**os.environ, "TQDM_DISABLE": "1"}
+    )
 
 
 def assert_clean(report: ExitReport) -> None:

@@ -15,6 +15,9 @@ from rag_demo.errors import IndexFileError
 from rag_demo.index import write_index
 from rag_demo.index_builder import IndexBuilder
 
+# An interrupt between open() and the block that closes leaves the file to its destructor.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
 
 @pytest.mark.parametrize(("kills", "states"), [(4, 2), pytest.param(15, 4, marks=pytest.mark.slow)])
 def test_saves_that_are_killed(kills: int, states: int) -> None:

@@ -55,7 +55,7 @@ def merge(
     if not is_alone:
         found += _counted(text, known)
     if returncode >= 0 and not (is_alone or had_children is False):
-        crashes = _crashes_of_children(text, returncode)
+        crashes = _crashes_of_children(inside, text, returncode)
         recorded = [place for place, finding in enumerate(found) if finding.id == "crash"]
         if recorded and crashes:  # What it printed stands with what ended it.
             first = recorded[0]
@@ -112,11 +112,13 @@ def _counted(text: StderrText, known: Counter[str]) -> list[Finding]:
     return found
 
 
-def _crashes_of_children(text: StderrText, returncode: int) -> list[Finding]:
+def _crashes_of_children(inside: Inside, text: StderrText, returncode: int) -> list[Finding]:
     evidence = "\n".join(text.fatal)
     if text.crashes:
         summary = f"a process that it started crashed: {text.crashes[0]}"
         return [Finding("crash", summary, evidence or "\n".join(text.crashes))]
+    if text.says_aborted and inside.unfinished:  # Scripts say that too, of what they gave up.
+        return [Finding("crash", "a process that it started crashed: Aborted")]
     if returncode in _CRASHED:
         name = signal_name(_CRASHED[returncode])
         return [Finding("crash", f"{name} ended a process that it started: exit code {returncode}")]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from . import formats
 from .catalogue import explain
 from .checker import check
@@ -95,6 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("-q", "--quiet", action="store_true", help="no report, only the exit code")
     add("-v", "--verbose", action="store_true", help="all of the evidence")
     add("--color", choices=COLORS, default="auto")
+    add("--version", action="version", version=f"%(prog)s {__version__}")
     return parser
 
 
@@ -123,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code."""
     own, command = split_arguments(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser()
-    if "--explain" not in " ".join(own):  # That needs no settings, right or wrong.
+    if "--explain" not in " ".join(own) and "--version" not in own:  # Those need no settings.
         try:
             parser.set_defaults(**read_settings())
         except ValueError as error:

@@ -37,6 +37,7 @@ class Inside:
         teardown_s: When atexit had run and the interpreter began to be taken apart.
         offers_stacks: The start of the process, in clock ticks since boot, and the number of its
             file for stacks, if its handler for the signal that asks for them is in place.
+        unfinished: Other Pythons whose record has no end: killed, replaced, or left by os._exit.
         is_alone: Whether this is proven of the program: its record goes to its end and misses
             nothing, it never had a child, nor another interpreter.
         modules: Of the modules that print messages, those it had at its end.
@@ -51,6 +52,7 @@ class Inside:
     atexit_s: float | None = None
     teardown_s: float | None = None
     offers_stacks: tuple[int, int] | None = None
+    unfinished: set[int] = field(default_factory=set)
     is_alone: bool = False
     modules: frozenset[str] = frozenset()
     findings: list[Finding] = field(default_factory=list)
@@ -79,7 +81,7 @@ def read_events(path: Path, program_pid: int) -> Inside:
         return inside
     # A wrapper (a shell, say) may start several; the program itself comes first.
     inside.pid = program_pid if program_pid in starts else starts[0]
-    reader = _Reader(inside)
+    reader = _Reader(inside, program_pid)
     for entry in entries:
         try:
             reader.note(entry)
@@ -130,8 +132,9 @@ def _parse(line: bytes) -> _Entry | None:
 class _Reader:
     """Takes the record entry by entry."""
 
-    def __init__(self, inside: Inside) -> None:
+    def __init__(self, inside: Inside, program_pid: int) -> None:
         self._inside = inside
+        self._program_pid = program_pid
         self._groups: dict[int, Finding] = {}
         self._again: dict[tuple[Any, ...], tuple[int, _Entry]] = {}
         self._is_complete = False
@@ -178,8 +181,11 @@ class _Reader:
 
     def _note_phase(self, entry: _Entry) -> None:
         inside = self._inside
-        if entry.kind == "teardown":
+        if entry.kind == "start" and entry.pid != self._program_pid:
+            inside.unfinished.add(entry.pid)
+        elif entry.kind == "teardown":
             self._groups.pop(entry.pid, None)
+            inside.unfinished.discard(entry.pid)
         if entry.pid != inside.pid:
             return
         if entry.kind == "main-ended":

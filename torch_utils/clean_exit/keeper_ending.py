@@ -76,7 +76,9 @@ def _read(pid):
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # See proc(5).
-        return int(fields[1]), fields[0], int(fields[19])
+        # One of which only the first thread has ended is said to be a zombie as well.
+        state = b"S" if fields[0] == b"Z" and int(fields[17]) > 1 else fields[0]
+        return int(fields[1]), state, int(fields[19])
     except (OSError, IndexError):
         return None  # It has ended meanwhile.
 

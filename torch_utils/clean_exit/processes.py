@@ -16,13 +16,19 @@ _HELPERS = ("resource_tracker", "semaphore_tracker", "multiprocessing.forkserver
 
 @dataclass(frozen=True)
 class Process:
-    """A process, told apart from a later one with the same id by when it was started."""
+    """A process, told apart from a later one with the same id by when it was started.
+
+    Attributes:
+        is_ending: Whether it has given up its memory, and the kernel is about to end it, which on
+            a busy machine, or for one that had much, takes a while.
+    """
 
     pid: int
     start_ticks: int
     parent: int
     state: str
     command: str
+    is_ending: bool = False
 
     def is_helper(self) -> bool:
         """Whether it is one of Python's own, which end by themselves when the program has."""
@@ -60,7 +66,11 @@ def read_process(pid: int) -> Process | None:
         # The name in parentheses may contain anything: fields are counted from its end (proc(5)).
         fields = stat[stat.rindex(b")") + 2 :].split()
         shown = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-        return Process(pid, int(fields[19]), int(fields[1]), fields[0].decode(), shown[:300])
+        state = fields[0].decode()
+        is_ending = fields[20] == b"0"
+        if state == "Z" and int(fields[17]) > 1:  # Only its first thread has ended.
+            state, is_ending = "S", False
+        return Process(pid, int(fields[19]), int(fields[1]), state, shown[:300], is_ending)
     except (OSError, ValueError, IndexError):  # It has ended meanwhile, or is another user's.
         return None
 

@@ -28,7 +28,7 @@ from .streams import Awaited, Copy, Stream
 _TICK_S = 0.25  # how often the clock is looked at while the program runs
 _TICK_AFTER_S = 0.02  # and when it has ended
 _PATIENCE_S = 2.0  # for what outlives the program
-_PATIENCE_WITH_HELPERS_S = 15.0  # for Python's own helpers, which have to be scheduled first
+_PATIENCE_WITH_HELPERS_S = 15.0  # for Python's own, and what ends: they have to be scheduled first
 _AFTER_STOP_S = 60.0  # for a program that was asked to stop, unless a timeout says otherwise
 _ROOM_OF_PIPE = 1 << 20
 _SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", 1031)
@@ -119,6 +119,7 @@ class Run:
         self.forwarded: set[int] = set()
         self._in_a_hurry = False
         self._next_look_s = 0.0
+        self._last_seen_s = 0.0
         self._new_events = _Growth(events)
         self._streams: list[Stream] = []
         self.outcome = Outcome(started_s=time.monotonic())
@@ -324,10 +325,14 @@ class Run:
         open_pipes = bool(self._streams)
         if not left and not open_pipes:
             return True
-        waited = time.monotonic() - self.outcome.ended_s
+        now = time.monotonic()
+        self._last_seen_s = now if left else max(self._last_seen_s, self.outcome.ended_s)
+        # The end of what a process wrote is there to be read only after it is gone.
+        waited = now - (self.outcome.ended_s if left else self._last_seen_s)
+        ending = any(process.is_ending for process in left)
         with_helpers = any(process.is_helper() for process in left)
-        patience = _PATIENCE_WITH_HELPERS_S if with_helpers else _PATIENCE_S
-        if waited < patience and not self._in_a_hurry:
+        patience = _PATIENCE_WITH_HELPERS_S if with_helpers or ending else _PATIENCE_S
+        if waited < patience and (ending or not self._in_a_hurry):
             return False
         self.outcome.left_over = left
         self.outcome.holds_output = open_pipes

@@ -71,6 +71,7 @@ class StderrText:
         counts: How often, by finding and type of error.
         fatal: What a crash printed: Python's fatal errors, and the stacks after them.
         crashes: The first lines of what crashes printed, or shells about them.
+        says_aborted: Whether a line is all that dash says of an abort, and others say as well.
     """
 
     def __init__(self) -> None:
@@ -78,6 +79,7 @@ class StderrText:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.fatal: list[str] = []
         self.crashes: list[str] = []
+        self.says_aborted = False
         self._rest = b""
         self._blocks: dict[str, Block] = {}  # under way, by who speaks
 
@@ -176,8 +178,10 @@ class StderrText:
             self._note(Finding("resource-warning", match["message"], line))
         elif match := FATAL.match(line):
             self._begin_crash(speaker, line, match)
-        elif SHELL.match(line) or (line == "Aborted" and self.crashes):
+        elif SHELL.match(line):
             self._note_crash(line)
+        elif line == "Aborted":
+            self.says_aborted = True
 
     def _begin_crash(self, speaker: str, line: str, match: re.Match[str]) -> None:
         if not self.fatal:

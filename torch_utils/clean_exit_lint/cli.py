@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from . import baseline
 from .catalogue import explain
 from .discover import python_files
@@ -54,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--explain", metavar="RULE", help="say what a rule means, and no more")
     add("--color", choices=("auto", "always", "never"), default="auto")
     add("-q", "--quiet", action="store_true", help="no notes and no summary")
+    add("--version", action="version", version=f"%(prog)s {__version__}")
     return parser
 
 

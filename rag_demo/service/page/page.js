@@ -4,7 +4,8 @@
 const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const COMMON = new Set("a an and are as at by for from how in is it of on or that the to was what when where which who why with".split(" "));
-const WIDTH = 600, HEIGHT = 160, TOP = 22, BOTTOM = 8;
+const WIDTH = 600, HEIGHT = 160;
+const LABEL_ROOM = 0.16;  // of the width, that the label of a load or unload needs
 
 async function ask(path, options = {}) {
   const headers = { ...options.headers };
@@ -18,6 +19,11 @@ async function ask(path, options = {}) {
     throw new Error(errors || body.detail || `status ${answer.status}`);
   }
   return body;
+}
+
+// A screen reader says what changes: what stays must not be written again.
+function say(id, text) {
+  if (byId(id).textContent !== text) byId(id).textContent = text;
 }
 
 function element(name, className, text) {
@@ -44,11 +50,11 @@ function marked(text, wanted) {
   const best = bestSentence(sentences, wanted);
   sentences.forEach((sentence, place) => {
     const part = element("span", place === best ? "best" : "");
-    for (const piece of sentence.split(/([\p{L}\p{N}]+)/u)) {
+    for (const piece of sentence.trimEnd().split(/([\p{L}\p{N}]+)/u)) {
       if (wanted.has(piece.toLowerCase())) part.append(element("mark", "", piece));
       else part.append(piece);
     }
-    shown.append(part);
+    shown.append(part, sentence.slice(sentence.trimEnd().length));
   });
   return shown;
 }
@@ -61,15 +67,25 @@ function sourceOf(result) {
   return place;
 }
 
+function about(result, best) {
+  const line = element("p", "about");
+  line.append(element("span", "source", sourceOf(result)));
+  line.append(element("span", "score", `score ${result.score.toFixed(3)}`));
+  const bar = element("div", "bar");
+  bar.append(element("i"));
+  bar.firstChild.style.width = `${Math.max(0, Math.min(1, result.score / best)) * 100}%`;
+  return [line, bar];
+}
+
 function show(results, query) {
   const wanted = new Set(wordsOf(query).filter((word) => !COMMON.has(word)));
+  const best = Math.max(...results.map((result) => result.score), 1e-9);
   byId("results").replaceChildren(...results.map((result) => {
-    const item = element("li");
-    item.append(element("span", "source", `${sourceOf(result)} · score ${result.score.toFixed(3)}`));
     const text = result.passage
       ? Array.from(result.text).slice(result.passage[0], result.passage[1]).join("")
       : result.text;
-    item.append(marked(text, wanted));
+    const item = element("li");
+    item.append(...about(result, best), marked(text, wanted));
     return item;
   }));
 }
@@ -103,32 +119,59 @@ byId("token-form").addEventListener("submit", (event) => {
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 const devicesOf = (sample) => Object.values(sample.devices).reduce((sum, each) => sum + each, 0);
 
+function shortened(seconds) {
+  return seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
+}
+
+function roundStep(bytes) {
+  const ten = 10 ** Math.floor(Math.log10(bytes));
+  return ten * [1, 2, 5, 10].find((each) => each * ten >= bytes);
+}
+
 function draw({ samples, events }) {
   const last = samples[samples.length - 1], first = samples[0].at;
   const span = Math.max(last.at - first, 10);
-  const most = 1.1 * Math.max(...samples.map((each) => Math.max(each.host, devicesOf(each))), 1);
-  const x = (at) => ((at - first) / span) * WIDTH;
-  const y = (bytes) => HEIGHT - BOTTOM - (bytes / most) * (HEIGHT - TOP - BOTTOM);
-  const parts = [];
-  const add = (name, attributes, text) => {
+  const start = last.at - span;
+  const most = 1.15 * Math.max(...samples.map((each) => Math.max(each.host, devicesOf(each))), 1);
+  const x = (at) => ((at - start) / span) * WIDTH;
+  const y = (bytes) => HEIGHT * (1 - bytes / most);
+  const parts = [], labels = [];
+  const add = (name, attributes) => {
     const made = document.createElementNS(SVG, name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text) made.textContent = text;
     parts.push(made);
   };
-  for (const event of events) {
-    if (event.at < first) continue;
-    const at = x(event.at);
-    add("line", { class: event.what, x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM });
+  const step = roundStep(most / 3);
+  for (let bytes = step; bytes < 0.92 * most; bytes += step) {
+    add("line", { class: "grid", x1: 0, x2: WIDTH, y1: y(bytes), y2: y(bytes) });
+    const label = element("span", "", `${bytes / 1e6} MB`);
+    label.style.bottom = `${(bytes / most) * 100}%`;
+    labels.push(label);
   }
   const line = (value) => samples.map((each) => `${x(each.at)},${y(value(each))}`).join(" ");
-  add("polyline", { class: "host", points: line((each) => each.host) });
+  const host = line((each) => each.host);
+  add("polygon", { points: `${x(first)},${HEIGHT} ${host} ${WIDTH},${HEIGHT}` });
+  add("polyline", { class: "host", points: host });
   if (samples.some(devicesOf)) add("polyline", { class: "device", points: line(devicesOf) });
-  add("text", { x: 4, y: 15 }, megabytes(most));
+  const shown = events.filter((event) => event.at >= start);
+  let free = 1;  // The newest have their labels; those for which there is no room have none.
+  for (const event of [...shown].reverse()) {
+    const at = x(event.at), place = at / WIDTH;
+    add("line", { class: event.what, x1: at, x2: at, y1: 0, y2: HEIGHT });
+    if (place > free) continue;
+    const side = place > 1 - LABEL_ROOM ? " last" : place < LABEL_ROOM ? " first" : "";
+    const label = element("span", `event ${event.what}${side}`, event.what);
+    label.style.left = `${place * 100}%`;
+    labels.push(label);
+    free = place - LABEL_ROOM;
+  }
   byId("picture").replaceChildren(...parts);
+  byId("labels").replaceChildren(...labels);
+  byId("since").textContent = `${shortened(span)} ago`;
   const device = devicesOf(last);
   byId("memory-now").textContent =
     `${megabytes(last.host)} of host memory${device ? `, ${megabytes(device)} on devices` : ""}`;
+  say("memory-events", shown.slice(-3).map((event) => `${event.what} of ${event.model}`).join(", "));
 }
 
 function listModels(models) {
@@ -138,14 +181,15 @@ function listModels(models) {
     if (!item) {
       item = element("li");
       item.dataset.name = name;
-      const button = element("button", "", "Give back");
+      const button = element("button", "quiet", "Give back");
       button.type = "button";
       button.setAttribute("aria-label", `Give back ${name}`);
       button.addEventListener("click", () => giveBack(name));
       item.append(element("span"), button);
       list.append(item);
     }
-    item.firstChild.textContent = `${name}: ${state}`;
+    const told = `${name}: ${state}`;
+    if (item.firstChild.textContent !== told) item.firstChild.textContent = told;
     item.lastChild.disabled = state !== "loaded";
   });
   [...list.children].filter((each) => !(each.dataset.name in models)).forEach((each) => each.remove());
@@ -162,15 +206,28 @@ async function giveBack(name) {
   look();
 }
 
+function tell(state, text) {
+  byId("state").className = `pill ${state}`;
+  say("state", text);
+}
+
 async function look() {
   try {
     const memory = await ask("memory");
+    const count = memory.documents.toLocaleString("en");
+    const stops = memory.draining;
+    tell(stops ? "away" : "ready", stops ? "stopping" : `ready, ${count} documents`);
     draw(memory);
     listModels(memory.samples[memory.samples.length - 1].models);
   } catch (error) {
+    tell("away", "cannot be asked");
     byId("memory-now").textContent = `not known: ${error.message}`;
   }
 }
 
-look();
-setInterval(() => { if (!document.hidden) look(); }, 1000);
+async function keepLooking() {
+  if (!document.hidden) await look();
+  setTimeout(keepLooking, 1000);
+}
+
+keepLooking();

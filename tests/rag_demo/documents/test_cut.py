@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from programs import assert_clean, run
-from rag_demo.documents.passages import PASSAGE_CHARS, SHORTEST, cut
+from rag_demo.documents import passages
+from rag_demo.documents.passages import PASSAGE_CHARS, SHORTEST, Passage, cut
 
 PARAGRAPHS = st.lists(
     st.sampled_from(
@@ -80,3 +81,17 @@ def test_memory_is_that_of_a_paragraph() -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 4 * len(text) + 100_000
+
+
+def test_a_passage_is_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many paragraphs are in it, and however long it may be: no copy for each of them."""
+    calls = []
+    joined = passages._joined
+
+    def counting(*pieces: Passage) -> Passage:
+        calls.append(len(pieces))
+        return joined(*pieces)
+
+    monkeypatch.setattr(passages, "_joined", counting)
+    (passage,) = cut("a\n\n" * 1000, 10**8)
+    assert (calls, passage.text) == ([1000], "\n\n".join("a" * 1000))

@@ -221,7 +221,7 @@ def test_leaves_cleanly(tmp_path: Path, monkeypatch, end: str) -> None:
     monkeypatch.setenv("PYTHONPATH", path)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(end=end))
-    report = check([str(program), str(tmp_path)], timeout_s=TIMEOUT_S)
+    report = check([str(program), str(tmp_path)], timeout_s=TIMEOUT_S, max_shutdown_s=120)
     assert report.clean, str(report)
     assert (report.exit_code, report.stderr) == (0, "")
 
@@ -241,5 +241,5 @@ if __name__ == "__main__":
     model.stop_multi_process_pool(pool)
 """
     )
-    report = check([str(program), str(tiny_model)], timeout_s=600)
+    report = check([str(program), str(tiny_model)], timeout_s=600, max_shutdown_s=120)
     assert "leaked-semaphore" in [finding.id for finding in report.findings], str(report)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
+from rag_demo.searching import candidates
 from rag_demo.searching.int8_product import int8_product
 from rag_demo.searching.scan import BLOCK, make_scan
 from rag_demo.vectors import normalized
@@ -185,24 +186,49 @@ def test_int8_operator(dimension: int) -> None:
     for rows, columns in ((1, 1), (1, 5), (31, 3), (64, 17), (500, 512)):
         left = torch.randint(-127, 128, (rows, dimension), dtype=torch.int8)
         right = torch.randint(-127, 128, (columns, dimension), dtype=torch.int8)
-        assert torch.equal(product(left, right.T), left.int() @ right.T.int())
+        result = torch.empty(rows, columns, dtype=torch.int32)
+        product(left, right.T, out=result)
+        assert torch.equal(result, left.int() @ right.T.int())
 
 
 def test_wrong_int8_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator that gives other numbers, or is slower, or is not there."""
     real = getattr(torch, "_int_mm", None)
 
-    def wrong(left: Any, right: Any) -> Any:
-        return left.int() @ right.int() + 1
+    def right_one(left: Any, right: Any, *, out: Any) -> None:
+        out.copy_((left.float() @ right.float()).int())
 
-    def slow(left: Any, right: Any) -> Any:
+    def wrong(left: Any, right: Any, *, out: Any) -> None:
+        out.copy_(left.int() @ right.int() + 1)
+
+    def slow(left: Any, right: Any, *, out: Any) -> None:
         for _ in range(20):
-            result = left.int() @ right.int()
-        return result
+            right_one(left, right, out=out)
 
-    for operator in (wrong, slow, None):
+    def another(left: Any, right: Any) -> Any:
+        return left.int() @ right.int()
+
+    for operator in (wrong, slow, another, None):
         int8_product.cache_clear()
         monkeypatch.setattr(torch, "_int_mm", operator, raising=False)
         assert int8_product(torch, 384) is None
     int8_product.cache_clear()
+    # What is right, and faster than anything: it is the rest that was refused.
+    monkeypatch.setattr(torch, "_int_mm", right_one, raising=False)
+    monkeypatch.setattr("rag_demo.searching.int8_product._speed", lambda *args: 2.0)
+    assert int8_product(torch, 384) is right_one
+    int8_product.cache_clear()
     monkeypatch.setattr(torch, "_int_mm", real, raising=False)
+
+
+@pytest.mark.parametrize("rows", [1, 1024, 1025, 4999])
+def test_int8_rows_and_one_query_are_multiplied_in_two_threads(rows: int) -> None:
+    """Every row once, in its place, within what float32 may err."""
+    chance = np.random.default_rng(rows)
+    vectors = torch.from_numpy(chance.integers(-127, 128, (rows, 48), dtype=np.int8))
+    query = torch.from_numpy(chance.standard_normal((48, 1), dtype=np.float32))
+    found = torch.full((rows, 1), np.nan)
+    candidates._product_of_floats(vectors, query, found)
+    expected = vectors.double() @ query.double()
+    bound = 48 * 2.0**-24 * (vectors.abs().double() @ query.abs().double())
+    assert ((found - expected).abs() <= bound).all()

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from serving import TEXTS, serving
 
@@ -137,7 +138,7 @@ def test_embed_of_text_embeddings_inference(index: Path) -> None:
 def test_langchain(index: Path) -> None:
     """With the setting that the refusal of tokens names; without it, that refusal."""
     langchain = pytest.importorskip(
-        "langchain_openai", reason="needs: pip install langchain-openai"
+        "langchain_openai", reason="needs langchain-openai: the extra service-test"
     )
 
     async def main() -> Any:
@@ -154,3 +155,29 @@ def test_langchain(index: Path) -> None:
     documents, query = asyncio.run(main())
     assert len(documents) == len(TEXTS)
     assert query == pytest.approx(documents[0])
+
+
+def test_over_a_real_connection(index: Path) -> None:
+    """The clients as everybody uses them, with their own pools of connections."""
+    from browsing import serving_on_a_port
+
+    with serving_on_a_port(index) as url:
+        with openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as client:
+            made = client.embeddings.create(model="any", input=TEXTS)
+            found = client.vector_stores.search("index", query=TEXTS[1]).data
+            with pytest.raises(openai.BadRequestError):
+                client.embeddings.create(model="any", input=[1, 2])
+        assert found[0].content[0].text == TEXTS[1]
+        langchain = pytest.importorskip(
+            "langchain_openai", reason="needs langchain-openai: the extra service-test"
+        )
+        with httpx.Client() as http:
+            model = langchain.OpenAIEmbeddings(
+                api_key="none",
+                base_url=f"{url}/v1",
+                check_embedding_ctx_length=False,
+                http_client=http,
+            )
+            documents = model.embed_documents(TEXTS)
+    for vector, each in zip(documents, made.data, strict=True):
+        assert vector == pytest.approx(each.embedding)

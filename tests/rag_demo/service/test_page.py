@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
@@ -53,21 +55,46 @@ def test_page_is_served_with_its_policy(index: Path) -> None:
         assert "unsafe" not in answer.headers["content-security-policy"]
 
 
-@pytest.mark.slow
-def test_in_a_browser(index: Path) -> None:
-    """Asked by keyboard; what is indexed stays text; the memory is seen to come back."""
-    from browsing import CHROMIUM, HOW, browser, serving_on_a_port
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """One browser for all tests of this module."""
+    from browsing import CHROMIUM, HOW, browser
 
     pytest.importorskip("playwright", reason=HOW)
     if not CHROMIUM.exists():
         pytest.skip(HOW)
-    with serving_on_a_port(index) as url, browser() as chromium:
-        page = chromium.new_page(viewport={"width": 360, "height": 740}, color_scheme="dark")
+    with browser() as started:
+        yield started
+
+
+@contextlib.contextmanager
+def shown(
+    chromium: Any, index: Path, *, scheme: str = "light", width: int = 1100
+) -> Iterator[tuple[Any, list[str]]]:
+    """Show the page of a service of its own; yields it, and whatever it complains of."""
+    from browsing import serving_on_a_port
+
+    with serving_on_a_port(index) as url:
+        page = chromium.new_page(viewport={"width": width, "height": 740}, color_scheme=scheme)
         complaints: list[str] = []
         page.on("console", lambda said: complaints.append(said.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         page.goto(url)
+        yield page, complaints
+        page.close()
+
+
+def ask(page: Any, query: str) -> None:
+    page.get_by_label("Question").fill(query)
+    page.keyboard.press("Enter")
+    page.locator("#results li").first.wait_for()
+
+
+@pytest.mark.slow
+def test_in_a_browser(chromium: Any, index: Path) -> None:
+    """What is indexed stays text; the memory is seen to come back."""
+    with shown(chromium, index, scheme="dark", width=360) as (page, complaints):
         page.keyboard.type("script indexed")  # The field has the focus.
         page.keyboard.press("Enter")
         page.locator("#results li").first.wait_for()
@@ -78,12 +105,80 @@ def test_in_a_browser(index: Path) -> None:
             "indexed",
         }
         assert page.locator(".best").count() >= 1
-        width = "document.documentElement.scrollWidth <= window.innerWidth"
-        assert page.evaluate(width), "it is wider than a phone"
+        page.get_by_text("ready, 4 documents").wait_for()
         page.get_by_role("button", name="Give back index").click()
         page.locator("#returned", has_text="freed").wait_for()
         page.locator("#picture .unload").first.wait_for(state="attached")
         page.get_by_text("index: unloaded").wait_for()
+        page.locator("#labels .unload").first.wait_for(state="attached")
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert background == "rgb(22, 23, 27)"
+        assert background == "rgb(16, 17, 20)"
         assert complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1100, 320])
+def test_everybody_can_use_it(chromium: Any, index: Path, scheme: str, width: int) -> None:
+    """By axe: WCAG 2.2 AA, and nothing wider than the screen. Pale text is the control."""
+    from browsing import HOW
+
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason=HOW).Axe()
+    rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+    def violations() -> list[str]:
+        found = axe.run(page, options={"runOnly": rules}).response["violations"]
+        return [f"{each['id']}: {[node['html'] for node in each['nodes']]}" for each in found]
+
+    with shown(chromium, index, scheme=scheme, width=width) as (page, _):
+        assert violations() == []
+        ask(page, "script indexed")
+        page.get_by_role("button", name="Give back index").click()
+        page.locator("#labels .unload").first.wait_for(state="attached")
+        assert violations() == []
+        fits = "document.documentElement.scrollWidth <= window.innerWidth"
+        assert page.evaluate(fits), "it is wider than the screen"
+        page.evaluate("document.getElementById('said').style.color = 'var(--edge)'")
+        assert any("color-contrast" in each for each in violations())
+
+
+@pytest.mark.slow
+def test_by_keyboard_alone(chromium: Any, index: Path) -> None:
+    """All that can be done is reached by Tab, and where one is can be seen."""
+    with shown(chromium, index) as (page, complaints):
+        page.get_by_text("index: loaded").wait_for()
+        focused: list[str] = []
+        name = "(document.activeElement.ariaLabel || document.activeElement.id)"
+        while "Give back index" not in focused:
+            page.keyboard.press("Tab")
+            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            focused.append(page.evaluate(name))
+            assert outline != "none", focused
+            assert len(focused) < 20, focused
+        assert {"mode", "top_k", "Give back hashed"} <= set(focused)
+        page.keyboard.press("Enter")
+        page.get_by_text("index: unloaded").wait_for()
+        for _ in focused:
+            page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Shift+Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "results"
+        assert complaints == []
+
+
+@pytest.mark.slow
+def test_policy_holds_in_a_browser(chromium: Any, index: Path) -> None:
+    """A script that got into the page would not run, and nothing is asked of elsewhere."""
+    with shown(chromium, index) as (page, complaints):
+        page.evaluate(
+            "document.body.insertAdjacentHTML('beforeend', "
+            "'<img src=x onerror=\"window.ran = 1\"><img src=http://elsewhere.test/a.png>');"
+            "const made = document.createElement('script'); made.textContent = 'window.ran = 1';"
+            "document.body.append(made)"
+        )
+        page.wait_for_timeout(300)
+        assert page.evaluate("window.ran") is None
+        refused = [each for each in complaints if "Content Security Policy" in each]
+        assert any("elsewhere.test" in each for each in refused)
+        assert any("inline script" in each for each in refused)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,42 @@ def test_a_body_that_never_ends_is_given_up(index: Path) -> None:
     assert asyncio.run(main()) == [413, 408]
 
 
+def test_all_bodies_together_have_an_end(index: Path) -> None:
+    """Many clients that send what one may are told to come later; what they held is given up."""
+
+    async def main() -> tuple[list[int], int]:
+        gone = asyncio.Event()
+
+        async def slow() -> Any:
+            yield b'{"query": "' + b"a" * 3_000
+            await gone.wait()
+            yield b'"}'
+
+        limits = Limits(all_bodies_bytes=10_000)
+        async with serving(index, limits=limits) as client:
+            asked = [asyncio.create_task(client.post("/search", content=slow())) for _ in range(5)]
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            refused = [each.result().status_code for each in done]
+            assert all("retry-after" in each.result().headers for each in done)
+            gone.set()
+            await asyncio.gather(*asked)
+            after = await client.post("/search", json={"query": "a" * 3_000})
+            return refused, after.status_code
+
+    refused, after = asyncio.run(main())
+    assert set(refused) == {429}
+    assert after == 200
+
+
+def test_answers_together_have_an_end(index: Path) -> None:
+    """As many as there may be are given; more are refused before they are looked for."""
+    body = {"queries": ["a", "b"], "top_k": 3}
+    fits, too_many = (
+        ask(index, search(body), limits=Limits(results=most))[0].status_code for most in (6, 5)
+    )
+    assert (fits, too_many) == (200, 413)
+
+
 def test_no_folder_of_this_machine_is_told(index: Path, tmp_path: Path) -> None:
     """Not in metadata, and not where the index is damaged or gone."""
     folder = make_index(tmp_path / "index")
@@ -174,6 +212,15 @@ def test_no_folder_of_this_machine_is_told(index: Path, tmp_path: Path) -> None:
     for answer in answers:
         assert FOLDER not in answer.text
         assert str(tmp_path) not in answer.text
+
+
+def test_a_forgotten_content_type_is_said(index: Path) -> None:
+    """It is what a newcomer's first curl lacks."""
+    body = b'{"query": "a"}'
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    (answer,) = ask(index, ("POST", "/search", {"content": body, "headers": form}))
+    assert answer.status_code == 422
+    assert "content-type: application/json" in answer.json()["detail"]
 
 
 def test_request_ids(index: Path) -> None:
@@ -199,6 +246,36 @@ def test_probes_metrics_and_description(index: Path) -> None:
     for name in ("torch_utils_model_loaded", "rag_demo_requests_total", "rag_demo_batch_texts"):
         assert name in metrics.text
     assert "examples" in json.dumps(described.json()["components"]["schemas"]["SearchRequest"])
+
+
+def test_promtool_finds_nothing(index: Path) -> None:
+    """Nor does a client make up what is counted, and kept, for ever."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: Debian's package prometheus has it")
+    made_up = [(f"MADEUP{n}", f"/{n}", {}) for n in range(3)]
+    *_, metrics = ask(index, search({"query": "a"}), *made_up, ("GET", "/metrics", {}))
+    command = [promtool, "check", "metrics"]
+    done = subprocess.run(command, input=metrics.text, capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert "MADEUP" not in metrics.text
+    assert 'method="other",route="unknown",status="404"} 3.0' in metrics.text
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost@evil.example", "localhost.evil.example", "127.0.0.1.nip.io", ""],
+)
+def test_names_that_lead_here(index: Path, host: str) -> None:
+    """A page whose name was made to lead to this machine reads nothing, and administers nothing."""
+    headers = {"headers": {"host": host}}
+    answers = ask(
+        index,
+        ("GET", "/memory", headers),
+        ("POST", "/admin/reload", headers),
+        ("POST", "/search", {"json": {"query": "a"}, **headers}),
+    )
+    assert [answer.status_code for answer in answers] == [421] * 3
 
 
 def test_who_may_come_in(index: Path) -> None:

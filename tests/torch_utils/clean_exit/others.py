@@ -336,6 +336,7 @@ CRASHED = [
         None,
         command="{python} -I {program}; exit 0",
     ),
+    Trio("crash", "in-sh", ABORT, FINE, SAY.format("Aborted\n"), "{python} {program}; exit 0"),
     Trio("crash", "in-bash", ABORT, FINE, None, command="bash -c '{python} {program}; exit 0'"),
     Trio(
         "crash",

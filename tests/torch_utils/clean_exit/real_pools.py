@@ -30,7 +30,13 @@ if __name__ == "__main__":
 LOOPBACK, HERE = "host='127.0.0.1'", "processes=False"
 RAY = """
 import ray
-ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+for tries_left in reversed(range(5)):
+    try:
+        ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000,
+                 log_to_driver=False)
+        break
+    except Exception:  # It gives its own processes 30 s to start, on a busy machine too.
+        if not tries_left: raise
 
 @ray.remote
 def double(x): return 2 * x

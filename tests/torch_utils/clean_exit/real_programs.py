@@ -1,7 +1,4 @@
-"""Programs that people run, each with the verdict it deserves: how they start and stop is theirs.
-
-``CORPUS_PYTHON`` names another Python, with the packages of the extra ``corpus``, to run them.
-"""
+"""Programs that people run, each with the verdict it deserves: how they end is their own affair."""
 
 from __future__ import annotations
 
@@ -17,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PYTHON = os.environ.get("CORPUS_PYTHON", sys.executable)
-_BIN = Path(PYTHON).parent if "CORPUS_PYTHON" in os.environ else sysconfig.get_path("scripts")
+from torch_utils.clean_exit import ExitReport, check
+
+PYTHON = sys.executable
+_BIN = sysconfig.get_path("scripts")
 
 TERM: dict[str, Any] = {"stop_signal": signal.SIGTERM}
 INT: dict[str, Any] = {"stop_signal": signal.SIGINT}
@@ -88,3 +87,27 @@ def _is_installed(module: str) -> bool:
 def dirty(*ids: str) -> dict[str, Any]:
     """Say what is found in a program that says 0 itself."""
     return {"findings": frozenset(ids), "exit_code": 120}
+
+
+def run(program: Program, folder: Path, model: Path | None) -> ExitReport:
+    """Run a program in a folder; some load the model."""
+    program.write(folder)
+    environment = {**os.environ, **program.environment, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    if model is not None:
+        environment["TINY_MODEL"] = str(model)
+    first = program.command[0]
+    command = [first if first == PYTHON else find_command(first) or first, *program.command[1:]]
+    return check(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        **{"timeout_s": 600.0, "max_shutdown_s": 120.0, **program.options},
+    )
+
+
+def is_right(program: Program, report: ExitReport) -> bool:
+    """Say whether the verdict is what the program deserves."""
+    found = {finding.id for finding in report.findings}
+    is_expected = program.findings <= found <= program.findings | program.possible
+    return is_expected and report.exit_code == program.exit_code

@@ -35,9 +35,10 @@ def shell(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def is_running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
+    return fields[0] not in "ZX" or int(fields[17]) > 1  # Its first thread may have ended alone.
 
 
 def wait_for(condition: Any) -> None:
@@ -102,6 +103,20 @@ if os.fork() == 0:
         os.execve("/bin/sleep", ["sleep", "300"], {{}})
     os._exit(0)
 os.wait()
+'""",
+    "only its first thread has ended": f"""exec {sys.executable} -I -c '
+import ctypes, os, threading, time
+reader, writer = os.pipe()
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    null = os.open(os.devnull, os.O_RDWR)
+    for file in range(3): os.dup2(null, file)
+    threading.Thread(target=time.sleep, args=(300,)).start()
+    os.write(writer, b"x")
+    ctypes.CDLL(None).pthread_exit(None)
+os.read(reader, 1)
+time.sleep(0.3)
+os._exit(0)
 '""",
     "starts another when told to stop": f"""exec {sys.executable} -I -c '
 import os, signal, time

@@ -14,10 +14,23 @@ from xml.etree import ElementTree
 
 import pytest
 
+from torch_utils import __version__
+from torch_utils.clean_exit import cli
+from torch_utils.clean_exit_lint import cli as lint_cli
+
 COMMAND = [sys.executable, "-m", "torch_utils.clean_exit"]
 CLEAN = ["-c", "print('hello')"]
 SLOW = ["-c", "import atexit, time; atexit.register(time.sleep, 1)"]
 DIRTY = ["-c", "import atexit; atexit.register(lambda: 1 / 0)"]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both commands say it, and run nothing."""
+    for main in (cli.main, lint_cli.main):
+        with pytest.raises(SystemExit) as ended:
+            main(["--version"])
+        assert ended.value.code == 0
+    assert capsys.readouterr().out == (f"clean-exit {__version__}\nclean-exit-lint {__version__}\n")
 
 
 def clean_exit(

@@ -33,10 +33,17 @@ def test_signals_for_the_parent(prefix: str, command: str, got: str) -> None:
     assert shell(script, start_new_session=True).stdout == got + "\n"
 
 
-def test_its_own_handler_of_the_signal_for_stacks() -> None:
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "signal.signal(62, lambda *_: print('got it', flush=True))",
+        "import faulthandler; faulthandler.register(62, sys.stdout)",
+        "import faulthandler; faulthandler.register(signum=62, file=sys.stdout)",
+    ],
+)
+def test_its_own_handler_of_the_signal_for_stacks(handler: str) -> None:
     """A program that handles that signal itself never gets it from the checker."""
     own = "import atexit, signal, time, sys\n{handler}\natexit.register(time.sleep, 1)\n"
-    handler = "signal.signal(62, lambda *_: print('got it', flush=True))"
     command = [sys.executable, "-m", "torch_utils.clean_exit", "--max-shutdown", "0.2", "-v", "-c"]
     done = run([*command, own.format(handler=handler)])
     assert done.stdout == ""

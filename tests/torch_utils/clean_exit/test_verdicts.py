@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from clean_exit.test_bystanders import COMMAND, ENV, QUIET, run
+from torch_utils.clean_exit import run as runs
+from torch_utils.clean_exit.processes import Process, read_process
 
 
 def test_work_of_threads_is_no_shutdown() -> None:
@@ -168,3 +170,43 @@ os.mkfifo(path)
         done = run(command, env={**ENV, "TMPDIR": folder})
     assert done.stdout == "True\n", done.stderr
     assert check(["true"]).clean
+
+
+@pytest.mark.parametrize(("is_ending", "found"), [(True, []), (False, ["left-over-process"])])
+def test_what_the_kernel_is_about_to_end_is_not_left_over(
+    is_ending: bool, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has given up its memory may take longer than the patience with others."""
+    from torch_utils.clean_exit import check
+
+    process = Process(4_000_000, 1, 1, "R", "", is_ending)
+    looks = iter([[process]] * 20)
+    monkeypatch.setattr(runs, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(runs, "descendants", lambda ancestor: next(looks, []))
+    report = check(["true"])
+    assert [finding.id for finding in report.findings] == found
+
+
+def test_output_ends_after_its_last_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that took longer than the patience with others leaves time to read its end."""
+    from torch_utils.clean_exit import check
+
+    helper = Process(4_000_000, 1, 1, "S", "resource_tracker")
+    looks = iter([[helper]] * 30)
+    monkeypatch.setattr(runs, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(runs, "descendants", lambda ancestor: next(looks, []))
+    # Holds stderr open for a moment after it is seen no more.
+    report = check(["sh", "-c", "sleep 0.8 & exit 0"])
+    assert report.clean, report
+
+
+def test_a_process_that_is_killed_is_about_to_end() -> None:
+    """What tells one: seen from its start to its end, it runs, and then has no memory."""
+    with subprocess.Popen(["sleep", "300"]) as sleeper:
+        running = read_process(sleeper.pid)
+        sleeper.kill()
+        os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+        ended = read_process(sleeper.pid)
+    assert running is not None and not running.is_ending
+    assert ended is not None and ended.is_ending
+    assert ended.state == "Z"

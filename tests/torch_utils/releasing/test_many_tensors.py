@@ -170,6 +170,7 @@ def test_kept_for_the_thread_that_uses_it(is_used: bool, monkeypatch: pytest.Mon
         kept.clear()
         over.set()
         thread.join()
+    monkeypatch.undo()  # Threads that others left wait for ever.
     assert in_use.settle(60)
 
 

@@ -13,8 +13,8 @@ import sys
 
 import clean_exit_children as children
 from clean_exit_errors import describe_error, name_object
+from clean_exit_stacks import offer_stacks
 
-STACKS_SIGNAL = 62  # A real-time signal that hardly any program uses; the checker sends it.
 _OWN_FILES = range(250, 260)  # Far from the numbers that a program's own files get.
 _IN_FULL = 3  # errors alike that are recorded one by one; the others are counted
 _KINDS = 64  # of errors that are told apart by their message
@@ -39,7 +39,7 @@ def install(path, here):
     record = _make_record(path, state, os, time.monotonic)
     version = "%d.%d.%d" % sys.version_info[:3]
     record("start", version, os.path.basename(sys.executable or ""), _read_stat(os)[0])
-    _offer_stacks(path, record, os)
+    offer_stacks(path, record, _keep_open, _read_stat, os)
     note, flush, forget = _make_note(record, state)
     hook = _watch_unraisable(note, state)
     if _mentions_hook(os):
@@ -137,47 +137,6 @@ def _read_stat(os):
         return int(fields[19]), int(fields[8]) + int(fields[10])
     except Exception:  # Not Linux, another root, no more open files; an audit hook that forbids.
         return None, None
-
-
-def _offer_stacks(path, record, os):
-    """Have the stacks of all threads written when the checker asks."""
-    try:
-        import faulthandler
-
-        file = os.open(path + ".stacks", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        number = _keep_open(file, os)
-        if number is not None:
-            faulthandler.register(STACKS_SIGNAL, file=number, all_threads=True)
-            record("stacks", _read_stat(os)[0], number)
-            _withdraw_if_handled(record)
-    except Exception:  # A Python without faulthandler: no stacks.
-        pass
-
-
-def _withdraw_if_handled(record):
-    """Withdraw the offer of stacks when the program handles that signal itself.
-
-    signal.signal() looks up _signal.signal with its argument at hand: seen there, and not by a
-    function around it, it leaves no frame in the tracebacks of the errors of that call.
-    """
-    import _signal
-
-    usual, caller = _signal.signal, sys._getframe
-
-    class Module(type(_signal)):
-        @property
-        def signal(self, _wanted=STACKS_SIGNAL, _is=isinstance, _int=int, _failure=Exception):
-            try:
-                frame = caller(1)
-                number = frame.f_locals.get("signalnum")
-                if frame.f_code.co_name == "signal" and _is(number, _int) and number == _wanted:
-                    record("stacks", None, None)
-            except _failure:
-                pass
-            return usual
-
-    Module.__name__ = Module.__qualname__ = "module"
-    _signal.__class__ = Module
 
 
 def _make_note(record, state):

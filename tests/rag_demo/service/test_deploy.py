@@ -1,0 +1,64 @@
+"""The files that deploy the service, as far as they can be tried without a container."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving import serving  # noqa: F401  (Skips where the service's packages are missing.)
+
+from programs import ROOT
+
+DEPLOY = ROOT / "deploy"
+MADE_BY_THE_USER = {"../index", "./token"}
+
+
+def test_dockerfile() -> None:
+    """It stops by SIGTERM, under an init, as a user that is not root, with extras that exist."""
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r"^STOPSIGNAL SIGTERM$", text, re.M)
+    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.M)[0])
+    assert entry[0] == "tini" and "tini" in re.findall(r"apt-get install .*", text)[0]
+    user = re.findall(r"^USER (\w+)$", text, re.M)[-1]
+    assert user != "root" and f"useradd --system --uid 10001 --no-create-home {user}" in text
+    extras = re.findall(r"'\.\[(.*)\]'", text)[0].split(",")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{extra} = \[", project, re.M) for extra in extras)
+
+
+def test_health_check(index: Path) -> None:
+    """What the Dockerfile asks says yes to a service, and no to none."""
+    from browsing import serving_on_a_port
+
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    command = json.loads(re.findall(r"^ +CMD (\[.*\])$", text, re.M)[0])
+    with serving_on_a_port(index) as url:
+        program = command[-1].replace("http://127.0.0.1:8000", url)
+        assert program != command[-1]
+        assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert done.returncode == 1
+
+
+def test_compose_mounts_what_is_there() -> None:
+    """Each file and folder but those that the user makes; the dashboard is one of them."""
+    text = re.sub("#.*", "", (DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    paths = set(re.findall(r"(?<![\w/])(\.\.?/[\w./-]+)", text)) - MADE_BY_THE_USER
+    assert "../docs/grafana-dashboard.json" in paths
+    assert all((DEPLOY / path).exists() for path in paths), paths
+
+
+def test_promtool_reads_the_configuration() -> None:
+    """And would not read another."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: Debian's package prometheus has it")
+    command = [promtool, "check", "config", "--syntax-only"]
+    for file, code in ((DEPLOY / "prometheus/prometheus.yaml", 0), (DEPLOY / "compose.yaml", 1)):
+        done = subprocess.run([*command, str(file)], capture_output=True, text=True)
+        assert done.returncode == code, done.stdout + done.stderr

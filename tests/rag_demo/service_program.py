@@ -1,0 +1,132 @@
+"""``rag-demo serve`` as a program of its own, with a model that costs nothing and can break.
+
+    python service_program.py INDEX [faiss|torch [LIMIT=VALUE...]]
+
+Writes its port on standard output. While a file BROKEN stands beside the index, no model loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "rag_demo")]
+
+
+class Service:
+    """The program, at work.
+
+    Attributes:
+        process: The program itself, or clean-exit around it.
+        port: Where it listens.
+        said: Its lines on standard error, as far as they came.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.said: list[str] = []
+        assert process.stdout is not None
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        line = process.stdout.readline()
+        assert line, self.output()
+        self.port = int(line)
+
+    def _read(self) -> None:
+        if self.process.stderr is not None:
+            self.said.extend(self.process.stderr)
+
+    def output(self) -> str:
+        """All that it said on standard error, when it has ended."""
+        self.process.wait(120)
+        self._reader.join(120)
+        return "".join(self.said)
+
+    def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str]:
+        """Ask it something over a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            method = method or ("GET" if body is None else "POST")
+            headers = {"content-type": "application/json"}
+            connection.request(method, path, body and json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def search(self, query: str, **more: Any) -> tuple[int, str]:
+        """Search by meaning, which takes the model."""
+        return self.ask("/search", {"query": query, "mode": "dense", **more})
+
+    def stop(self) -> int:
+        """Tell it to stop, and wait until it has."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(120)
+
+
+@contextlib.contextmanager
+def service(
+    index: Path,
+    *limits: str,
+    under: tuple[str, ...] = (),
+    retriever: str = "faiss",
+    **options: Any,
+) -> Iterator[Service]:
+    """Start it; what is still there at the end of the block is killed."""
+    process = subprocess.Popen(
+        [sys.executable, *under, __file__, str(index), retriever, *limits],
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
+    )
+    started = Service.__new__(Service)
+    try:
+        started.__init__(process)  # type: ignore[misc]
+        yield started
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(120)
+        started._reader.join(120)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def main() -> None:
+    from serving import Embedder
+
+    from rag_demo.errors import ModelError
+    from rag_demo.service.server import bind, configure_logging, run_server
+    from rag_demo.service.settings import Limits, Settings
+    from torch_utils import exit_on_signals
+
+    index = Path(sys.argv[1])
+    given = dict(each.split("=") for each in sys.argv[3:])
+    retriever: Any = sys.argv[2] if len(sys.argv) > 2 else "faiss"
+    limits: Any = {name: type(getattr(Limits, name))(value) for name, value in given.items()}
+
+    def load() -> Embedder:
+        if Path(index.parent, "BROKEN").exists():
+            raise ModelError(f"{index.parent} has no weights")
+        return Embedder()
+
+    exit_on_signals()
+    configure_logging("json", os.environ.get("LEVEL", "WARNING"))
+    settings = Settings(index=index, retriever=retriever, port=0, limits=Limits(**limits))
+    listener = bind(settings)
+    print(listener.getsockname()[1], flush=True)
+    run_server(settings, listener, load_model=load)
+
+
+if __name__ == "__main__":
+    main()
