@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from .._version import __version__
 from . import baseline
 from .catalogue import explain
 from .discover import python_files
