@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .arguments import constant_defaults, is_open, match_arguments
 from .evaluator import Evaluator
-from .facts import Facts, Tests, is_meta_path
+from .facts import Facts, Tests, is_meta_path, plain_test
 from .findings import Step
 from .frames import ENDING, Frame
 from .project import distribution
@@ -69,6 +69,7 @@ class Expressions:
 
     def _test(self, frame: Frame, node: ast.expr) -> None:
         """Walk what is only asked whether it is true: a name that is None does no harm there."""
+        node = plain_test(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             self._test(frame, node.operand)
         elif isinstance(node, ast.BoolOp):

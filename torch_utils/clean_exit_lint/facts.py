@@ -79,6 +79,28 @@ class Facts:
         return not self.caught.isdisjoint({"Exception", _ANY, *names})
 
 
+def plain_test(node: ast.expr) -> ast.expr:
+    """Return ``all((a, b))``, ``any(...)`` and ``None in (a, b)`` as what they say: a and b."""
+    if isinstance(node, ast.Call) and last_name(node.func) in {"all", "any"} and node.args:
+        parts, op = node.args[0], ast.And() if last_name(node.func) == "all" else ast.Or()
+        if isinstance(parts, (ast.Tuple, ast.List)) and len(parts.elts) > 1:
+            return ast.copy_location(ast.BoolOp(op, parts.elts), node)
+    if isinstance(node, ast.Compare) and isinstance(node.comparators[0], (ast.Tuple, ast.List)):
+        left, how, parts = node.left, node.ops[0], node.comparators[0]
+        is_none = isinstance(left, ast.Constant) and left.value is None
+        if is_none and isinstance(how, (ast.In, ast.NotIn)) and len(parts.elts) > 1:
+            same = isinstance(how, ast.In)
+            one_by_one: list[ast.expr] = [
+                ast.copy_location(
+                    ast.Compare(one, [ast.Is() if same else ast.IsNot()], [left]), one
+                )
+                for one in parts.elts
+            ]
+            joined = ast.BoolOp(ast.Or() if same else ast.And(), one_by_one)
+            return ast.copy_location(joined, node)
+    return node
+
+
 def is_meta_path(node: ast.expr) -> bool:
     """Whether an expression is `sys.meta_path`, which is None or missing at the end."""
     said = ast.unparse(node)
@@ -99,6 +121,7 @@ class Tests:
         """Return what holds if a test is true, and what holds if it is false."""
         if depth > _DOUBLE_NEGATION:
             return NOTHING, NOTHING
+        node = plain_test(node)
         true, false = self._split(node, depth)
         stood = self._frame.stands_for(node)
         if stood is None:
