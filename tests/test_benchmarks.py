@@ -32,13 +32,16 @@ def problems(page: str) -> list[str]:
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_result_names_its_machine(path: Any) -> None:
-    """Processor, cores, Python and torch; and it is small enough to be read."""
+    """Processor, cores, Python and torch; and it is small enough to be read.
+
+    The linter's findings are a list to look things up in, with a line of code each.
+    """
     machine = json.loads(path.read_text())["machine"]
     assert machine["processor"]
     assert machine["cores"] > 0
     assert machine["python"].startswith("3.")
     assert machine["packages"]["torch"]
-    assert path.stat().st_size < 50_000
+    assert path.stat().st_size < (150_000 if path.stem.endswith("_findings") else 50_000)
 
 
 def test_tables_name_the_machine_of_their_results() -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from torch_utils import exit as _exit  # noqa: F401  (the exit registration)
 from torch_utils._runtime import is_shutting_down as is_shutting_down
+from torch_utils._version import __version__ as __version__
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from torch_utils.resource import Resource as Resource
     from torch_utils.signals import SignalExit as SignalExit
     from torch_utils.signals import exit_on_signals as exit_on_signals
-
-__version__ = "0.1.0"
 
 _MODULE_OF = {
     "CleanupError": "errors",

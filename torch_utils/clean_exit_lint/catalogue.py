@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _catalogue
-from .findings import RULES
+from .findings import RULES, UNUSED
 
 
 def explain(name: str) -> str:
@@ -12,6 +12,7 @@ def explain(name: str) -> str:
     Raises:
         ValueError: There is no such rule; the message has those that there are.
     """
-    by_code = {rule.code: rule.id for rule in RULES.values()}
-    lines = {rule.id: f"{rule.id} ({rule.code}): {rule.summary}" for rule in RULES.values()}
+    rules = (*RULES.values(), UNUSED)
+    by_code = {rule.code: rule.id for rule in rules}
+    lines = {rule.id: f"{rule.id} ({rule.code}): {rule.summary}" for rule in rules}
     return _catalogue.RULES.explain(by_code.get(name, name), lines)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from .._version import __version__
 from . import baseline
 from .catalogue import explain
 from .discover import python_files
-from .findings import RULES
+from .findings import RULES, UNUSED
 from .lint import Result, check, chosen
 from .machine import to_json, to_sarif
 from .settings import read_settings
@@ -44,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("paths", nargs="*", metavar="PATH", help="files, and folders of them")
+    add("paths", nargs="*", metavar="PATH", help="files, and folders of them; - is stdin")
     add("--format", choices=FORMATS, help="default text")
     add("--select", action="append", metavar="RULE", help="only these, by commas or repeated")
     add("--ignore", action="append", metavar="RULE", help="not these")
@@ -164,6 +164,6 @@ def _write_baseline(path: str, result: Result) -> int:
 
 def _split(values: list[str] | None) -> list[str]:
     """Return the rules of options, by id or by code, that may be repeated or have commas."""
-    by_code = {rule.code: rule.id for rule in RULES.values()}
+    by_code = {rule.code: rule.id for rule in (*RULES.values(), UNUSED)}
     names = [name.strip() for value in values or () for name in value.split(",")]
     return [by_code.get(name, name) for name in names if name]

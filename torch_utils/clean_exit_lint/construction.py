@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from .attributes import mangle, stores
+from .catching import is_expected
 from .evaluator import Evaluator
 from .facts import Facts
 from .risks import Risks
@@ -16,7 +17,6 @@ from .values import Bound, Env, Instance
 _DEEPEST = 5
 _MOST_STATES = 8
 _MOST_STEPS = 2000  # Statements; after so many, ways are no longer told apart.
-_BROAD = {"Exception", "BaseException"}
 _FIELDS = {"dataclass", "define", "frozen", "mutable", "attrs", "attr", "s", "pydantic_dataclass"}
 
 
@@ -148,10 +148,14 @@ class Constructions:
     def _read(self, cls: Class) -> Construction:
         order, complete = self._evaluator.linear(cls)
         defaults, assigned, falsy, start = set(), set(), set(), State()
+        begin: dict[str, bool] = {}  # What the class's own attributes are, nearest class first.
         for one in order:
             own = set(one.members) | {n for n, v in one.values.items() if not _is_field(v)}
             defaults |= {mangle(name, one) for name in own}
             falsy |= {mangle(n, one) for n, v in one.values.items() if _is_false(v)}
+            told = {f"self.{mangle(n, one)}": bool(v.value) for n, v in one.values.items()
+                    if isinstance(v, ast.Constant)}  # fmt: skip
+            begin = {**told, **begin}
             for name, setting in self._evaluator.assignments(one).items():
                 assigned.add(name)
                 if any("classmethod" in function.decorators for function, _ in setting):
@@ -165,20 +169,19 @@ class Constructions:
             for node in children(new.body) if new else ():
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                     start = start.set(mangle(node.attr, one), None)
-        begin = Builder(self._evaluator, self._risks, cls)
+        start = replace(start, truths=frozenset({**begin, **dict(start.truths)}.items()))
+        way = Builder(self._evaluator, self._risks, cls)
         found = self._evaluator.member(cls, "__init__")
         if not found or not isinstance(found[1], Function):
             found = self._evaluator.member(cls, "__post_init__")
         if found and isinstance(found[1], Function):
-            begin.exits += [Exit(end) for end in begin.run(found[1], [start])]
+            way.exits += [Exit(end) for end in way.run(found[1], [start])]
         else:
-            begin.exits.append(Exit(start))
+            way.exits.append(Exit(start))
         is_known = complete or bool(found)
-        is_known = is_known and not begin.is_dynamic
+        is_known = is_known and not way.is_dynamic
         names = frozenset(assigned) | start.maybe
-        return Construction(
-            cls, begin.exits, is_known, frozenset(defaults), names, frozenset(falsy)
-        )
+        return Construction(cls, way.exits, is_known, frozenset(defaults), names, frozenset(falsy))
 
 
 # A node, so that it stays and with it its id; the methods by calls; what can raise.
@@ -256,8 +259,10 @@ class Builder:
         first = len(self.exits)
         ends = self._block(node.orelse, self._block(node.body, [state]))
         raised = [one.state for one in self.exits[first:]]
-        if any(_is_broad(handler) for handler in node.handlers):
-            del self.exits[first:]  # Nothing leaves from here but through a handler.
+        # What is caught leaves through the handler, which may raise again.
+        self.exits[first:] = [
+            one for one in self.exits[first:] if not is_expected(one.cause, node.handlers)
+        ]
         begins = list(dict.fromkeys(raised))[:_MOST_STATES] or [state]
         self._handlers += 1
         for handler in node.handlers:
@@ -368,10 +373,6 @@ def _only_stores(body: list[ast.stmt], state: State, function: Function) -> Stat
         for name, _ in stores(node, function):
             state = state.set(mangle(name, function.owner) if function.owner else name, None)
     return state
-
-
-def _is_broad(handler: ast.ExceptHandler) -> bool:
-    return handler.type is None or last_name(handler.type) in _BROAD
 
 
 def _decorators(cls: Class) -> set[str]:

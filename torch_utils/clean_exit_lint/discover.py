@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .findings import Note
-from .source import UnreadableError, read
+from .source import STDIN, UnreadableError, read
 
 _SKIPPED = {"__pycache__", "node_modules"}
 _TELLING = (b"__del__", b"clean-exit-lint")
@@ -28,6 +28,8 @@ _WORD = re.compile(rb"[\w\x80-\xff]+")
 def python_files(paths: Iterable[str], exclude: Sequence[str] = ()) -> Iterator[str]:
     """Yield the files of the paths: those that were named, and ``*.py`` below folders.
 
+    ``-`` is the standard input.
+
     Hidden folders, caches and virtual environments below a folder are left out.
 
     Raises:
@@ -35,12 +37,19 @@ def python_files(paths: Iterable[str], exclude: Sequence[str] = ()) -> Iterator[
     """
     seen = set()
     for path in paths:
-        if not path or not Path(path).exists():
+        if path != STDIN and (not path or not Path(path).exists()):
             raise ValueError(f"there is no {path}" if path else "a PATH is empty")
-        for file in _below(path, exclude) if Path(path).is_dir() else [os.path.normpath(path)]:
+        is_folder = path != STDIN and Path(path).is_dir()
+        for file in _below(path, exclude) if is_folder else [_one(path)]:
             if file not in seen:
                 seen.add(file)
                 yield file
+
+
+def _one(path: str) -> str:
+    """Return the path of a file, so that one whose name is ``-`` is not taken for the input."""
+    short = os.path.normpath(path)
+    return path if STDIN in (path, short) else short
 
 
 def _below(folder: str, exclude: Sequence[str]) -> Iterator[str]:
@@ -84,13 +93,20 @@ class Survey:
         telling: The files with a word that a rule is about, and their bytes.
         heirs: For a class's name, the classes that name it as a base: file, name, and whether the
             file defines a class of the base's name itself.
+        streams: What was read from pipes, which can be read once only.
     """
 
     telling: dict[str, bytes] = field(default_factory=dict)
     heirs: dict[bytes, list[tuple[str, bytes, bool]]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    streams: dict[str, bytes] = field(default_factory=dict)
     _sources: dict[str, list[tuple[bytes, set[bytes]]]] = field(default_factory=dict)
     dotted: dict[str, bytes] = field(default_factory=dict)
+
+    def read(self, path: str) -> bytes:
+        """Return the bytes of a file; one that was kept is not read again."""
+        kept = self.telling.get(path) or self.streams.get(path)
+        return read(path) if kept is None else kept
 
     def below(self, owners: Iterable[tuple[bytes, str]]) -> set[str]:
         """Return the files of all classes that seem to descend from classes, by name and file."""
@@ -111,7 +127,7 @@ class Survey:
         """Whether a file takes a name, or everything, from a module or package of another file."""
         if path not in self._sources:
             found: list[tuple[bytes, set[bytes]]] = []
-            for module, names in _FROM.findall(read(path)):
+            for module, names in _FROM.findall(self.read(path)):
                 found.append((module, set(_WORD.findall(names)) or {b"*"}))
             self._sources[path] = found
         parts = set(os.fsencode(os.path.splitext(origin)[0]).split(os.sep.encode()))  # noqa: PTH122
@@ -134,6 +150,8 @@ def survey(paths: Iterable[str]) -> Survey:
         if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
             found.notes.append(Note(path, 0, "not parsed: Python cannot read UTF-16"))
             continue
+        if path == STDIN or not _is_file(path):
+            found.streams[path] = data
         if any(word in data for word in _TELLING) or _registers(data):
             found.telling[path] = data
         if b"class" not in data:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .arguments import constant_defaults, is_open, match_arguments
 from .evaluator import Evaluator
-from .facts import Facts, Tests
+from .facts import Facts, Tests, is_meta_path, plain_test
 from .findings import Step
 from .frames import ENDING, Frame
 from .project import distribution
@@ -69,6 +69,7 @@ class Expressions:
 
     def _test(self, frame: Frame, node: ast.expr) -> None:
         """Walk what is only asked whether it is true: a name that is None does no harm there."""
+        node = plain_test(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             self._test(frame, node.operand)
         elif isinstance(node, ast.BoolOp):
@@ -89,7 +90,7 @@ class Expressions:
         if isinstance(node, ast.Name):
             self._rules.on_name(self, frame, node)
         elif isinstance(node, ast.Attribute):
-            if ENDING.fullmatch(node.attr) or ast.unparse(node) == "sys.meta_path":
+            if ENDING.fullmatch(node.attr) or is_meta_path(node):
                 return
             self._expression(frame, node.value)
             if name := frame.own_attribute(node):
@@ -179,8 +180,12 @@ class Expressions:
         if is_plain and (name := frame.own_attribute(node)):
             self._attribute(frame, node, name)
         self._expression(frame, node.func)
+        has_default = last_name(node.func) == "getattr" and len(node.args) == 3
         for one in (*node.args, *(keyword.value for keyword in node.keywords)):
-            self._expression(frame, one)
+            if has_default and one is node.args[0]:
+                self._test(frame, one)  # None has no such attribute, and the default is taken.
+            else:
+                self._expression(frame, one)
         values = frame.evaluate(node.func)
         self._rules.on_call(self, frame, node, values)
         for value in values:
@@ -219,6 +224,7 @@ class Expressions:
             return
         given = dict(frame.given)
         constants = constant_defaults(function)
+        state = set()
         if frame.function.self_name and frame.receiver:
             given[frame.function, frame.function.self_name] = (frame.receiver,)
         if node is not None:
@@ -227,6 +233,8 @@ class Expressions:
                 constants = {}
             for name, argument in arguments.items():
                 constants.pop(name, None)
+                if frame.is_state(argument):
+                    state.add(name)
                 if isinstance(argument, ast.Constant):
                     constants[name] = argument.value
                 elif isinstance(argument, ast.Name) and argument.id in frame.constants:
@@ -244,7 +252,8 @@ class Expressions:
         if not reaches:
             facts = replace(facts, has=frozenset(), known=frozenset(), began=frozenset())
         quiet = frame.quiet or (node is not None and self._is_by_global(frame, node.func))
-        key = (function, receiver, facts, tuple(sorted(constants.items(), key=repr)), quiet)
+        key = (function, receiver, facts, tuple(sorted(constants.items(), key=repr)),
+               quiet, frozenset(state))  # fmt: skip
         if key in self._seen:
             frame.facts = frame.facts.plus(self._seen[key])
             return
@@ -273,6 +282,7 @@ class Expressions:
             constants,
             quiet,
             tested=frame.tested,
+            state=frozenset(state),
         )
         self._run(inner)
         if is_self:  # What it has read of the object, wherever it returns, is there.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from .scopes import last_name
 
 _DOUBLE_NEGATION = 40  # Nested tests; nobody reads deeper ones.
+_META_PATH = re.compile(r"getattr\(_?sys, 'meta_path', None\)")
+_STANDING = 15  # What a test that stands for another one adds to its depth.
 _ANY = "BaseException"
 
 
@@ -76,6 +79,34 @@ class Facts:
         return not self.caught.isdisjoint({"Exception", _ANY, *names})
 
 
+def plain_test(node: ast.expr) -> ast.expr:
+    """Return ``all((a, b))``, ``any(...)`` and ``None in (a, b)`` as what they say: a and b."""
+    if isinstance(node, ast.Call) and last_name(node.func) in {"all", "any"} and node.args:
+        parts, op = node.args[0], ast.And() if last_name(node.func) == "all" else ast.Or()
+        if isinstance(parts, (ast.Tuple, ast.List)) and len(parts.elts) > 1:
+            return ast.copy_location(ast.BoolOp(op, parts.elts), node)
+    if isinstance(node, ast.Compare) and isinstance(node.comparators[0], (ast.Tuple, ast.List)):
+        left, how, parts = node.left, node.ops[0], node.comparators[0]
+        is_none = isinstance(left, ast.Constant) and left.value is None
+        if is_none and isinstance(how, (ast.In, ast.NotIn)) and len(parts.elts) > 1:
+            same = isinstance(how, ast.In)
+            one_by_one: list[ast.expr] = [
+                ast.copy_location(
+                    ast.Compare(one, [ast.Is() if same else ast.IsNot()], [left]), one
+                )
+                for one in parts.elts
+            ]
+            joined = ast.BoolOp(ast.Or() if same else ast.And(), one_by_one)
+            return ast.copy_location(joined, node)
+    return node
+
+
+def is_meta_path(node: ast.expr) -> bool:
+    """Whether an expression is `sys.meta_path`, which is None or missing at the end."""
+    said = ast.unparse(node)
+    return said.endswith("sys.meta_path") or bool(_META_PATH.match(said))
+
+
 NOTHING = Facts()
 ALIVE = Facts(alive=True)
 
@@ -90,6 +121,16 @@ class Tests:
         """Return what holds if a test is true, and what holds if it is false."""
         if depth > _DOUBLE_NEGATION:
             return NOTHING, NOTHING
+        node = plain_test(node)
+        true, false = self._split(node, depth)
+        stood = self._frame.stands_for(node)
+        if stood is None:
+            return true, false
+        frame, test = stood
+        behind = Tests(frame).split(test, depth + _STANDING)
+        return true.plus(behind[0]), false.plus(behind[1])
+
+    def _split(self, node: ast.expr, depth: int) -> tuple[Facts, Facts]:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             true, false = self.split(node.operand, depth + 1)
             return false, true
@@ -142,7 +183,7 @@ class Tests:
         is_none = isinstance(right, ast.Constant) and right.value is None
         if isinstance(left, ast.Constant) and left.value is None:
             left, is_none = right, True
-        if is_none and ast.unparse(left).endswith("sys.meta_path"):
+        if is_none and is_meta_path(left):
             same = isinstance(how, (ast.Is, ast.Eq))
             return (NOTHING, ALIVE) if same else (ALIVE, NOTHING)
         facts = self._known(left, truthy=True)
@@ -212,6 +253,10 @@ class FrameLike:
 
     def implied(self, name: str, truthy: bool) -> frozenset[str]:
         """Return the attributes that exist if one does, or if it is true."""
+        raise NotImplementedError
+
+    def stands_for(self, node: ast.expr) -> tuple[FrameLike, ast.expr] | None:
+        """Return the test behind a variable, a property or a short function, and its place."""
         raise NotImplementedError
 
     def asks_for_end(self, node: ast.Call) -> bool:

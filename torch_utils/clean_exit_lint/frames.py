@@ -6,13 +6,14 @@ import ast
 import re
 from dataclasses import dataclass, field
 
+from .arguments import constant_defaults
 from .attributes import mangle
 from .construction import Construction
 from .evaluator import Evaluator
 from .facts import Facts, FrameLike
 from .findings import Step
-from .scopes import Class, Function, last_name
-from .values import Env, External, Given, Instance, Named, Values
+from .scopes import Class, Function, bound_names, last_name
+from .values import Bound, Env, External, Given, Instance, Named, Values
 
 # What asks whether the end has come, in the words that are usual.
 ENDING = re.compile(
@@ -36,6 +37,8 @@ class Frame(FrameLike):
         quiet: The name by which it was called is reported already as one that may be None; the
             names that it uses itself would say the same again.
         inner: The variables of the comprehensions around what is walked.
+        tests: The variables that stand for a test.
+        state: The parameters that an attribute of the object was given for.
     """
 
     evaluator: Evaluator
@@ -53,6 +56,8 @@ class Frame(FrameLike):
     ends: list[Facts] = field(default_factory=list)
     tested: bool = False
     inner: dict[str, Values] = field(default_factory=dict)
+    tests: dict[str, ast.expr] = field(default_factory=dict)
+    state: frozenset[str] = frozenset()
 
     @property
     def env(self) -> Env:
@@ -83,7 +88,7 @@ class Frame(FrameLike):
 
     def checks_arguments(self) -> bool:
         """Whether what is walked depends on a test of arguments, which the caller has chosen."""
-        own = set(self.function.all_parameters) - {self.self_name}
+        own = set(self.function.all_parameters) - {self.self_name} - self.state
         for test in self.conditions if not self.is_destructor else ():
             names = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
             if names & own:
@@ -105,6 +110,22 @@ class Frame(FrameLike):
         return isinstance(node, ast.Name) and any(
             isinstance(value, Instance) and value.is_self for value in self.evaluate(node)
         )
+
+    def is_state(self, node: ast.expr) -> bool:
+        """Whether an argument is an attribute of the object, and nothing was asked of it."""
+        if self.tested:
+            return False
+        if isinstance(node, ast.Name):
+            if node.id in self.state:
+                return True
+            name = self.aliases.get(node.id)
+        else:
+            name = self.own_attribute(node)
+        return name is not None and all(known != name for known, _ in self.facts.known)
+
+    def is_bound_once(self, name: str) -> bool:
+        """Whether a variable has one value only."""
+        return list(bound_names(self.function.node)).count(name) == 1
 
     def mangled(self, name: str) -> str:
         """Return a private attribute's name as Python stores it."""
@@ -158,6 +179,42 @@ class Frame(FrameLike):
         if name in self.construction.assigned:
             return own | self.construction.implied(name, truthy=truthy)
         return own
+
+    def stands_for(self, node: ast.expr) -> tuple[Frame, ast.expr] | None:
+        """Return the test behind a variable, a property or a short function, and its place."""
+        if isinstance(node, ast.Name):
+            return (self, self.tests[node.id]) if node.id in self.tests else None
+        function = self._asked(node)
+        if function is None or function.is_async or (test := _only_return(function)) is None:
+            return None
+        if set(function.all_parameters) - {function.self_name} - set(function.defaults):
+            return None
+        receiver = Instance(self.destroyed, is_self=True) if function.owner else None
+        return Frame(
+            self.evaluator,
+            function,
+            receiver,
+            self.construction,
+            self.destroyed,
+            self.trace,
+            self.facts,
+            constants=constant_defaults(function),
+        ), test
+
+    def _asked(self, node: ast.expr) -> Function | None:
+        """Return the object's property, its method or the function that a test asks."""
+        if isinstance(node, ast.Attribute) and self.is_object(node.value):
+            found = self.evaluator.member(self.destroyed, self.mangled(node.attr))
+            asked = found[1] if found else None
+            return asked if isinstance(asked, Function) and asked.is_property else None
+        if not isinstance(node, ast.Call) or node.args or node.keywords:
+            return None
+        for value in self.evaluate(node.func):
+            if isinstance(value, Bound) and value.receiver == Instance(self.destroyed, True):
+                return value.function
+            if isinstance(value, Function) and value.owner is None:
+                return value
+        return None
 
     def asks_for_end(self, node: ast.Call) -> bool:
         """Whether a call asks if the interpreter is finalizing."""
@@ -224,3 +281,12 @@ class Frame(FrameLike):
             if "none" in told:
                 return positive
         return None
+
+
+def _only_return(function: Function) -> ast.expr | None:
+    """Return what a function returns that does nothing else."""
+    body = function.body
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]
+    only = body[0] if len(body) == 1 else None
+    return only.value if isinstance(only, ast.Return) else None

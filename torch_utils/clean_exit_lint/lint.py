@@ -14,7 +14,7 @@ from .project import Project
 from .rules import AllRules, atexit_keeps_alive, explicit_call, finalize_keeps_alive
 from .scopes import Class, Function, Module, lambda_of, statements
 from .sites import calls
-from .source import Source, ignores, read
+from .source import Source, ignores
 from .values import Bound, Env
 from .walk import Walker
 
@@ -84,11 +84,11 @@ def check(
     """
     files = list(paths)
     seen = survey(files)
-    project = Project(files, lambda path: seen.telling.get(path) or read(path))
+    project = Project(files, seen.read)
     found = check_project(project, seen)
     rules = chosen(select, ignore)
     findings = sorted(
-        _unignored([one for one in found if one.rule in rules], project, seen.telling, rules),
+        _unignored(found, project, seen.telling, rules),
         key=lambda one: (one.path, one.line, one.column, one.rule),
     )
     notes = sorted({*seen.notes, *project.notes}, key=lambda note: (note.path, note.line))
@@ -102,9 +102,9 @@ def chosen(select: Collection[str], ignore: Collection[str]) -> set[str]:
         ValueError: There is no such rule; the message has those that there are.
     """
     for name in (*select, *ignore):
-        if name not in RULES:
+        if name not in RULES and name != UNUSED_IGNORE:
             raise ValueError(f"there is no rule {name!r}; there are {', '.join(RULES)}")
-    return set(select or RULES) - set(ignore)
+    return ({UNUSED_IGNORE} | set(select or RULES)) - set(ignore)
 
 
 def check_project(project: Project, seen: Survey) -> list[Finding]:
@@ -212,11 +212,14 @@ def _unignored(
         module = project.module(path)
         of_file = by_path.get(path, [])
         kept += hide(of_file, module.source, rules) if module else of_file
-    return kept
+    return [one for one in kept if one.rule in rules]
 
 
 def hide(findings: list[Finding], source: Source, rules: set[str]) -> list[Finding]:
-    """Return a file's findings without those that its comments hide."""
+    """Return a file's findings without those that its comments hide.
+
+    A comment is of use if it hides anything, be that of a rule that is not asked for.
+    """
     hidden: set[Finding] = set()
     unused = []
     for comment in ignores(source):
@@ -228,6 +231,7 @@ def hide(findings: list[Finding], source: Source, rules: set[str]) -> list[Findi
             if matching or (name and name in RULES and name not in rules):
                 continue
             what = f"nothing of {name} to ignore" if name else "nothing to ignore"
+            what += " on this line"
             if name and name not in RULES:
                 what = f"there is no rule {name!r}"
             unused.append(
@@ -236,7 +240,7 @@ def hide(findings: list[Finding], source: Source, rules: set[str]) -> list[Findi
                     source.path,
                     comment.line,
                     comment.column,
-                    f"{what} on this line",
+                    what,
                     code_line=source.line(comment.line),
                     end_line=comment.line,
                 )

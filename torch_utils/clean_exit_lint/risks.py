@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from .catching import is_expected
 from .evaluator import Evaluator
 from .scopes import Class, Function, children, inside, last_name
 from .values import Bound, Env, External, Instance
@@ -42,6 +43,7 @@ _SAFE = {
     "itertools": "count",
     "functools": "partial",
     "traceback": "extract_stack format_stack",
+    "inspect": "isclass isfunction ismethod iscoroutinefunction isgeneratorfunction iscoroutine",
     "operator": "methodcaller attrgetter itemgetter",
     "uuid": "uuid4 uuid1",
     "contextlib": "ExitStack AsyncExitStack nullcontext closing suppress",
@@ -49,7 +51,7 @@ _SAFE = {
     "datetime": "datetime.now datetime.utcnow",
     "pathlib": "Path PurePath",
     "io": "StringIO BytesIO",
-    "sys": "getrefcount exc_info is_finalizing",
+    "sys": "getrefcount exc_info is_finalizing _current_frames _getframe",
     "warnings": "warn",
     "atexit": "register",
     "typing": "cast",
@@ -75,6 +77,7 @@ _LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "conf
                       "environ", "headers", "args", "cfg", "conf", "attrs", "dict")  # fmt: skip
 _NEVER_EMPTY = {"split", "rsplit", "partition", "rpartition", "splitext", "extract_stack",
                 "exc_info", "stack"}  # fmt: skip
+_PRIMITIVES = {"Lock", "RLock", "Event", "Condition", "Queue", "SimpleQueue", "LifoQueue", "deque"}
 _DEEPEST = 3
 
 
@@ -104,6 +107,8 @@ class Risks:
             return True
         if isinstance(node, ast.Subscript):
             return isinstance(node.ctx, ast.Load) and _item_may_be_missing(node, env)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)):
+            return _is_number(node.left) and not isinstance(node.right, ast.Constant)
         if isinstance(node, ast.Assign):
             unpacks = any(isinstance(target, (ast.Tuple, ast.List)) for target in node.targets)
             return unpacks and not isinstance(node.value, (ast.Tuple, ast.List, ast.Call))
@@ -123,9 +128,10 @@ class Risks:
         if name == "__init__" and isinstance(func, ast.Attribute):
             found = self._evaluator.evaluate(func, env)
             if not found:  # A class from elsewhere: what it makes of arguments is not known.
-                return bool(node.args or node.keywords)
+                given = bool(node.args or node.keywords)
+                return given and not self._bases_are_safe(env.scope)
         values = self._evaluator.evaluate(func, env)
-        if not values and name == "partial":
+        if not values and (name == "partial" or (name in _PRIMITIVES and not node.args)):
             return False
         return not values or any(self._is_risky_value(value, node, depth) for value in values)
 
@@ -136,7 +142,8 @@ class Risks:
             if module == "builtins":
                 # What is written in capitals is a constant.
                 few = name in _SAFE_WITHOUT_ARGUMENTS and all(last_name(a).isupper() for a in given)
-                return not (few or name in _SAFE_BUILTINS)
+                made_only = name.endswith(("Error", "Exception", "Warning"))
+                return not (few or made_only or name in _SAFE_BUILTINS)
             plain = all(isinstance(one, ast.Constant) for one in given)
             return value.dotted not in _SAFE_DOTTED and not (
                 plain and value.dotted in _SAFE_WITH_CONSTANTS
@@ -148,6 +155,20 @@ class Risks:
         if isinstance(value, Function):
             return self.function_is_risky(value, None, depth)
         return True
+
+    def _bases_are_safe(self, scope: object) -> bool:
+        """Whether a method's class has no bases from elsewhere but those that cannot fail."""
+        owner = scope.owner if isinstance(scope, Function) else None
+        if owner is None:
+            return False
+        values = [
+            value
+            for base in owner.node.bases
+            for value in self._evaluator.evaluate(base, Env(owner.scope))
+        ]
+        return bool(values) and all(
+            isinstance(one, External) and one.dotted in _SAFE_DOTTED for one in values
+        )
 
     def _construction_is_risky(self, cls: Class, depth: int) -> bool:
         _, complete = self._evaluator.linear(cls)
@@ -170,12 +191,39 @@ class Risks:
             return not isinstance(function.node, ast.AsyncFunctionDef)
         self._known[function] = False  # What calls itself raises only where something else does.
         env = Env(function, receiver)
-        risky = False
-        for one in children(function.body):
-            if not isinstance(one, (ast.Lambda, ast.FunctionDef, ast.ClassDef)):
-                risky = risky or self.is_risky(one, env, depth + 1)
+        handled = _handled(function)
+        risky = any(
+            self.is_risky(one, env, depth + 1)
+            for one in children(function.body)
+            if not isinstance(one, (ast.Lambda, ast.FunctionDef, ast.ClassDef))
+            and id(one) not in handled
+            and not _is_abstract(one)
+        )
         self._known[function] = risky
         return risky
+
+
+def _handled(function: Function) -> set[int]:
+    """Return the nodes, by id, whose usual error is caught where they stand."""
+    return {
+        id(inner)
+        for one in children(function.body)
+        if isinstance(one, ast.Try)
+        for inner in children(one.body)
+        if is_expected(inner, one.handlers)
+    }
+
+
+def _is_abstract(node: ast.AST) -> bool:
+    """Whether it says that a subclass has to define this, of which nothing else is known."""
+    if not isinstance(node, ast.Raise):
+        return False
+    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    return raised is not None and last_name(raised) == "NotImplementedError"
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 
 def _item_may_be_missing(node: ast.Subscript, env: Env) -> bool:

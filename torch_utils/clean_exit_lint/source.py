@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+STDIN = "-"
 
 
 class UnreadableError(Exception):
@@ -71,12 +74,14 @@ def parse(path: str, data: bytes) -> Source:
 
 
 def read(path: Path | str) -> bytes:
-    """Return the bytes of a file.
+    """Return the bytes of a file, or of what is piped in for ``-``.
 
     Raises:
         UnreadableError: It cannot be read; the message has the system's reason.
     """
     try:
+        if path == STDIN:
+            return sys.stdin.buffer.read() if sys.stdin else b""
         return Path(path).read_bytes()
     except OSError as error:
         raise UnreadableError(f"not read: {error.strerror or error}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .findings import UNUSED_IGNORE, Finding, printable
+from .findings import Finding, printable
 from .lint import Result
 
 _RED, _BOLD, _DIM, _OFF = "\033[31m", "\033[1m", "\033[2m", "\033[0m"
@@ -40,8 +40,7 @@ def _lines(finding: Finding, color: bool) -> list[str]:
     lines = [f"{head}: {rule}: {finding.message}"]
     if finding.code_line.strip():
         lines += ["  | " + text for text in _caret(finding)]
-    if finding.rule != UNUSED_IGNORE:
-        lines.append(f"  {dim}see {finding.help}{off}")
+    lines.append(f"  {dim}see {finding.help}{off}")
     return lines
 
 

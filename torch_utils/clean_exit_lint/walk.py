@@ -18,6 +18,8 @@ from .frames import Frame
 from .scopes import Class, Function, bound_names
 from .values import External, Instance
 
+_TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
+
 
 class Walker(Expressions):
     """Walks destructors, one after the other, and shows the rules what it comes by."""
@@ -132,6 +134,8 @@ class Walker(Expressions):
         if isinstance(target, ast.Name):
             name = frame.own_attribute(value)
             frame.aliases.pop(target.id, None)
+            if isinstance(value, _TESTS) and frame.is_bound_once(target.id):
+                frame.tests[target.id] = value
             if name:
                 frame.aliases[target.id] = name
         elif isinstance(target, (ast.Tuple, ast.List)):

@@ -24,7 +24,9 @@ def programs(pattern: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(FOLDER.glob(pattern)):
         _, *parts = re.split(r"^### (.*)\n", path.read_text("utf-8"), flags=re.MULTILINE)
-        found.update(zip(parts[::2], parts[1::2], strict=True))
+        for name, text in zip(parts[::2], parts[1::2], strict=True):
+            assert name not in found, f"two programs are called {name!r}"
+            found[name] = text
     return found
 
 

@@ -19,7 +19,8 @@ def on_statement(visit: Expressions, frame: Frame, node: ast.AST) -> None:
     if not isinstance(node, ast.ExceptHandler):
         return
     kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-    catches_all = any(kind is None or last_name(kind) == "BaseException" for kind in kinds)
+    names = {last_name(kind) if kind else "BaseException" for kind in kinds}
+    catches_all = "BaseException" in names or {"Exception", "KeyboardInterrupt"} <= names
     raises = any(isinstance(one, ast.Raise) for one in children(node.body))
     if catches_all and not raises and not _is_kept(node):
         said = "except:" if node.type is None else f"except {ast.unparse(node.type)}:"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from ..scopes import Class, Function, last_name
+from ..arguments import match_arguments
+from ..scopes import Class, Function, inside, last_name
 from ..sites import Site
 from ..values import Instance, Super
 
@@ -41,12 +42,16 @@ def how(
     if ast.dump(node) == kept.said:
         return "the object itself"
     if isinstance(node, ast.Attribute):
-        return "a bound method of it" if _is_bound(site, node, kept, is_callback) else ""
+        if _is_bound(site, node, kept, is_callback):
+            return "a bound method of it"
+        back = _refers_back(site, node.value, kept)
+        is_method = back and _is_method(site, node.value, node.attr, sure=True)
+        return "a bound method of what refers to it" if is_method else ""
     if isinstance(node, ast.Lambda):
         names = {n.id for n in ast.walk(node.body) if isinstance(n, ast.Name)}
         given = node.args
         own = {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-        if kept.root in names - own:
+        if _names(site, kept) & (names - own):
             return "a lambda over it"
         defaults = [one for one in (*given.defaults, *given.kw_defaults) if one]
         return _first(site, defaults, kept, depth)
@@ -73,11 +78,26 @@ def _variable(site: Site, node: ast.Name, kept: Kept, depth: int) -> str:
     if found.kind not in {"local", "closure"}:
         return ""
     for binding in found.bindings:
-        if isinstance(binding, Function) and _closes_over(binding, kept.root):
+        if isinstance(binding, Function) and any(
+            _closes_over(binding, name) for name in _names(site, kept)
+        ):
             return "a closure over it"
         if isinstance(binding, ast.expr) and (said := how(site, binding, kept, depth + 1)):
             return said
     return ""
+
+
+def _names(site: Site, kept: Kept) -> set[str]:
+    """Return the variables that are the object, or that hold it: ``me`` after ``me = self``."""
+    scope = site.scope
+    if not isinstance(scope, Function):
+        return {kept.root}
+    also = (
+        name
+        for name, bindings in scope.names.items()
+        if any(isinstance(one, ast.expr) and ast.dump(one) == kept.said for one in bindings)
+    )
+    return {kept.root, *also}
 
 
 def _closes_over(function: Function, name: str, seen: frozenset[str] = frozenset()) -> bool:
@@ -114,6 +134,32 @@ def _is_bound(site: Site, node: ast.Attribute, kept: Kept, is_callback: bool) ->
         is_holder = isinstance(holder, ast.Name) and holder.id == kept.root
         return is_holder and _is_method(site, holder, node.attr, sure=True)
     return _is_method(site, holder, node.attr, sure=not is_callback)
+
+
+def _refers_back(site: Site, holder: ast.expr, kept: Kept) -> bool:
+    """Whether a part was made with the object as an argument, and keeps that as an attribute."""
+    made: list[object] = []
+    if isinstance(holder, ast.Name):
+        made += site.evaluator.named(site.scope, holder.id).bindings
+    elif isinstance(holder, ast.Attribute):
+        for owner in site.evaluate(holder.value):
+            if isinstance(owner, Instance):
+                set_by = site.evaluator.assignments(owner.cls).get(holder.attr, ())
+                made += [getattr(by, "value", None) for _, by in set_by]
+    for call in made:
+        if not isinstance(call, ast.Call):
+            continue
+        for cls in site.evaluate(call.func):
+            found = site.evaluator.member(cls, "__init__") if isinstance(cls, Class) else None
+            if not found or not isinstance(found[1], Function):
+                continue
+            given = match_arguments(found[1], call, bound=True)
+            names = {name for name, value in given.items() if ast.dump(value) == kept.said}
+            if any(isinstance(one, ast.Assign) and isinstance(one.value, ast.Name)
+                   and one.value.id in names and isinstance(one.targets[0], ast.Attribute)
+                   for one in inside(found[1].node)):  # fmt: skip
+                return True
+    return False
 
 
 def _is_method(site: Site, holder: ast.expr, name: str, *, sure: bool) -> bool:

@@ -10,7 +10,7 @@ from ..frames import Frame
 from ..scopes import Class, Function, Module, inside, last_name
 from ..values import Bound, External, Instance, Values
 
-_WAITING = {"join", "result", "acquire", "wait", "shutdown"}
+_WAITING = {"join", "join_thread", "result", "acquire", "wait", "shutdown"}
 _FUNCTIONS = {"concurrent.futures.wait", "os.wait", "os.waitpid", "signal.pause", "os.waitid",
               "multiprocessing.connection.wait"}  # fmt: skip
 _LOCK_NAME = re.compile(r"(^|[_.a-z])(r?lock|mutex|semaphore|sem|condition|cond|cv)s?$", re.I)
@@ -46,7 +46,7 @@ def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) ->
         return
     if name not in _WAITING or not isinstance(node.func, ast.Attribute):
         return
-    if dotted and all("()" not in one or one.startswith("asyncio.") for one in dotted):
+    if dotted and all("()" not in one or _is_asyncio(one) for one in dotted):
         return  # A function of a module elsewhere, such as os.path.join; a coroutine.
     if _waits(name, node) and not _was_killed(frame, node.func.value, node.lineno):
         visit.report("wait", node, f"{_shown(node)} has no timeout", frame)
@@ -69,6 +69,11 @@ def on_with(visit: Expressions, frame: Frame, node: ast.expr, values: Values) ->
         visit.report("wait", node, what, frame)
     elif any(_JOINING.fullmatch(one) for one in types):
         visit.report("wait", node, f"with {ast.unparse(node)} waits until all is done", frame)
+
+
+def _is_asyncio(dotted: str) -> bool:
+    """Whether it is a coroutine or a future of asyncio, which do not block a thread."""
+    return dotted.startswith("asyncio.") and "run_coroutine_threadsafe()" not in dotted
 
 
 def _waits(name: str, node: ast.Call) -> bool:
