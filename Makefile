@@ -14,18 +14,22 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-pythons test-ray test-service test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
+.PHONY: demo test test-slow test-exhaustive test-real test-pythons test-ray test-service test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo --progress terminal
 
-# A few minutes; test-slow and test-real are what it leaves out, test-all is all three.
+# A few minutes; the three that follow are what it leaves out, test-all is all of them.
 test: .venv/.installed
 	$(PYTEST) -m "not slow"
 
 test-slow: .venv/.installed
-	$(PYTEST) -m "slow and not real"
+	$(PYTEST) -m "slow and not real and not exhaustive"
+
+# An interrupt at every single instruction of each change of a retriever: an hour or more.
+test-exhaustive: .venv/.installed
+	$(PYTEST) -m exhaustive
 
 # Servers, pools and launchers of other packages under clean-exit; downloads many of them.
 test-real: .venv/.installed .venv/.corpus
@@ -46,7 +50,7 @@ test-service: .venv/.installed
 		-c constraints.txt -e '.[service-test]'
 	$(PYTEST) tests/rag_demo/service
 
-test-all: test test-slow test-real
+test-all: test test-slow test-real test-exhaustive
 
 # On a machine with a GPU, by whatever Python it has with torch: no environment is made for it.
 # RESULTS names the folder for what is measured; benchmarks/results/gpu if it is not given.

@@ -14,6 +14,12 @@ KIND = os.environ["HAZARD_SUBJECT"]
 LOG = os.environ["HAZARD_LOG"]
 _count = 0
 
+if KIND == "host" and (3, 13) <= sys.version_info < (3, 13, 10):
+    # Up to 3.13.9 a fork warns of threads that are made right after it (gh-137109): the timer's.
+    import warnings
+
+    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+
 
 def log(
     event: str,

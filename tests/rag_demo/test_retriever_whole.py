@@ -117,6 +117,7 @@ def test_interrupted_at_a_line(kind: Any, options: Any, name: str, most: int) ->
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("make", [filled, used])
