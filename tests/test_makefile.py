@@ -85,4 +85,9 @@ def test_the_slow_ones_are_what_the_fast_ones_leave_out(folder: Path) -> None:
     said = make(folder, "--dry-run", "test", "test-all").stdout
     lines = [line for line in said.splitlines() if " -m pytest " in line]
     marks = [line.partition("--dist loadgroup ")[2] for line in lines]
-    assert marks == ['-m "not slow"', '-m "slow and not real"', "-m real"]
+    assert marks == [
+        '-m "not slow"',
+        '-m "slow and not real and not exhaustive"',
+        "-m real",
+        "-m exhaustive",
+    ]

@@ -60,7 +60,7 @@ def ours(folder: Path, texts: list[str], **options: Any) -> Any:
         return vectors
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", pytest.param("cls", marks=pytest.mark.slow)])
 def test_same_vectors(folder: Path, pooling: str, tmp_path: Path) -> None:
     """Of all texts, for both kinds of pooling; what is too long is cut off at the same place."""
     target = shutil.copytree(folder, tmp_path / "m")
@@ -73,6 +73,7 @@ def test_same_vectors(folder: Path, pooling: str, tmp_path: Path) -> None:
     assert (np.abs(expected).sum(axis=1) > 0).all()
 
 
+@pytest.mark.slow
 def test_pooling_matters(folder: Path) -> None:
     """The control: vectors of another pooling would have been noticed."""
     settings = read_settings(folder)

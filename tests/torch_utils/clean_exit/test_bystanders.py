@@ -137,7 +137,7 @@ os.read(reader, 1)
 
 
 @pytest.mark.parametrize("how", DAEMONS)
-@pytest.mark.parametrize("by", ["command", "check"])
+@pytest.mark.parametrize("by", ["command", pytest.param("check", marks=pytest.mark.slow)])
 def test_daemons_are_found(how: str, by: str, tmp_path: Path) -> None:
     """By what they descend from, whatever they did to hide; also by `check`, also the last."""
     from torch_utils.clean_exit import check

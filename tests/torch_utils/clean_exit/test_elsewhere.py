@@ -40,7 +40,14 @@ SYSTEMS = {
 }
 
 
-@pytest.fixture(params=SYSTEMS)
+QUICK = ("no /proc", "none of them")
+
+
+@pytest.fixture(
+    params=[
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SYSTEMS
+    ]
+)
 def system(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     missing, no_ctypes, no_proc = SYSTEMS[request.param]
     python = tmp_path / "python"

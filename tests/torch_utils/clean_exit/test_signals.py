@@ -38,7 +38,10 @@ def test_signals_for_the_parent(prefix: str, command: str, got: str) -> None:
     [
         "signal.signal(62, lambda *_: print('got it', flush=True))",
         "import faulthandler; faulthandler.register(62, sys.stdout)",
-        "import faulthandler; faulthandler.register(signum=62, file=sys.stdout)",
+        pytest.param(
+            "import faulthandler; faulthandler.register(signum=62, file=sys.stdout)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_its_own_handler_of_the_signal_for_stacks(handler: str) -> None:

@@ -155,6 +155,7 @@ def test_faiss_given_up_twice() -> None:
         index.search(np.ones((1, 8), np.float32), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_tuples_that_others_build() -> None:
     """Looking for who shares a layer never breaks a tuple that another thread is just building.
