@@ -76,6 +76,7 @@ bench-release: .venv/.installed
 
 bench-clean-exit: .venv/.installed
 	$(BIN)/python benchmarks/bench_clean_exit.py
+	$(BIN)/python benchmarks/bench_clean_exit_lint.py
 
 bench-rag: .venv/.installed
 	$(BIN)/python benchmarks/bench_rag.py
