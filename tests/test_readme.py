@@ -31,14 +31,11 @@ def check_clean(block: str) -> str:
     return report.stdout
 
 
-# Importing sentence-transformers takes longer than all the others together.
-MARKED = [
-    pytest.param(block, id=str(n), marks=[pytest.mark.slow] if "import Sent" in block else [])
-    for n, block in enumerate(BLOCKS)
-]
+# One that imports sentence-transformers takes longer than all the others: in a fresh one alone.
+QUICK = [pytest.param(b, id=str(n)) for n, b in enumerate(BLOCKS) if "import Sent" not in b]
 
 
-@pytest.mark.parametrize("block", MARKED)
+@pytest.mark.parametrize("block", QUICK)
 def test_python_block_runs(block: str) -> None:
     """Each on its own, in an interpreter that has imported nothing but torch."""
     run(block)

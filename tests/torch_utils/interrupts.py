@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -40,6 +41,9 @@ def run_interrupted(
 
     arrived = False
     before = sys.gettrace()
+    # A destructor that the collector happens to run here would swallow the interrupt.
+    collects = gc.isenabled()
+    gc.disable()
     sys.settrace(trace)
     try:
         # An error that is raised before POP_EXCEPT leaves the one handled there in the thread's
@@ -49,6 +53,8 @@ def run_interrupted(
         arrived = True
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return left <= 0, arrived
 
 
