@@ -138,7 +138,8 @@ def serve(
 
 
 def _token(file: Path | None) -> str | None:
-    token = os.environ.get(TOKEN) if file is None else file.read_text(encoding="utf-8")
+    # What is not ASCII is refused below, whatever its encoding.
+    token = os.environ.get(TOKEN) if file is None else file.read_text("utf-8", "surrogateescape")
     if token is None:
         return None
     token = token.strip()

@@ -150,7 +150,8 @@ def where_of(filters: Mapping[str, Any], limits: Any) -> Any:
 
 
 def _mapping(one: Mapping[str, Any]) -> dict[str, Any]:
-    if one.get("type") not in _OPERATORS or not isinstance(one.get("key"), str):
+    is_whole = isinstance(one.get("key"), str) and "value" in one
+    if one.get("type") not in _OPERATORS or not is_whole:
         raise ValueError(f"a comparison has a key, a value, and a type of {', '.join(_OPERATORS)}")
     value = one["value"]
     if any(isinstance(each, (dict, list)) for each in (value if type(value) is list else [value])):

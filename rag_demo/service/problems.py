@@ -154,6 +154,8 @@ async def for_validation(request: Request, error: Any) -> Response:
     """Answer a request that is not of the shape it should have; what was sent is not repeated."""
     assert isinstance(error, RequestValidationError)
     found = error.errors()[:_SHOWN_ERRORS]
+    if found and found[0]["type"] == "json_invalid":  # What it points to is no part of a request.
+        return await for_http(request, HTTPException(400))
     is_openai = request.url.path.startswith("/v1/")
     is_json = "json" in request.headers.get("content-type", "")
     hint = "" if is_json else ", and send it with content-type: application/json"

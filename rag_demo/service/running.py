@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -40,6 +41,7 @@ class Running:
         self.opened: Opened
         self.batcher: Batcher
         self._reloading = asyncio.Lock()
+        self._will_reload = False
         self.samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
         self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
         self._seen: dict[str, tuple[int, int]] = {}
@@ -117,28 +119,37 @@ class Running:
             Problem: It cannot be opened, and the old one goes on answering.
         """
         async with self._reloading:
-            started = time.perf_counter()
-            try:
-                opened = await asyncio.to_thread(self._open)
-            except Exception as error:
-                # Whatever is wrong with the new one, the old one is there.
-                log.error("reload: the old index goes on: %s", error, exc_info=error)
-                raise Problem(409, f"{_why(error)}; the old index goes on answering") from None
-            before, self.opened = self.opened, opened
-            documents, was = opened.documents, before.documents
-            self._seen.clear()  # The new hosts have counts of their own.
-            await self.batcher.between(before.close)
-            self.events.append({"at": round(time.time(), 3), "what": "reload", "model": "index"})
-            seconds = time.perf_counter() - started
-            log.info("reloaded: %d documents instead of %d, %.1f s", documents, was, seconds)
-            return {"documents": documents, "documents_before": was, "duration_s": seconds}
+            return await self._reload()
+
+    async def _reload(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        try:
+            opened = await asyncio.to_thread(self._open)
+        except Exception as error:
+            # Whatever is wrong with the new one, the old one is there.
+            log.error("reload: the old index goes on: %s", error, exc_info=error)
+            raise Problem(409, f"{_why(error)}; the old index goes on answering") from None
+        before, self.opened = self.opened, opened
+        documents, was = opened.documents, before.documents
+        self._seen.clear()  # The new hosts have counts of their own.
+        await self.batcher.between(before.close)
+        self.events.append({"at": round(time.time(), 3), "what": "reload", "model": "index"})
+        seconds = time.perf_counter() - started
+        log.info("reloaded: %d documents instead of %d, %.1f s", documents, was, seconds)
+        return {"documents": documents, "documents_before": was, "duration_s": seconds}
 
     async def reload_quietly(self) -> None:
-        """Reload, for a signal, which nobody can be answered for; the log has what happened."""
-        try:
-            await self.reload()
-        except Problem:
+        """Reload, for a signal, which nobody can be answered for; the log has what happened.
+
+        Many signals at once are no more than two reloads: the one under way, and one after it.
+        """
+        if self._will_reload:
             return
+        self._will_reload = True
+        async with self._reloading:
+            self._will_reload = False
+            with contextlib.suppress(Problem):
+                await self._reload()
 
     async def unload(self, name: str) -> dict[str, Any]:
         """Give a model, or the index, back, between two batches.

@@ -74,6 +74,20 @@ def test_reload_fails_no_request(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_many_signals_are_two_reloads(index: Path) -> None:
+    """The one under way, and one after it: what was saved before any of them is found."""
+
+    async def main() -> list[str]:
+        async with serving(index) as client:
+            running = client.app.state.running
+            await asyncio.gather(*(running.reload_quietly() for _ in range(20)))
+            await running.reload_quietly()  # A later one is none of them.
+            events = (await client.get("/memory")).json()["events"]
+            return [each["what"] for each in events if each["what"] == "reload"]
+
+    assert len(asyncio.run(main())) == 3
+
+
 def test_a_model_that_changed_is_found(index: Path) -> None:
     """One that is loaded again as another must not answer for the old one's vectors."""
     embedder = Embedder()

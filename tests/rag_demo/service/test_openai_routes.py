@@ -74,6 +74,10 @@ def test_errors_are_those_of_openai(index: Path) -> None:
             await client.vector_stores.search("other", query="a")
         with pytest.raises(openai.BadRequestError):
             await client.vector_stores.search("index", query="a", filters={"type": "near"})
+        with pytest.raises(openai.BadRequestError, match="has a key, a value"):
+            await client.vector_stores.search(
+                "index", query="a", filters={"type": "eq", "key": "a"}
+            )
         return found
 
     assert all(error.type == "invalid_request_error" for error in with_client(index, use))

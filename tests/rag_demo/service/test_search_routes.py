@@ -127,6 +127,8 @@ def test_hostile_bodies_are_no_server_errors(index: Path) -> None:
         *(("POST", "/search", {"content": body, "headers": kind}) for body in (surrogate, fine)),
     )
     assert {answer.status_code for answer in refused} <= {400, 422}
+    assert [answer.status_code for answer in refused[1:3]] == [400, 400]  # What is no JSON.
+    assert "errors" not in refused[1].json()  # A place in the text is no part of a request.
     assert control.status_code == 200
     (too_large,) = ask(index, sent[4], limits=Limits(body_bytes=2_000))
     assert too_large.status_code == 413

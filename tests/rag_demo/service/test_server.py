@@ -132,6 +132,7 @@ def test_sigterm_in_the_middle(tmp_path: Path) -> None:
         (["--keep-alive", "soon"], "--keep-alive"),
         (["--host", "203.0.113.1", "--token-file", "TOKEN"], "cannot be listened on"),
         (["--token-file", "EMPTY"], "token must be"),
+        (["--token-file", "BYTES"], "token must be"),
     ],
 )
 def test_wrong_use_is_said(
@@ -142,6 +143,7 @@ def test_wrong_use_is_said(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "TOKEN").write_text("secret\n")
     (tmp_path / "EMPTY").write_text("\n")
+    (tmp_path / "BYTES").write_bytes(b"se\xffcret")
     with pytest.raises(RagDemoError, match=message):
         run(["serve", "--index", str(index), *arguments])
 
