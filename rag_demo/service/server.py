@@ -141,6 +141,15 @@ class _Server(uvicorn.Server):
         else:
             super().handle_exit(sig, frame)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer, then give everything back; after a second Ctrl-C without the answers."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn would end its loop now, and with it the closing, in the middle.
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()  # type: ignore[union-attr]
+            await self.lifespan.shutdown()
+
     async def on_tick(self, counter: int) -> bool:
         """Stop when the time to drain is over."""
         if self._stops_at is not None and time.monotonic() >= self._stops_at:

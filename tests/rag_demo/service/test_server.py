@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -152,3 +153,45 @@ def test_no_index_is_said(tmp_path: Path) -> None:
     """With the command that makes one."""
     with pytest.raises(RagDemoError, match="rag-demo index"):
         run(["serve", "--index", str(tmp_path / "nothing")])
+
+
+def test_a_second_interrupt_waits_for_no_answer(tmp_path: Path) -> None:
+    """All is given back in order all the same, before the interrupt goes its way."""
+    folder = make_index(tmp_path / "index")
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    paths = [ROOT, ROOT / "tests", ROOT / "tests/rag_demo"]
+    log = tmp_path / "log"
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, str(program), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        ) as server,
+    ):
+        assert server.stdin is not None and server.stdout is not None
+        try:
+            port = int(server.stdout.readline())
+            assert ask(port, "/readyz")[0] == 200
+            client = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+            body = json.dumps({"query": "held up", "mode": "dense"})
+            client.request("POST", "/search", body, {"content-type": "application/json"})
+            assert server.stdout.readline() == "asked\n"
+            server.send_signal(signal.SIGINT)
+            with pytest.raises(ConnectionRefusedError):  # It has begun to stop.
+                while True:
+                    with contextlib.suppress(ConnectionResetError):  # It was just about to.
+                        get(port, "/livez")
+            server.send_signal(signal.SIGINT)
+            with pytest.raises(ConnectionError):
+                client.getresponse()
+            client.close()
+            server.stdin.close()
+            assert server.wait(TIMEOUT_S) == -signal.SIGINT, log.read_text()
+        finally:
+            server.kill()
+    assert "CancelledError" not in log.read_text()  # Of the closing, in the middle.
