@@ -147,7 +147,7 @@ class _Server(uvicorn.Server):
         if self.force_exit:
             # uvicorn would end its loop now, and with it the closing, in the middle.
             for connection in list(self.server_state.connections):
-                connection.transport.abort()  # type: ignore[union-attr]
+                connection.transport.abort()
             await self.lifespan.shutdown()
 
     async def on_tick(self, counter: int) -> bool:
