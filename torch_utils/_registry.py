@@ -310,6 +310,6 @@ class Entry:
             if self.__dict__.get("claim") is mine:
                 self.give_up(mine, owner)
                 self.finish(mine)
-        except BaseException:
+        except BaseException:  # Another interrupt: what is left first, and then that.
             self.go_on(mine, owner)
             raise

@@ -77,7 +77,7 @@ class Keeper:
             self._begin(start, [files[number] for number in sorted(files)])
             self.pid = self._hear_of_start(command[0], cwd)
             self._take_in()  # It may have ended already, and its end come with its start.
-        except BaseException:
+        except BaseException:  # Whatever it is, it is raised: the keeper must not outlive it.
             self.close()
             raise
 

@@ -134,7 +134,7 @@ class Run:
                 mask=self._stead.mask if self._stead else None,
                 follows=self._stead is not None,
             )
-        except BaseException:
+        except BaseException:  # Whatever it is, it is raised: nobody else closes these.
             self._close_streams()
             raise
         finally:
