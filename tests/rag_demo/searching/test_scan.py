@@ -97,6 +97,7 @@ def test_exact_against_float64(dtype: str, data: Any, top_k: int, one: bool) -> 
         )
 
 
+@pytest.mark.slow
 @given(data=corpora(), top_k=st.sampled_from([1, 10]))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_faiss_against_float64(data: Any, top_k: int) -> None:
