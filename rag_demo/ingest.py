@@ -25,7 +25,7 @@ from rag_demo.storage.manifest import SPOOL
 from rag_demo.storage.writing import lock
 from torch_utils import exit_on_signals
 
-__all__ = ["Ingested", "ingest"]
+__all__ = ["Ingested", "ingest", "sigterm_ends_in_order"]
 
 BATCH = 2048  # documents in memory at once
 BATCH_CHARS = 1 << 21  # about 2,500 passages; a batch ends with the document that reaches it
@@ -89,7 +89,7 @@ def ingest(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
-    with lock(folder), _sigterm_ends_in_order():
+    with lock(folder), sigterm_ends_in_order():
         embedder = completed(embedding_model)
         if not replace:
             refuse_other_index(folder, model=embedder.identity, source=source)
@@ -137,7 +137,7 @@ def _take_all(
     return True
 
 
-def _sigterm_ends_in_order() -> AbstractContextManager[object]:
+def sigterm_ends_in_order() -> AbstractContextManager[object]:
     """Make SIGTERM raise SystemExit, where it would end the process on the spot."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
