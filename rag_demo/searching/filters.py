@@ -48,7 +48,7 @@ def conditions_of(where: Mapping[str, Any]) -> list[Condition]:
         if not isinstance(key, str):
             raise TypeError(f"where has the key {key!r}: keys of metadata are text")
         if key.startswith("$"):
-            raise ValueError(f"where has {key!r} in place of a key: give a function of the metadata")
+            raise ValueError(f"where has {key!r} for a key: give a function of metadata")
         if isinstance(wanted, Mapping) and any(str(name).startswith("$") for name in wanted):
             for name, value in wanted.items():
                 if name not in _OPERATORS:

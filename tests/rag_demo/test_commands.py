@@ -119,7 +119,7 @@ def test_where(
 @pytest.mark.parametrize("condition", ["$or=1", "=1", "year", "year>1 --where year>2"])
 def test_wrong_conditions(index: str, condition: str) -> None:
     """One clear error, not an empty answer."""
-    with pytest.raises(RagDemoError, match="no condition|no key|another >"):
+    with pytest.raises(RagDemoError, match=r"no condition|no key|another >"):
         run(["search", index, "x", "--where", *condition.split()])
 
 
