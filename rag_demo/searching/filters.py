@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from rag_demo.printable import shown
+
 __all__ = ["Condition", "Where", "conditions_of", "fulfils", "predicate"]
 
 Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
@@ -42,25 +44,29 @@ def conditions_of(where: Mapping[str, Any]) -> list[Condition]:
         ValueError: There is no such operator.
     """
     if not isinstance(where, Mapping):
-        raise TypeError(f"where must be a mapping or a function, not {where!r}")
+        raise TypeError(f"where must be a mapping or a function, not {shown(where)}")
     conditions: list[Condition] = []
     for key, wanted in where.items():
         if not isinstance(key, str):
-            raise TypeError(f"where has the key {key!r}: keys of metadata are text")
+            raise TypeError(f"where has the key {shown(key)}: keys of metadata are text")
         if key.startswith("$"):
-            raise ValueError(f"where has {key!r} for a key: give a function of metadata")
+            raise ValueError(f"where has {shown(key)} for a key: give a function of metadata")
         if isinstance(wanted, Mapping) and any(str(name).startswith("$") for name in wanted):
             for name, value in wanted.items():
                 if name not in _OPERATORS:
-                    raise ValueError(f"where has {name!r}: use one of {', '.join(_OPERATORS)}")
+                    raise ValueError(f"where has {shown(name)}: use one of {', '.join(_OPERATORS)}")
                 if name in _COMPARE and not isinstance(_plain(key, value), (str, int, float)):
-                    raise TypeError(f"where compares {key!r} with {value!r}: no text, no number")
+                    raise TypeError(
+                        f"where compares {shown(key)} with {shown(value)}: no text, no number"
+                    )
                 if name in ("$in", "$nin") and not isinstance(value, (list, tuple, set, frozenset)):
-                    raise TypeError(f"where has {name} with {value!r}: it takes a list")
+                    raise TypeError(f"where has {name} with {shown(value)}: it takes a list")
                 conditions.append((key, name, _plain(key, value)))
         elif isinstance(wanted, Mapping) and wanted and _WITHOUT_MARK.issuperset(wanted):
             name = next(iter(wanted))
-            raise ValueError(f"where has {name!r} for {key!r}: the operator is written ${name}")
+            raise ValueError(
+                f"where has {shown(name)} for {shown(key)}: the operator is written ${name}"
+            )
         elif isinstance(wanted, (list, tuple, set, frozenset)):
             conditions.append((key, "$in", _plain(key, wanted)))
         else:
@@ -76,7 +82,9 @@ def _plain(key: str, value: Any) -> Any:
         value = value.item()
     if value is None or isinstance(value, (str, int, float, Number, Mapping)):
         return value
-    raise TypeError(f"where compares {key!r} with {value!r}, which is not JSON, as metadata are")
+    raise TypeError(
+        f"where compares {shown(key)} with {shown(value)}, which is not JSON, as metadata are"
+    )
 
 
 def fulfils(value: Any, name: str, wanted: Any) -> bool:
