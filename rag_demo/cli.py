@@ -34,6 +34,9 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except RagDemoError as error:
         _fail(str(error))
+    except SystemExit:  # By a signal, which has its own exit code.
+        _settle()
+        raise
     except KeyboardInterrupt:
         _leave(130)
     except BrokenPipeError:
@@ -87,7 +90,12 @@ def _fail(message: str) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit; what cannot be written is said once, here, and not again by the interpreter.
+    _settle()
+    sys.exit(code)
+
+
+def _settle() -> None:
+    """Prepare for the end: what cannot be written is said once, and not by the interpreter.
 
     Everything is closed, so a Ctrl-C from here on ends the process on the spot: as an exception
     it would come out of whatever the interpreter does at its end, with a traceback.
@@ -101,7 +109,6 @@ def _leave(code: int) -> NoReturn:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
-    sys.exit(code)
 
 
 def _unwritable(stream: TextIO) -> Exception | None:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from rag_demo.documents.document import Document
+from rag_demo.documents.document import Document, checked_document
 from rag_demo.encoding.embedder import BasicEmbedder, completed
 from rag_demo.errors import IndexFileError
 from rag_demo.index import refuse_foreign_folder, refuse_other_index
@@ -80,7 +80,7 @@ def ingest(
             newer version. Nothing was embedded.
         IndexFileError: The folder holds something else, is being written by another process, or
             cannot be written (the index stays what it was at the last save); or an id stands
-            twice, or metadata are not JSON.
+            twice, an id or a text is no text, or metadata are not JSON.
     """
     refuse_foreign_folder(folder)
     if not replace:
@@ -159,7 +159,11 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def _until_full(documents: Iterator[Document]) -> Iterator[Document]:
     chars = 0
-    for document in documents:
+    for each in documents:
+        try:
+            document = checked_document(each)
+        except (TypeError, ValueError) as error:
+            raise IndexFileError(f"what was handed over cannot be indexed: {error}") from None
         yield document
         chars += len(document.text)
         if chars >= BATCH_CHARS:

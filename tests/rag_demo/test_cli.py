@@ -274,7 +274,12 @@ def test_shell_completion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "code"), [("while it is imported", 130), ("when all is said", -signal.SIGINT)]
+    ("when", "code"),
+    [
+        ("while it is imported", 130),
+        ("when all is said", -signal.SIGINT),
+        ("after a SIGTERM", -signal.SIGINT),
+    ],
 )
 def test_ctrl_c_at_the_edges(when: str, code: int) -> None:
     """Before a command has begun, and while the interpreter ends: no traceback."""
@@ -289,6 +294,14 @@ def test_ctrl_c_at_the_edges(when: str, code: int) -> None:
             sys.meta_path.insert(0, Early)
         else:
             atexit.register(signal.raise_signal, signal.SIGINT)
+        if sys.argv[1] == "after a SIGTERM":
+            import rag_demo.commands
+            from torch_utils import exit_on_signals
+            def run(arguments):
+                print("version")
+                with exit_on_signals(signal.SIGTERM):
+                    signal.raise_signal(signal.SIGTERM)
+            rag_demo.commands.run = run
         sys.argv = ["rag-demo", "--version"]
         from rag_demo.cli import main
         main()
