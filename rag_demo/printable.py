@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["on_one_line", "printable", "shown"]
-
-_SHOWN_CHARS = 200
+__all__ = ["on_one_line", "printable"]
 
 # Control characters, with which a text can move the cursor, rename the window or answer in the
 # user's name; marks that reverse the order of what follows; halves of surrogate pairs, which
@@ -24,12 +22,3 @@ def printable(text: object) -> str:
 def on_one_line(text: object) -> str:
     """Do the same, with every run of whitespace as one space."""
     return printable(" ".join(str(text).split()))
-
-
-def shown(value: object) -> str:
-    """Return what a message quotes of a value that somebody gave: the beginning of its repr."""
-    try:
-        text = repr(value)
-    except Exception:  # The program's own code; or a number of more digits than Python writes.
-        return f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

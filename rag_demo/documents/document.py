@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.documents.metadata import checked_metadata
-from rag_demo.printable import shown
+from rag_demo.errors import shown
 
 __all__ = [
     "Document",

@@ -11,7 +11,7 @@ from rag_demo.documents.document import Document
 from rag_demo.documents.files import MOST_BYTES, UnreadableError
 from rag_demo.documents.metadata import checked_metadata
 from rag_demo.documents.skipped import CANNOT_BE_READ
-from rag_demo.printable import shown
+from rag_demo.errors import shown
 
 __all__ = ["read_json_lines"]
 

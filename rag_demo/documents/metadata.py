@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rag_demo.printable import shown
+from rag_demo.errors import shown
 
 __all__ = ["checked_metadata", "copied"]
 

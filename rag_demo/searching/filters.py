@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.printable import shown
+from rag_demo.errors import shown
 
 __all__ = ["Condition", "Where", "conditions_of", "fulfils", "predicate"]
 

@@ -12,7 +12,7 @@ from rag_demo.documents.document import Document
 from rag_demo.documents.ids import first_twice
 from rag_demo.documents.metadata import checked_metadata
 from rag_demo.documents.rows import DocumentRows, texts_to_embed
-from rag_demo.printable import shown
+from rag_demo.errors import shown
 from rag_demo.searching.collection import Collection
 from rag_demo.searching.modes import MODES
 
