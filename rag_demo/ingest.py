@@ -22,7 +22,7 @@ from rag_demo.errors import IndexFileError
 from rag_demo.index import refuse_foreign_folder, refuse_other_index
 from rag_demo.index_builder import IndexBuilder
 from rag_demo.storage.manifest import SPOOL
-from rag_demo.storage.writing import lock
+from rag_demo.storage.writing import made_and_locked
 from torch_utils import exit_on_signals
 
 __all__ = ["Ingested", "ingest", "sigterm_ends_in_order"]
@@ -85,11 +85,7 @@ def ingest(
     refuse_foreign_folder(folder)
     if not replace:
         refuse_other_index(folder, source=source)  # Before a model is loaded in vain.
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
-    with lock(folder), sigterm_ends_in_order():
+    with made_and_locked(folder), sigterm_ends_in_order():
         embedder = completed(embedding_model)
         if not replace:
             refuse_other_index(folder, model=embedder.identity, source=source)
