@@ -35,6 +35,8 @@ def conditions_of(written: Sequence[str]) -> dict[str, dict[str, Any]] | None:
                 "a text that begins with a sign is put in double quotes"
             )
         key, sign, value = found[1], found[2], found[3].strip()
+        if key.startswith("$"):
+            raise click.BadParameter(f"{condition!r}: no key of metadata is {key!r}")
         wanted, of_key = _typed(value), where.setdefault(key, {})
         if sign in _OPERATORS:
             if _OPERATORS[sign] in of_key:
