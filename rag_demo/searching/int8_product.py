@@ -49,28 +49,21 @@ def int8_product(torch: Any, dimension: int, queries: int) -> Int8Product | None
     None where there is no such operator, where its results are wrong (torch 2.13 on x86-64 for
     d = 1), or where it is slower than the float32 product.
     """
-    product = _fastest(torch, dimension)
-    return None if product is None or (queries == 1 and not product.suits_one) else product
-
-
-@functools.lru_cache(maxsize=32)
-def _fastest(torch: Any, dimension: int) -> Int8Product | None:
-    ways = (
-        # Of AVX-512 VNNI and AMX; without these it takes thirty times as long as float32.
-        Int8Product(lambda queries: _by_int_mm(torch, queries), 127, suits_one=True),
-        # Of AVX2 too, where sums of two products have 16 bits: so queries have 7.
-        Int8Product(lambda queries: _by_linear(torch, queries), 63, suits_one=False),
-    )
+    ways = (way for way in _WAYS if way.suits_one or queries > 1)
     return next((way for way in ways if _is_good(torch, way, dimension)), None)
 
 
-def _by_int_mm(torch: Any, queries: Any) -> Multiply:
+def _by_int_mm(queries: Any) -> Multiply:
+    import torch
+
     multiply, transposed = torch._int_mm, queries.T
     return lambda rows, room: multiply(rows, transposed, out=room())
 
 
-def _by_linear(torch: Any, queries: Any) -> Multiply:
+def _by_linear(queries: Any) -> Multiply:
     """Let queries be the weights of a quantized linear layer, all of whose scales are 1."""
+    import torch
+
     operators, count = torch.ops.onednn, len(queries)
     packed = operators.qlinear_prepack(queries, None)
     ones, zeros = torch.ones(count), torch.zeros(count, dtype=torch.int64)
@@ -78,6 +71,15 @@ def _by_linear(torch: Any, queries: Any) -> Multiply:
     return lambda rows, room: operators.qlinear_pointwise(rows, 1.0, 0, *layer)
 
 
+_WAYS = (
+    # Of AVX-512 VNNI and AMX; without these it takes thirty times as long as float32.
+    Int8Product(_by_int_mm, 127, suits_one=True),
+    # Of AVX2 too, where sums of two products have 16 bits: so queries have 7.
+    Int8Product(_by_linear, 63, suits_one=False),
+)
+
+
+@functools.lru_cache(maxsize=64)
 def _is_good(torch: Any, way: Int8Product, dimension: int) -> bool:
     try:
         few = _numbers(torch, _FEW_ROWS, dimension, 127)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from rag_demo.searching import candidates
 from rag_demo.searching.exact_scores import exact_scores
-from rag_demo.searching.int8_product import Int8Product, _fastest, int8_product
+from rag_demo.searching.int8_product import _WAYS, Int8Product, _is_good, int8_product
 from rag_demo.searching.scan import BLOCK, make_scan
 from rag_demo.vectors import normalized
 
@@ -219,36 +219,38 @@ def test_wrong_int8_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> Non
     def another(left: Any, right: Any) -> Any:
         return left.int() @ right.int()
 
-    monkeypatch.setattr("rag_demo.searching.int8_product._by_linear", None)
+    monkeypatch.setattr("rag_demo.searching.int8_product._WAYS", _WAYS[:1])
     for operator in (wrong, saturating, slow, another, None):
-        _fastest.cache_clear()
+        _is_good.cache_clear()
         monkeypatch.setattr(torch, "_int_mm", operator, raising=False)
         assert int8_product(torch, 384, 2) is None
-    _fastest.cache_clear()
+    _is_good.cache_clear()
     # What is right, and faster than anything: it is the rest that was refused.
     monkeypatch.setattr(torch, "_int_mm", right_one, raising=False)
     monkeypatch.setattr("rag_demo.searching.int8_product._speed", lambda *args: 2.0)
     product = int8_product(torch, 384, 2)
     assert product is not None and product.most == 127
-    _fastest.cache_clear()
+    _is_good.cache_clear()
 
 
 def test_layer_without_the_other_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quantized layer multiplies several queries; one that gives other numbers is not used."""
     monkeypatch.setattr(torch, "_int_mm", None, raising=False)
     monkeypatch.setattr("rag_demo.searching.int8_product._speed", lambda *args: 2.0)
-    _fastest.cache_clear()
+    _is_good.cache_clear()
     product = int8_product(torch, 384, 2)
     if product is not None:  # else this torch has no such layer
         assert product.most == 63
         assert int8_product(torch, 384, 1) is None
-    _fastest.cache_clear()
-    monkeypatch.setattr(
-        "rag_demo.searching.int8_product._by_linear",
-        lambda torch, queries: lambda rows, room: (rows.float() @ queries.float().T + 1).int(),
+    _is_good.cache_clear()
+    wrong = Int8Product(
+        lambda queries: lambda rows, room: (rows.float() @ queries.float().T + 1).int(),
+        63,
+        suits_one=False,
     )
+    monkeypatch.setattr("rag_demo.searching.int8_product._WAYS", (wrong,))
     assert int8_product(torch, 384, 2) is None
-    _fastest.cache_clear()
+    _is_good.cache_clear()
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 7, 31, 384])
