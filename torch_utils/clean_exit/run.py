@@ -32,7 +32,6 @@ _PATIENCE_WITH_HELPERS_S = 15.0  # for Python's own, and what ends: they have to
 _AFTER_STOP_S = 60.0  # for a program that was asked to stop, unless a timeout says otherwise
 _ROOM_OF_PIPE = 1 << 20
 _SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", 1031)
-_FROM_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _END_EARLY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -56,12 +55,14 @@ class Stead:
         mask: The signals that were blocked when it was started.
         on_start: Called when the program has started.
         hand_up: Called with each signal that the program sends to its parent, and the sender.
+        stop: Called with the signal that has stopped the program, to be stopped by it as well.
     """
 
     closed: Collection[int] = ()
     mask: Collection[int] = ()
     on_start: Callable[[Run], None] = lambda run: None
     hand_up: Callable[[int, int], None] = lambda number, sender: None
+    stop: Callable[[int], None] = lambda number: None
 
 
 IN_STEAD: ContextVar[Stead | None] = ContextVar("clean_exit_in_stead", default=None)
@@ -254,9 +255,11 @@ class Run:
 
     def _stop_with_it(self) -> None:
         """Stop as the program has, so that a shell sees its job stopped; the keeper ends that."""
-        if self._stead is not None and self.keeper.stopped in _FROM_TERMINAL:
-            self.keeper.stopped = None
-            os.kill(os.getpid(), signal.SIGSTOP)
+        number, self.keeper.stopped = self.keeper.stopped, None
+        if self._stead is not None and number is not None:
+            program = read_process(self.keeper.pid)
+            if program is None or program.state == "T":  # Else it goes on already.
+                self._stead.stop(number)
 
     def _pause(self) -> float:
         """Return how long to wait for news, so that the next moment that matters is not missed."""
