@@ -210,3 +210,28 @@ def test_a_process_that_is_killed_is_about_to_end() -> None:
     assert running is not None and not running.is_ending
     assert ended is not None and ended.is_ending
     assert ended.state == "Z"
+
+
+def test_a_chain_of_short_lived_processes(tmp_path: Path) -> None:
+    """Each forks the next and goes, faster than /proc can be read: found and ended all the same."""
+    from torch_utils.clean_exit import check
+
+    program = tmp_path / "chain.py"
+    program.write_text("""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    for file in range(3):
+        os.close(file)
+    stop = time.monotonic() + 60
+    while time.monotonic() < stop:
+        if os.fork():
+            os._exit(0)
+        time.sleep(0.001)
+""")
+    report = check(program)
+    assert [finding.id for finding in report.findings] == ["left-over-process"], report
+    done = subprocess.run(
+        ["pgrep", "-f", str(program)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""
