@@ -13,7 +13,7 @@ sends to its parent alone, which is this process, is meant for who called the ch
 
 The checker writes, after the start message, lines: ``kill N``, ``pass N FROM`` (a signal that
 the checker got), ``end``. The keeper writes: ``started PID``, ``failed ERRNO``, ``stopped N``,
-``continued``, ``ended STATUS HAD_CHILDREN``, ``alone`` (then or later, when nothing is left below),
+``continued``, ``ended STATUS HAD_CHILDREN``, ``alone`` (then or later: nothing is left below),
 ``parent N FROM`` (a signal for who called), ``gone``.
 """
 
@@ -281,8 +281,9 @@ class _Keeper:
         # Told when all that it left is known: the kernel hands that over before it ends.
         if status is not None:
             _say(self._control, f"ended {status} {self._had_children}")
-        # Without children there is nothing further down: what lost its parent would be one.
-        if pid == -1 and not self._is_alone:
+        # Without children there is nothing further down: what lost its parent would be one. Nor
+        # where it could not be told from the program, or ended (no /proc).
+        if self._ended and not self._is_alone and (pid == -1 or descendants() is None):
             self._is_alone = True
             _say(self._control, "alone")
         return pid == 0

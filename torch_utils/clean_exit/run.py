@@ -326,11 +326,12 @@ class Run:
 
     def _all_gone(self) -> bool:
         """Say whether nothing is left of the run; after some patience, note what is."""
-        alone, open_pipes = self.keeper.is_alone, bool(self._streams)
+        left, open_pipes = descendants(self.keeper.keeper_pid), bool(self._streams)
+        # What forks and goes, over and over, is hardly ever seen; the keeper knows that it is.
+        alone = self.keeper.is_alone and not left
         if alone and not open_pipes:
             return True
         now = time.monotonic()
-        left = [] if alone else descendants(self.keeper.keeper_pid)
         self._last_left = left or self._last_left
         self._last_seen_s = max(self._last_seen_s, self.outcome.ended_s) if alone else now
         # The end of what a process wrote is there to be read only after it is gone.
@@ -340,7 +341,6 @@ class Run:
         patience = _PATIENCE_WITH_HELPERS_S if with_helpers or ending else _PATIENCE_S
         if waited < patience and (ending or not self._in_a_hurry):
             return False
-        # What forks and goes, over and over, is hardly ever seen.
         self.outcome.left_over = [] if alone else self._last_left
         self.outcome.is_left, self.outcome.holds_output = not alone, open_pipes
         if left:

@@ -195,6 +195,8 @@ def test_output_ends_after_its_last_writer(monkeypatch: pytest.MonkeyPatch) -> N
     looks = iter([[helper]] * 30)
     monkeypatch.setattr(runs, "_PATIENCE_S", 0.5)
     monkeypatch.setattr(runs, "descendants", lambda ancestor: next(looks, []))
+    has_ended = property(lambda keeper: keeper.returncode is not None, lambda keeper, value: None)
+    monkeypatch.setattr(runs.Keeper, "is_alone", has_ended, raising=False)
     # Holds stderr open for a moment after it is seen no more.
     report = check(["sh", "-c", "sleep 0.8 & exit 0"])
     assert report.clean, report
