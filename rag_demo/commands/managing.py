@@ -51,6 +51,7 @@ def info(folder: Path, as_json: bool) -> None:
         click.echo(json.dumps(facts))
         return
     facts["bytes"] = format_bytes(nbytes)
+    facts["finished"] = "yes" if facts["finished"] else "no"
     for name, value in facts.items():
         say(f"{name:10} {value}")
 
@@ -80,7 +81,7 @@ def verify(folder: Path) -> None:
 def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> None:
     """Delete texts from the index in DIR.
 
-    By their IDs, or by a condition on their metadata.
+    By their IDs, as rag-demo search --json prints them, or by a condition on their metadata.
     """
     from rag_demo.index import identity_of, read_index, replace_index
     from rag_demo.searching.collection import Collection

@@ -186,6 +186,8 @@ def test_add_and_delete(
     run(["info", index, "--json"])
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (facts["texts"], facts["model"]) == (len(before) - 1, "letters")
+    run(["info", index])
+    assert "finished   yes\n" in capsys.readouterr().out
 
 
 def test_all_texts_deleted(index: str, capsys: pytest.CaptureFixture[str]) -> None:
