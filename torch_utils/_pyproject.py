@@ -83,6 +83,8 @@ def _load(tool: Tool, path: Path) -> dict[str, Any]:
         tables = toml.loads(text).get("tool", {})
     except toml.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be read") from None
     found = [name for name in tool.names if isinstance(tables, dict) and name in tables]
     if len(found) > 1:
         raise ValueError(f"{path} has both [tool.{found[0]}] and [tool.{found[1]}]")

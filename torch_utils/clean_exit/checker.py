@@ -195,7 +195,7 @@ def _findings(
         run.text,
         resource_warnings=resource_warnings,
         returncode=outcome.returncode,
-        had_children=True if outcome.left_over else run.keeper.had_children,
+        had_children=True if outcome.is_left else run.keeper.had_children,
     )
     if outcome.timed_out:
         found.append(_hang(outcome, inside, limits))
@@ -211,7 +211,7 @@ def _findings(
     if remaining:
         summary = f"{len(remaining)} not tracked, and still there: {', '.join(remaining)}"
         found.append(Finding("leaked-shared-memory", summary, pid=inside.pid))
-    if outcome.left_over or (outcome.holds_output and not outcome.timed_out):
+    if outcome.is_left or (outcome.holds_output and not outcome.timed_out):
         found.append(_left_over(outcome))
     for pid, nbytes in outcome.held_gpu_bytes.items():
         summary = f"{nbytes / 1e6:.1f} MB by process {pid}, which outlived the program"
@@ -279,6 +279,8 @@ def _left_over(outcome: Outcome) -> Finding:
     count = len(outcome.left_over)
     if not count:
         summary = "something that could not be found still holds the program's output open"
+        if outcome.is_left:
+            summary = "something that kept starting another in its place ran on and was ended"
         return Finding("left-over-process", summary)
     many = count > 1
     summary = (

@@ -199,7 +199,7 @@ def _run_repeatedly(
     reports: list[ExitReport] = []
     closed = fill_closed_files()
     with Signals() as signals:
-        IN_STEAD.set(Stead(closed, signals.mask, signals.attach, signals.hand_up))
+        IN_STEAD.set(Stead(closed, signals.mask, signals.attach, signals.hand_up, signals.stop))
         for _ in range(options.repeat):
             try:
                 report = _check_once(options, command)

@@ -20,6 +20,7 @@ from .findings import PHASES, Finding, signal_name
 from .messages import leak_id
 
 _MOST_BYTES = 16 << 20
+_MOST_AT_ONCE = 1 << 20
 _LONGEST_LINE = 64 * 1024
 _IN_FULL = 3  # as in the probe: errors alike that come one by one
 
@@ -267,3 +268,29 @@ def _format_places(places: list[tuple[str, int, str]]) -> str:
         if source:
             lines.append(f"    {source}\n")
     return "".join(lines)
+
+
+class Growth:
+    """Watches a file for a word, reading each part of it once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._tail, self._seen = path, 0, b"", False
+
+    def has(self, word: bytes) -> bool:
+        """Say whether the word has come."""
+        if self._seen:
+            return True
+        try:
+            file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            data = self._tail + os.pread(file, _MOST_AT_ONCE, self._offset)
+        except OSError:  # The program has put something else there.
+            return False
+        finally:
+            os.close(file)
+        self._offset += len(data) - len(self._tail)
+        self._tail = data[-len(word) :]
+        self._seen = word in data
+        return self._seen

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,21 +81,31 @@ def _command(item: pytest.Item, folder: Path) -> list[str]:
         command += ["-c", str(config.inipath)]
     if config.getoption("disable_plugin_autoload", False):
         command.append("--disable-plugin-autoload")
-    for plugin in config.getoption("plugins") or ():
-        # A worker of xdist has no terminal; here it says what went wrong.
-        if not (plugin == "no:terminal" and hasattr(config, "workerinput")):
-            command += ["-p", plugin]
     # The cache is shared, but for what the other session would write about the last run.
     for plugin in ("lfplugin", "nfplugin", "stepwise"):
         command += ["-p", f"no:{plugin}"]
     for setting in config.getoption("override_ini") or ():
         command += ["-o", setting]
-    command += ["-o", "addopts="]
+    command += ["-o", f"addopts={shlex.join(_plugins(config))}"]
     basetemp = config.getoption("basetemp", None)
     if basetemp:  # One session empties it; two must not have the same.
         command += ["--basetemp", str(Path(f"{Path(basetemp).absolute()}-{folder.name}"))]
     # Relative, as pytest takes "[" in an argument for parameters.
     return [*command, os.path.relpath(item.path, here) + _below_file(item)]
+
+
+def _plugins(config: pytest.Config) -> list[str]:
+    """Return the arguments that load plug-ins, and keep them away.
+
+    To be read with addopts: one that is kept away by the command line itself has no options,
+    nor settings, and those that are there, or are given here, would be unknown.
+    """
+    arguments = []
+    for plugin in config.getoption("plugins") or ():
+        # A worker of xdist has no terminal; here it says what went wrong.
+        if not (plugin == "no:terminal" and hasattr(config, "workerinput")):
+            arguments += ["-p", plugin]
+    return arguments
 
 
 def _below_file(item: pytest.Item) -> str:

@@ -13,7 +13,8 @@ sends to its parent alone, which is this process, is meant for who called the ch
 
 The checker writes, after the start message, lines: ``kill N``, ``pass N FROM`` (a signal that
 the checker got), ``end``. The keeper writes: ``started PID``, ``failed ERRNO``, ``stopped N``,
-``continued``, ``ended STATUS HAD_CHILDREN``, ``parent N FROM`` (a signal for who called), ``gone``.
+``continued``, ``ended STATUS HAD_CHILDREN``, ``alone`` (then or later: nothing is left below),
+``parent N FROM`` (a signal for who called), ``gone``.
 """
 
 # The private modules: the public ones cost 20 ms, of enumerations that nothing here needs.
@@ -213,7 +214,7 @@ class _Keeper:
     def __init__(self, control, waker, pid, follows):
         self._control, self._waker, self._pid = control, waker, pid
         self._checker = os.getppid() if follows else None
-        self._ended = False
+        self._ended = self._is_alone = False
         self._had_children = None
         self._rest = b""
         self._got = []  # signals that came here, of which the checker has not spoken yet
@@ -280,6 +281,11 @@ class _Keeper:
         # Told when all that it left is known: the kernel hands that over before it ends.
         if status is not None:
             _say(self._control, f"ended {status} {self._had_children}")
+        # Without children there is nothing further down: what lost its parent would be one. Nor
+        # where it could not be told from the program, or ended (no /proc).
+        if self._ended and not self._is_alone and (pid == -1 or descendants() is None):
+            self._is_alone = True
+            _say(self._control, "alone")
         return pid == 0
 
     def _tell_of_stop(self, status):

@@ -45,6 +45,7 @@ class Keeper:
     ) -> None:
         self.returncode: int | None = None
         self.had_children: bool | None = None  # whether the program had any; None: not known
+        self.is_alone = False  # whether it has ended, and all that descends from it
         self.stopped: int | None = None
         self.for_parent: list[tuple[int, int]] = []  # signals that it sent there, with the sender
         self._rest = b""
@@ -148,8 +149,10 @@ class Keeper:
             elif what == "parent":
                 signal_number, _, sender = number.partition(" ")
                 self.for_parent.append((int(signal_number), int(sender)))
+            elif what == "alone":
+                self.is_alone = True
             elif what == "gone":
-                self._gone = True
+                self._gone = self.is_alone = True
 
     def send(self, number: int) -> None:
         """Send the program a signal; nothing happens if it has ended."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from .events import Inside, read_events
+from .events import Growth, Inside, read_events
 from .gpu import memory_of_processes
 from .keeping import Keeper
 from .processes import Process, descendants, read_process
@@ -32,7 +32,6 @@ _PATIENCE_WITH_HELPERS_S = 15.0  # for Python's own, and what ends: they have to
 _AFTER_STOP_S = 60.0  # for a program that was asked to stop, unless a timeout says otherwise
 _ROOM_OF_PIPE = 1 << 20
 _SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", 1031)
-_FROM_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _END_EARLY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -56,12 +55,14 @@ class Stead:
         mask: The signals that were blocked when it was started.
         on_start: Called when the program has started.
         hand_up: Called with each signal that the program sends to its parent, and the sender.
+        stop: Called with the signal that has stopped the program, to be stopped by it as well.
     """
 
     closed: Collection[int] = ()
     mask: Collection[int] = ()
     on_start: Callable[[Run], None] = lambda run: None
     hand_up: Callable[[int, int], None] = lambda number, sender: None
+    stop: Callable[[int], None] = lambda number: None
 
 
 IN_STEAD: ContextVar[Stead | None] = ContextVar("clean_exit_in_stead", default=None)
@@ -78,6 +79,7 @@ class Outcome:
     timed_out: bool = False
     stacks: str = ""
     left_over: list[Process] = field(default_factory=list)
+    is_left: bool = False  # whether there is something, which may be too quick to be seen
     held_gpu_bytes: dict[int, int] = field(default_factory=dict)
     holds_output: bool = False
 
@@ -120,7 +122,8 @@ class Run:
         self._in_a_hurry = False
         self._next_look_s = 0.0
         self._last_seen_s = 0.0
-        self._new_events = _Growth(events)
+        self._last_left: list[Process] = []
+        self._new_events = Growth(events)
         self._streams: list[Stream] = []
         self.outcome = Outcome(started_s=time.monotonic())
         given = self._make_files(stdin, copy_stdout, echo)
@@ -242,7 +245,7 @@ class Run:
         if not self.outcome.ended_s:
             self._stop_with_it()
             self._keep_limits()
-        if running and self.outcome.ended_s:
+        if self.keeper.is_alone and self.keeper in selector.get_map():
             selector.unregister(self.keeper)  # It has told all that there is.
         return not running and self._all_gone()
 
@@ -254,9 +257,11 @@ class Run:
 
     def _stop_with_it(self) -> None:
         """Stop as the program has, so that a shell sees its job stopped; the keeper ends that."""
-        if self._stead is not None and self.keeper.stopped in _FROM_TERMINAL:
-            self.keeper.stopped = None
-            os.kill(os.getpid(), signal.SIGSTOP)
+        number, self.keeper.stopped = self.keeper.stopped, None
+        if self._stead is not None and number is not None:
+            program = read_process(self.keeper.pid)
+            if program is None or program.state == "T":  # Else it goes on already.
+                self._stead.stop(number)
 
     def _pause(self) -> float:
         """Return how long to wait for news, so that the next moment that matters is not missed."""
@@ -321,51 +326,27 @@ class Run:
 
     def _all_gone(self) -> bool:
         """Say whether nothing is left of the run; after some patience, note what is."""
-        left = descendants(self.keeper.keeper_pid)
-        open_pipes = bool(self._streams)
-        if not left and not open_pipes:
+        left, open_pipes = descendants(self.keeper.keeper_pid), bool(self._streams)
+        # What forks and goes, over and over, is hardly ever seen; the keeper knows that it is.
+        alone = self.keeper.is_alone and not left
+        if alone and not open_pipes:
             return True
         now = time.monotonic()
-        self._last_seen_s = now if left else max(self._last_seen_s, self.outcome.ended_s)
+        self._last_left = left or self._last_left
+        self._last_seen_s = max(self._last_seen_s, self.outcome.ended_s) if alone else now
         # The end of what a process wrote is there to be read only after it is gone.
-        waited = now - (self.outcome.ended_s if left else self._last_seen_s)
+        waited = now - (self._last_seen_s if alone else self.outcome.ended_s)
         ending = any(process.is_ending for process in left)
         with_helpers = any(process.is_helper() for process in left)
         patience = _PATIENCE_WITH_HELPERS_S if with_helpers or ending else _PATIENCE_S
         if waited < patience and (ending or not self._in_a_hurry):
             return False
-        self.outcome.left_over = left
-        self.outcome.holds_output = open_pipes
+        self.outcome.left_over = [] if alone else self._last_left
+        self.outcome.is_left, self.outcome.holds_output = not alone, open_pipes
         if left:
             held = memory_of_processes()
             self.outcome.held_gpu_bytes = {p.pid: held[p.pid] for p in left if held.get(p.pid)}
         return True
-
-
-class _Growth:
-    """Watches a file for a word, reading each part of it once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._tail, self._seen = path, 0, b"", False
-
-    def has(self, word: bytes) -> bool:
-        """Say whether the word has come."""
-        if self._seen:
-            return True
-        try:
-            file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            data = self._tail + os.pread(file, _ROOM_OF_PIPE, self._offset)
-        except OSError:  # The program has put something else there.
-            return False
-        finally:
-            os.close(file)
-        self._offset += len(data) - len(self._tail)
-        self._tail = data[-len(word) :]
-        self._seen = word in data
-        return self._seen
 
 
 def _is_open(number: int) -> bool:

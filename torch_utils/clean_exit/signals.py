@@ -23,6 +23,7 @@ _NOT_BLOCKABLE = ("KILL", "STOP")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # What the kernel also sends because of something that this process itself did.
 _BY_WRITING = (signal.SIGPIPE, getattr(signal, "SIGXFSZ", None))
+_FROM_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _GROUP_S = 1.0  # as long as that a signal for the whole group is known to be one
 
 
@@ -84,6 +85,16 @@ class Signals:
             return
         with contextlib.suppress(OSError):  # Another user's, as plainly.
             os.kill(self._caller, number)
+
+    def stop(self, number: int) -> None:
+        """Stop this process by a signal of a terminal's, which a shell then tells of."""
+        if number not in _FROM_TERMINAL:
+            return  # SIGSTOP was for the program alone.
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            number = signal.SIGSTOP
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        signal.pthread_kill(threading.get_ident(), number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _take(self) -> None:
         taken = _taken()

@@ -163,6 +163,14 @@ def test_options_of_the_session(
     run(outer, *options[1:]).assert_outcomes(skipped=1)
 
 
+def test_plugins_kept_away(outer: pytest.Pytester) -> None:
+    """One whose option the other session is given, and one whose setting the project has."""
+    ini = f"[pytest]\naddopts = {' '.join(LIGHT)} --strict-config -p no:cacheprovider\n"
+    outer.makeini(f"{ini}cache_dir = .cache_of_mine\n")
+    outer.makepyfile("import pytest\n@pytest.mark.clean_exit\ndef test_here(): pass\n")
+    run(outer, "-p", "no:capture").assert_outcomes(passed=1)
+
+
 @pytest.mark.slow
 def test_orders_and_selections_are_this_sessions(outer: pytest.Pytester) -> None:
     """--lf, --ff, --sw and --deselect: what the other session writes does not disturb them."""

@@ -81,10 +81,11 @@ WRONG = {
     "tiemout = 3": "it may have",
     "error-exitcode = 3\nerror_exitcode = 4": "twice",
     "timeout = ": "is not TOML",
+    f"ignore = {'[' * 5000}": "is nested too deeply",
 }
 
 
-@pytest.mark.parametrize("table", WRONG)
+@pytest.mark.parametrize("table", WRONG, ids=lambda table: table[:40])
 def test_wrong_values(table: str, tmp_path: Path) -> None:
     """One line, with the file and the value."""
     with pytest.raises(ValueError, match=re.escape(WRONG[table])) as caught:

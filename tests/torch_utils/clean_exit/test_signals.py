@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import sys
 
 import pytest
 
-from clean_exit.test_bystanders import COUNTER, run, shell, start
+from clean_exit.test_bystanders import COUNTER, ENV, QUIET, run, shell, start
 
 ALL = "XCPU TRAP SYS SEGV BUS FPE PIPE XFSZ IO PROF".split()
 
@@ -31,6 +33,31 @@ def test_signals_for_the_parent(prefix: str, command: str, got: str) -> None:
     """They reach who called the command, as plainly, and once."""
     script = f"trap 'printf \"got \"' USR1; {prefix}sh -c 'trap : USR1; {command}; sleep 0.5'; echo"
     assert shell(script, start_new_session=True).stdout == got + "\n"
+
+
+@pytest.mark.parametrize("prefix", [[], QUIET])
+def test_reading_in_the_background(prefix: list[str]) -> None:
+    """It is stopped by the terminal it reads from, and goes on in front: it is stopped once."""
+    job = "sh -c 'read line; echo got $line.'"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(ENV)
+        script = f'set -m; "$@" {job} & wait $!; echo code $?.; sleep 0.5; fg; echo last $?.'
+        os.execvp("bash", ["bash", "-c", script, "bash", *prefix])
+    said = b""
+    while b"code" not in said:
+        said += os.read(terminal, 1000)
+    os.write(terminal, b"hello\n")
+    try:
+        while part := os.read(terminal, 1000):
+            said += part
+    except OSError:
+        pass  # So a terminal says that it has been left.
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    assert f"code {128 + signal.SIGTTIN}.".encode() in said, said
+    assert b"got hello." in said, said
+    assert b"last 0." in said, said
 
 
 @pytest.mark.parametrize(

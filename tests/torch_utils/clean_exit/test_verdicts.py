@@ -197,6 +197,8 @@ def test_output_ends_after_its_last_writer(monkeypatch: pytest.MonkeyPatch) -> N
     looks = iter([[helper]] * 30)
     monkeypatch.setattr(runs, "_PATIENCE_S", 0.5)
     monkeypatch.setattr(runs, "descendants", lambda ancestor: next(looks, []))
+    has_ended = property(lambda keeper: keeper.returncode is not None, lambda keeper, value: None)
+    monkeypatch.setattr(runs.Keeper, "is_alone", has_ended, raising=False)
     # Holds stderr open for a moment after it is seen no more.
     report = check(["sh", "-c", "sleep 0.8 & exit 0"])
     assert report.clean, report
@@ -212,3 +214,28 @@ def test_a_process_that_is_killed_is_about_to_end() -> None:
     assert running is not None and not running.is_ending
     assert ended is not None and ended.is_ending
     assert ended.state == "Z"
+
+
+def test_a_chain_of_short_lived_processes(tmp_path: Path) -> None:
+    """Each forks the next and goes, faster than /proc can be read: found and ended all the same."""
+    from torch_utils.clean_exit import check
+
+    program = tmp_path / "chain.py"
+    program.write_text("""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    for file in range(3):
+        os.close(file)
+    stop = time.monotonic() + 60
+    while time.monotonic() < stop:
+        if os.fork():
+            os._exit(0)
+        time.sleep(0.001)
+""")
+    report = check(program)
+    assert [finding.id for finding in report.findings] == ["left-over-process"], report
+    done = subprocess.run(
+        ["pgrep", "-f", str(program)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""

@@ -15,24 +15,16 @@ def follow(events, here, record, state, os, sys):
     except ImportError:
         return
     usual = _posixsubprocess.fork_exec
-    variables = os.environb
-    encode = os.fsencode
-    own = encode(os.path.basename(sys.executable or "python"))
+    add_probe = _make_adding(events, here, os, sys)
 
     def fork_exec(args, executables, *rest, _failure=Exception):
         state["spawned"] = True
         watch_crashes(record, sys)
         try:
             args, executables = list(args), list(executables)
-            if _is_python(executables[0], own) and not _is_isolated([encode(a) for a in args]):
-                given = rest[3]
-                if given is None:
-                    given = [name + b"=" + value for name, value in variables.items()]
-                rest = (
-                    *rest[:3],
-                    _with_probe(list(given), encode(events), encode(here)),
-                    *rest[4:],
-                )
+            changed = add_probe(executables[0], args, rest[3])
+            if changed is not None:
+                rest = (*rest[:3], [n + b"=" + v for n, v in changed], *rest[4:])
         except _failure:
             pass  # Arguments that make no sense: the call itself says what is wrong with them.
         return usual(args, executables, *rest)
@@ -42,27 +34,77 @@ def follow(events, here, record, state, os, sys):
     if getattr(loaded, "_fork_exec", None) is usual:
         loaded._fork_exec = fork_exec
     if hasattr(os, "posix_spawn"):  # What subprocess prefers from Python 3.13 on.
-        os.posix_spawn = _make_spawn(os.posix_spawn, events, here, record, state, os, sys)
+        os.posix_spawn = _make_spawn(os.posix_spawn, add_probe, record, state, sys)
+    execute = os.execve
+    for name in ("execv", "execve"):
+        setattr(os, name, _make_execution(getattr(os, name), execute, add_probe, record))
+    os.supports_fd.add(os.execve)
 
 
-def _make_spawn(usual, events, here, record, state, os, sys):
-    encode = os.fsencode
+def _make_adding(events, here, os, sys):
+    """Return a function that adds the probe to the environment of what will be a Python.
+
+    It takes a list of bytes as subprocess does, a mapping as os does, and None for what this
+    process has; it returns names with values, or None for what is to be left alone.
+    """
+    variables, encode, may, readable = os.environb, os.fsencode, os.access, os.R_OK | os.X_OK
     own = encode(os.path.basename(sys.executable or "python"))
 
+    def add_probe(path, argv, environment):
+        if not _is_python(encode(path), own) or _is_isolated([encode(a) for a in argv]):
+            return None
+        # Another user, or one behind another root, could not take out what it did not find.
+        if not may(here, readable, effective_ids=True):
+            return None
+        given = variables if environment is None else environment
+        if type(given) is list:
+            pairs = [entry.partition(b"=")[::2] for entry in given]
+        else:
+            pairs = given.items()
+        return _with_probe([(encode(n), v) for n, v in pairs], events, here, encode)
+
+    return add_probe
+
+
+def _make_spawn(usual, add_probe, record, state, sys):
     def posix_spawn(path, argv, env, /, *rest, _failure=Exception, **options):
         state["spawned"] = True
         watch_crashes(record, sys)
         try:
-            argv, changed = list(argv), env
-            if _is_python(encode(path), own) and not _is_isolated([encode(a) for a in argv]):
-                given = [encode(name) + b"=" + encode(value) for name, value in env.items()]
-                given = _with_probe(given, encode(events), encode(here))
-                changed = dict(entry.split(b"=", 1) for entry in given)
+            argv = list(argv)
+            changed = add_probe(path, argv, env)
+            env = env if changed is None else dict(changed)
         except _failure:
-            changed = env  # As above.
-        return usual(path, argv, changed, *rest, **options)
+            pass  # As above.
+        return usual(path, argv, env, *rest, **options)
 
     return posix_spawn
+
+
+def _make_execution(usual, execute, add_probe, record):
+    """Have the Python that a process becomes load the probe: so pty, say, starts programs.
+
+    Called as a function is, but a class: what `usual` raises, called from C as its __init__, has
+    no frame of these files in its traceback. Where it comes to that there is no such Python.
+    """
+    takes_env = usual is execute
+
+    class Execution:
+        def __new__(cls, path=None, argv=None, env=None, *_, _failure=Exception, **__):
+            try:
+                changed = add_probe(path, argv, env)
+                if changed is not None and takes_env is (env is not None):
+                    record("executed")
+                    execute(path, argv, dict(changed))
+            except _failure:
+                pass
+            return object.__new__(cls)
+
+        __init__ = usual
+
+    Execution.__name__ = Execution.__qualname__ = usual.__name__
+    Execution.__module__, Execution.__doc__ = usual.__module__, usual.__doc__
+    return Execution
 
 
 def _is_python(path, own):
@@ -92,15 +134,18 @@ def _is_isolated(args):
     return False
 
 
-def _with_probe(environment, events, here):
-    if any(entry.startswith(b"CLEAN_EXIT_EVENTS=") for entry in environment):
-        return environment  # Another checker's program.
-    original = [entry[11:] for entry in environment if entry.startswith(b"PYTHONPATH=")][:1]
-    changed = [entry for entry in environment if not entry.startswith(b"PYTHONPATH=")]
-    changed.append(b"CLEAN_EXIT_EVENTS=" + events)
-    changed += [b"CLEAN_EXIT_PYTHONPATH=" + path for path in original]
-    # An empty entry would be the current folder.
-    changed.append(b"PYTHONPATH=" + b":".join([here, *(path for path in original if path)]))
+def _with_probe(pairs, events, here, encode):
+    known = dict(pairs)
+    if b"CLEAN_EXIT_EVENTS" in known:
+        return None  # Another checker's program.
+    changed = [pair for pair in pairs if pair[0] != b"PYTHONPATH"]
+    changed.append((b"CLEAN_EXIT_EVENTS", encode(events)))
+    path = [encode(here)]
+    if b"PYTHONPATH" in known:
+        original = encode(known[b"PYTHONPATH"])
+        changed.append((b"CLEAN_EXIT_PYTHONPATH", original))
+        path += [original] if original else []  # An empty entry would be the current folder.
+    changed.append((b"PYTHONPATH", b":".join(path)))
     return changed
 
 
