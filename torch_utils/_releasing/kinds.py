@@ -93,7 +93,8 @@ _LEAVES = frozenset(
         (
             *(bool, int, float, complex, str, bytes, bytearray, memoryview, range, slice, type),
             *(type(None), type(Ellipsis), type(NotImplemented), BaseException, ModuleType),
-            *(FunctionType, BuiltinFunctionType, MethodType, CodeType, property),
+            *(FunctionType, BuiltinFunctionType, MethodType, CodeType),
+            *(property, staticmethod, classmethod),
         ),
     )
 )

@@ -51,10 +51,7 @@ def empty(thing: Any, name: str, kind_of: Callable[[Any], Kind]) -> TypeError:
 
 def is_nested(torch: Any, tensor: Any) -> bool:
     """Say whether a tensor is a nested one, without asking a subclass's own code."""
-    if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
-        return bool(tensor.is_nested)
-    with torch._C.DisableTorchFunctionSubclass():
-        return bool(tensor.is_nested)
+    return bool(torch.Tensor.is_nested.__get__(tensor))
 
 
 def _nearest(thing: Any, name: str, kind_of: Callable[[Any], Kind]) -> str:

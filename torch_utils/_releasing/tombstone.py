@@ -111,6 +111,8 @@ class Tombstone:
             refuse(self, name, ReleasedAttributeError)
         if name == "__class__":
             return _read(self, "__dict__")[_KEY].kind
+        if name == "__module__":
+            return _read(self, "__dict__")[_KEY].kind.__module__
         if name in _READABLE:
             return _read(self, name)
         if name in _CLOSING and hasattr(_read(self, "__dict__")[_KEY].kind, name):

@@ -1,4 +1,4 @@
-"""A metaclass of the program's is asked for nothing: not to compare, to hash, or for a name."""
+"""Classes and metaclasses of the program's are asked for nothing: no equality, hash, or name."""
 
 from __future__ import annotations
 
@@ -147,3 +147,26 @@ def test_control_the_usual_ways_ask() -> None:
     assert is_among(Holder, (int, Holder))
     assert ByClass(lambda kind: kind is Holder)(Holder)
     assert ASKED == []
+
+
+class OwnAttributes(torch.Tensor):
+    """Has a say in every attribute that is read or set."""
+
+    def __getattribute__(self, name: str) -> Any:
+        ASKED.append(name)
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        ASKED.append(f"{name} =")
+        super().__setattr__(name, value)
+
+
+def test_tensors_attributes_are_not_asked() -> None:
+    """What a tensor is, and its hooks, are read and dropped by torch's own accessors."""
+    tensor = torch.ones(3).as_subclass(OwnAttributes)
+    tensor.note = torch.ones(5)
+    ASKED.clear()
+    assert release(tensor).freed_bytes == {"host": 32}
+    assert ASKED == []
+    assert tensor.shape == (0,)
+    assert "shape" in ASKED  # It does notice.
