@@ -179,3 +179,12 @@ def import_torch() -> Any | None:
         log(DEBUG, "torch cannot be imported: %r", error)
         return None
     return loaded_torch()
+
+
+def current_task() -> Any | None:
+    """Return the asyncio task that the caller is in, if it is in one."""
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return asyncio.current_task() if asyncio is not None else None
+    except (RuntimeError, AttributeError):  # No event loop runs here, or asyncio half-imported.
+        return None

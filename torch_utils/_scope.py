@@ -20,6 +20,7 @@ from torch_utils._flags import read_flags, restore_flags
 from torch_utils._interrupts import never_began
 from torch_utils._openings import ENTERED, frame_key, frames_of
 from torch_utils._registry import REGISTRY, Claim, Entry
+from torch_utils._releasing.classes import name_of
 from torch_utils._releasing.plan import plan
 from torch_utils._releasing.work import Release, caller_key
 from torch_utils._runtime import DEBUG, ERROR, is_shutting_down, log
@@ -82,7 +83,7 @@ class OpenScope(Entry):
         """Open it, for the with statement that the frame is executing."""
         self.scope = scope
         self.name = type(scope).__name__
-        self.items.extend(Item(type(thing).__name__, thing) for thing in resources)
+        self.items.extend(Item(name_of(type(thing)), thing) for thing in resources)
         self._handled = Handled()  # What is older than the block is not of it.
         self._flags = read_flags() if scope._restore_flags else {}
         self.frame = frame_key(frame)

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from torch_utils._openings import find_current
+from torch_utils._releasing.classes import name_of
 from torch_utils._releasing.plan import check_kinds
 from torch_utils._releasing.work import Collect, check_collect
 from torch_utils._scope import (
@@ -146,7 +147,7 @@ class SafePyTorchCleanup:
         opened = self._current(sys._getframe(1))
         if close is None:
             check_kinds([obj])
-            opened.items.append(Item(type(obj).__name__, obj))
+            opened.items.append(Item(name_of(type(obj)), obj))
         else:
             opened.items.append(_call(close, *((obj,) if _needs_argument(close) else ())))
         return obj

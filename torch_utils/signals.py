@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from torch_utils._registry import REGISTRY, Claim
-from torch_utils._runtime import PHASE
+from torch_utils._runtime import PHASE, current_task
 from torch_utils.errors import SignalError
 
 __all__ = ["SignalExit", "exit_on_signals"]
@@ -140,6 +140,9 @@ class SignalExit:
             if sys.unraisablehook != self._unraisable:
                 self._hooks.append(sys.unraisablehook)
                 sys.unraisablehook = self._unraisable
+            task = current_task()
+            if task is not None:
+                task.add_done_callback(_take_note)
             raise _OrderlyExit(128 + number)
 
     def _unraisable(self, lost: Any) -> None:
@@ -168,6 +171,12 @@ class SignalExit:
         if self._number is not None and signal.getsignal(self._number) == signal.SIG_DFL:
             signal.signal(self._number, self._handle)
             self._try_again()
+
+
+def _take_note(task: Any) -> None:
+    """Ask for what ended a task: one that nobody awaits would log it, and it ends the program."""
+    if isinstance(getattr(task, "_exception", None), _OrderlyExit):
+        task.exception()
 
 
 IMPORT_WAIT_S = 10.0

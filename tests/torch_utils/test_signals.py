@@ -341,3 +341,40 @@ asyncio.run(main())
     )
     assert result.returncode == 143, str(result)  # asyncio may log what a task was raised into.
     assert result.stdout == "begin kept\nend kept\n"
+
+
+@pytest.mark.parametrize("place", ["task", "generator"])
+@pytest.mark.parametrize("safe", [True, False])
+def test_in_a_task_that_nobody_awaits(place: str, safe: bool) -> None:
+    """asyncio logs the exception of such a task, which is what ends the program here."""
+    install = "exit_on_signals()" if safe else "signal.signal(signal.SIGTERM, plain)"
+    result = run(
+        PRELUDE
+        + f"""
+import asyncio
+def plain(number, frame): raise SystemExit(143)
+def signalled():
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(100): time.sleep(0.0001)
+async def task():
+    signalled()
+async def generator():
+    try: yield
+    finally: signalled()
+async def main():
+    if {place!r} == "task":
+        kept = asyncio.create_task(task())
+    else:
+        g = generator()
+        await g.__anext__()
+        del g  # The loop closes it, in a task.
+    await asyncio.sleep(20)
+r0 = R("kept")
+{install}
+asyncio.run(main())
+"""
+    )
+    assert result.returncode == 143, str(result)
+    assert result.stdout == "begin kept\nend kept\n"
+    assert ("never retrieved" in result.stderr) is not safe
+    assert safe is (result.stderr == "")

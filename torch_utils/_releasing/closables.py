@@ -6,7 +6,7 @@ from operator import methodcaller
 from typing import Any
 
 from torch_utils._interrupts import never_began
-from torch_utils._releasing.kinds import bases_of
+from torch_utils._releasing.classes import isinstance_of
 from torch_utils._releasing.own_cleanup import close_resource
 from torch_utils._releasing.target import Target
 from torch_utils.resource import Resource
@@ -23,7 +23,7 @@ class ClosableTarget(Target):
 
     def give_up(self, place: str) -> BaseException | None:
         """Close it; returns an error that has been logged already."""
-        if Resource in bases_of(type(self.thing)):
+        if isinstance_of(self.thing, Resource):
             return close_resource(self.thing)
         try:
             for _ in self._calls:  # Once: see `_interrupts`.

@@ -13,6 +13,7 @@ from gc import get_referents
 from itertools import repeat
 from typing import Any
 
+from torch_utils._releasing.classes import is_among, name_of
 from torch_utils._releasing.reading import (
     DICT,
     LEAF,
@@ -40,7 +41,7 @@ def count_tensor(
     """
     inventory.add(owner, name, tensor, beyond=beyond)
     kind = type(tensor)
-    if kind in inventory.plain_tensors:
+    if is_among(kind, inventory.plain_tensors):
         gradient = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
     else:  # A class of the program's own may have redefined them.
         base = inventory.plain_tensors[0]
@@ -150,7 +151,7 @@ def count_beyond(inventory: Inventory) -> None:
         while inventory.referred_to:
             module = inventory.referred_to.pop()
             if id(module) not in inventory.own_modules:
-                _count(inventory, "", type(module).__name__, module, _LEVELS, beyond=True)
+                _count(inventory, "", name_of(type(module)), module, _LEVELS, beyond=True)
 
 
 def _count(

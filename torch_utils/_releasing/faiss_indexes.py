@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Sequence
 from typing import Any
+from weakref import ReferenceType, ref
 
+from torch_utils._releasing.classes import bases_of, is_among
 from torch_utils._releasing.reading import contents_of
 from torch_utils._releasing.references import Frames
 from torch_utils._releasing.storages import Inventory
@@ -27,11 +30,13 @@ class FaissTarget(Target):
     """
 
     _nbytes = 0
+    _parts: Sequence[tuple[ReferenceType[Any], int]] = ()
     _kind: type | None = None
 
     def count(self, inventory: Inventory) -> None:
         if self.thing.thisown:
             self._nbytes = _code_bytes(self.thing)
+            self._parts = _below(self.thing)
         self._inventory = inventory
 
     def give_up(self, place: str) -> None:
@@ -51,6 +56,8 @@ class FaissTarget(Target):
             self._make_whole()
             raise
         self._held.clear()
+        self._nbytes += sum(nbytes for part, nbytes in self._parts if part() is None)
+        self._parts = ()
         if self._nbytes:
             self._inventory.add_freed("host", self._nbytes)
             self._nbytes = 0
@@ -72,7 +79,7 @@ def is_index_class(bases: tuple[type, ...]) -> bool:
     """Say whether a class with these bases is one of faiss indexes, without importing faiss."""
     faiss = sys.modules.get("faiss")
     return faiss is not None and any(
-        getattr(faiss, name, None) in bases for name in ("Index", "IndexBinary")
+        is_among(getattr(faiss, name, None), bases) for name in ("Index", "IndexBinary")
     )
 
 
@@ -81,8 +88,32 @@ def _code_bytes(index: Any) -> int:
     for name in ("index", "storage"):  # One that it stands on, and may own.
         inner = getattr(index, name, None)
         if inner is not None:
-            return _code_bytes(inner) if getattr(index, "own_fields", False) else 0
-    return int(index.ntotal) * int(getattr(index, "code_size", 0))
+            return _code_bytes(_exactly(inner)) if getattr(index, "own_fields", False) else 0
+    size = getattr(index, "code_size", None)
+    try:
+        size = index.sa_code_size() if size is None else size
+    except (AttributeError, RuntimeError):  # It has none, and says so.
+        return 0
+    return int(index.ntotal) * int(size)
+
+
+def _exactly(index: Any) -> Any:
+    """Return a proxy of the class that an index really is of; what a field returns is of none."""
+    name = "downcast_IndexBinary" if hasattr(index, "code_size") else "downcast_index"
+    downcast = getattr(sys.modules.get("faiss"), name, None)
+    return index if downcast is None else downcast(index)
+
+
+def _below(index: Any) -> list[tuple[ReferenceType[Any], int]]:
+    """List the indexes that only an index made in Python keeps, and that may go with it."""
+    found = []
+    pending = [index]
+    while pending:
+        for part in contents_of(pending.pop()).get("referenced_objects", ()):
+            if is_index_class(bases_of(type(part))) and part.thisown:
+                found.append((ref(part), _code_bytes(part)))
+                pending.append(part)
+    return found
 
 
 def _refuse_in_use(index: Any, name: str) -> None:

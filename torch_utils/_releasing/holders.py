@@ -19,6 +19,7 @@ from types import GetSetDescriptorType
 from typing import Any
 
 from torch_utils._releasing import references
+from torch_utils._releasing.classes import contents_of_class, name_of, package_of
 from torch_utils._releasing.storages import Held, parts_of
 from torch_utils._runtime import DEBUG, has_frozen, log
 
@@ -124,7 +125,7 @@ class _Search:
                 self._look_into(thing, kind, holder)
             except Exception as error:
                 # A half-built object, a graph that another thread frees: not looked into.
-                log(DEBUG, "a %s not searched: %s", references.name_of(kind), type(error))
+                log(DEBUG, "a %s not searched: %s", name_of(kind), type(error))
         return True
 
     def _look_into(self, thing: Any, kind: type, holder: str) -> None:
@@ -140,11 +141,11 @@ class _Search:
             leaf = self._tensors.leaf_of(thing, kind)
             if leaf is not None:
                 self._note(leaf, _GRAPH)
-        elif references.package_of(kind) != _PACKAGE:  # Else what this release consists of.
+        elif package_of(kind) != _PACKAGE:  # Else what this release consists of.
             if issubclass(kind, self._module):
-                holder = f"another module ({references.name_of(kind)})"
+                holder = f"another module ({name_of(kind)})"
             elif issubclass(kind, self._optimizer):
-                holder = f"an optimizer ({references.name_of(kind)})"
+                holder = f"an optimizer ({name_of(kind)})"
             self._pending.extend(references.follow(thing, kind, holder))
 
     def _check_tensor(self, tensor: Any, kind: type, holder: str) -> None:
@@ -219,5 +220,5 @@ class _Tensors:
     def _getter(self, kind: type, name: str) -> Any | None:
         """Find an accessor that is C++, in a class that is C++ or torch's own."""
         owner = self._function if issubclass(kind, self._function) else kind
-        getter = references.contents_of_class(owner).get(name)
+        getter = contents_of_class(owner).get(name)
         return getter if type(getter) is GetSetDescriptorType else None

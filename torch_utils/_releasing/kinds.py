@@ -22,6 +22,13 @@ from types import (
 )
 from typing import Any
 
+from torch_utils._releasing.classes import (
+    bases_of,
+    contents_of_class,
+    is_among,
+    name_of,
+    package_of,
+)
 from torch_utils._releasing.faiss_indexes import is_index_class
 from torch_utils.resource import Resource
 
@@ -76,14 +83,19 @@ _BY_NAME = {
     ("transformers", "ProcessorMixin"): Kind.HARMLESS,
 }
 _DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-_ONCE = (GeneratorType, CoroutineType, AsyncGeneratorType)
-_MAPPINGS = (dict, MappingProxyType)
-_ITEMS = (list, tuple, set, frozenset, deque, *_DICT_VIEWS)
+# By their ids; see classes.py.
+_ONCE = frozenset(map(id, (GeneratorType, CoroutineType, AsyncGeneratorType)))
+_MAPPINGS = frozenset(map(id, (dict, MappingProxyType)))
+_ITEMS = frozenset(map(id, (list, tuple, set, frozenset, deque, *_DICT_VIEWS)))
 _LEAVES = frozenset(
-    (
-        *(bool, int, float, complex, str, bytes, bytearray, memoryview, range, slice, type),
-        *(type(None), type(Ellipsis), type(NotImplemented), BaseException, ModuleType),
-        *(FunctionType, BuiltinFunctionType, MethodType, CodeType, property),
+    map(
+        id,
+        (
+            *(bool, int, float, complex, str, bytes, bytearray, memoryview, range, slice, type),
+            *(type(None), type(Ellipsis), type(NotImplemented), BaseException, ModuleType),
+            *(FunctionType, BuiltinFunctionType, MethodType, CodeType),
+            *(property, staticmethod, classmethod),
+        ),
     )
 )
 # Their classes, and those that the program derives from them, are values.
@@ -105,32 +117,11 @@ _RECORD_MARKS = ("__dataclass_fields__", "__attrs_attrs__", "__pydantic_fields__
 _RECORD_MODULES = frozenset(("collections", "argparse", "types"))
 _AWAITABLE_FLAGS = 0x80 | 0x200  # inspect's CO_COROUTINE and CO_ASYNC_GENERATOR
 
-_bases = type.__dict__["__mro__"].__get__
-_contents = type.__dict__["__dict__"].__get__
-_module = type.__dict__["__module__"].__get__
-
-
-def bases_of(kind: type) -> tuple[type, ...]:
-    """Return a class and its bases."""
-    bases: tuple[type, ...] = _bases(kind)
-    return bases
-
-
-def contents_of(kind: type) -> Any:
-    """Return what a class itself defines."""
-    return _contents(kind)
-
-
-def origin_of(kind: type) -> str:
-    """Return the package that a class says it is from."""
-    name = _module(kind)
-    return name.partition(".")[0] if type(name) is str else ""
-
 
 def find(kind: type, name: str) -> Any:
     """Return what a class has under a name, unbound; None where there is nothing."""
     for base in bases_of(kind):
-        contents = contents_of(base)
+        contents = contents_of_class(base)
         if name in contents:
             return contents[name]
     return None
@@ -152,40 +143,41 @@ def kind_of(kind: type, torch: Any) -> Kind:
     """Say of what kind the instances of a class are; ``torch`` is None if it is not loaded."""
     bases = bases_of(kind)
     if torch is not None:
-        if torch.nn.Module in bases:
+        if is_among(torch.nn.Module, bases):
             return Kind.MODULE
-        if torch.Tensor in bases:
+        if is_among(torch.Tensor, bases):
             return Kind.TENSOR
     if is_index_class(bases):
         return Kind.INDEX
-    if Resource in bases:
+    if is_among(Resource, bases):
         return Kind.RESOURCE
-    if any(base in _ONCE for base in bases):
+    ids = set(map(id, bases))
+    if not ids.isdisjoint(_ONCE):
         return Kind.ONCE
-    names = [(origin_of(base), base.__name__) for base in bases]
+    names = [(package_of(base), name_of(base)) for base in bases]
     for name in names:
         if name in _BY_NAME:
             return _BY_NAME[name]
     close = find(kind, "close")
     if close is not None and is_function(close):
         return Kind.AWAITED if is_awaitable(close) else Kind.CLOSABLE
-    return _kind_of_others(kind, bases, {origin for origin, _ in names})
+    return _kind_of_others(kind, bases, ids, {origin for origin, _ in names})
 
 
-def _kind_of_others(kind: type, bases: tuple[type, ...], origins: set[str]) -> Kind:
-    if any(base in _MAPPINGS for base in bases):
+def _kind_of_others(kind: type, bases: tuple[type, ...], ids: set[int], origins: set[str]) -> Kind:
+    if not ids.isdisjoint(_MAPPINGS):
         return Kind.MAPPING
-    if any(base in _ITEMS for base in bases):
+    if not ids.isdisjoint(_ITEMS):
         return Kind.ITEMS
-    if not _LEAVES.isdisjoint(bases) or not _VALUES.isdisjoint(origins):
+    if not ids.isdisjoint(_LEAVES) or not _VALUES.isdisjoint(origins):
         return Kind.LEAF
     if find(kind, "__next__") is not None:
         return Kind.ONCE
-    if any(mark in contents_of(base) for base in bases for mark in _RECORD_MARKS):
+    if any(mark in contents_of_class(base) for base in bases for mark in _RECORD_MARKS):
         return Kind.RECORD
     if not _RECORD_MODULES.isdisjoint(origins):
         return Kind.RECORD
-    if origin_of(kind) in _OWN_VALUES:
+    if package_of(kind) in _OWN_VALUES:
         return Kind.LEAF
     if not LIBRARIES.isdisjoint(origins):
         return Kind.LIBRARY

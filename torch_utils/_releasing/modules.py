@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
+from torch_utils._releasing.classes import name_of
 from torch_utils._releasing.counting import count_modules
 from torch_utils._releasing.reading import contents_of, undisturbed
 from torch_utils._releasing.storages import Inventory
@@ -78,4 +79,4 @@ class _Names:
     @early_bound
     def __call__(self, key: int, kind: type) -> str:
         path = self._paths[key]
-        return f"{path!r} of {self._root} (a {kind.__name__})" if path else f"this {kind.__name__}"
+        return f"{path!r} of {self._root} (a {name_of(kind)})" if path else f"this {name_of(kind)}"

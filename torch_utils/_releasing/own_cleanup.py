@@ -14,10 +14,11 @@ from typing import Any
 
 from torch_utils._interrupts import never_began
 from torch_utils._registry import REGISTRY
-from torch_utils._releasing.kinds import bases_of, find, is_awaitable, is_function
+from torch_utils._releasing.classes import isinstance_of, name_of
+from torch_utils._releasing.kinds import find, is_awaitable, is_function
 from torch_utils._releasing.target import Target
-from torch_utils._releasing.tombstone import is_released
-from torch_utils._releasing.trees import Tree
+from torch_utils._releasing.tombstone import is_released, is_tombstone_class
+from torch_utils._releasing.trees import Tree, types_of
 from torch_utils._runtime import is_shutting_down
 from torch_utils.resource import Resource
 
@@ -38,7 +39,7 @@ class OwnCleanup(Target):
     """
 
     def __init__(self, module: Any, method: str, unprepared: list[OwnCleanup]) -> None:
-        super().__init__(module, f"{type(module).__name__}.{method}()")
+        super().__init__(module, f"{name_of(type(module))}.{method}()")
         self.method = method
         self.unprepared = unprepared
         # At exit what is open is closed, as ever; destructors are left to the interpreter.
@@ -59,7 +60,7 @@ class OwnCleanup(Target):
         return None
 
     def _is_of_resource(self) -> bool:
-        return self.method == "close" and Resource in bases_of(type(self.thing))
+        return self.method == "close" and isinstance_of(self.thing, Resource)
 
     def _prepare(self) -> None:
         if not is_released(self.thing) and not self._is_of_resource():
@@ -91,7 +92,7 @@ def _once(module: Any, method: str) -> Any:
     own = contents.get(method)
     if type(own) is _Once:
         return own
-    function = own if callable(own) else getattr(type(module), method).__get__(module)
+    function = own if callable(own) else _bound(module, method)
     once = _Once(function)
     if own is None:
         return contents.setdefault(method, once)
@@ -99,15 +100,22 @@ def _once(module: Any, method: str) -> Any:
     return once
 
 
+def _bound(module: Any, method: str) -> Any:
+    """Return a class's method for a module: of any sort, static ones and callable objects too."""
+    found = find(type(module), method)
+    bind = find(type(found), "__get__")
+    return found if bind is None else bind(found, module, type(module))
+
+
 def own_cleanups(tree: Tree, spared: Set[int], seen: set[tuple[int, str]]) -> list[OwnCleanup]:
     """Plan what a tree of modules cleans up itself; each method of each module once."""
-    known = {kind: _methods_of(kind) for kind in set(map(type, tree.modules))}
+    known = {id(kind): _methods_of(kind) for kind in types_of(tree.modules)}
     found: list[OwnCleanup] = []
     unprepared: list[OwnCleanup] = []
     if not any(known.values()):  # As in most trees, which are not ordered for nothing.
         return found
     for module in tree.parents_first():
-        for method in known.get(type(module), ()):
+        for method in known.get(id(type(module)), ()):
             if (id(module), method) not in seen and id(module) not in spared:
                 seen.add((id(module), method))
                 found.append(OwnCleanup(module, method, unprepared))
@@ -120,7 +128,7 @@ _METHODS = ("close", "__del__")
 
 def _methods_of(kind: type) -> tuple[str, ...]:
     """List which of the methods a class of modules defines."""
-    if "_is_tombstone" in vars(kind):
+    if is_tombstone_class(kind):
         return ()
     found = [(name, find(kind, name)) for name in _METHODS]
     return tuple(n for n, m in found if m is not None and is_function(m) and not is_awaitable(m))

@@ -11,7 +11,14 @@ from collections.abc import Iterable
 from types import GetSetDescriptorType, MappingProxyType, MemberDescriptorType
 from typing import Any
 
-from torch_utils._releasing.kinds import Kind, bases_of, contents_of
+from torch_utils._releasing.classes import (
+    bases_of,
+    contents_of_class,
+    isinstance_of,
+    module_of,
+    name_of,
+)
+from torch_utils._releasing.kinds import Kind
 
 Part = tuple[Any, str]
 Parts = tuple[list[Any], list[str]]
@@ -45,16 +52,11 @@ def keys_of(thing: Any, name: str) -> list[Part]:
     return [(key, named) for key, _ in list(items) if type(key) not in _SHOWN_KEYS]
 
 
-def isinstance_of(thing: Any, kind: type) -> bool:
-    """Say what `isinstance` would, without asking the object for its ``__class__``."""
-    return kind in bases_of(type(thing))
-
-
 def attributes_of(thing: Any) -> dict[str, Any]:
     """Return the attributes that an instance itself has, in its dictionary and its slots."""
     found: dict[str, Any] = {}
     for base in reversed(bases_of(type(thing))):
-        contents = contents_of(base)
+        contents = contents_of_class(base)
         slots = [v for v in contents.values() if type(v) is MemberDescriptorType]
         for slot in slots:
             try:
@@ -75,7 +77,7 @@ def _of_attributes(thing: Any, name: str) -> Parts:
 def _of_mapping(thing: Any, name: str) -> Parts:
     items = list(dict.items(thing) if isinstance_of(thing, dict) else _proxied(thing))
     labels = [
-        f"[{repr(key) if type(key) in _SHOWN_KEYS else f'<{type(key).__name__}>'}]"
+        f"[{repr(key) if type(key) in _SHOWN_KEYS else f'<{name_of(type(key))}>'}]"
         for key, _ in items
     ]
     return [value for _, value in items], _named(name, labels)
@@ -103,7 +105,7 @@ def _numbered(values: list[Any], name: str) -> Parts:
 def _objects_of(array: Any) -> list[Any]:
     """List the items of an array of objects; an array of numbers has no parts."""
     numpy_array: Any
-    (numpy_array,) = (b for b in bases_of(type(array)) if (b.__module__, b.__name__) == _ARRAY)
+    (numpy_array,) = (b for b in bases_of(type(array)) if (module_of(b), name_of(b)) == _ARRAY)
     if not numpy_array.dtype.__get__(array).hasobject:
         return []
     items: list[Any] = numpy_array.flatten(array).tolist()

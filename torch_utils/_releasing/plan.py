@@ -13,9 +13,10 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from torch_utils._releasing import refusals
+from torch_utils._releasing.classes import ByClass, name_of, package_of
 from torch_utils._releasing.closables import ClosableTarget
 from torch_utils._releasing.faiss_indexes import FaissTarget
-from torch_utils._releasing.kinds import TARGETS, Kind, is_standard_stream, kind_of, origin_of
+from torch_utils._releasing.kinds import TARGETS, Kind, is_standard_stream, kind_of
 from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.optimizers import OptimizerTarget
 from torch_utils._releasing.own_cleanup import own_cleanups
@@ -94,7 +95,7 @@ class _Walk:
     def __init__(self, torch: Any, again: bool) -> None:
         self._torch = torch
         self._again = again
-        self._kinds: dict[type, Kind] = {}
+        self._kinds = ByClass(lambda kind: kind_of(kind, torch))
         self._seen: set[int] = set()
         self._taken: set[int] = set()
         self._plain = frozenset(map(id, plain_tensors(torch)))
@@ -103,7 +104,7 @@ class _Walk:
 
     def run(self, objects: Sequence[Any]) -> list[Target]:
         """Plan all of them."""
-        names = [type(thing).__name__ for thing in objects]
+        names = [name_of(type(thing)) for thing in objects]
         self._push(list(objects), names, None, are_arguments=True)
         with nullcontext() if self._torch is None else undisturbed(self._torch):
             self._walk()
@@ -122,10 +123,7 @@ class _Walk:
 
     def kind(self, thing: Any) -> Kind:
         """Say of what kind an object is."""
-        found = self._kinds.get(type(thing))
-        if found is None:
-            found = self._kinds[type(thing)] = kind_of(type(thing), self._torch)
-        return found
+        return self._kinds(type(thing))
 
     def _push(
         self,
@@ -238,7 +236,7 @@ class _Walk:
             self._take_tensors([step.thing], [step.name])
             return
         self._targets.append(_TARGET_OF[kind](step.thing, _name_of(step, kind)))
-        if kind is Kind.TRAINING and origin_of(type(step.thing)) == "accelerate":
+        if kind is Kind.TRAINING and package_of(type(step.thing)) == "accelerate":
             inner = attributes_of(step.thing).get("optimizer")  # Its wrapper has no state.
             if self.kind(inner) is Kind.TRAINING:
                 self._pending.append(_Step(inner, step.name, step.holder))
@@ -262,7 +260,7 @@ _TARGET_OF: dict[Kind, Any] = {
 
 
 def _name_of(step: _Step, kind: Kind) -> str:
-    return step.name if kind in (Kind.TENSOR, Kind.RESOURCE) else type(step.thing).__name__
+    return step.name if kind in (Kind.TENSOR, Kind.RESOURCE) else name_of(type(step.thing))
 
 
 def _closes_itself(thing: Any) -> bool:

@@ -26,6 +26,15 @@ from types import (
 )
 from typing import Any
 
+from torch_utils._releasing.classes import (
+    ByClass,
+    bases_of,
+    contents_of_class,
+    flags_of,
+    module_of,
+    package_of,
+)
+
 
 @contextmanager
 def undisturbed(torch: Any) -> Iterator[None]:
@@ -57,15 +66,9 @@ class Kinds:
     def __init__(self, torch: Any) -> None:
         self._tensor = getattr(torch, "Tensor", ())
         self._module = getattr(getattr(torch, "nn", None), "Module", ())
-        self._known: dict[type, int] = {}
-        self._slots: dict[type, list[tuple[str, Any]]] = {}
-
-    def of(self, kind: type) -> int:
+        self.of = ByClass(self._find_out)
         """Say what instances of a type are: LEAF (they lead nowhere), TENSOR, MODULE, ..."""
-        known = self._known.get(kind)
-        if known is None:
-            known = self._known[kind] = self._find_out(kind)
-        return known
+        self._slots = ByClass(slots_of)
 
     def _find_out(self, kind: type) -> int:
         # Both sides are types, and none of torch's asks the program: so this runs none of its code.
@@ -77,19 +80,14 @@ class Kinds:
             return DICT
         if issubclass(kind, (list, tuple, set, frozenset, deque)):
             return SEQUENCE
-        if issubclass(kind, _LEAVES) or not kind.__flags__ & _MADE_IN_PYTHON:
+        if issubclass(kind, _LEAVES) or not flags_of(kind) & _MADE_IN_PYTHON:
             return LEAF
-        package = str(type.__getattribute__(kind, "__module__")).partition(".")[0]
-        return LEAF if package in _PUBLIC else OTHER
+        return LEAF if package_of(kind) in _PUBLIC else OTHER
 
     def slots(self, thing: Any) -> list[tuple[str, Any]]:
         """List what an object has in ``__slots__``, by name."""
-        kind = type(thing)
-        known = self._slots.get(kind)
-        if known is None:
-            known = self._slots[kind] = slots_of(kind)
         found = []
-        for name, slot in known:
+        for name, slot in self._slots(type(thing)):
             try:
                 found.append((name, slot.__get__(thing)))
             except AttributeError:
@@ -99,21 +97,21 @@ class Kinds:
 
 def slots_of(kind: type) -> list[tuple[str, Any]]:
     """List the slots of a class: their names, and what reads and deletes them."""
-    if kind in _WITHOUT_SLOTS:
+    if _WITHOUT_SLOTS.get(id(kind)) is kind:
         return []
     slots = [
         (name, slot)
-        for base in kind.__mro__
-        for name, slot in vars(base).items()
+        for base in bases_of(kind)
+        for name, slot in contents_of_class(base).items()
         if type(slot) is MemberDescriptorType
     ]
     if not slots:
-        _WITHOUT_SLOTS.add(kind)
+        _WITHOUT_SLOTS[id(kind)] = kind
     return slots
 
 
 # A class's slots are there from its beginning. `torch.Tensor` has none among 700 other names.
-_WITHOUT_SLOTS: weakref.WeakSet[type] = weakref.WeakSet()
+_WITHOUT_SLOTS: weakref.WeakValueDictionary[int, type] = weakref.WeakValueDictionary()
 
 
 def contents_of(thing: Any) -> dict[str, Any]:
@@ -132,7 +130,7 @@ def entries_of(mapping: Any) -> tuple[list[Any], list[Any]]:
         return list(dict.keys(mapping)), list(dict.values(mapping))
     if mapping is None:
         return [], []
-    if type.__getattribute__(kind, "__module__") == "torch.jit._script":
+    if module_of(kind) == "torch.jit._script":
         # torch's own, around what a C++ object holds: nothing else can say what that is.
         pairs = list(mapping.items())
         return [name for name, _ in pairs], [value for _, value in pairs]

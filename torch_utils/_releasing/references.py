@@ -28,6 +28,7 @@ from types import (
 from typing import Any
 
 from torch_utils._frames import variables_of
+from torch_utils._releasing.classes import contents_of_class, name_of
 
 Reference = tuple[Any, str]  # an object, and what reports call whoever refers to it
 
@@ -51,20 +52,6 @@ _CONTAINERS: tuple[tuple[Any, Any], ...] = (
     (dict, dict.values),
     *((kind, kind.__iter__) for kind in (list, tuple, set, frozenset, deque)),
 )
-# A metaclass may define these; its classes have the ones of `type` all the same.
-_name_of = type.__dict__["__name__"].__get__
-contents_of_class = type.__dict__["__dict__"].__get__
-
-
-def name_of(kind: type) -> str:
-    """Return a class's name, as a plain string."""
-    return str.__str__(_name_of(kind))
-
-
-def package_of(kind: type) -> str:
-    """Return the package that a class says it is from, or an empty string."""
-    module = contents_of_class(kind).get("__module__")
-    return module.partition(".")[0] if type(module) is str else ""
 
 
 def contents_of_module(name: str) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from torch_utils._releasing.kinds import TARGETS, Kind, bases_of, find
+from torch_utils._releasing.classes import isinstance_of, module_of
+from torch_utils._releasing.kinds import TARGETS, Kind, find
 from torch_utils._releasing.parts import parts_of
 
 _MOST = 20_000  # objects that are passed to find out what would have been right
@@ -22,13 +23,14 @@ _ADVICE = {
     Kind.ARRAY: "the memory of an array goes with the last reference to it: use `del`",
     Kind.TENSOR: "it is a nested tensor, which cannot be emptied in place: use `del`",
 }
+_qualname = type.__dict__["__qualname__"].__get__
 _USUAL_NAMES = ("model", "module", "encoder", "transformer", "pipeline", "network", "net")
 
 
 def unknown(thing: Any, name: str, kind: Kind) -> TypeError:
     """Make the error for an object of a kind that is not taken."""
     advice = _ADVICE.get(kind, "")
-    if kind is Kind.LEAF and type in bases_of(type(thing)):
+    if kind is Kind.LEAF and isinstance_of(thing, type):
         advice = "it is a class: pass an instance"
     return _error(thing, name, advice)
 
@@ -49,10 +51,7 @@ def empty(thing: Any, name: str, kind_of: Callable[[Any], Kind]) -> TypeError:
 
 def is_nested(torch: Any, tensor: Any) -> bool:
     """Say whether a tensor is a nested one, without asking a subclass's own code."""
-    if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
-        return bool(tensor.is_nested)
-    with torch._C.DisableTorchFunctionSubclass():
-        return bool(tensor.is_nested)
+    return bool(torch.Tensor.is_nested.__get__(tensor))
 
 
 def _nearest(thing: Any, name: str, kind_of: Callable[[Any], Kind]) -> str:
@@ -73,7 +72,7 @@ def _nearest(thing: Any, name: str, kind_of: Callable[[Any], Kind]) -> str:
 
 
 def _error(thing: Any, name: str, advice: str) -> TypeError:
-    kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    kind = f"{module_of(type(thing))}.{_qualname(type(thing))}"
     what = f"release() does not know how to give up {name} (a {kind})"
     takes = (
         "it takes modules, tensors, optimizers, faiss indexes, containers of these, and objects "

@@ -5,27 +5,31 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from functools import partial
 from itertools import chain
-from types import MethodType
+from types import CellType, FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 
+from torch_utils._releasing.classes import is_among
 from torch_utils._releasing.modules import ModuleTarget
-from torch_utils._releasing.reading import DICT, MODULE, SEQUENCE, Kinds, contents_of
+from torch_utils._releasing.reading import DICT, MODULE, OTHER, SEQUENCE, Kinds, contents_of
 from torch_utils._releasing.trees import Tree, children_of
 from torch_utils._runtime import has_frozen, whole_torch
 
 _METHODS = (MethodType, partial)
-_LEVELS = 3  # of dictionaries and lists within each other, in another module's attributes
+_LEVELS = 9  # of containers and objects within each other; the first is a module's dictionary
+_HOLDERS = (DICT, SEQUENCE, OTHER)
+# What they have is as much its owner's, though they are made in C.
+_HOLDING = (*_METHODS, FunctionType, CellType, SimpleNamespace, MappingProxyType)
 
 
 def spare_shared(targets: Sequence[ModuleTarget]) -> Set[int]:
     """Find the submodules that a module outside these trees has too, to be left whole.
 
-    A module has what is among its submodules, whatever mapping it keeps those in, and what lies
-    in its attributes, or in dictionaries and lists there; a variable, a list or a hook does not
-    count as sharing. Whatever is below a shared one is shared as well.
+    A module has what is among its submodules, whatever mapping it keeps those in, and what its
+    attributes lead to: containers, objects, methods, closures. A variable, or a list that no module
+    has, does not count as sharing. Whatever is below a shared one is shared as well.
 
     Counting references answers for most models. If somebody else refers to a submodule, the
     heap is walked, once for all of them. What `gc.freeze` has put aside that walk does not see:
@@ -110,7 +114,7 @@ def _references_of_own_methods(modules: dict[int, Any]) -> dict[int, int]:
     found: dict[int, int] = {}
     seen: set[int] = set()
     for module in modules.values():
-        pending = [v for v in list(contents_of(module).values()) if type(v) in _METHODS]
+        pending = [v for v in list(contents_of(module).values()) if is_among(type(v), _METHODS)]
         while pending:
             value = pending.pop()
             if id(value) in seen:
@@ -119,19 +123,37 @@ def _references_of_own_methods(modules: dict[int, Any]) -> dict[int, int]:
             for referent in gc.get_referents(value):
                 if id(referent) in modules:
                     found[id(referent)] = found.get(id(referent), 0) + 1
-                elif type(referent) in (*_METHODS, tuple):  # a partial's function and arguments
+                elif is_among(
+                    type(referent), (*_METHODS, tuple)
+                ):  # a partial's function and arguments
                     pending.append(referent)
     return found
 
 
 def _had_by_others(suspects: dict[int, Any], own: set[int]) -> set[int]:
-    """Find those that some module outside the trees has, in one walk of the heap."""
+    """Find those that some module outside the trees has, in one walk of the heap.
+
+    And from there level by level, so that whatever lies near a module is reached the near way.
+    """
     kinds = Kinds(whole_torch())
-    shared: set[int] = set()
-    for module in _all_modules():
-        if id(module) not in own:
-            shared.update(found for found in _had_by(module, kinds) if found in suspects)
-    return shared
+    others = [module for module in _all_modules() if id(module) not in own]
+    found = set(map(id, chain.from_iterable(children_of(module)[1] for module in others)))
+    things = gc.get_referents(*others)
+    seen: set[int] = set()
+    for _ in range(_LEVELS):
+        followed = []
+        for thing in things:
+            kind = kinds.of(type(thing))
+            if kind == MODULE:
+                found.add(id(thing))
+            elif (kind in _HOLDERS or is_among(type(thing), _HOLDING)) and id(thing) not in seen:
+                seen.add(id(thing))
+                followed.append(thing)
+        functions = [thing for thing in followed if type(thing) is FunctionType]
+        # Its globals would lead everywhere.
+        things = [part for f in functions for part in (f.__closure__, f.__defaults__)]
+        things += gc.get_referents(*(t for t in followed if type(t) is not FunctionType))
+    return found & suspects.keys()
 
 
 def _all_modules() -> list[Any]:
@@ -153,22 +175,3 @@ def _all_modules() -> list[Any]:
     alive = known.keys() & set(map(id, map(type, everything)))
     kinds = [known[key] for key in alive]
     return [t for t in gc.get_referrers(*kinds) if id(type(t)) in alive] if kinds else []
-
-
-def _had_by(module: Any, kinds: Kinds) -> Iterator[int]:
-    """Yield the ids of the modules that a module has."""
-    try:
-        contents = contents_of(module)
-    except AttributeError:
-        return  # Not finished yet.
-    yield from map(id, children_of(module)[1])
-    things = list(contents.values())
-    for _ in range(_LEVELS):
-        containers = []
-        for thing in things:
-            kind = kinds.of(type(thing))
-            if kind == MODULE:
-                yield id(thing)
-            elif kind in (DICT, SEQUENCE) and gc.is_tracked(thing):
-                containers.append(thing)
-        things = gc.get_referents(*containers)

@@ -90,7 +90,7 @@ def empty_tensor(tensor: Any) -> None:
         if base.is_leaf.__get__(tensor):
             base.grad.__set__(tensor, None)
         swap_all(swap, [tensor], [_nothing_like(torch, tensor)], _REFERENCES_OF_RELEASE + 1)
-        _clear_attributes(tensor)
+        _clear_attributes(base, tensor)
 
 
 def empty_tensors(tensors: Sequence[Any]) -> bool:
@@ -118,13 +118,13 @@ def empty_tensors(tensors: Sequence[Any]) -> bool:
         if len(get_referents(*tensors)) > len(tensors):  # Each refers to its class.
             for tensor in tensors:
                 if len(get_referents(tensor)) > 1:
-                    _clear_attributes(tensor)
+                    _clear_attributes(torch.Tensor, tensor)
     return True
 
 
-def _clear_attributes(tensor: Any) -> None:
+def _clear_attributes(base: Any, tensor: Any) -> None:
     """Drop what the Python object itself holds: hooks, attributes, a wrapper's inner tensors."""
-    tensor._backward_hooks = None
+    base._backward_hooks.__set__(tensor, None)
     contents_of(tensor).clear()
     for _, slot in slots_of(type(tensor)):
         try:

@@ -15,6 +15,8 @@ from itertools import compress, repeat
 from types import FrameType, MemberDescriptorType
 from typing import Any, NamedTuple, NoReturn
 
+from torch_utils._releasing.classes import bases_of, contents_of_class
+from torch_utils._releasing.classes import name_of as class_name
 from torch_utils._runtime import early_bound
 from torch_utils.errors import ReleasedAttributeError, ReleasedError
 
@@ -109,6 +111,8 @@ class Tombstone:
             refuse(self, name, ReleasedAttributeError)
         if name == "__class__":
             return _read(self, "__dict__")[_KEY].kind
+        if name == "__module__":
+            return _read(self, "__dict__")[_KEY].kind.__module__
         if name in _READABLE:
             return _read(self, name)
         if name in _CLOSING and hasattr(_read(self, "__dict__")[_KEY].kind, name):
@@ -182,12 +186,12 @@ _Quiet = type(
 
 def is_released(thing: object) -> bool:
     """Say whether an object was released, without using it."""
-    return "_is_tombstone" in type(thing).__dict__
+    return "_is_tombstone" in contents_of_class(type(thing))
 
 
 def is_tombstone_class(kind: type) -> bool:
     """Say whether a class is that of released objects."""
-    return "_is_tombstone" in kind.__dict__
+    return "_is_tombstone" in contents_of_class(kind)
 
 
 def bury(thing: Any, name: str, place: str) -> None:
@@ -262,7 +266,7 @@ def _run(calls: Iterable[Any]) -> None:
 
 def _slots_of(kind: type) -> list[MemberDescriptorType]:
     """List the slots that Python classes declare; those of C's types cannot be emptied."""
-    slotted = [vars(c) for c in kind.__mro__ if "__slots__" in vars(c)]
+    slotted = [c for c in map(contents_of_class, bases_of(kind)) if "__slots__" in c]
     return [v for names in slotted for v in names.values() if type(v) is MemberDescriptorType]
 
 
@@ -275,16 +279,16 @@ def _heir_of(former: type) -> type:
     """
     known: type
     for known in type.__subclasses__(former):
-        if "_is_tombstone" in vars(known):
+        if is_tombstone_class(known):
             return known
     # _Quiet comes before all of the former class's bases, but cannot be a base itself: a first
     # base decides the layout.
     metaclass = type.__new__(
-        type, "HeirType", (type(former),), {"mro": lambda cls: [cls, _Quiet, *former.__mro__]}
+        type, "HeirType", (type(former),), {"mro": lambda cls: [cls, _Quiet, *bases_of(former)]}
     )
     maker = ABCMeta if issubclass(metaclass, ABCMeta) else type
     names = {name: _METHODS[name] for name in ("_is_tombstone", "__module__", "__doc__")}
-    heir: type = maker.__new__(metaclass, former.__name__, (former,), {**names, "__slots__": ()})
+    heir: type = maker.__new__(metaclass, class_name(former), (former,), {**names, "__slots__": ()})
     return heir
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain, repeat, starmap
 from typing import Any, NamedTuple
 
+from torch_utils._releasing.classes import is_among
 from torch_utils._releasing.reading import undisturbed
 
 
@@ -91,7 +92,7 @@ class StorageReader:
 
     def is_plain(self, tensor: Any) -> bool:
         """Whether a tensor's storage can be noted by its address."""
-        return self.is_fast and type(tensor) in self.plain_kinds and tensor.is_cpu
+        return self.is_fast and is_among(type(tensor), self.plain_kinds) and tensor.is_cpu
 
     @property
     def is_fast(self) -> bool:

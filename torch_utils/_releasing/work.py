@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from _thread import get_ident
 from contextvars import ContextVar
@@ -18,7 +17,7 @@ from torch_utils._releasing.other_caches import clear_other_caches
 from torch_utils._releasing.storages import LENDER, Held, Inventory
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tombstone import caller
-from torch_utils._runtime import ERROR, is_shutting_down, log, whole_torch
+from torch_utils._runtime import ERROR, current_task, is_shutting_down, log, whole_torch
 from torch_utils.memory import MemorySnapshot, empty_caches, memory_snapshot
 from torch_utils.memory import trim_host as trim_host_heap
 from torch_utils.oom import Handled
@@ -250,9 +249,4 @@ def _enclosing() -> Release | None:
 
 def caller_key() -> tuple[int, Any]:
     """Tell callers apart: the thread, and the asyncio task where there is one."""
-    asyncio = sys.modules.get("asyncio")
-    try:
-        task = asyncio.current_task() if asyncio is not None else None
-    except (RuntimeError, AttributeError):  # No event loop runs here, or asyncio half-imported.
-        task = None
-    return get_ident(), task
+    return get_ident(), current_task()

@@ -55,6 +55,24 @@ def test_memory_comes_back() -> None:
     assert before - memory_snapshot().host.rss_bytes > 0.97 * 102_400_000
 
 
+@pytest.mark.parametrize(
+    ("kind", "size"), [("HNSW8", 128), ("PCA8,Flat", 32), ("PCA8,HNSW8", 32), ("IDMap,Flat", 128)]
+)
+def test_vectors_in_a_part_are_counted(kind: str, size: int) -> None:
+    """The index in front has none itself, and owns one that has."""
+    assert release(build(kind)).freed_bytes == {"host": size * len(VECTORS)}
+
+
+def test_part_that_only_python_keeps_is_counted() -> None:
+    """It goes with the index that was made around it, unless a variable has it too."""
+    rotated = faiss.IndexPreTransform(faiss.PCAMatrix(32, 8), faiss.IndexFlatL2(8))
+    above = faiss.IndexIDMap(rotated)
+    del rotated
+    above.train(VECTORS)
+    above.add_with_ids(VECTORS, np.arange(len(VECTORS)))
+    assert release(above).freed_bytes == {"host": 32 * len(VECTORS)}
+
+
 def test_nothing_counts_twice() -> None:
     """An index that stands on another does not hold the vectors itself."""
     below = faiss.IndexFlatIP(32)

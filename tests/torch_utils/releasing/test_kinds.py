@@ -79,6 +79,7 @@ LEAVES = {
     "pattern": re.compile("x"),
     "function": layer,
     "builtin": len,
+    "descriptor": staticmethod(len),
     "method": "x".join,
     "partial": functools.partial(layer),
     "class": Settings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,6 +45,26 @@ class ClosesParts(Part):
     def __del__(self) -> None:
         self.close()
         super().__del__()
+
+
+class Called:
+    """An object that is called, as a class's method."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def __call__(self, *args: object) -> None:
+        self.calls.append(args)
+
+
+@pytest.mark.parametrize("sort", [staticmethod, lambda called: called, partial])
+def test_methods_of_any_sort(sort: Any) -> None:
+    """Called as the program would call it: such a one without the module."""
+    called = Called()
+    kind = type("OfAnySort", (nn.Linear,), {"close": sort(called)})
+    report = release(nn.Sequential(kind(2, 2)))
+    assert report.errors == ()
+    assert called.calls == [()]
 
 
 def test_each_once_and_parents_first() -> None:

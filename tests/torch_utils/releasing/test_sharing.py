@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections import OrderedDict, UserDict
+from collections import ChainMap, OrderedDict, UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,14 +97,52 @@ def test_what_the_interpreter_froze_hides_nothing(monkeypatch: pytest.MonkeyPatc
     test_control_unshared_goes()
 
 
-@pytest.mark.parametrize("hold", [lambda e: e, lambda e: [e], lambda e: {"a": (e,)}])
-def test_shared_through_an_attribute(hold: Any) -> None:
+@dataclass
+class Record:
+    module: Any
+
+
+class Slotted(nn.Module):
+    __slots__ = ("hidden",)
+
+
+HOLDS: dict[str, Any] = {
+    "itself": lambda e: e,
+    "list": lambda e: [e],
+    "deep": lambda e: {"a": [{"b": (e,)}]},
+    "mapping": lambda e: OwnMapping(encoder=e),
+    "chain of mappings": lambda e: ChainMap({"encoder": e}),
+    "mapping proxy": lambda e: MappingProxyType({"encoder": e}),
+    "dataclass": Record,
+    "namespace": lambda e: SimpleNamespace(encoder=e),
+    "method": lambda e: e.forward,
+    "partial": lambda e: partial(e.__call__, INPUTS),
+    "closure": lambda e: lambda: e(INPUTS),
+    "default": lambda e: lambda inputs, module=e: module(inputs),
+}
+
+
+@pytest.mark.parametrize("kind", [nn.Module, Slotted])
+@pytest.mark.parametrize("name", HOLDS)
+def test_shared_through_an_attribute(name: str, kind: Any) -> None:
     """A live module may keep a submodule unregistered, and still compute with it."""
     encoder = nn.Sequential(nn.Linear(4, 4))
-    live = nn.Module()
-    vars(live)["hidden"] = hold(encoder)
-    release(nn.ModuleDict({"encoder": encoder}))
+    live = kind()
+    object.__setattr__(live, "hidden", HOLDS[name](encoder))
+    report = release(nn.ModuleDict({"encoder": encoder}))
     assert encoder(INPUTS).shape == (1, 4)
+    assert len(report.still_held) == 2
+
+
+@pytest.mark.parametrize("name", HOLDS)
+def test_control_no_module_has_it(name: str) -> None:
+    """The same where only a variable has it."""
+    encoder = nn.Sequential(nn.Linear(4, 4))
+    hidden = HOLDS[name](encoder)
+    assert release(nn.ModuleDict({"encoder": encoder})).freed_bytes == {"host": 80}
+    assert hidden is not None
+    with pytest.raises(ReleasedError):
+        encoder(INPUTS)
 
 
 def test_what_lies_below_a_shared_one_stays() -> None:

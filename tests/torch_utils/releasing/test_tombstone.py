@@ -68,6 +68,7 @@ LOOKS = {
     "numpy": np.asarray,
     "equal": lambda m: (m == m, m != m, m == 1),
     "hash": lambda m: {m: 1},
+    "module": lambda m: m.__module__,
     "weakref": lambda m: weakref.WeakKeyDictionary({m: 1}),
     "sizeof": sys.getsizeof,
     "isinstance": lambda m: isinstance(m, (nn.Module, collections.abc.Iterable)),
@@ -105,6 +106,7 @@ def test_answers() -> None:
     assert getattr(model, "weight", 3) == 3
     assert not isinstance(model, Encoder)
     assert isinstance(model, nn.Sequential)
+    assert model.__module__ == nn.Sequential.__module__
     assert rich.pretty.pretty_repr([model]) == "[<released this Sequential>]"
     assert str(model) == repr(model) == "<released this Sequential>"
     assert all(hasattr(model, name) for name in dir(model))
