@@ -16,7 +16,7 @@ Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 A value matches what equals it; a set, list or tuple any of its items; and a mapping of operators,
 such as ``{"$gte": 2000, "$lt": 2010}``, what fulfils all of them: ``$eq``, ``$ne``, ``$gt``,
 ``$gte``, ``$lt``, ``$lte``, ``$in``, ``$nin``. Numbers are compared with numbers and texts with
-texts; a document without the key never matches.
+texts; a document without the key never matches. No key begins with ``$``.
 """
 
 Condition = tuple[str, str, Any]  # a key, an operator, and what the value is compared with
@@ -35,7 +35,7 @@ def conditions_of(where: Mapping[str, Any]) -> list[Condition]:
 
     Raises:
         TypeError: A key is no text, or an operator is given what it cannot compare with.
-        ValueError: There is no such operator.
+        ValueError: There is no such operator, or there is one in place of a key.
     """
     if not isinstance(where, Mapping):
         raise TypeError(f"where must be a mapping or a function, not {where!r}")
@@ -43,6 +43,11 @@ def conditions_of(where: Mapping[str, Any]) -> list[Condition]:
     for key, wanted in where.items():
         if not isinstance(key, str):
             raise TypeError(f"where has the key {key!r}: keys of metadata are text")
+        if key.startswith("$"):
+            raise ValueError(
+                f"where has {key!r} for a key: all of its conditions must hold, each written as "
+                f"{{key: value}} or {{key: {{operator: value}}}} with {', '.join(_OPERATORS)}"
+            )
         if isinstance(wanted, Mapping) and any(str(name).startswith("$") for name in wanted):
             for name, value in wanted.items():
                 if name not in _OPERATORS:

@@ -40,7 +40,12 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
     async def serving(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
         register()
         running = Running(settings, load_model)
-        await running.open()
+        try:
+            await running.open()
+        except Exception as error:
+            # Servers only print it; who runs this one has it from here.
+            app.state.failure = error
+            raise
         scope.callback(running.close)
         app.state.running = running
         yield {"running": running}

@@ -75,13 +75,15 @@ class Guard:
         request_id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
         scope["request_id"] = request_id
         REQUEST_ID.set(request_id)
+        # HEAD is a GET whose answer has no body; the server leaves that out.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         answer = _Answer(send, request_id, scope.get("state", {}).get("running"))
         started = time.perf_counter()
         body = bytearray()
         try:
             self._admit(scope, headers)
             await self._read(body, scope, headers, receive)
-            await self._app(scope, _replayed(bytes(body), receive), answer.send)
+            await self._app(asked, _replayed(bytes(body), receive), answer.send)
         except Problem as problem:
             await answer.refuse(problem, scope["path"])
         except ClientGoneError:
@@ -93,7 +95,7 @@ class Guard:
         finally:
             self._held_bytes -= len(body)
             seconds = time.perf_counter() - started
-            route = getattr(scope.get("route"), "path", "") or "unknown"
+            route = getattr(asked.get("route"), "path", "") or "unknown"
             # Whatever a client makes up would be counted, and kept, for ever.
             method = scope["method"] if scope["method"] in _METHODS else "other"
             metrics.REQUESTS.labels(route, method, str(answer.status)).inc()

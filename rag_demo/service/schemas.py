@@ -105,7 +105,7 @@ def _where(depth: int) -> dict[str, Any]:
     ]
     return {
         "anyOf": [
-            {"type": "object", "additionalProperties": {"anyOf": either}},
+            {"type": "object", "additionalProperties": {"anyOf": either}, **_PLAIN},
             {"type": "null"},
         ]
     }
@@ -117,7 +117,7 @@ def _comparison(types: list[str], value: dict[str, Any]) -> dict[str, Any]:
         "required": ["type", "key", "value"],
         "properties": {
             "type": {"enum": types},
-            "key": {"type": "string"},
+            "key": {"type": "string", **_PLAIN["propertyNames"]},
             "value": value,
         },
     }
