@@ -57,6 +57,7 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
         lifespan=cast(Any, serving),  # It yields a mapping always, which its type does not say.
         docs_url=None,  # They load their scripts from elsewhere.
         redoc_url=None,
+        redirect_slashes=False,  # To a name that the client has sent, and by HTTP.
         exception_handlers={
             Problem: for_problem,
             HTTPException: for_http,

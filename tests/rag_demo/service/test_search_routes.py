@@ -10,27 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import TEXTS, Embedder, make_index, serving
+from serving import TEXTS, Embedder, ask, make_index, search, serving
 
 from rag_demo import FaissRetriever
 from rag_demo.service.settings import Limits
 from rag_demo.service.shown import Shown
 
 FOLDER = "/secret/folder"
-
-
-def ask(index: Path, *requests: Any, **options: Any) -> list[Any]:
-    """Ask one service, one request after the other: a method, a path, and what httpx takes."""
-
-    async def main() -> list[Any]:
-        async with serving(index, **options) as client:
-            return [await client.request(*each[:2], **each[2]) for each in requests]
-
-    return asyncio.run(main())
-
-
-def search(body: Any, **headers: str) -> Any:
-    return "POST", "/search", {"json": body, "headers": headers}
 
 
 def test_answers_are_those_of_the_retriever(index: Path) -> None:
@@ -365,16 +351,3 @@ def test_unknown_operators_are_refused(index: Path, where: Any) -> None:
     (answer,) = ask(index, search({"query": "memory", "where": where}))
     assert answer.status_code == 422
     assert "$gte" in answer.json()["errors"][0]["detail"]
-
-
-def test_head_is_a_get_without_a_body(index: Path) -> None:
-    """As HTTP says; where there is no GET it is refused as that is."""
-    paths = ["/", "/livez", "/readyz", "/metrics", "/v1/models", "/admin/models", "/openapi.json"]
-    answers = ask(index, *(("HEAD", path, {}) for path in paths))
-    assert [answer.status_code for answer in answers] == [200] * len(paths)
-    refused, wrong, unknown = ask(
-        index, ("HEAD", "/search", {}), ("POST", "/livez", {}), ("HEAD", "/nothing", {})
-    )
-    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
-    assert unknown.status_code == 404
