@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from typing import NoReturn, TextIO
 
 from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
 from rag_demo.printable import on_one_line
-from torch_utils import fast_exit, is_out_of_memory
 
 __all__ = ["main"]
 
@@ -21,9 +21,12 @@ def main() -> NoReturn:
 
     Nothing is said where the reader of the output has gone away, as ``head`` does: exit code 1.
     """
-    fast_exit()  # Everything is closed by then; nothing has to walk the heap once more.
-    _open_streams()
     try:
+        # Imported here, where a Ctrl-C is no traceback any more.
+        from torch_utils import fast_exit, is_out_of_memory
+
+        fast_exit()  # Everything is closed by then; nothing has to walk the heap once more.
+        _open_streams()
         # The commands need the extra ``rag``, click first of all: without it this says so.
         from rag_demo.commands import run
 
@@ -31,6 +34,9 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except RagDemoError as error:
         _fail(str(error))
+    except SystemExit:  # By a signal, which has its own exit code.
+        _settle()
+        raise
     except KeyboardInterrupt:
         _leave(130)
     except BrokenPipeError:
@@ -84,14 +90,25 @@ def _fail(message: str) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit; what cannot be written is said once, here, and not again by the interpreter."""
+    _settle()
+    sys.exit(code)
+
+
+def _settle() -> None:
+    """Prepare for the end: what cannot be written is said once, and not by the interpreter.
+
+    Everything is closed, so a Ctrl-C from here on ends the process on the spot: as an exception
+    it would come out of whatever the interpreter does at its end, with a traceback.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with contextlib.suppress(ValueError):  # In another thread none is raised.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if _unwritable(stream) is not None:
             with contextlib.suppress(OSError, ValueError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
-    sys.exit(code)
 
 
 def _unwritable(stream: TextIO) -> Exception | None:

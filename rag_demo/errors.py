@@ -16,7 +16,10 @@ __all__ = [
     "SourceError",
     "UnreadableIndexError",
     "damaged",
+    "shown",
 ]
+
+_SHOWN_CHARS = 200
 
 AGAIN = "make it again with: rag-demo index SOURCE --out"
 
@@ -69,3 +72,12 @@ def damaged(path: Path, reason: object) -> IndexFileError:
             f"{path} cannot be read: {reason.strerror}; mend that, and try again"
         )
     return IndexFileError(f"{path} is damaged ({reason}); {AGAIN} {path.parent}")
+
+
+def shown(value: object) -> str:
+    """Return what a message quotes of a value that somebody gave: the beginning of its repr."""
+    try:
+        text = repr(value)
+    except Exception:  # The program's own code; or a number of more digits than Python writes.
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

@@ -43,7 +43,7 @@ from rag_demo.storage.manifest import (
 )
 from rag_demo.storage.mapped_file import MappedFile
 from rag_demo.storage.saving import check_vectors, save_files
-from rag_demo.storage.writing import lock
+from rag_demo.storage.writing import made_and_locked
 
 __all__ = [
     "MANIFEST",
@@ -152,11 +152,7 @@ def write_index(
             index that is there stays as it is.
     """
     refuse_foreign_folder(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
-    with lock(folder):
+    with made_and_locked(folder):
         if not replace:
             _refuse_newer(folder)
         identity = model if isinstance(model, ModelIdentity) else ModelIdentity(model)

@@ -107,7 +107,7 @@ class IndexBuilder:
         """Put a batch of documents behind those that are there.
 
         Args:
-            batch: The documents.
+            batch: The documents, checked.
             on_progress: Called with counts of documents.
             on_part: Called now and then in between; it may `save`.
         """
@@ -200,7 +200,7 @@ class IndexBuilder:
     ) -> _Taken:
         """Write behind what was taken; nothing counts until what is returned is kept."""
         taken = after or self._taken
-        lines = b"".join(map(_line, documents))
+        lines = b"".join(map(dump_document, documents))
         with _written_to(self._folder):
             for file, start, data in (
                 (self._documents, taken.documents_bytes, lines),
@@ -327,13 +327,6 @@ def _in_order(first: _Embedded, second: _Embedded, order: Rows) -> _Embedded:
     rows = DocumentRows.join([first.rows, second.rows])
     vectors = np.concatenate([first.vectors, second.vectors])
     return _Embedded(vectors[rows.rows_of(order)], rows.keep(order))
-
-
-def _line(document: Document) -> bytes:
-    try:
-        return dump_document(document)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise IndexFileError(f"the metadata of {document.id!r} are not JSON: {error}") from None
 
 
 def _digest(text: str) -> Digest:

@@ -16,16 +16,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from rag_demo.documents.document import Document
+from rag_demo.documents.document import Document, checked_document
 from rag_demo.encoding.embedder import BasicEmbedder, completed
 from rag_demo.errors import IndexFileError
 from rag_demo.index import refuse_foreign_folder, refuse_other_index
 from rag_demo.index_builder import IndexBuilder
 from rag_demo.storage.manifest import SPOOL
-from rag_demo.storage.writing import lock
+from rag_demo.storage.writing import made_and_locked
 from torch_utils import exit_on_signals
 
-__all__ = ["Ingested", "ingest"]
+__all__ = ["Ingested", "ingest", "sigterm_ends_in_order"]
 
 BATCH = 2048  # documents in memory at once
 BATCH_CHARS = 1 << 21  # about 2,500 passages; a batch ends with the document that reaches it
@@ -80,16 +80,12 @@ def ingest(
             newer version. Nothing was embedded.
         IndexFileError: The folder holds something else, is being written by another process, or
             cannot be written (the index stays what it was at the last save); or an id stands
-            twice, or metadata are not JSON.
+            twice, an id or a text is no text, or metadata are not JSON.
     """
     refuse_foreign_folder(folder)
     if not replace:
         refuse_other_index(folder, source=source)  # Before a model is loaded in vain.
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
-    with lock(folder), _sigterm_ends_in_order():
+    with made_and_locked(folder), sigterm_ends_in_order():
         embedder = completed(embedding_model)
         if not replace:
             refuse_other_index(folder, model=embedder.identity, source=source)
@@ -137,7 +133,7 @@ def _take_all(
     return True
 
 
-def _sigterm_ends_in_order() -> AbstractContextManager[object]:
+def sigterm_ends_in_order() -> AbstractContextManager[object]:
     """Make SIGTERM raise SystemExit, where it would end the process on the spot."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -159,7 +155,11 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def _until_full(documents: Iterator[Document]) -> Iterator[Document]:
     chars = 0
-    for document in documents:
+    for each in documents:
+        try:
+            document = checked_document(each)
+        except (TypeError, ValueError) as error:
+            raise IndexFileError(f"what was handed over cannot be indexed: {error}") from None
         yield document
         chars += len(document.text)
         if chars >= BATCH_CHARS:

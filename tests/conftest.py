@@ -13,7 +13,7 @@ import pytest
 
 from zygotes import ZYGOTES
 
-pytest_plugins = ["pytester", "hazards.summary"]
+pytest_plugins = ["pytester", "deadline", "hazards.summary"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two workers on two cores: threads of torch that wait for each other by spinning keep those from
 # running that they wait for. Sleeping instead makes the tests with torch three times as fast.
@@ -59,6 +59,21 @@ def write_tiny_model(folder: Path, *, dimension: int = 32) -> Path:
     model = SentenceTransformer(modules=[transformer, Pooling(dimension)], device="cpu")
     model.save(str(folder / "model"))
     return folder / "model"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of `release` first, then the groups, which one worker runs alone, then the rest.
+
+    Releases walk the whole heap, which what others import makes several times as large; and a
+    group that comes last keeps one worker busy when the others have nothing left.
+    """
+
+    def turn(item: pytest.Item) -> int:
+        if item.get_closest_marker("xdist_group"):
+            return 1
+        return 0 if item.path.parent.name in ("releasing", "gpu") else 2
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(scope="session", autouse=True)

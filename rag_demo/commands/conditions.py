@@ -11,7 +11,7 @@ import click
 
 __all__ = ["conditions_of"]
 
-_CONDITION = re.compile(r"\s*([^=<>!]+?)\s*(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
+_CONDITION = re.compile(r"\s*([^=<>!]+?)\s*(<=|>=|!=|=|<|>)(?![=<>])(.*)", re.DOTALL)
 _OPERATORS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
 
 
@@ -20,7 +20,8 @@ def conditions_of(written: Sequence[str]) -> dict[str, dict[str, Any]] | None:
 
     ``key=value``, ``!=``, ``<``, ``<=``, ``>``, ``>=``. A value is what it looks like in JSON (a
     number, true, false), or else a string; for ``=`` and ``!=`` a string of that spelling is the
-    same. Several values for ``=`` of one key are alternatives.
+    same. Text that begins with a sign stands in quotes: ``==`` is a mistake. Several values for
+    ``=`` of one key are alternatives.
 
     Raises:
         click.BadParameter: One is none, or two contradict each other.
@@ -30,9 +31,12 @@ def conditions_of(written: Sequence[str]) -> dict[str, dict[str, Any]] | None:
         found = _CONDITION.fullmatch(condition)
         if found is None:
             raise click.BadParameter(
-                f"{condition!r} is no condition: --where takes KEY=VALUE, or !=, <, <=, >, >="
+                f"{condition!r} is no condition: --where takes KEY=VALUE, or !=, <, <=, >, >=; "
+                "a text that begins with a sign is put in double quotes"
             )
         key, sign, value = found[1], found[2], found[3].strip()
+        if key.startswith("$"):
+            raise click.BadParameter(f"{condition!r}: no key of metadata is {key!r}")
         wanted, of_key = _typed(value), where.setdefault(key, {})
         if sign in _OPERATORS:
             if _OPERATORS[sign] in of_key:

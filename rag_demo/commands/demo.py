@@ -15,7 +15,7 @@ QUESTIONS = (
 )
 
 
-@click.command()
+@click.command(short_help="Search torch's docstrings, and give a model back.")
 @click.option("--top-k", default=3, show_default=True, help="Answers to each question.")
 @progress_option
 def demo(top_k: int, show: str) -> None:
@@ -53,7 +53,8 @@ def demo(top_k: int, show: str) -> None:
             f"{format_bytes(before)} before, {format_bytes(after)} after, "
             f"{format_bytes(before - after)} given back"
         )
-    say("\ngiving the same model back in three ways, each in a process of its own ...")
+    say("")
+    say("giving the same model back in three ways, each in a process of its own ...")
     with progress("giving back", len(WAYS), show) as advance:
         found = give_back_in_processes(advance)
     print_given_back(found)

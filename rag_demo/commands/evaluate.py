@@ -25,7 +25,9 @@ __all__ = ["evaluate"]
 @mode_option
 @dtype_option
 @click.option("--passages/--no-passages", default=True, help="Embed long documents by passage too.")
-@click.option("--split", default="test", show_default=True, help="Of the judgements.")
+@click.option(
+    "--split", default="test", show_default=True, help="Of the judgements: qrels/SPLIT.tsv."
+)
 @model_option
 @embedding_options
 @progress_option

@@ -41,7 +41,12 @@ _MOST_CHARS = 2000  # of the names of an index's sources; the manifest is small
 
 def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--text-field", default="text", show_default=True, help="Of JSON lines."),
+        click.option(
+            "--text-field",
+            default="text",
+            show_default=True,
+            help="The field of JSON lines that holds the text.",
+        ),
         click.option(
             "--chunk-size",
             type=click.IntRange(min=100),

@@ -51,6 +51,7 @@ def info(folder: Path, as_json: bool) -> None:
         click.echo(json.dumps(facts))
         return
     facts["bytes"] = format_bytes(nbytes)
+    facts["finished"] = "yes" if facts["finished"] else "no"
     for name, value in facts.items():
         say(f"{name:10} {value}")
 
@@ -80,9 +81,10 @@ def verify(folder: Path) -> None:
 def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> None:
     """Delete texts from the index in DIR.
 
-    By their IDs, or by a condition on their metadata.
+    By their IDs, as rag-demo search --json prints them, or by a condition on their metadata.
     """
     from rag_demo.index import identity_of, read_index, replace_index
+    from rag_demo.ingest import sigterm_ends_in_order
     from rag_demo.searching.collection import Collection
     from rag_demo.searching.tensor_vectors import TensorVectors
     from rag_demo.storage.writing import lock
@@ -91,7 +93,7 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
         raise RagDemoError("nothing was named to delete; name ids, or --where KEY=VALUE")
     where = conditions_of(conditions)
     changeable_manifest_of(folder)
-    with lock(folder):
+    with lock(folder), sigterm_ends_in_order():
         manifest = changeable_manifest_of(folder)  # Nobody changes it any more.
         opened = Collection.opened(TensorVectors(), read_index(folder))
         found = opened.ids.find(ids, opened.documents, None)

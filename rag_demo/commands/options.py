@@ -31,6 +31,7 @@ __all__ = [
     "model_option",
     "open_retriever",
     "progress_option",
+    "retriever_option",
     "say",
     "warn",
 ]
@@ -52,7 +53,14 @@ progress_option = click.option(
     type=click.Choice(["auto", "terminal", "none"]),
     default="auto",
     show_default=True,
-    help="Show it on stderr if that is a terminal; on the terminal wherever stderr goes; not.",
+    help="auto: if stderr is a terminal; terminal: also if stderr goes elsewhere; none: never.",
+)
+retriever_option = click.option(
+    "--retriever",
+    type=click.Choice(["torch", "faiss"]),
+    default="torch",
+    show_default=True,
+    help="What compares the vectors.",
 )
 mode_option = click.option(
     "--mode",

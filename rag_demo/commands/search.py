@@ -17,6 +17,7 @@ from rag_demo.commands.options import (
     manifest_of,
     mode_option,
     open_retriever,
+    retriever_option,
 )
 from rag_demo.errors import RagDemoError
 
@@ -49,7 +50,7 @@ _AT_ONCE = 256  # questions out of a pipe that are asked together
     help="Show N passages before and after each answer.",
 )
 @mode_option
-@click.option("--retriever", type=click.Choice(["torch", "faiss"]), default="torch")
+@retriever_option
 @click.option(
     "--format",
     "layout",

@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 import click
 
-from rag_demo.commands.options import Number, device_option, manifest_of, warn
+from rag_demo.commands.options import Number, device_option, manifest_of, retriever_option, warn
 from rag_demo.errors import RagDemoError
 
 __all__ = ["serve"]
@@ -17,13 +17,21 @@ __all__ = ["serve"]
 TOKEN = "RAG_DEMO_TOKEN"
 
 
-@click.command()
+@click.command(short_help="Answer questions to an index over HTTP.")
 @click.option(
-    "--index", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Its folder."
+    "--index",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of the index.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free one."
+    "--port",
+    default=8000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 takes a free one.",
 )
 @click.option(
     "--keep-alive",
@@ -39,9 +47,13 @@ TOKEN = "RAG_DEMO_TOKEN"
     help="A model in a process of its own gives back everything when it is unloaded.",
 )
 @click.option(
-    "--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that serve."
+    "--workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes that serve, each with a model of its own.",
 )
-@click.option("--retriever", type=click.Choice(["torch", "faiss"]), default="torch")
+@retriever_option
 @click.option("--model", help="A folder or name. [default: the one that made the index]")
 @device_option
 @click.option(
@@ -49,13 +61,13 @@ TOKEN = "RAG_DEMO_TOKEN"
     type=click.Path(path_type=Path),
     help=f"A file with the token that clients must send. [default: the variable {TOKEN}]",
 )
-@click.option("--no-token", is_flag=True, help="Serve another host than this one to anybody.")
+@click.option("--no-token", is_flag=True, help="Answer anybody who can reach --host.")
 @click.option(
     "--drain",
     "drain_s",
     type=Number(0, 3600),
     default=0.0,
-    help="Seconds to answer on, but not be ready, after the signal to stop.",
+    help="Seconds to go on answering after the signal to stop, while /readyz says 503.",
 )
 @click.option(
     "--batch",
@@ -145,10 +157,18 @@ def serve(
 
 def _token(file: Path | None) -> str | None:
     # What is not ASCII is refused below, whatever its encoding.
-    token = os.environ.get(TOKEN) if file is None else file.read_text("utf-8", "surrogateescape")
+    try:
+        token = (
+            os.environ.get(TOKEN) if file is None else file.read_text("utf-8", "surrogateescape")
+        )
+    except OSError as error:
+        reason = error.strerror or error
+        raise RagDemoError(f"the token file {file} cannot be read: {reason}") from error
     if token is None:
         return None
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise RagDemoError("the token must be printable ASCII without spaces, and not empty")
+        where = f"the variable {TOKEN}" if file is None else f"the file {file}"
+        what = "is not printable ASCII without spaces" if token else "is empty"
+        raise RagDemoError(f"the token in {where} {what}; put another one there, or remove it")
     return token

@@ -9,7 +9,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Document", "DocumentSource", "Documents", "dump_document", "parse_document"]
+from rag_demo.documents.metadata import checked_metadata
+from rag_demo.errors import shown
+
+__all__ = [
+    "Document",
+    "DocumentSource",
+    "Documents",
+    "checked_document",
+    "dump_document",
+    "parse_document",
+]
 
 
 class Document(NamedTuple):
@@ -105,6 +115,21 @@ class Documents:
         ]
         smaller._count = smaller._in_file + len(smaller._recent)
         return smaller
+
+
+def checked_document(document: object) -> Document:
+    """Check what a program hands over as a document; its metadata are copied.
+
+    Raises:
+        TypeError: It is none, its id or its text is no text, or its metadata are not JSON.
+        ValueError: See `rag_demo.documents.metadata.checked_metadata`.
+    """
+    if not isinstance(document, Document):
+        raise TypeError(f"{shown(document)} is no Document")
+    for what in ("id", "text"):
+        if not isinstance(getattr(document, what), str):
+            raise TypeError(f"the {what} of {shown(document)} is no text")
+    return document._replace(metadata=checked_metadata(document.metadata, shown(document.id)))
 
 
 def dump_document(document: Document) -> bytes:

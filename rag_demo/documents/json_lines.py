@@ -9,7 +9,9 @@ from typing import IO, NoReturn
 
 from rag_demo.documents.document import Document
 from rag_demo.documents.files import MOST_BYTES, UnreadableError
+from rag_demo.documents.metadata import checked_metadata
 from rag_demo.documents.skipped import CANNOT_BE_READ
+from rag_demo.errors import shown
 
 __all__ = ["read_json_lines"]
 
@@ -23,9 +25,9 @@ def read_json_lines(
 
     Args:
         file: The lines.
-        text_field: Under which name an object has its text. Its ``title`` is put before that,
-            ``id`` or ``_id`` names the document, by default the number of its line does, and
-            everything else is metadata.
+        text_field: Under which name an object has its text. Its ``title`` is put before that;
+            ``id`` or ``_id``, a text or a number, names the document, by default the number of
+            its line does; everything else is metadata.
         name: Of the file, for the metadata's ``source``.
         ids: What is put before ids.
         unnamed: What is put before the numbers of lines, where these are ids.
@@ -83,9 +85,12 @@ def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
         raise ValueError(f'expected an object with a string "{text_field}"')
-    key = record.pop("id", record.pop("_id", f"{unnamed}{number}"))
+    keys = [record.pop(name, None) for name in ("id", "_id")]
+    key = next((each for each in keys if each is not None), f"{unnamed}{number}")
+    if isinstance(key, (bool, list, dict)):
+        raise ValueError(f"the id is {json.dumps(key)[:50]}, which is no text and no number")
     title, text = record.get("title"), record.pop(text_field)
     record.setdefault("source", f"{name}:{number}")
     if isinstance(title, str) and title:
         text = f"{title}\n{text}"
-    return Document(str(key), text, record)
+    return Document(str(key), text, checked_metadata(record, f"the id {shown(key)}"))

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rag_demo.errors import shown
+
 __all__ = ["checked_metadata", "copied"]
 
 _MOST_BITS = 13_287  # of a whole number: 4,000 digits; Python refuses to write or read 4,300
@@ -25,7 +27,7 @@ def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
         ValueError: It holds a number that is not finite, or is nested without an end.
     """
     if not isinstance(metadata, Mapping):
-        raise TypeError(f"the metadata of {where} must be a mapping, not {metadata!r}")
+        raise TypeError(f"the metadata of {where} must be a mapping, not {shown(metadata)}")
     plain: dict[str, Any] = _plain(metadata, where, 0)
     return plain
 
@@ -38,7 +40,7 @@ def _plain(value: Any, where: str, depth: int) -> Any:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"the metadata of {where} hold {value!r}, which JSON has not")
+            raise ValueError(f"the metadata of {where} hold {shown(value)}, which JSON has not")
         return float(value)
     if isinstance(value, str):
         return str.__str__(value)
@@ -49,12 +51,12 @@ def _plain(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise TypeError(f"the metadata of {where} have the key {key!r}: keys are text")
+                raise TypeError(f"the metadata of {where} have the key {shown(key)}: keys are text")
         return {str(key): _plain(value[key], where, depth + 1) for key in value}
     if isinstance(value, (list, tuple)):
         return [_plain(item, where, depth + 1) for item in value]
     raise TypeError(
-        f"the metadata of {where} hold {value!r} of the type {kind.__name__}; "
+        f"the metadata of {where} hold {shown(value)} of the type {kind.__name__}; "
         "JSON has text, numbers, true, false, null, lists and mappings"
     )
 

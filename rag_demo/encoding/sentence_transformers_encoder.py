@@ -41,7 +41,7 @@ class SentenceTransformersEncoder(nn.Module):
         except ImportError as error:
             raise ModelError(
                 f"sentence-transformers cannot be imported ({error}); "
-                'install it with: pip install "torch-cleanup[rag]"'
+                "install it with: pip install '.[rag]', in a clone of torch-cleanup"
             ) from None
         with _without_progress_bars():
             self.model = SentenceTransformer(

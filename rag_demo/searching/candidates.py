@@ -6,7 +6,6 @@ so whatever might belong to the best k is kept, and only that is scored exactly.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,8 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.searching.int8_product import Product, int8_product
+from rag_demo.searching.exact_scores import exact_scores
+from rag_demo.searching.int8_product import int8_product
 from rag_demo.searching.scan import BLOCK, Scan, round_rows, slices
+from rag_demo.searching.vector_store import Pairs
 from rag_demo.vectors import rounding
 
 __all__ = ["find_candidates"]
@@ -25,7 +26,7 @@ Fetch = Callable[[Array], Any]
 
 _SCORES = 1 << 22  # at once: 16 MB
 _MOST_ROWS = 1 << 16
-_RESCORED_ROWS = 2048  # at once: 3 MB
+_PART = 8  # rows of a block, which are looked at together
 _CONVERTED_ROWS = 1 << 10  # at once: 1.5 MB
 _ROWS_OF_A_THREAD = 1 << 10
 _POOL = 1 << 20  # candidates that are kept before they are thinned out: 24 MB
@@ -43,7 +44,7 @@ def find_candidates(
     *,
     exact: bool = True,
     scratch_bytes: int | None = None,
-) -> tuple[Array, Array]:
+) -> Pairs:
     """Find every row that may be among the best, for each query.
 
     Args:
@@ -56,7 +57,7 @@ def find_candidates(
         scratch_bytes: What scores and candidates may take on the way; at least 1 MB is taken.
 
     Returns:
-        Pairs of the number of a query and a row, sorted by the query. All rows are there
+        Pairs of a query and a row, sorted by the query. All rows are there
         whose true score is that of the k-th best or more, and hardly any other.
     """
     import torch
@@ -104,7 +105,7 @@ class _Search:
         self._least = torch.full((self._count,), -torch.inf, device=device)
         self._pool: list[tuple[Array, Array, Array, Array]] = []
         self._pooled = 0
-        self._room: Any = None  # for the products of a few blocks
+        self._room: Any = None  # for products
 
     def begin(self, scan: Scan) -> None:
         """Go on with other rows: choose how to multiply them."""
@@ -112,23 +113,25 @@ class _Search:
         self._scan = scan
         vectors = scan.vectors
         is_int8 = vectors.dtype == torch.int8
-        product: Product | None = None
+        product = None
         if is_int8 and vectors.device.type == "cpu":
-            product = int8_product(torch, vectors.shape[1])
-        ones = torch.ones(self._count, device=vectors.device)
+            product = int8_product(torch, vectors.shape[1], self._count)
         if product is not None:
-            rounded, self._query_scales, self._query_errors = round_rows(self._queries, 1)
-            transposed = rounded.T
-            multiply = product
-            self._multiply: Callable[[Any, Any], object] = lambda rows, out: multiply(
-                rows, transposed, out=out
+            rounded, self._query_scales, self._query_errors = round_rows(
+                self._queries, 1, product.most
             )
-            self._is_rounded, self._kind = True, torch.int32
+            multiply = product.by(rounded)
+            self._multiply: Callable[[Any], Any] = lambda rows: multiply(
+                rows, lambda: self._room_for(len(rows), torch.int32)
+            )
+            self._is_rounded = True
             return
+        ones = torch.ones(self._count, device=vectors.device)
         transposed = self._queries.T.contiguous()
         self._query_scales, self._query_errors = ones, ones * self._product_error
-        self._multiply = lambda rows, out: _product_of_floats(rows, transposed, out)
-        self._kind = torch.float32
+        self._multiply = lambda rows: _product_of_floats(
+            rows, transposed, self._room_for(len(rows), torch.float32)
+        )
         self._is_rounded |= is_int8 or (self._exact and vectors.dtype != torch.float32)
 
     def look_at(self, position: int, rows: Any) -> None:
@@ -137,58 +140,65 @@ class _Search:
         start = scan.start + position
         stop = start + len(rows)
         blocks = slice(position // BLOCK, -(-(position + len(rows)) // BLOCK))
-        lowest = -1e9 if self._kind.is_floating_point else torch.iinfo(self._kind).min // 2
-        products = self._room_for(len(rows))  # shape (rows, b), and what fills up the last block
-        self._multiply(rows, products[: len(rows)])
-        products[len(rows) :] = lowest
+        products = self._multiply(rows)  # shape (rows, b)
+        lowest = -1e9 if products.is_floating_point() else torch.iinfo(products.dtype).min // 2
         if self._allowed is not None:
             others = np.flatnonzero(~self._allowed[start:stop])
             if len(others):
                 products.index_fill_(0, torch.from_numpy(others).to(products.device), lowest)
-        grouped = products.view(-1, BLOCK, self._count)
+        if len(rows) % BLOCK:
+            products = torch.nn.functional.pad(
+                products, (0, 0, 0, -len(rows) % BLOCK), value=lowest
+            )
+        parts = products.view(-1, _PART, self._count)
         scales = scan.scales[blocks, None] * self._query_scales
         errors = scan.errors[blocks, None]
         if not self._exact:
             errors = torch.zeros_like(errors)
         errors = errors + (1 + errors) * self._query_errors + _SLACK
-        largest = grouped.amax(dim=1) * scales  # shape (blocks, b)
-        lower = torch.cat([self._best, largest - errors])
-        self._best = lower.topk(self._top_k, dim=0).values
-        self._least = torch.maximum(self._least, self._best[-1])
-        block, query = (largest + errors >= self._least).nonzero(as_tuple=True)
-        if self._pooled + len(block) * BLOCK > 8 * self._most:
+        # Of the parts of each block: shape (blocks, parts of one, b).
+        largest = parts.amax(dim=1).view(-1, BLOCK // _PART, self._count) * scales[:, None]
+        lower = torch.cat([self._best, largest.amax(dim=1) - errors])
+        if lower.device.type == "cpu":  # numpy does that four times as fast.
+            ordered = np.partition(lower.T.contiguous().numpy(), -self._top_k, axis=1)
+            self._best = torch.from_numpy(ordered[:, -self._top_k :]).T
+        else:
+            self._best = lower.topk(self._top_k, dim=0).values
+        self._least = torch.maximum(self._least, self._best.amin(dim=0))
+        highest = largest.add_(errors[:, None]).view(-1, self._count)
+        part, query = (highest >= self._least).nonzero(as_tuple=True)
+        if self._pooled + len(part) * _PART > 8 * self._most:
             self._thin()
-            keep = largest[block, query] + errors[block, query] >= self._least[query]
-            block, query = block[keep], query[keep]
-        self._collect(grouped, scales, errors, block, query, start)
+            keep = highest[part, query] >= self._least[query]
+            part, query = part[keep], query[keep]
+        self._collect(parts, scales, errors, part, query, start)
         if self._pooled > self._most:
             self._thin()
 
-    def _room_for(self, count: int) -> Any:
-        """Return room for the products of so many rows, filled up to whole blocks."""
-        count = -(-count // BLOCK) * BLOCK
+    def _room_for(self, count: int, kind: Any) -> Any:
+        """Return room for the products of so many rows."""
         room = self._room
-        if room is None or room.dtype != self._kind or len(room) < count:
+        if room is None or room.dtype != kind or len(room) < count:
             device = self._scan.vectors.device
-            room = self._torch.empty(count, self._count, dtype=self._kind, device=device)
-            self._room = room
+            self._room = room = self._torch.empty(count, self._count, dtype=kind, device=device)
         return room[:count]
 
     def _collect(
-        self, grouped: Any, scales: Any, errors: Any, block: Any, query: Any, start: int
+        self, parts: Any, scales: Any, errors: Any, part: Any, query: Any, start: int
     ) -> None:
-        """Keep the rows of these pairs of block and query that may be among the best."""
-        at_once = min(_SCORES, 4 * self._most) // BLOCK
-        for first in range(0, len(block), at_once):
+        """Keep the rows of these pairs of part and query that may be among the best."""
+        at_once = min(_SCORES, 4 * self._most) // _PART
+        for first in range(0, len(part), at_once):
             some = slice(first, first + at_once)
-            its_block, its_query = block[some], query[some]
-            scores = grouped[its_block, :, its_query] * scales[its_block, its_query, None]
+            its_part, its_query = part[some], query[some]
+            its_block = its_part // (BLOCK // _PART)
+            scores = parts[its_part, :, its_query] * scales[its_block, its_query, None]
             its_errors = errors[its_block, its_query]
             bars = self._least[its_query] - its_errors
             # What is not allowed, or only fills up a block, is far below every true score.
             good = (scores >= bars[:, None]) & (scores > -2.0)
             pair, place = good.nonzero(as_tuple=True)
-            rows = start + its_block[pair] * BLOCK + place
+            rows = start + its_part[pair] * _PART + place
             found = (its_query[pair], rows, scores[pair, place], its_errors[pair])
             query_of, row, score, error = (values.cpu().numpy() for values in found)
             self._pool.append((query_of, row, score, error))
@@ -196,41 +206,43 @@ class _Search:
 
     def _thin(self) -> None:
         """Keep of the pool what is at least as good as the k-th best of it."""
-        query, row, true, errors, bars = self._rescored()
-        self._pool, self._pooled = [(query, row, true, errors)], len(row)
-        bars = (bars - np.float32(self._product_error + _SLACK)).astype(np.float32)
+        (query, row, _), true, errors, bars = self._rescored()
+        self._pool, self._pooled = [(query, row, true.astype(np.float32), errors)], len(row)
+        bars = (bars - (self._product_error + _SLACK)).astype(np.float32)
         least = self._torch.from_numpy(bars).to(self._least.device)
         self._least = self._torch.maximum(self._least, least)
 
-    def finish(self) -> tuple[Array, Array]:
+    def finish(self) -> Pairs:
         """Return what may be among the best."""
-        query, row, *_ = self._rescored()
-        return query, row
+        return self._rescored()[0]
 
-    def _rescored(self) -> tuple[Array, Array, Array, Array, Array]:
-        """Score the pool in float32.
+    def _rescored(self) -> tuple[Pairs, Array, Array, Array]:
+        """Score the pool, exactly if scores so far are of rounded vectors.
 
         Returns:
-            What may be among the k best, sorted by query: query, row, score, and by how much
-            that may err. And each query's k-th best score.
+            What may be among the k best; its scores, and by how much they may err; and each
+            query's k-th best score, or less.
         """
         query, row, score, error = self._sorted_pool()
-        margin = 2 * np.float32(self._product_error)
+        bars, first = _kth_best(query, score, self._count, self._top_k)
         if not self._is_rounded:  # All scores are products in float32 already.
-            bars, _ = _kth_best(query, score, self._count, self._top_k)
-            kept = score >= (bars - margin)[query]
-            return query[kept], row[kept], score[kept], error[kept], bars
+            kept = score >= (bars - 2 * np.float32(self._product_error))[query]
+            return Pairs(query[kept], row[kept]), score[kept], error[kept], bars
         # First those that look best. None of the others matters that cannot reach the worst.
-        _, first = _kth_best(query, score, self._count, self._top_k)
-        true = np.full(len(query), -np.inf, np.float32)
-        true[first] = self._products(query[first], row[first])
+        true = np.full(len(query), -np.inf)
+        true[first] = self._scores(query[first], row[first])
         bars, _ = _kth_best(query[first], true[first], self._count, self._top_k)
-        rest = ~first & (score + error >= (bars - margin)[query])
-        true[rest] = self._products(query[rest], row[rest])
-        bars, _ = _kth_best(query, true, self._count, self._top_k)
-        kept = (first | rest) & (true >= (bars - margin)[query])
-        error = np.full(int(kept.sum()), self._product_error + _SLACK, np.float32)
-        return query[kept], row[kept], true[kept], error, bars
+        rest = np.flatnonzero(~first & (score + error >= bars[query]))
+        its_bars = bars[query[rest]] - self._product_error
+        rest = rest[self._scores(query[rest], row[rest], np.float32) >= its_bars]
+        true[rest] = self._scores(query[rest], row[rest])
+        kept = true >= bars[query]
+        query, row, true = query[kept], row[kept], true[kept]
+        error = np.full(len(query), self._product_error + _SLACK, np.float32)
+        return Pairs(query, row, true), true, error, bars
+
+    def _scores(self, query: Array, row: Array, kind: type[np.floating[Any]] = np.float64) -> Array:
+        return exact_scores(self._fetch, self._in_host, query, row, kind)
 
     def _sorted_pool(self) -> tuple[Array, Array, Array, Array]:
         if not self._pool:
@@ -242,26 +254,13 @@ class _Search:
         order = np.argsort(small, kind="stable")
         return query[order], row[order], score[order], error[order]
 
-    def _products(self, query: Array, row: Array) -> Array:
-        """Multiply pairs: the rows are gathered in one go, and multiplied query by query."""
-        result = np.empty(len(query), np.float32)
-        for some in slices(0, len(query), _RESCORED_ROWS):
-            vectors = self._fetch(row[some])
-            its = query[some]
-            bounds = np.flatnonzero(np.diff(its)) + 1
-            edges = [0, *bounds.tolist(), len(its)]
-            for begin, end in itertools.pairwise(edges):
-                found = result[some.start + begin : some.start + end]
-                np.dot(vectors[begin:end], self._in_host[its[begin]], out=found)
-        return result
-
 
 def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array, Array]:
     """Return each query's k-th best score, -inf if it has fewer, and which are the k best.
 
     Args:
         query: Shape (p,), sorted.
-        score: Shape (p,), float32.
+        score: Shape (p,).
         count: How many queries there are.
         top_k: The k.
     """
@@ -270,9 +269,9 @@ def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array
     starts = np.searchsorted(query, np.arange(count + 1))
     widest = int(np.diff(starts).max(initial=0))
     if widest < top_k:
-        return np.full(count, -np.inf, np.float32), np.ones(len(query), bool)
+        return np.full(count, -np.inf, score.dtype), np.ones(len(query), bool)
     places = np.arange(len(query)) - starts[query]
-    padded = np.full((count, widest), -np.inf, np.float32)
+    padded = np.full((count, widest), -np.inf, score.dtype)
     padded[query, places] = score
     best = torch.from_numpy(padded).topk(top_k, dim=1)
     chosen = np.zeros((count, widest), bool)
@@ -280,16 +279,15 @@ def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array
     return best.values[:, -1].numpy(), chosen[query, places]
 
 
-def _product_of_floats(rows: Any, transposed: Any, out: Any) -> None:
+def _product_of_floats(rows: Any, transposed: Any, out: Any) -> Any:
     """Multiply rows of any type as float32; what is converted stays in the processor's cache."""
     import torch
 
     if rows.dtype == torch.float32 or rows.device.type != "cpu":
-        torch.mm(rows.float(), transposed, out=out)
-        return
+        return torch.mm(rows.float(), transposed, out=out)
     if rows.dtype == torch.int8 and transposed.shape[1] == 1:
         _product_with_one(rows.numpy(), transposed.numpy()[:, 0], out.numpy()[:, 0])
-        return
+        return out
     converted = torch.empty(min(_CONVERTED_ROWS, len(rows)), rows.shape[1])
     for some in slices(0, len(rows), _CONVERTED_ROWS):
         its = converted[: some.stop - some.start].copy_(rows[some])
@@ -297,6 +295,7 @@ def _product_of_floats(rows: Any, transposed: Any, out: Any) -> None:
             np.dot(its.numpy(), transposed.numpy(), out=out[some].numpy())
         else:
             torch.mm(its, transposed, out=out[some])
+    return out
 
 
 def _product_with_one(rows: Array, query: Array, out: Array) -> None:

@@ -25,7 +25,7 @@ def best_of_all(
         scores[~allowed] = -np.inf
     bar = np.partition(scores, -top_k)[-top_k] - rounding(len(query))
     rows = np.flatnonzero(scores >= bar)
-    return np.zeros(len(rows), np.int64), rows
+    return Pairs(np.zeros(len(rows), np.int64), rows)
 
 
 def best_among(
@@ -45,4 +45,4 @@ def best_among(
         scores[:, some] = queries @ vectors_of(rows[some]).T
     bars = np.partition(scores, -top_k, axis=1)[:, -top_k] - rounding(queries.shape[1])
     query, place = np.nonzero(scores >= bars[:, None])
-    return query, rows[place]
+    return Pairs(query, rows[place])

@@ -105,7 +105,7 @@ class FaissVectors(VectorStore):
                 its_scores, its_rows = more[0][0], more[1][0]
             found.append(its_rows[good][its_scores[good] >= bar])
         counts = [len(its_rows) for its_rows in found]
-        return np.repeat(np.arange(len(queries)), counts), np.concatenate(found)
+        return Pairs(np.repeat(np.arange(len(queries)), counts), np.concatenate(found))
 
     def _trim(self) -> None:
         """Take away what an interrupted change has left behind the vectors."""

@@ -12,10 +12,13 @@ from rag_demo.documents.document import Document
 from rag_demo.documents.ids import first_twice
 from rag_demo.documents.metadata import checked_metadata
 from rag_demo.documents.rows import DocumentRows, texts_to_embed
+from rag_demo.errors import shown
 from rag_demo.searching.collection import Collection
 from rag_demo.searching.modes import MODES
 
 __all__ = ["Given", "check_names", "check_questions"]
+
+_MOST_BITS = 1000  # of a whole number that fits into a float
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,10 @@ class Given:
         checked = [_text(text, f"text {number}") for number, text in enumerate(texts)]
         names = None if ids is None else [_text(name, "an id") for name in ids]
         if names is not None and (twice := first_twice(names)) is not None:
-            raise ValueError(f"the id {twice!r} stands twice: ids must differ")
+            raise ValueError(f"the id {shown(twice)} stands twice: ids must differ")
         known: Sequence[Mapping[str, Any]] = [{}] * len(checked) if metadata is None else metadata
         plain = [
-            checked_metadata(each, f"text {number}" if names is None else repr(names[number]))
+            checked_metadata(each, f"text {number}" if names is None else shown(names[number]))
             for number, each in enumerate(known)
         ]
         return cls(checked, plain, names)
@@ -99,17 +102,19 @@ def check_questions(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list
     if isinstance(queries, str):
         raise TypeError("search_batch() takes a sequence of questions, not one; use search()")
     if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
-        raise ValueError(f"top_k must be a positive whole number, not {top_k!r}")
-    if min_score is not None and not isinstance(min_score, (int, float, np.number)):
-        raise TypeError(f"min_score must be a number, not {min_score!r}")
-    if min_score is not None and min_score != min_score:
-        raise ValueError("min_score must be a number, not NaN, which nothing reaches")
+        raise ValueError(f"top_k must be a positive whole number, not {shown(top_k)}")
+    if not isinstance(min_score, (int, float, np.integer, np.floating, type(None))):
+        raise TypeError(f"min_score must be a number, not {shown(min_score)}")
+    is_huge = isinstance(min_score, int) and min_score.bit_length() > _MOST_BITS
+    if is_huge or min_score != min_score:
+        raise ValueError(f"min_score must be a number like scores, not {shown(min_score)}")
     if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, not {shown(mode)}")
     return [_text(query, "a question") for query in queries]
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{what} must be a str, not {value!r} of the type {type(value).__name__}")
+        kind = type(value).__name__
+        raise TypeError(f"{what} must be a str, not {shown(value)} of the type {kind}")
     return value

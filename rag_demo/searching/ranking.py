@@ -13,15 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.documents.rows import DocumentRows
+from rag_demo.searching.exact_scores import Scores, exact_scores
 from rag_demo.searching.vector_store import Pairs
 from rag_demo.vectors import Rows, Vectors
 
 __all__ = ["FUSED_FROM", "Ranked", "best_of_each", "best_scores", "fuse", "rank"]
 
-Scores = npt.NDArray[np.float64]
 First = Callable[[Rows, int], list[int]]
 
-_PAIRS = 512  # scored at once: 1.5 MB of vectors
 FUSED_FROM = 100  # of each ranking
 _RANK_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 
@@ -76,31 +75,21 @@ def rank(
     top_k: int,
     name_of: Callable[[int], str],
 ) -> Ranked:
-    """Score candidates again, each by itself and in float64, and order them.
-
-    How a matrix product rounds depends on its shape and on the count of threads; this does
-    not, so neither do scores, ties and the order of the answers.
+    """Order candidates by their exact scores.
 
     Args:
         vectors_of: Returns the vectors of rows: shape (p, d).
         queries: Shape (b, d).
-        pairs: Which query each candidate is for, sorted: shape (p,). And the candidates' rows.
+        pairs: The candidates.
         top_k: How many at most.
         name_of: Returns the name of a row, by which ties are ordered.
 
     Returns:
         For each query the best rows with their scores.
     """
-    query, row = pairs
-    scores = np.empty(len(row))
-    products = np.empty((min(_PAIRS, len(row)), queries.shape[1]))
-    for start in range(0, len(row), _PAIRS):
-        some = slice(start, start + _PAIRS)
-        vectors = vectors_of(row[some])
-        its = products[: len(vectors)]
-        # Products of two float32 are exact in float64; sums are those of this very layout.
-        np.multiply(vectors, queries[query[some]], out=its, dtype=np.float64)
-        its.sum(axis=1, out=scores[some])
+    query, row, scores = pairs
+    if scores is None:
+        scores = exact_scores(vectors_of, queries, query, row)
     order = np.lexsort((-scores, query))
     row, scores = row[order], scores[order]
     starts = np.searchsorted(query, np.arange(len(queries) + 1))

@@ -97,16 +97,22 @@ def make_scan(vectors: Array, kind: str, device: str) -> Scan:
     return Scan(rounded.to(device), scales.to(device), errors.to(device))
 
 
-def round_rows(vectors: Any, block: int) -> tuple[Any, Any, Any]:
-    """Round rows to int8 with one scale for each block; say how far off the worst row is."""
+def round_rows(vectors: Any, block: int, most: int = 127) -> tuple[Any, Any, Any]:
+    """Round rows to int8 with one scale for each block; say how far off the worst row is.
+
+    Args:
+        vectors: Shape (n, d).
+        block: Rows that share a scale.
+        most: The largest of the rounded numbers.
+    """
     import torch
 
     count = len(vectors)
     padded = torch.nn.functional.pad(vectors, (0, 0, 0, -count % block)).view(
         -1, block, vectors.shape[1]
     )
-    scales = padded.abs().amax(dim=(1, 2)).clamp_min(1e-30) / 127
-    values = (padded / scales[:, None, None]).round_().clamp_(-127, 127)
+    scales = padded.abs().amax(dim=(1, 2)).clamp_min(1e-30) / most
+    values = (padded / scales[:, None, None]).round_().clamp_(-most, most)
     # Rounded up, for the result rests on it: float32 errs by far less than what is added.
     distances = (padded - values * scales[:, None, None]).norm(dim=2)
     errors = distances.amax(dim=1) * (1 + 1e-4) + 1e-6

@@ -215,7 +215,9 @@ class TensorVectors(VectorStore):
         if base.originals is None:
             return self._from_device(rows)
         if not base.is_streamed:
-            return base.originals[rows] if base.saved is None else base.saved.checked(rows)
+            if base.saved is not None:
+                return base.saved.checked(rows)
+            return base.originals.take(rows, axis=0)  # in half of the time of ``[rows]``
         # Single rows of a file, of which the system maps 64 kB around each.
         assert base.saved is not None and base.saved.file is not None
         result = np.empty((len(rows), self.dimension), np.float32)
@@ -271,7 +273,7 @@ class TensorVectors(VectorStore):
             if len(rows) <= _FEW_ALLOWED:
                 return best_among(rows, queries, top_k, self.vectors)
         has_unchecked = self._has_unchecked()
-        copies = has_unchecked or self._scans_copy(self.dimension)
+        copies = has_unchecked or self._scans_copy(len(queries))
         is_direct = not has_unchecked and (len(self) <= _FEW_ROWS or not copies)
         if len(queries) == 1 and in_host and options.dtype == "float32" and is_direct:
             return best_of_all(self._in_host(), queries[0], top_k, allowed)
@@ -301,14 +303,14 @@ class TensorVectors(VectorStore):
         on_cpu = options.dtype == "float32" and options.device == "cpu"
         return on_cpu and not base.saved.is_checked_soon()
 
-    def _scans_copy(self, dimension: int) -> bool:
-        """Whether an int8 copy is scanned in place of a float32 tensor."""
+    def _scans_copy(self, queries: int) -> bool:
+        """Whether an int8 copy is scanned for so many queries in place of a float32 tensor."""
         import torch
 
         options = self.options
         if options.dtype != "float32" or options.device != "cpu":
             return False
-        return int8_product(torch, dimension) is not None
+        return int8_product(torch, self.dimension, queries) is not None
 
     def _scans(self, copies: bool) -> list[Scan]:
         """Return what is scanned: all rows, in their order."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.searching.exact_scores import Scores
 from rag_demo.vectors import Rows, Vectors
 
 __all__ = ["FileOfVectors", "Pairs", "SavedVectors", "VectorStore"]
@@ -18,7 +19,19 @@ _FEW_BYTES = 1 << 26  # are checked at once, which takes 30 ms
 _PARTS = 16
 _MOST_OFF = 1e-3  # of a length that should be 1
 
-Pairs = tuple[Rows, Rows]
+
+class Pairs(NamedTuple):
+    """Queries and rows that may be among their best.
+
+    Attributes:
+        query: The number of each pair's query, sorted: shape (p,).
+        row: Shape (p,).
+        scores: As of `exact_scores`, if they are known already: shape (p,).
+    """
+
+    query: Rows
+    row: Rows
+    scores: Scores | None = None
 
 
 class FileOfVectors(Protocol):
@@ -152,7 +165,7 @@ class VectorStore(ABC):
             allowed: Shape (rows,): look only at these; None for all.
 
         Returns:
-            Pairs of a query's number and a row: two arrays of one length, sorted by the query.
+            Pairs of a query and a row, sorted by the query.
         """
 
     @property

@@ -163,7 +163,7 @@ class _Vocabulary(dict[str, int]):
             except ImportError as error:
                 raise RagDemoError(
                     f"the search for words needs PyStemmer ({error}); "
-                    'install it with: pip install "torch-cleanup[rag]"'
+                    "install it with: pip install '.[rag]', in a clone of torch-cleanup"
                 ) from None
             self._stemmer = Stemmer.Stemmer("english").stemWord
         return self._stemmer(word)

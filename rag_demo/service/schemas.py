@@ -69,7 +69,9 @@ def narrowed(value: Any) -> Any:
 # The same filters, for whoever reads the description.
 _SCALAR: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
 _COMPARED: dict[str, Any] = {"type": ["string", "number", "boolean"]}
-_PLAIN = {"propertyNames": {"pattern": "^(?!\\$)"}}
+_KEY = {"pattern": "^(?!\\$)"}
+_PLAIN = {"propertyNames": _KEY}
+_NO_OPERATORS = ["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]  # without their "$"
 
 
 def _value(depth: int) -> dict[str, Any]:
@@ -95,7 +97,12 @@ def _where(depth: int) -> dict[str, Any]:
     either = [
         _SCALAR,
         {"type": "array", "items": value},
-        {"type": "object", "additionalProperties": value, **_PLAIN},
+        {
+            "type": "object",
+            "additionalProperties": value,
+            **_PLAIN,
+            "not": {"minProperties": 1, "propertyNames": {"enum": _NO_OPERATORS}},
+        },
         {
             "type": "object",
             "properties": operators,
@@ -117,7 +124,7 @@ def _comparison(types: list[str], value: dict[str, Any]) -> dict[str, Any]:
         "required": ["type", "key", "value"],
         "properties": {
             "type": {"enum": types},
-            "key": {"type": "string", **_PLAIN["propertyNames"]},
+            "key": {"type": "string", **_KEY},
             "value": value,
         },
     }

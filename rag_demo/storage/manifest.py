@@ -7,6 +7,7 @@ import json
 import os
 import re
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ __all__ = [
     "remove_others",
     "remove_unfinished",
     "replace_manifest",
+    "unfinished_manifest",
+    "write_manifest",
 ]
 
 FORMAT = "rag-demo index"
@@ -108,15 +111,22 @@ def new_save_id() -> str:
     return uuid.uuid4().hex[:12]
 
 
-def replace_manifest(folder: Path, manifest: dict[str, Any], save_id: str) -> None:
-    """Make the index another one, all at once."""
-    new = folder / f"manifest-{save_id}.tmp"
+def unfinished_manifest(folder: Path, save_id: str) -> Path:
+    """Name the manifest in the making: the first file of a save, and there until it counts."""
+    return folder / f"manifest-{save_id}.tmp"
+
+
+def write_manifest(file: BlockWriter, manifest: Mapping[str, Any]) -> None:
+    """Write what describes an index, with its checksum, and wait until it is on the disk."""
     described = {"format": FORMAT, "version": VERSION, **manifest}
     described["sha256"] = digest(described)
-    with BlockWriter(new) as file:
-        file.write(json.dumps(described, indent=2).encode("ascii") + b"\n")
-        file.finish()
-    new.replace(folder / MANIFEST)
+    file.write(json.dumps(described, indent=2).encode("ascii") + b"\n")
+    file.finish()
+
+
+def replace_manifest(folder: Path, save_id: str) -> None:
+    """Make the index another one, all at once."""
+    unfinished_manifest(folder, save_id).replace(folder / MANIFEST)
     sync(folder)
 
 
@@ -129,16 +139,17 @@ def remove_others(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def remove_unfinished(folder: Path, save_id: str) -> None:
-    """Remove what a save has written that did not get as far as its manifest."""
-    try:
-        current = _load(folder / MANIFEST)["files"]["vectors"]["name"]
-    except (ValueError, KeyError, TypeError, RecursionError, FileNotFoundError):
-        current = ""
-    except OSError:
-        return  # It may name what was written; the next save removes what is left over.
-    if save_id not in current and folder.is_dir():
+    """Remove what a save has written that did not get as far as its manifest.
+
+    Nothing is read for that, which could fail as well: the save counts if its unfinished manifest
+    is gone. That goes last, so that an interrupted removal is known for one.
+    """
+    unfinished = unfinished_manifest(folder, save_id)
+    if os.path.lexists(unfinished):
         for entry in folder.glob(f"*-{save_id}.*"):
-            _remove(entry)
+            if entry != unfinished:
+                _remove(entry)
+        _remove(unfinished)
 
 
 def _load(path: Path) -> Any:

@@ -20,6 +20,8 @@ from rag_demo.storage.manifest import (
     remove_others,
     remove_unfinished,
     replace_manifest,
+    unfinished_manifest,
+    write_manifest,
 )
 from rag_demo.storage.writing import BlockWriter
 
@@ -57,44 +59,57 @@ def save_files(
     """
     save_id = new_save_id()
     try:
-        vectors = _fitting(vectors, rows)
-        check_derived(derived)
-        files: dict[str, Path] = {}
-        checks: dict[str, npt.NDArray[Any]] = {}
-
-        def new(what: str, kind: str) -> BlockWriter:
-            files[what] = folder / f"{what}-{save_id}.{kind}"
-            return BlockWriter(files[what])
-
-        with new("vectors", "safetensors") as file:
-            _write_vectors(file, vectors)
-            checks["vectors"] = file.finish()
-        with new("texts", "jsonl") as file:
-            checks |= _write_documents(file, documents, rows)
-            checks["texts"] = file.finish()
-        manifest: dict[str, Any] = {
-            **described,
-            "count": len(vectors),
-            "dimension": int(vectors.shape[1]),
-        }
-        if derived:
-            with new("derived", "arrays") as file:
-                manifest["derived"] = write_derived(file, derived)
-                checks["derived"] = file.finish()
-        with new("checks", "safetensors") as file:
-            content = _safetensors(checks)
-            file.write(content)
-            file.finish()
-        manifest["checks_sha256"] = hashlib.sha256(content).hexdigest()
-        manifest["files"] = {
-            what: {"name": path.name, "bytes": path.stat().st_size} for what, path in files.items()
-        }
-        replace_manifest(folder, manifest, save_id)
+        with BlockWriter(unfinished_manifest(folder, save_id)) as file:
+            manifest = {
+                **described,
+                **_write_files(folder, save_id, _fitting(vectors, rows), documents, rows, derived),
+            }
+            write_manifest(file, manifest)
+        replace_manifest(folder, save_id)
         remove_others(folder, manifest)
     except OSError as error:
         raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
     finally:
         remove_unfinished(folder, save_id)
+
+
+def _write_files(
+    folder: Path,
+    save_id: str,
+    vectors: Vectors,
+    documents: Iterable[Document],
+    rows: DocumentRows,
+    derived: Mapping[str, npt.NDArray[Any]],
+) -> dict[str, Any]:
+    """Write all files but the manifest; return what that has to say of them."""
+    check_derived(derived)
+    files: dict[str, Path] = {}
+    checks: dict[str, npt.NDArray[Any]] = {}
+
+    def new(what: str, kind: str) -> BlockWriter:
+        files[what] = folder / f"{what}-{save_id}.{kind}"
+        return BlockWriter(files[what])
+
+    with new("vectors", "safetensors") as file:
+        _write_vectors(file, vectors)
+        checks["vectors"] = file.finish()
+    with new("texts", "jsonl") as file:
+        checks |= _write_documents(file, documents, rows)
+        checks["texts"] = file.finish()
+    manifest: dict[str, Any] = {"count": len(vectors), "dimension": int(vectors.shape[1])}
+    if derived:
+        with new("derived", "arrays") as file:
+            manifest["derived"] = write_derived(file, derived)
+            checks["derived"] = file.finish()
+    with new("checks", "safetensors") as file:
+        content = _safetensors(checks)
+        file.write(content)
+        file.finish()
+    manifest["checks_sha256"] = hashlib.sha256(content).hexdigest()
+    manifest["files"] = {
+        what: {"name": path.name, "bytes": path.stat().st_size} for what, path in files.items()
+    }
+    return manifest
 
 
 def check_vectors(vectors: Vectors, passed: Callable[[], object] | None = None) -> str | None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rag_demo.errors import IndexFileError
 from rag_demo.storage.checked_file import BLOCK_BYTES
 
-__all__ = ["LOCK", "BlockWriter", "lock", "sync"]
+__all__ = ["LOCK", "BlockWriter", "lock", "made_and_locked", "sync"]
 
 LOCK = "lock"
 # At once: a system that caches what is written in pages as large as the writes maps them as a
@@ -95,6 +95,8 @@ def lock(folder: Path) -> Iterator[None]:
                 f"{folder} is being written by another process ({holder or 'unknown'}); "
                 "wait until it has ended, or name another folder"
             ) from None
+        if not os.fstat(descriptor).st_nlink:
+            raise IndexFileError(f"{folder} was removed by another process; try again")
         try:
             # Not what is somebody else's, and has got here by a hard link.
             if re.fullmatch(r"\d{0,20}", holder):
@@ -105,6 +107,33 @@ def lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def made_and_locked(folder: Path) -> Iterator[None]:
+    """Do the same for a folder that is made if need be; where nothing comes into it, it goes again.
+
+    Raises:
+        IndexFileError: It cannot be made; or see `lock`.
+    """
+    try:
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
+    try:
+        with lock(folder):
+            try:
+                yield
+            finally:
+                # While it is locked: who has opened the lock meanwhile finds it removed.
+                with contextlib.suppress(OSError):  # Nobody is kept from anything by it.
+                    if missing and [each.name for each in folder.iterdir()] == [LOCK]:
+                        (folder / LOCK).unlink()
+    finally:
+        with contextlib.suppress(OSError):  # There is something in it.
+            for each in missing:
+                each.rmdir()
 
 
 def _open_lock(path: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,9 @@ def test_errors(
         ("search", saved): ("no question was asked",),
         ("search", saved, " "): ("question is empty",),
         ("search", saved, "q", "--where", "lang"): ("'lang' is no condition",),
+        ("search", saved, "q", "--where", "lang==en"): ("'lang==en' is no condition", "quotes"),
+        ("delete", saved, "--where", "year>>2000"): ("'year>>2000' is no condition",),
+        ("search", saved, "q", "--where", "year=>2000"): ("'year=>2000' is no condition",),
         ("evaluate", tmp_path / "nowhere"): ("was not found", "corpus.jsonl", "qrels/"),
         ("info", empty): ("holds no index",),
         ("delete", saved): ("nothing was named",),
@@ -270,3 +274,43 @@ def test_shell_completion() -> None:
     script = "export _RAG_DEMO_COMPLETE COMP_WORDS='rag-demo ver' COMP_CWORD=1;"
     found = shell(script + "_RAG_DEMO_COMPLETE=bash_complete rag-demo")
     assert found[1].split() == ["plain,verify"]
+
+
+@pytest.mark.parametrize(
+    ("when", "code"),
+    [
+        ("while it is imported", 130),
+        ("when all is said", -signal.SIGINT),
+        ("after a SIGTERM", -signal.SIGINT),
+    ],
+)
+def test_ctrl_c_at_the_edges(when: str, code: int) -> None:
+    """Before a command has begun, and while the interpreter ends: no traceback."""
+    result = run(
+        """
+        import atexit, signal, sys
+        class Early:
+            def find_spec(name, path, target=None):
+                if name == "torch_utils":
+                    signal.raise_signal(signal.SIGINT)
+        if sys.argv[1] == "while it is imported":
+            sys.meta_path.insert(0, Early)
+        else:
+            atexit.register(signal.raise_signal, signal.SIGINT)
+        if sys.argv[1] == "after a SIGTERM":
+            import rag_demo.commands
+            from torch_utils import exit_on_signals
+            def run(arguments):
+                print("version")
+                with exit_on_signals(signal.SIGTERM):
+                    signal.raise_signal(signal.SIGTERM)
+            rag_demo.commands.run = run
+        sys.argv = ["rag-demo", "--version"]
+        from rag_demo.cli import main
+        main()
+        """,
+        when,
+    )
+    assert result.stderr == "", str(result)
+    assert result.returncode == code, str(result)
+    assert ("version" in result.stdout) == (code != 130)

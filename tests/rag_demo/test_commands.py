@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from letters import Letters, letters  # noqa: F401  (a fixture)
 
+from programs import run as run_program
 from rag_demo import PyTorchGPURetriever
 from rag_demo.commands import run
 from rag_demo.errors import IndexFileError, RagDemoError
@@ -114,6 +116,13 @@ def test_where(
     assert sorted(each["metadata"]["year"] for each in found["results"]) == years
 
 
+@pytest.mark.parametrize("condition", ["$or=1", "=1", "year", "year>1 --where year>2"])
+def test_wrong_conditions(index: str, condition: str) -> None:
+    """One clear error, not an empty answer."""
+    with pytest.raises(RagDemoError, match=r"no condition|no key|another >"):
+        run(["search", index, "x", "--where", *condition.split()])
+
+
 def test_min_score(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of cosines, unless a mode is named."""
     (everything,) = search(capsys, index, "record number 2", "--top-k", "9", "--min-score", "-1")
@@ -186,6 +195,8 @@ def test_add_and_delete(
     run(["info", index, "--json"])
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (facts["texts"], facts["model"]) == (len(before) - 1, "letters")
+    run(["info", index])
+    assert "finished   yes\n" in capsys.readouterr().out
 
 
 def test_all_texts_deleted(index: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,6 +227,23 @@ def test_delete_embeds_nothing(made_by_a_program: str, capsys: pytest.CaptureFix
     capsys.readouterr()
     ((answer,),) = [found["results"] for found in search(capsys, made_by_a_program, "sentence")]
     assert (answer["id"], answer["metadata"]) == ("l", {"n": 2})
+
+
+def test_delete_ends_in_order(index: str) -> None:
+    """SIGTERM in the middle of its save: the index is as it was, and nothing lies beside it."""
+    before = sorted(path.name for path in Path(index).iterdir())
+    result = run_program(
+        """
+        import signal, sys
+        from rag_demo.commands import run
+        from rag_demo.storage import saving
+        saving.replace_manifest = lambda *arguments: signal.raise_signal(signal.SIGTERM)
+        run(["delete", sys.argv[1], "--where", "source!=1"])
+        """,
+        index,
+    )
+    assert (result.returncode, result.stderr) == (128 + signal.SIGTERM, ""), str(result)
+    assert sorted(path.name for path in Path(index).iterdir()) == before
 
 
 def test_a_program_s_texts_are_not_dropped_unasked(made_by_a_program: str, tmp_path: Path) -> None:

@@ -68,6 +68,17 @@ def test_jsonl(tmp_path: Path) -> None:
     assert documents[1].id == "2"
 
 
+def test_an_id_of_null_is_none(tmp_path: Path) -> None:
+    """The other one names the document, or the number of the line does."""
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"id": null, "_id": 0, "text": "a"}\n{"id": null, "text": "b"}')
+    documents, _ = read(path)
+    assert [(document.id, document.metadata) for document in documents] == [
+        ("0", {"source": "corpus.jsonl:1"}),
+        ("2", {"source": "corpus.jsonl:2"}),
+    ]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -75,6 +86,9 @@ def test_jsonl(tmp_path: Path) -> None:
         ('{"body": "a"}', r':1: expected an object with a string "text"'),
         ("[1]", r":1: expected an object"),
         ('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', r":2: the id '1' stands twice"),
+        ('{"id": [1], "text": "a"}', r":1: the id is \[1\], which is no text and no number"),
+        ('{"id": true, "text": "a"}', r":1: the id is true"),
+        (f'{{"text": "a", "m": {"[" * 400}{"]" * 400}}}', r":1: .*nested more than 100 deep"),
     ],
 )
 def test_bad_jsonl_names_the_line(tmp_path: Path, content: str, message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +143,19 @@ def test_foreign_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights whose digest differs from the published one are not loaded."""
     monkeypatch.setattr("rag_demo.encoding.packaged_model._WEIGHTS_SHA256", "0" * 64)
     with EmbeddingModel() as model, pytest.raises(ModelError, match="is not the published"):
+        model.load_model()
+
+
+def test_weights_that_are_not_there_are_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A package that was installed by halves is one error, and no thread's traceback."""
+    spec = importlib.machinery.ModuleSpec("it", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with EmbeddingModel() as model, pytest.raises(ModelError, match="cannot be read: No such file"):
+        model.load_model()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with EmbeddingModel() as model, pytest.raises(ModelError, match="in a clone of torch-cleanup"):
         model.load_model()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
+import json
 import os
 import signal
 import subprocess
@@ -364,3 +366,28 @@ def test_an_end_while_the_last_save_is_made(
     assert ids(tmp_path) == [str(n) for n in range(20)]
     again = ingest(documents(20), Counting(), tmp_path)
     assert (again.embedded, again.reused, again.finished) == (0, 20, True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("a", "text", {}), "is no Document"),
+        (None, "is no Document"),
+        (Document(1, "text", {}), "the id of"),  # type: ignore[arg-type]
+        (Document("a", None, {}), "the text of"),  # type: ignore[arg-type]
+        (Document("a", "text", None), "must be a mapping"),  # type: ignore[arg-type]
+        (Document("a", "text", {1: 2}), "keys are text"),  # type: ignore[dict-item]
+        (Document("a", "text", {"n": np.int64(1)}), "JSON has"),
+        (
+            Document("a", "text", {"n": json.loads("[" * 150 + "]" * 150)}),
+            "nested more than 100 deep",
+        ),
+    ],
+)
+def test_what_is_no_document(tmp_path: Path, wrong: Any, message: str) -> None:
+    """One error before it is embedded; what came before is saved, and can be searched."""
+    with pytest.raises(IndexFileError, match=message):
+        ingest(itertools.chain(documents(BATCH), [wrong]), Counting(), tmp_path / "i")
+    with PyTorchGPURetriever(Counting()) as retriever:
+        assert retriever.load(tmp_path / "i") == BATCH
+        assert retriever.search("text", 1, mode="hybrid")

@@ -63,6 +63,7 @@ def test_demo() -> None:
     result = run("from rag_demo.cli import main; main()", "demo", "--top-k", "3")
     assert_clean(result)
     assert "torch.cuda.memory.empty_cache" in result.stdout
+    assert "\\n" not in result.stdout, str(result)
     assert re.search(r"released in \d+ ms: .* [\d.]+ MB given back", result.stdout), str(result)
     rows = {
         way: [float(number) for number in re.findall(r"([\d.]+) MB", line)]

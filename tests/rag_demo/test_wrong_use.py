@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,36 @@ def test_questions_of_any_kind_of_sequence() -> None:
         for wrong in ({"min_score": "x"}, {"min_score": [1]}):
             with pytest.raises(TypeError, match="min_score must be a number"):
                 retriever.search("a", **wrong)
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise OSError("the program's own code")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [Unshowable(), 10**5000, 10**4000, [None] * 9999, "x" * 9999],
+    ids=["unshowable", "unwritable", "long", "list", "text"],
+)
+def test_messages_quote_the_beginning_of_anything(wrong: Any) -> None:
+    """What a message says of a value is short, and never an error of its own."""
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["a"], [{"n": 1}])
+        calls: list[Callable[[], Any]] = [
+            lambda: retriever.add(["a", wrong if isinstance(wrong, int) else 1]),
+            lambda: retriever.add(["a"], [wrong]),
+            lambda: retriever.search("a", 0 if isinstance(wrong, int) else wrong),
+            lambda: retriever.search("a", min_score=wrong),
+            lambda: retriever.search("a", where=wrong),
+            lambda: retriever.search("a", mode=wrong),
+        ]
+        for call in calls:
+            with pytest.raises((TypeError, ValueError)) as raised:
+                call()
+            assert len(str(raised.value)) < 400
+            assert "4300 digits" not in str(raised.value)
+        assert len(retriever) == 1
+    for budget in (1.5, True, "1"):
+        with pytest.raises(TypeError, match="memory_budget must be a whole number"):
+            PyTorchGPURetriever(Hashed(), memory_budget=budget)  # type: ignore[arg-type]

@@ -219,7 +219,9 @@ QUIET = {
 }
 
 
-@pytest.mark.parametrize("name", QUIET)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "torch" else n for n in QUIET]
+)
 def test_heap_is_frozen_where_nothing_needs_it(name: str) -> None:
     """The heap is frozen, with fast_exit and only with it, unless something needs telling."""
     start = run_forked if name == "torch" else run

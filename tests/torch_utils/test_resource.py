@@ -197,6 +197,7 @@ def test_combines_with_other_bases() -> None:
         type("Missing", (Resource, Abstract), {"_release": lambda self: None})()
 
 
+@pytest.mark.slow
 def test_a_million_resources_leave_nothing() -> None:
     """No memory stays behind, and the registry is as it was (a tenth of the million here)."""
     with Counted():

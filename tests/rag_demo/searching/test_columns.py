@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,13 @@ def test_numbers_of_numpy_and_ranges() -> None:
         ({"a": {"$near": 2}}, ValueError),
         ({"a": {"$gt": None}}, TypeError),
         ({"a": {"$in": "text"}}, TypeError),
+        ({"$or": [{"a": 1}, {"b": 2}]}, ValueError),
+        ({"$gt": 2}, ValueError),
+        ({"a": {"gt": 2}}, ValueError),
+        ({"a": b"text"}, TypeError),
+        ({"a": range(3)}, TypeError),
+        ({"a": np.arange(3)}, TypeError),
+        ({"a": [date(2020, 1, 1)]}, TypeError),
     ],
 )
 def test_wrong_filters(where: Any, error: type[Exception]) -> None:

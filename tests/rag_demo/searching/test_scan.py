@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
 from rag_demo.searching import candidates
-from rag_demo.searching.int8_product import int8_product
+from rag_demo.searching.exact_scores import exact_scores
+from rag_demo.searching.int8_product import Int8Product, _fastest, int8_product
 from rag_demo.searching.scan import BLOCK, make_scan
 from rag_demo.vectors import normalized
 
@@ -97,6 +98,7 @@ def test_exact_against_float64(dtype: str, data: Any, top_k: int, one: bool) -> 
         )
 
 
+@pytest.mark.slow
 @given(data=corpora(), top_k=st.sampled_from([1, 10]))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_faiss_against_float64(data: Any, top_k: int) -> None:
@@ -119,13 +121,11 @@ def corpus(count: int, dimension: int = 384, seed: int = 0) -> Any:
 def test_many_blocks(dtype: str, product: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several steps, with and without the int8 operator, which not every processor has."""
     if product == "fallback":
-        monkeypatch.setattr(
-            "rag_demo.searching.candidates.int8_product", lambda torch, dimension: None
-        )
-        monkeypatch.setattr(
-            "rag_demo.searching.tensor_vectors.int8_product", lambda torch, dimension: None
-        )
-    elif int8_product(torch, 384) is None:
+        for module in ("candidates", "tensor_vectors"):
+            monkeypatch.setattr(
+                f"rag_demo.searching.{module}.int8_product", lambda torch, dimension, queries: None
+            )
+    elif int8_product(torch, 384, 40) is None:
         pytest.skip("this processor has no fast int8 product")
     monkeypatch.setattr("rag_demo.searching.candidates._SCORES", 64 * BLOCK * 20)
     documents, queries = corpus(9_000), corpus(40, seed=1)
@@ -177,48 +177,90 @@ def test_filter(dtype: str) -> None:
             assert sorted(result.id for result in results) == ["1703", "3", "3403"]
 
 
+def multiplied(product: Int8Product, left: Any, right: Any) -> Any:
+    room = torch.empty(len(left), len(right), dtype=torch.int32)
+    return product.by(right)(left, lambda: room)
+
+
 @pytest.mark.parametrize("dimension", [1, 2, 3, 8, 31, 384, 2000])
 def test_int8_operator(dimension: int) -> None:
-    """Where it is used, it is right, for every small count of rows and columns."""
-    product = int8_product(torch, dimension)
+    """Where it is used, it is right: small counts of rows and columns, and the largest numbers."""
+    product = int8_product(torch, dimension, 2)
     if product is None:
         return  # Not used: the tests above hold without it.
+    most = product.most
     for rows, columns in ((1, 1), (1, 5), (31, 3), (64, 17), (500, 512)):
         left = torch.randint(-127, 128, (rows, dimension), dtype=torch.int8)
-        right = torch.randint(-127, 128, (columns, dimension), dtype=torch.int8)
-        result = torch.empty(rows, columns, dtype=torch.int32)
-        product(left, right.T, out=result)
-        assert torch.equal(result, left.int() @ right.T.int())
+        right = torch.randint(-most, most + 1, (columns, dimension), dtype=torch.int8)
+        left[0], right[0] = 127, most
+        left[rows // 2], right[columns // 2] = -127, -most
+        assert torch.equal(multiplied(product, left, right).int(), left.int() @ right.int().T)
 
 
 def test_wrong_int8_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator that gives other numbers, or is slower, or is not there."""
-    real = getattr(torch, "_int_mm", None)
+    """One that gives other numbers, cuts large sums off, is slower, or is not there."""
 
-    def right_one(left: Any, right: Any, *, out: Any) -> None:
-        out.copy_((left.float() @ right.float()).int())
+    def right_one(left: Any, right: Any, *, out: Any) -> Any:
+        return out.copy_((left.float() @ right.float()).int())
 
-    def wrong(left: Any, right: Any, *, out: Any) -> None:
-        out.copy_(left.int() @ right.int() + 1)
+    def wrong(left: Any, right: Any, *, out: Any) -> Any:
+        return out.copy_(left.int() @ right.int() + 1)
 
-    def slow(left: Any, right: Any, *, out: Any) -> None:
+    def saturating(left: Any, right: Any, *, out: Any) -> Any:
+        pairs = left[:, 0:2].int() @ right[0:2].int()
+        rest = left[:, 2:].int() @ right[2:].int()
+        return out.copy_(pairs.clamp(-32_000, 32_000) + rest)
+
+    def slow(left: Any, right: Any, *, out: Any) -> Any:
         for _ in range(20):
             right_one(left, right, out=out)
+        return out
 
     def another(left: Any, right: Any) -> Any:
         return left.int() @ right.int()
 
-    for operator in (wrong, slow, another, None):
-        int8_product.cache_clear()
+    monkeypatch.setattr("rag_demo.searching.int8_product._by_linear", None)
+    for operator in (wrong, saturating, slow, another, None):
+        _fastest.cache_clear()
         monkeypatch.setattr(torch, "_int_mm", operator, raising=False)
-        assert int8_product(torch, 384) is None
-    int8_product.cache_clear()
+        assert int8_product(torch, 384, 2) is None
+    _fastest.cache_clear()
     # What is right, and faster than anything: it is the rest that was refused.
     monkeypatch.setattr(torch, "_int_mm", right_one, raising=False)
     monkeypatch.setattr("rag_demo.searching.int8_product._speed", lambda *args: 2.0)
-    assert int8_product(torch, 384) is right_one
-    int8_product.cache_clear()
-    monkeypatch.setattr(torch, "_int_mm", real, raising=False)
+    product = int8_product(torch, 384, 2)
+    assert product is not None and product.most == 127
+    _fastest.cache_clear()
+
+
+def test_layer_without_the_other_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quantized layer multiplies several queries; one that gives other numbers is not used."""
+    monkeypatch.setattr(torch, "_int_mm", None, raising=False)
+    monkeypatch.setattr("rag_demo.searching.int8_product._speed", lambda *args: 2.0)
+    _fastest.cache_clear()
+    product = int8_product(torch, 384, 2)
+    if product is not None:  # else this torch has no such layer
+        assert product.most == 63
+        assert int8_product(torch, 384, 1) is None
+    _fastest.cache_clear()
+    monkeypatch.setattr(
+        "rag_demo.searching.int8_product._by_linear",
+        lambda torch, queries: lambda rows, room: (rows.float() @ queries.float().T + 1).int(),
+    )
+    assert int8_product(torch, 384, 2) is None
+    _fastest.cache_clear()
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 7, 31, 384])
+def test_exact_scores_depend_on_nothing_else(dimension: int) -> None:
+    """Bit for bit the same by themselves, in another order, and beside others."""
+    documents, queries = corpus(700, dimension), corpus(5, dimension, seed=1)
+    chance = np.random.default_rng(0)
+    query, row = np.sort(chance.integers(0, 5, 700)), chance.permutation(700)
+    all_at_once = exact_scores(documents.__getitem__, queries, query, row)
+    for some in (slice(0, 1), slice(3, 100), slice(699, 99, -1)):
+        found = exact_scores(documents.__getitem__, queries, query[some], row[some])
+        assert np.array_equal(found, all_at_once[some])
 
 
 @pytest.mark.parametrize("rows", [1, 1024, 1025, 4999])

@@ -11,7 +11,15 @@ import httpx
 import pytest
 from serving import TEXTS, serving
 
-openai = pytest.importorskip("openai", reason="needs openai: the extra test")
+pytestmark = pytest.mark.xdist_group("openai")
+openai: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def import_openai() -> None:
+    """In the one worker that runs these tests, not in all that collect them: it takes seconds."""
+    global openai
+    openai = pytest.importorskip("openai", reason="needs openai: the extra test")
 
 
 def with_client(index: Path, use: Any, **options: Any) -> Any:

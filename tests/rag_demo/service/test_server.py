@@ -136,8 +136,9 @@ def test_sigterm_in_the_middle(tmp_path: Path) -> None:
         (["--host", "0.0.0.0"], "--no-token"),
         (["--keep-alive", "soon"], "--keep-alive"),
         (["--host", "203.0.113.1", "--token-file", "TOKEN"], "cannot be listened on"),
-        (["--token-file", "EMPTY"], "token must be"),
-        (["--token-file", "BYTES"], "token must be"),
+        (["--token-file", "EMPTY"], "EMPTY is empty"),
+        (["--token-file", "BYTES"], "BYTES is not printable ASCII"),
+        (["--token-file", "ABSENT"], "ABSENT cannot be read: No such file"),
     ],
 )
 def test_wrong_use_is_said(

@@ -285,3 +285,35 @@ def test_the_lock_is_held_by_one(folder: Path) -> None:
             with pytest.raises(IndexFileError, match=f"another process .{os.getpid()}"):
                 write_index(folder, "m", VECTORS, DOCUMENTS)
     write_index(folder, "m", VECTORS, DOCUMENTS)
+
+
+@pytest.mark.parametrize("wrong", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
+def test_a_folder_that_was_made_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: BaseException
+) -> None:
+    """A first save that fails leaves no folder, and none above it; what was there stays."""
+
+    def failing(*arguments: Any) -> None:
+        raise wrong
+
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(writing.BlockWriter, "finish", failing)
+    for name, left in (("a/b/c", False), ("there", True), ("there/d", False)):
+        with pytest.raises((KeyboardInterrupt, IndexFileError)):
+            write_index(tmp_path / name, "m", VECTORS, DOCUMENTS)
+        assert (tmp_path / name).exists() is left
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_lock_that_was_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waited with it open does not write beside the one that has made another."""
+    opens = writing._open_lock
+
+    def slowly(path: Path) -> int:
+        descriptor = opens(path)
+        path.unlink()
+        return descriptor
+
+    monkeypatch.setattr(writing, "_open_lock", slowly)
+    with pytest.raises(IndexFileError, match="was removed by another process"):
+        write_index(tmp_path / "i", "m", VECTORS, DOCUMENTS)

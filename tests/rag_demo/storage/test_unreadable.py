@@ -16,7 +16,7 @@ from rag_demo.documents.document import Document
 from rag_demo.errors import IndexFileError, OtherIndexError, UnreadableIndexError, damaged
 from rag_demo.index import read_index, read_manifest, write_index
 from rag_demo.ingest import ingest
-from rag_demo.storage import manifest as manifest_module
+from rag_demo.storage import saving
 
 DOCUMENTS = [Document(str(n), f"text {n}", {}) for n in range(5)]
 
@@ -91,28 +91,31 @@ def test_control_what_is_missing_is_damage(folder: Path, unreadable: Any) -> Non
         assert type(damaged(folder, OSError(code, "why"))) is kind
 
 
-def test_a_save_stays_that_cannot_be_looked_at(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_end_of_a_save_reads_nothing(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unreadable: Callable[[str, int], None],
+    is_replaced: bool,
 ) -> None:
-    """Once the manifest is renamed its files stay, though it cannot be read any more."""
-    looked = []
-    replace = manifest_module.replace_manifest
+    """Interrupted, and the manifest cannot be read any more: all of it stays, or goes."""
+    before = sorted(path.name for path in folder.iterdir())
+    replace = saving.replace_manifest
 
-    def failing(path: Path) -> Any:
-        looked.append(path)
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    def replaced(*arguments: Any) -> None:
-        replace(*arguments)
-        monkeypatch.setattr(manifest_module, "_load", failing)
+    def replacing(*arguments: Any) -> None:
+        if is_replaced:
+            replace(*arguments)
+        unreadable("manifest", errno.EMFILE)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rag_demo.storage.saving.replace_manifest", replaced)
+    monkeypatch.setattr(saving, "replace_manifest", replacing)
     with pytest.raises(KeyboardInterrupt):
         write_index(folder, "m", np.ones((2, 4), np.float32) / 2, DOCUMENTS[:2])
-    assert looked
     monkeypatch.undo()
-    assert len(read_index(folder).documents) == 2
+    if is_replaced:
+        assert len(read_index(folder).documents) == 2
+    else:
+        assert sorted(path.name for path in folder.iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,10 @@ os.read(reader, 1)
 }
 
 
-@pytest.mark.parametrize("how", DAEMONS)
+@pytest.mark.parametrize(
+    "how",
+    [how if how == "double fork" else pytest.param(how, marks=pytest.mark.slow) for how in DAEMONS],
+)
 @pytest.mark.parametrize("by", ["command", pytest.param("check", marks=pytest.mark.slow)])
 def test_daemons_are_found(how: str, by: str, tmp_path: Path) -> None:
     """By what they descend from, whatever they did to hide; also by `check`, also the last."""
@@ -364,7 +367,7 @@ LOOK = (
 @pytest.mark.parametrize(
     "before",
     [
-        "",
+        pytest.param("", marks=pytest.mark.slow),
         pytest.param("signal.signal(signal.SIGCHLD, signal.SIG_IGN)", marks=pytest.mark.slow),
         pytest.param(
             "[signal.signal(number, signal.SIG_IGN) for number in (1, 2)]", marks=pytest.mark.slow

@@ -19,15 +19,18 @@ from torch_utils.clean_exit import FINDINGS, ExitReport, check
 
 PYTHONS = {"this": sys.executable, **other_pythons()}
 VERSIONS = ["this", *(pytest.param(name, marks=pytest.mark.slow) for name in other_pythons())]
-# Those that wait are run at once, so one worker has to have them all.
-PAIRS = [
-    pytest.param(
-        pair,
-        id=str(pair),
-        marks=[pytest.mark.xdist_group("waiting")] if pair.options in (HANGS, SLOW) else [],
-    )
-    for pair in CORPUS
-]
+FIRST = {pair.id: pair for pair in reversed(CORPUS)}
+
+
+def _marks(pair: Pair) -> list[pytest.MarkDecorator]:
+    # Of each finding one is in `make test`.
+    marks = [] if FIRST[pair.id] is pair else [pytest.mark.slow]
+    if pair.options in (HANGS, SLOW):  # They are run at once, so one worker has to have them all.
+        marks.append(pytest.mark.xdist_group("waiting"))
+    return marks
+
+
+PAIRS = [pytest.param(pair, id=str(pair), marks=_marks(pair)) for pair in CORPUS]
 HELPER = "import os\n\ndef check():\n    return os.path.exists(None)\n"
 WITHOUT_PROGRAMS = {"gpu-memory-held"}  # needs a GPU; see test_findings.py
 
@@ -44,11 +47,12 @@ def run(pair: Pair, which: str, python: str, folder: Path) -> ExitReport:
 
 
 @functools.cache
-def run_those_that_wait(version: str) -> dict[tuple[str, str], ExitReport]:
-    """Run the programs that do nothing for seconds, at the same time."""
+def run_those_that_wait(version: str, is_first: bool) -> dict[tuple[str, str], ExitReport]:
+    """Run the programs that do nothing for seconds, at once; the first ones or the rest."""
+    waiting = [pair for pair in CORPUS if pair.options in (HANGS, SLOW)]
     with TemporaryDirectory() as folder, ThreadPoolExecutor(6) as executor:
         started = {}
-        for pair in (pair for pair in CORPUS if pair.options in (HANGS, SLOW)):
+        for pair in (pair for pair in waiting if (FIRST[pair.id] is pair) == is_first):
             for which in ("dirty", "clean"):
                 own = Path(folder, f"{pair}-{which}")
                 own.mkdir()
@@ -58,7 +62,7 @@ def run_those_that_wait(version: str) -> dict[tuple[str, str], ExitReport]:
 
 def report_on(pair: Pair, which: str, version: str, folder: Path) -> ExitReport:
     if pair.options in (HANGS, SLOW):
-        return run_those_that_wait(version)[str(pair), which]
+        return run_those_that_wait(version, FIRST[pair.id] is pair)[str(pair), which]
     return run(pair, which, PYTHONS[version], folder)
 
 

@@ -160,6 +160,7 @@ def test_catalogue_explains_every_finding() -> None:
     assert [name for name in headings if name in FINDINGS] == list(FINDINGS)
 
 
+@pytest.mark.slow
 def test_oldest_python_runs_the_checker() -> None:
     """It needs the standard library only, of each Python from 3.10 on."""
     for python in other_pythons().values():

@@ -17,6 +17,7 @@ LOOK = (
     "sys.orig_argv, sorted(globals()), __doc__)\n"
 )
 DIRTY = "class A:\n    def __del__(self): raise ValueError('dirty')\na = A()\n"
+FAST = "-I look.py a|-Ix skip.py|-I package c|-I error.py|-I -m look b|-I missing.py".split("|")
 COMMANDS = """
 -I look.py a|-E ./look.py|-I -W error look.py|-IWerror look.py|-S look.py|-I -m look b
 -I look.pyc a|-I compiled|-I bad.pyc|-I missing.py|-I empty|-Ix skip.py|-x -E skip.py
@@ -48,7 +49,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("line", COMMANDS.split("|"))
+@pytest.mark.parametrize(
+    "line",
+    [
+        line if line in FAST else pytest.param(line, marks=pytest.mark.slow)
+        for line in COMMANDS.split("|")
+    ],
+)
 def test_as_plainly(line: str, folder: Path) -> None:
     """Also where there is nothing to run: the message is Python's own."""
     command = [sys.executable, *line.split(" ")]

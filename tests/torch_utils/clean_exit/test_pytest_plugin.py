@@ -43,12 +43,14 @@ MARKED = """
         os._exit(0)
 """
 
+# Each test of these is an interpreter of its own, and these two cost more than all the rest.
+LIGHT = ["-p", "no:hypothesispytest", "-p", "no:anyio"]
+
 
 @pytest.fixture
 def outer(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.delenv("CLEAN_EXIT_PYTEST_REPORTS", raising=False)
-    # Each test of these is an interpreter of its own, and these two cost more than all the rest.
-    pytester.makeini("[pytest]\naddopts = --strict-markers -p no:hypothesispytest -p no:anyio\n")
+    pytester.makeini(f"[pytest]\naddopts = --strict-markers {' '.join(LIGHT)}\n")
     return pytester
 
 
@@ -198,7 +200,7 @@ def test_fixture(outer: pytest.Pytester) -> None:
 
 def test_described() -> None:
     """pytest itself says what there is."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *LIGHT]
     markers = subprocess.run([*command, "--markers"], capture_output=True, text=True, check=True)
     assert "@pytest.mark.clean_exit(timeout_s=300" in markers.stdout
     options = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
@@ -222,9 +224,9 @@ print(*sorted(set(sys.modules) - before))
     assert not {"asyncio", "multiprocessing", "socket", "unittest"} & set(loaded)
 
 
-def test_wrong_options_of_the_marker(pytester: pytest.Pytester) -> None:
+def test_wrong_options_of_the_marker(outer: pytest.Pytester) -> None:
     """One line each, which says what there is; nothing has run."""
-    pytester.makepyfile("""
+    outer.makepyfile("""
         import pytest
 
         @pytest.mark.clean_exit(5)
@@ -233,7 +235,7 @@ def test_wrong_options_of_the_marker(pytester: pytest.Pytester) -> None:
         @pytest.mark.clean_exit(ignore="vendor")
         def test_letters(): pass
     """)
-    result = pytester.runpytest_subprocess()
+    result = run(outer)
     result.assert_outcomes(failed=2)
     for said in (
         "it takes options by name only",

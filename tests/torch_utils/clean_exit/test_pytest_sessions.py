@@ -29,6 +29,7 @@ def run(outer: pytest.Pytester, *options: str) -> Any:
     return outer.runpytest_subprocess(*options)
 
 
+@pytest.mark.slow
 def test_skipped_tests_in_every_report(outer: pytest.Pytester) -> None:
     """Skipped in its body, by a fixture and by a mark; one is said to have left dirty."""
     outer.makepyfile(
@@ -61,6 +62,7 @@ def test_skipped_tests_in_every_report(outer: pytest.Pytester) -> None:
     assert suite.find(".//property[@name='seen']") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest has subtests from 9.0 on")
 def test_subtests(outer: pytest.Pytester) -> None:
     """They are reported, and one that fails fails the session, whatever its test says."""
@@ -142,12 +144,9 @@ def test_options(request):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "workers",
-    [
-        pytest.param([], id="here", marks=pytest.mark.slow),
-        pytest.param(["-n", "1", "--dist", "loadgroup"], id="worker"),
-    ],
+    "workers", [[], ["-n", "1", "--dist", "loadgroup"]], ids=["here", "worker"]
 )
 def test_options_of_the_session(
     outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: list[str]
@@ -202,6 +201,7 @@ def test_outside_of_the_root(outer: pytest.Pytester) -> None:
     assert "2 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_expected_to_fail(outer: pytest.Pytester) -> None:
     """Leaving dirty is a failure that can be expected, unless another one is."""
     outer.makepyfile(
@@ -235,6 +235,7 @@ def test_expected_to_fail(outer: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines_random(["FAILED *test_other_error*", "FAILED *test_clean*"])
 
 
+@pytest.mark.slow
 def test_run_again(outer: pytest.Pytester) -> None:
     """--reruns starts another interpreter, until one leaves cleanly."""
     pytest.importorskip("pytest_rerunfailures", reason="needs pytest-rerunfailures")
@@ -263,6 +264,7 @@ def test_run_again(outer: pytest.Pytester) -> None:
     assert (outer.path / "runs").read_text() == "xx"
 
 
+@pytest.mark.slow
 def test_coverage(outer: pytest.Pytester) -> None:
     """--cov: the session's report stays its own, and is made once."""
     pytest.importorskip("pytest_cov", reason="needs pytest-cov")
@@ -284,8 +286,10 @@ def test_coverage(outer: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[sys.executable, "-m", "pytest"], [str(BIN / "pytest")]],
-    ids=["module", "command"],
+    [
+        pytest.param([sys.executable, "-m", "pytest"], id="module", marks=pytest.mark.slow),
+        pytest.param([str(BIN / "pytest")], id="command"),
+    ],
 )
 def test_project_with_its_own_torch_utils(
     outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, command: list[str]
@@ -340,6 +344,7 @@ def test_command_beside_another_torch_utils(
     assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_settings_of_the_project(outer: pytest.Pytester) -> None:
     """[tool.clean-exit] holds for both, and the marker's own options win; errors are said."""
     settings = outer.path / "pyproject.toml"

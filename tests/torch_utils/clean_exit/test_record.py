@@ -83,7 +83,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["subprocess", "fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "subprocess",
+        *(pytest.param(h, marks=pytest.mark.slow) for h in ("fork", "spawn", "forkserver")),
+    ],
+)
 def test_children_that_crash(how: str, tmp_path: Path) -> None:
     """Said of those whose end Python's own modules tell; not of those that were ended."""
     program = tmp_path / "crashes.py"

@@ -37,7 +37,9 @@ def test_signals_for_the_parent(prefix: str, command: str, got: str) -> None:
     "handler",
     [
         "signal.signal(62, lambda *_: print('got it', flush=True))",
-        "import faulthandler; faulthandler.register(62, sys.stdout)",
+        pytest.param(
+            "import faulthandler; faulthandler.register(62, sys.stdout)", marks=pytest.mark.slow
+        ),
         pytest.param(
             "import faulthandler; faulthandler.register(signum=62, file=sys.stdout)",
             marks=pytest.mark.slow,

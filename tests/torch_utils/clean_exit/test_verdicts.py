@@ -58,6 +58,7 @@ def test_returncode_after_a_timeout() -> None:
     assert (report.timed_out, report.returncode) == (True, -signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_executable_without_an_interpreter(tmp_path: Path) -> None:
     """A Python file is Python's; anything else the shell's, as for execvp(3)."""
     (tmp_path / "x.py").write_text("import sys; print(sys.argv)")
@@ -72,6 +73,7 @@ def test_executable_without_an_interpreter(tmp_path: Path) -> None:
     assert run([*QUIET, "./binary"], cwd=tmp_path).returncode == 126
 
 
+@pytest.mark.slow
 def test_isolated_packages(tmp_path: Path) -> None:
     """``python -I FOLDER`` and an archive run as plainly; so does ``-mMODULE``."""
     import zipfile
@@ -133,7 +135,7 @@ def test_stdout_stays_a_terminal_where_it_is_waited_for() -> None:
 @pytest.mark.parametrize(
     "what",
     [
-        "execv('/bin/sh', ['sh', '-c', 'exec sleep 30'])",
+        pytest.param("execv('/bin/sh', ['sh', '-c', 'exec sleep 30'])", marks=pytest.mark.slow),
         "closerange(3, 1000); time.sleep(30)",
     ],
 )

@@ -34,8 +34,11 @@ def rules_in(path: Path) -> set[str]:
     return {finding.rule for finding in check([str(path)]).findings}
 
 
+FAST = ("import", "register", "half-built", "wait")
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "device" else n for n in RULES]
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in RULES]
 )
 def test_entry(name: str, tmp_path: Path) -> None:
     """The bad program is found and fails as printed; in the safe one nothing is found."""
@@ -84,6 +87,7 @@ def test_command() -> None:
     assert all(name in done.stderr for name in RULES)
 
 
+@pytest.mark.slow
 def test_wheel_has_the_catalogue(tmp_path: Path) -> None:
     """Without the checkout an entry is found, by the name that the command starts with."""
     pytest.importorskip("hatchling")

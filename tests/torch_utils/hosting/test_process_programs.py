@@ -42,7 +42,16 @@ def run_program(source: str, *arguments: str, as_file: bool = False):
     )
 
 
-@pytest.mark.parametrize("end", ["process.end()", "del process", "", "sys.exit(0)"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        *(
+            pytest.param(e, marks=pytest.mark.slow)
+            for e in ("process.end()", "del process", "sys.exit(0)")
+        ),
+    ],
+)
 def test_leaves_with_the_program(end: str) -> None:
     """Ended, dropped or left open: nothing on stderr, and no process."""
     result = run_program(f"process = start(Model)\nprint(process.pid)\n{end}")
@@ -82,7 +91,9 @@ if __name__ == "__main__":
     assert result.stdout.split() == ["ModelProcessError"] * 2
 
 
-@pytest.mark.parametrize("method", ["touch_and_sleep", "touch_and_spin"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("touch_and_sleep", marks=pytest.mark.slow), "touch_and_spin"]
+)
 def test_goes_with_a_parent_that_is_killed(tmp_path: Path, method: str) -> None:
     """Whatever it is doing, and although a fork of the parent lives on."""
     begun = tmp_path / "begun"
@@ -135,7 +146,9 @@ class Own:
 
 
 @pytest.mark.parametrize("as_file", [True, False], ids=["file", "-c"])
-@pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"])
+@pytest.mark.parametrize(
+    "guard", ['if __name__ == "__main__":', pytest.param("if True:", marks=pytest.mark.slow)]
+)
 def test_classes_of_the_main_module(guard: str, as_file: bool) -> None:
     """From a file or from the command line; also where the program guards nothing."""
     result = run_program(MAIN.format(guard=guard), as_file=as_file)
@@ -150,7 +163,11 @@ def test_nothing_is_run_again_unless_it_is_needed() -> None:
     assert result.stdout == "once\n"
 
 
-@pytest.mark.parametrize("closed", [(0, 1, 2), (0,), (1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "closed",
+    [(0, 1, 2), *(pytest.param(c, marks=pytest.mark.slow) for c in ((0,), (1, 2)))],
+    ids=str,
+)
 def test_closed_standard_descriptors(closed: tuple[int, ...]) -> None:
     """Nothing of the other process gets their numbers, which it has for other things."""
     result = run_program(
@@ -186,7 +203,9 @@ def test_program_that_is_piped_in() -> None:
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("as_file", [True, False], ids=["file", "-c"])
+@pytest.mark.parametrize(
+    "as_file", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["file", "-c"]
+)
 def test_process_of_a_process(as_file: bool) -> None:
     """A model with a host of its own finds the main module's classes too, and takes it along."""
     result = run_program(

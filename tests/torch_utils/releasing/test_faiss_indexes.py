@@ -14,7 +14,7 @@ from programs import assert_clean, run_forked
 from torch_utils import ReleasedError, memory_snapshot, release
 
 VECTORS = np.random.default_rng(0).random((2000, 32), dtype=np.float32)
-KINDS = ["Flat", "HNSW8", "IVF8,Flat", "PQ8x4", "SQ8", "PCA8,IVF8,PQ8x4", "IDMap,Flat", "LSH"]
+KINDS = ["Flat", "HNSW8", "IVF8,Flat", "PQ8x4", "SQ8", "IDMap,Flat", "LSH"]
 
 
 def build(kind: str) -> Any:
@@ -27,7 +27,7 @@ def build(kind: str) -> Any:
     return index
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, pytest.param("PCA8,IVF8,PQ8x4", marks=pytest.mark.slow)])
 def test_use_after_release(kind: str) -> None:
     """Every kind says that it was released, whatever is done with it."""
     index = build(kind)

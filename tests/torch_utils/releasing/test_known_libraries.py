@@ -60,6 +60,7 @@ def test_workers_of_a_loader_end() -> None:
     assert worker.exitcode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("transformers")
 def test_transformers(tiny_model: Any) -> None:
     """A pipeline, its tokenizer and configuration, and caches of every layer."""

@@ -125,7 +125,8 @@ def test_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not in_use.is_any_kept()
 
 
-def test_interrupted_anywhere() -> None:
+@pytest.mark.parametrize("step", [31, pytest.param(7, marks=pytest.mark.slow)])
+def test_interrupted_anywhere(step: int) -> None:
     """All are emptied, or none was touched, and nothing is kept for ever."""
 
     def check(number: int) -> bool:
@@ -140,7 +141,7 @@ def test_interrupted_anywhere() -> None:
         assert in_use.settle(), number
         return reached
 
-    assert everywhere(check, 7) > 20
+    assert everywhere(check, step) > 20
 
 
 @pytest.mark.parametrize("is_used", [True, False])

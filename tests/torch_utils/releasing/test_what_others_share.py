@@ -142,7 +142,10 @@ assert in_use.settle()
 """
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [m if m == "operator" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS],
+)
 def test_a_method_at_work_in_a_thread(method: str) -> None:
     """A method only borrows the C++ tensor; it is kept until the thread has moved on."""
     source = PRELUDE + IN_A_METHOD.replace("{expression}", METHODS[method])
