@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Embedding",
+    "Number",
     "changeable_manifest_of",
     "device_option",
     "dtype_option",
@@ -68,6 +70,19 @@ mode_option = click.option(
     help="Compare vectors, words, or both and fuse the ranks.",
 )
 folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+
+
+class Number(click.FloatRange):
+    """A number on the command line; NaN, which no range keeps out, and infinity are none."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
 
 
 class Embedding(NamedTuple):

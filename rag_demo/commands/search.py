@@ -11,6 +11,7 @@ import click
 
 from rag_demo.commands.conditions import conditions_of
 from rag_demo.commands.options import (
+    Number,
     device_option,
     folder_argument,
     manifest_of,
@@ -38,7 +39,7 @@ _AT_ONCE = 256  # questions out of a pipe that are asked together
 )
 @click.option(
     "--min-score",
-    type=float,
+    type=Number(),
     help="Leave out what scores lower; makes --mode dense the default, whose scores are cosines.",
 )
 @click.option(
@@ -86,8 +87,6 @@ def search(
 
     if top_k < 1:
         raise click.BadParameter(f"--top-k must be positive, not {top_k}")
-    if min_score is not None and min_score != min_score:
-        raise click.BadParameter("--min-score must be a number, which nan is not")
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; put some words between the quotes")
     where = conditions_of(conditions)

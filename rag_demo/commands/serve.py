@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Literal, cast
 
 import click
 
-from rag_demo.commands.options import device_option, manifest_of, retriever_option, warn
+from rag_demo.commands.options import Number, device_option, manifest_of, retriever_option, warn
 from rag_demo.errors import RagDemoError
 
 __all__ = ["serve"]
@@ -64,7 +65,7 @@ TOKEN = "RAG_DEMO_TOKEN"
 @click.option(
     "--drain",
     "drain_s",
-    type=click.FloatRange(0, 3600),
+    type=Number(0, 3600),
     default=0.0,
     help="Seconds to go on answering after the signal to stop, while /readyz says 503.",
 )
@@ -102,6 +103,11 @@ def serve(
     log_level: str,
 ) -> int:
     """Answer questions to the index in DIR over HTTP, until SIGTERM or Ctrl-C."""
+    # A core that spins until the next product of matrices comes is missing to everybody else; it
+    # is read when torch is loaded, here or in another process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if hasattr(signal, "SIGHUP"):  # It would end what is not ready yet; later it reloads.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         from rag_demo.service.server import bind, configure_logging, run_server
         from rag_demo.service.settings import Limits, Settings, is_loopback

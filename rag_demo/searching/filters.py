@@ -50,7 +50,10 @@ def conditions_of(where: Mapping[str, Any]) -> list[Condition]:
         if not isinstance(key, str):
             raise TypeError(f"where has the key {shown(key)}: keys of metadata are text")
         if key.startswith("$"):
-            raise ValueError(f"where has {shown(key)} for a key: give a function of metadata")
+            raise ValueError(
+                f"where has {shown(key)} for a key: give a function of metadata; "
+                f"below a key stand {', '.join(_OPERATORS)}"
+            )
         if isinstance(wanted, Mapping) and any(str(name).startswith("$") for name in wanted):
             for name, value in wanted.items():
                 if name not in _OPERATORS:

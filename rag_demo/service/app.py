@@ -40,7 +40,12 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
     async def serving(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
         register()
         running = Running(settings, load_model)
-        await running.open()
+        try:
+            await running.open()
+        except Exception as error:
+            # Servers only print it; who runs this one has it from here.
+            app.state.failure = error
+            raise
         scope.callback(running.close)
         app.state.running = running
         yield {"running": running}
@@ -52,6 +57,7 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
         lifespan=cast(Any, serving),  # It yields a mapping always, which its type does not say.
         docs_url=None,  # They load their scripts from elsewhere.
         redoc_url=None,
+        redirect_slashes=False,  # To a name that the client has sent, and by HTTP.
         exception_handlers={
             Problem: for_problem,
             HTTPException: for_http,

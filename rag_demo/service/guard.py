@@ -33,7 +33,8 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = {"/livez", "/readyz", "/health", "/", "/page.css", "/page.js"}
 """What is answered without a token: probes, and the page, which asks for one."""
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
-_FORWARDED = {b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"}
+_ABSOLUTE = re.compile(r"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
+_FORWARDED = re.compile(rb"forwarded|x-forwarded-.*|x-real-ip|via")
 HEADERS = [
     (
         b"content-security-policy",
@@ -75,25 +76,26 @@ class Guard:
         request_id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
         scope["request_id"] = request_id
         REQUEST_ID.set(request_id)
+        asked = _in_origin_form(scope, headers)
         answer = _Answer(send, request_id, scope.get("state", {}).get("running"))
         started = time.perf_counter()
         body = bytearray()
         try:
-            self._admit(scope, headers)
+            self._admit(asked, headers)
             await self._read(body, scope, headers, receive)
-            await self._app(scope, _replayed(bytes(body), receive), answer.send)
+            await self._app(asked, _replayed(bytes(body), receive), answer.send)
         except Problem as problem:
-            await answer.refuse(problem, scope["path"])
+            await answer.refuse(problem, asked["path"])
         except ClientGoneError:
             return  # Nobody is there to be answered.
         except Exception as error:
             # The last place before the server: whatever failed, its text is not the client's.
             log.error("request %s failed: %r", request_id, error, exc_info=error)
-            await answer.refuse(Problem(500, "the service failed; its log says why"), scope["path"])
+            await answer.refuse(Problem(500, "the service failed; its log says why"), asked["path"])
         finally:
             self._held_bytes -= len(body)
             seconds = time.perf_counter() - started
-            route = getattr(scope.get("route"), "path", "") or "unknown"
+            route = getattr(asked.get("route"), "path", "") or "unknown"
             # Whatever a client makes up would be counted, and kept, for ever.
             method = scope["method"] if scope["method"] in _METHODS else "other"
             metrics.REQUESTS.labels(route, method, str(answer.status)).inc()
@@ -122,7 +124,8 @@ class Guard:
             return
         host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
         name = host[0] if host[1] and host[2].isdigit() else "".join(host)
-        if self._on_loopback and not is_loopback(name):
+        # Who sends no name at all, as HTTP/1.0 may, is no browser.
+        if self._on_loopback and b"host" in headers and not is_loopback(name):
             # A page elsewhere whose name was made to lead here would read what it likes.
             raise Problem(421, "this service answers to localhost only, not to that host's name")
         if path.startswith("/admin"):
@@ -130,7 +133,7 @@ class Guard:
 
     def _admit_to_admin(self, scope: Message, headers: dict[bytes, bytes]) -> None:
         client = (scope.get("client") or (None,))[0]
-        if not is_loopback(client) or not _FORWARDED.isdisjoint(headers):
+        if not is_loopback(client) or any(map(_FORWARDED.fullmatch, headers)):
             raise Problem(403, "administration is for this machine itself, or needs a token")
         origin, host = headers.get(b"origin"), headers.get(b"host", b"")
         is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
@@ -143,6 +146,12 @@ class Guard:
         """Read all of it; nothing works for a client that has not finished asking."""
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise Problem(
+                415,
+                "bodies are read as they are: send this one without content-encoding",
+                headers={"accept-encoding": "identity", "connection": "close"},
+            )
         most = self._limits.body_bytes
         too_large = Problem(
             413, f"the body has more than {most:,} bytes", headers={"connection": "close"}
@@ -175,6 +184,26 @@ class Guard:
                 f"the body did not come within {self._limits.body_s:g} s",
                 headers={"connection": "close"},
             ) from None
+
+
+def _in_origin_form(scope: Message, headers: dict[bytes, bytes]) -> Message:
+    """Return the request that is meant by another: a GET by HEAD, a path by ``http://host/path``.
+
+    The answer to HEAD has no body, which the server leaves out. A name in the target stands for
+    the one in the header (RFC 9112, 3.2.2), which is replaced.
+    """
+    asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+    target = _ABSOLUTE.fullmatch(scope["path"])
+    if target is None:
+        return asked
+    headers[b"host"] = target[1].encode("utf-8", "surrogateescape")
+    path = target[2] or "/"
+    asked = {**asked, "path": path, "raw_path": path.encode("utf-8", "surrogateescape")}
+    return asked | {"headers": [(b"host", headers[b"host"]), *_others(b"host", scope["headers"])]}
+
+
+def _others(name: bytes, headers: Any) -> Any:
+    return (each for each in headers if each[0] != name)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -21,7 +21,8 @@ from rag_demo.service.schemas import (
     check_filter,
     narrowed,
 )
-from rag_demo.service.search_routes import check_texts, embedded, running_of, shown_metadata
+from rag_demo.service.search_routes import check_texts, embedded, running_of
+from rag_demo.service.shown import shown_metadata
 
 __all__ = ["STORE", "router", "where_of"]
 
@@ -152,7 +153,10 @@ def where_of(filters: Mapping[str, Any], limits: Any) -> Any:
 def _mapping(one: Mapping[str, Any]) -> dict[str, Any]:
     is_whole = isinstance(one.get("key"), str) and "value" in one
     if one.get("type") not in _OPERATORS or not is_whole:
-        raise ValueError(f"a comparison has a key, a value, and a type of {', '.join(_OPERATORS)}")
+        raise ValueError(
+            f"a comparison has a key, a value, and a type of {', '.join(_OPERATORS)}; "
+            "a filter of type and, or has a list of filters"
+        )
     value = one["value"]
     if any(isinstance(each, (dict, list)) for each in (value if type(value) is list else [value])):
         raise ValueError("a value is a text, a number, true, false, null, or a list of these")

@@ -22,6 +22,7 @@ from rag_demo.index import read_manifest
 from rag_demo.retriever import Retriever, SearchResult
 from rag_demo.searching.filters import Where
 from rag_demo.service.settings import Settings
+from rag_demo.service.shown import Shown
 from rag_demo.vectors import Vectors
 from torch_utils import ModelHost
 
@@ -162,6 +163,7 @@ class Opened:
         )
         self._hosted = _HostedModel(self.model)
         self.documents = 0  # when the index was opened last
+        self._shown = Shown()
         # Open until it is told otherwise: it is mapped from its file, and takes what it reads.
         self.index: ModelHost[Retriever] = ModelHost(self._open_index, name="index", keep_alive=-1)
 
@@ -180,7 +182,7 @@ class Opened:
         except BaseException:  # As above.
             retriever.close()
             raise
-        self.documents = len(retriever)
+        self.documents, self._shown = len(retriever), Shown()
         return retriever
 
     @property
@@ -213,9 +215,12 @@ class Opened:
     ) -> list[list[SearchResult]]:
         """Search for queries, whose vectors are there already, or else are computed."""
         with self.index.lease(_LEASE_S) as retriever, self._hosted.giving(vectors):
-            return retriever.search_batch(
-                queries, asked.top_k, asked.min_score, asked.where, mode=asked.mode
+            where, all_passed = self._shown.filter(asked.where)
+            found = retriever.search_batch(
+                queries, asked.top_k, asked.min_score, where, mode=asked.mode
             )
+            all_passed()
+            return found
 
     def close(self, deadline_s: float = 30.0) -> None:
         """Close both hosts, the index first; waits for leases."""

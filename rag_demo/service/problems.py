@@ -147,7 +147,10 @@ async def for_http(request: Request, error: Any) -> Response:
         405: "this path does not take this method",
         400: "the body is no JSON that can be read",
     }.get(error.status_code, http.HTTPStatus(error.status_code).phrase)
-    return _answer(request, Problem(error.status_code, detail, headers=error.headers))
+    headers = {name.lower(): text for name, text in (error.headers or {}).items()}
+    if headers.get("allow") == "GET":
+        headers["allow"] = "GET, HEAD"
+    return _answer(request, Problem(error.status_code, detail, headers=headers))
 
 
 async def for_validation(request: Request, error: Any) -> Response:

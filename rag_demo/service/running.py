@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from rag_demo.errors import IndexFileError, ModelError, ModelMismatchError, RagDemoError
@@ -18,9 +19,11 @@ from rag_demo.service.settings import Settings
 from torch_utils import CleanupReport, ModelInUseError, memory_snapshot
 from torch_utils.report import format_bytes
 
-__all__ = ["Running"]
+__all__ = ["RELOADED", "SERVES", "Running"]
 
 log = logging.getLogger("rag_demo.service")
+SERVES, RELOADED = "serves", "reloaded"
+"""What a supervisor is told: that there are answers; that its other workers are to reload."""
 _SAMPLES = 300
 _SAMPLE_S = 1.0
 _WATCH_S = 0.05
@@ -38,6 +41,7 @@ class Running:
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
         self.settings, self._load = settings, load
         self.draining = False
+        self.tell: Callable[[str], None] = lambda said: None
         self.opened: Opened
         self.batcher: Batcher
         self._reloading = asyncio.Lock()
@@ -160,13 +164,17 @@ class Running:
         Raises:
             Problem: There is none of this name, or it is lent.
         """
-        host = self.opened.hosts.get(name)
-        if host is None:
-            known = ", ".join(self.opened.hosts)
-            raise Problem(404, f"there is no model of this name; there are: {known}")
+
+        def unload() -> CleanupReport:  # Of those that are there when its turn has come.
+            hosts = self.opened.hosts
+            if name not in hosts:
+                known = ", ".join(hosts)
+                raise Problem(404, f"there is no model of this name; there are: {known}")
+            return hosts[name].unload()
+
         self.samples.append(self._look())  # The picture shows the fall where it was.
         try:
-            report = await self.batcher.between(host.unload)
+            report = await self.batcher.between(unload)
         except ModelInUseError:
             raise Problem(409, "it is in use at the moment; try again") from None
         self.samples.append(self._look())

@@ -256,7 +256,7 @@ class EmbeddingsRequest(BaseModel):
         json_schema_extra=_described(_one_or_several(_NOT_EMPTY, _MOST.texts))
     )
     model: str = "default"
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Whole | None = Field(None, description="Those that the model has, or none.")
 
 

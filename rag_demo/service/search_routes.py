@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ntpath
-import posixpath
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +15,9 @@ from rag_demo.service.opened import Asked
 from rag_demo.service.problems import AsciiJSON, Problem
 from rag_demo.service.running import Running
 from rag_demo.service.schemas import EmbedRequest, SearchRequest
+from rag_demo.service.shown import shown_metadata
 
-__all__ = ["check_texts", "embedded", "router", "running_of", "shown_metadata"]
+__all__ = ["check_texts", "embedded", "router", "running_of"]
 
 router = APIRouter(responses=refusals(), default_response_class=AsciiJSON)
 
@@ -55,16 +54,6 @@ async def embedded(request: Request, texts: Sequence[str], *, are_queries: bool)
         job = Job("query" if are_queries else "document", texts[start : start + size])
         vectors += await running.ask(request, job, is_more=start > 0)
     return vectors
-
-
-def shown_metadata(metadata: Any) -> dict[str, Any]:
-    """Return what is known of a document, without the folders of this machine."""
-    shown = dict(metadata)
-    for key in ("path", "source", "file"):
-        value = shown.get(key)
-        if isinstance(value, str) and (posixpath.isabs(value) or ntpath.splitdrive(value)[0]):
-            shown[key] = ntpath.basename(value)
-    return shown
 
 
 def _shown(results: Sequence[SearchResult]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,7 @@ from rag_demo.errors import RagDemoError
 from rag_demo.service.app import create_app
 from rag_demo.service.connections import ACCEPTED_AT_ONCE, protocol_for, within_file_limit
 from rag_demo.service.opened import LoadModel
+from rag_demo.service.running import SERVES
 from rag_demo.service.settings import Settings
 
 __all__ = ["bind", "run_server"]
@@ -36,7 +37,9 @@ def bind(settings: Settings) -> socket.socket:
         RagDemoError: It cannot be had.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family)
+    # By its protocol's name, or asyncio does not know that Nagle's algorithm can be switched off:
+    # each answer would wait until the client has acknowledged its head, which takes 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
@@ -50,12 +53,20 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
+Tell = Callable[[str], None]
+
+
+def _tell_nobody(said: str) -> None:
+    pass
+
+
 def run_server(
     settings: Settings,
     listener: socket.socket,
     *,
     load_model: LoadModel | None = None,
-    watched: int | None = None,
+    watched: socket.socket | None = None,
+    tell: Tell = _tell_nobody,
 ) -> None:
     """Serve until a signal says to stop; every request that was let in is answered before.
 
@@ -66,10 +77,11 @@ def run_server(
         settings: The service's.
         listener: What is listened on; closed at the end.
         load_model: See `rag_demo.service.app.create_app`.
-        watched: A file descriptor whose end, that of who started this, ends this too.
+        watched: A line whose end, that of who started this, ends this too.
+        tell: Is called with `SERVES`, and with `RELOADED` (see `rag_demo.service.running`).
 
     Raises:
-        RagDemoError: It could not start; the log says why.
+        Exception: It could not start; whatever opening the index or the model raised.
     """
     app = create_app(settings, load_model=load_model)
     config = uvicorn.Config(
@@ -85,31 +97,48 @@ def run_server(
         backlog=ACCEPTED_AT_ONCE,  # asyncio accepts as many before it looks at one of them.
         timeout_graceful_shutdown=math.ceil(settings.limits.answer_s),
     )
-    server = _Server(config, settings.drain_s, watched)
+    server = _Server(config, settings.drain_s, watched, tell)
     try:
-        server.run([listener])
+        with listener:  # Which uvicorn closes only if it had begun.
+            server.run([listener])
     except SystemExit as error:
         if server.started or error.code != 3:  # uvicorn's number for a start that failed
             raise
-        raise RagDemoError("the service could not start; the log says why") from None
+        failure: Exception | None = getattr(app.state, "failure", None)
+        if failure is None:
+            raise RagDemoError("the service could not start; the log says why") from None
+        raise failure from None
 
 
 class _Server(uvicorn.Server):
     """Reloads on SIGHUP; says that it stops before it does."""
 
-    def __init__(self, config: uvicorn.Config, drain_s: float, watched: int | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain_s: float, watched: socket.socket | None, tell: Tell
+    ) -> None:
         super().__init__(config)
-        self._drain_s, self._watched = drain_s, watched
+        self._drain_s, self._watched, self._tell = drain_s, watched, tell
         self._stops_at: float | None = None
+        self._will_reload = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
-        await super().startup(sockets)
         loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, self._reload)
+        # What cannot be opened is raised by `run_server`: no other has to print its traceback.
+        lifespan: Any = self.lifespan
+        lifespan.logger, said_by = logging.Logger("silent", logging.CRITICAL), lifespan.logger
+        await super().startup(sockets)
+        lifespan.logger = said_by
+        if not self.started:
+            return
         if self._watched is not None:
             loop.add_reader(self._watched, self._on_end, loop)
+        self._running().tell = self._tell
+        self._tell(SERVES)
+        if self._will_reload:
+            self._reload()
         for listener in sockets or ():
             listener.listen(_WAITING)
             host, port = listener.getsockname()[:2]
@@ -121,12 +150,18 @@ class _Server(uvicorn.Server):
 
     def _reload(self) -> None:
         running = self._running()
-        running.start(running.reload_quietly())
+        self._will_reload = running is None  # It has been told before it was ready.
+        if running is not None and not running.draining:
+            running.start(running.reload_quietly())
 
     def _on_end(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop: who started this has ended, however that came."""
         assert self._watched is not None
-        if not os.read(self._watched, 1):
+        try:
+            is_open = bool(self._watched.recv(1))
+        except OSError:  # It ended without having listened.
+            is_open = False
+        if not is_open:
             loop.remove_reader(self._watched)
             self.should_exit = True
 

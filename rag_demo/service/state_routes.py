@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import signal
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from rag_demo.service import metrics
 from rag_demo.service.answers import REFUSAL, Memory, Models, Ready, Reloaded, Unloaded
 from rag_demo.service.problems import AsciiJSON, Problem
+from rag_demo.service.running import RELOADED
 from rag_demo.service.search_routes import running_of
 
 __all__ = ["admin", "router"]
@@ -95,7 +94,5 @@ async def reload(request: Request) -> AsciiJSON:
     """Open the index as it is now; the old one answers until this one can."""
     running = running_of(request)
     report = await running.reload()
-    if running.settings.workers > 1:
-        # The supervisor passes it on to all workers; for this one it changes nothing.
-        os.kill(os.getppid(), signal.SIGHUP)
+    running.tell(RELOADED)  # A supervisor has the other workers do the same.
     return AsciiJSON(report)

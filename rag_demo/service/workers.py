@@ -1,13 +1,14 @@
 """Several processes that serve one address, and the one that looks after them.
 
-They are started as programs, with the settings on their standard input, which stays open as
-long as the supervisor lives: whatever becomes of it, even by SIGKILL, they end.
+They are started as programs, with the settings on their standard input, a socket which stays
+open as long as the supervisor lives: whatever becomes of it, even by SIGKILL, they end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import pickle
 import signal
@@ -20,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from rag_demo.errors import RagDemoError
+from rag_demo.service.running import RELOADED, SERVES
 from rag_demo.service.settings import Settings
 
 __all__ = ["main", "run_workers"]
@@ -27,7 +29,8 @@ __all__ = ["main", "run_workers"]
 log = logging.getLogger("rag_demo.service")
 _PROGRAM = "from rag_demo.service.workers import main; main()"
 _LOOK_S = 0.1
-_SOONEST_S = 10.0  # A worker that ends sooner than this ends the service: it would again.
+_SOON_S = 10.0  # Who has served no longer than this is replaced after a wait, which grows.
+_LONGEST_WAIT_S = 30.0
 _MULTIPROC_DIR = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -35,7 +38,7 @@ def run_workers(settings: Settings, listener: socket.socket, logging_as: tuple[s
     """Run ``settings.workers`` processes until a signal says to stop.
 
     SIGTERM and SIGINT go to all of them, and each answers what it has let in; SIGHUP has all
-    reload. One that ends by itself is started again.
+    reload. One that ends by itself is replaced, as long as one serves or the new one can start.
 
     Args:
         settings: The service's.
@@ -57,6 +60,53 @@ def run_workers(settings: Settings, listener: socket.socket, logging_as: tuple[s
         return _Supervisor(settings, listener, logging_as, environment).run()
 
 
+class _Worker:
+    """One of the processes, and the line to it: the settings go there, and what it says comes.
+
+    It says ``serves``, ``reloaded``, or why it could not start.
+    """
+
+    def __init__(self, told: bytes, listener: int, environment: dict[str, str]) -> None:
+        self._line, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM],
+                stdin=theirs.fileno(),
+                env=environment,
+                pass_fds=[listener],
+                start_new_session=True,  # A terminal's Ctrl-C is for the supervisor.
+            )
+        self.served_since = math.inf
+        self.will_reload = False
+        self._said = b""
+        with contextlib.suppress(OSError):  # It has ended already, which is seen soon.
+            self._line.sendall(len(told).to_bytes(8, "little") + told)
+        self._line.setblocking(False)
+
+    @property
+    def serves(self) -> bool:
+        return self.served_since < math.inf and self.process.poll() is None
+
+    def said(self) -> list[str]:
+        """Return what it has said since it was asked last."""
+        with contextlib.suppress(OSError):  # Nothing more at the moment, or nobody there.
+            while part := self._line.recv(65536):
+                self._said += part
+        *lines, self._said = self._said.split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
+
+    def reload(self) -> None:
+        """Have it reload: as soon as it has its handler for the signal, which would end it."""
+        if self.serves:
+            self.process.send_signal(signal.SIGHUP)
+        else:
+            self.will_reload = True
+
+    def close(self) -> None:
+        """Hang up: a worker that is still there ends."""
+        self._line.close()
+
+
 class _Supervisor:
     def __init__(
         self,
@@ -68,9 +118,12 @@ class _Supervisor:
         self._told = pickle.dumps((settings, listener.fileno(), logging_as))
         self._listener, self._environment = listener, environment
         self._count = settings.workers
-        self._workers: list[tuple[subprocess.Popen[bytes], float]] = []
+        self._workers: list[_Worker] = []
         self._signal = 0
         self._reload = False
+        self._why = "the log says why"
+        self._soon_ended = 0  # one after the other
+        self._next_start = 0.0
 
     def run(self) -> int:
         """Look after the workers."""
@@ -79,9 +132,12 @@ class _Supervisor:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         }
         try:
-            for _ in range(self._count):
-                self._workers.append(self._start())
             while not self._signal:
+                if len(self._workers) < self._count and time.monotonic() >= self._next_start:
+                    self._workers.append(
+                        _Worker(self._told, self._listener.fileno(), self._environment)
+                    )
+                    continue
                 time.sleep(_LOOK_S)
                 self._look()
         finally:
@@ -93,57 +149,74 @@ class _Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             self._reload = True
-        else:
-            self._signal = number
-
-    def _start(self) -> tuple[subprocess.Popen[bytes], float]:
-        worker = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM],
-            stdin=subprocess.PIPE,
-            env=self._environment,
-            pass_fds=[self._listener.fileno()],
-            start_new_session=True,  # A terminal's Ctrl-C is for the supervisor, which tells them.
-        )
-        assert worker.stdin is not None
-        worker.stdin.write(len(self._told).to_bytes(8, "little") + self._told)
-        worker.stdin.flush()
-        return worker, time.monotonic()
+            return
+        if self._signal:  # They are stopping, and are told that it is to be quicker.
+            self._tell(number)
+        self._signal = number
 
     def _look(self) -> None:
         if self._reload:
             self._reload = False
-            self._tell(signal.SIGHUP)
-        for place, (worker, started) in enumerate(self._workers):
-            if worker.poll() is None or self._signal:
-                continue
-            if time.monotonic() - started < _SOONEST_S:
-                raise RagDemoError("a worker could not start; the log says why")
-            log.error("worker %d ended with %s; another starts", worker.pid, worker.returncode)
-            self._forget(worker)
-            self._workers[place] = self._start()
+            for worker in self._workers:
+                worker.reload()
+        for worker in list(self._workers):
+            has_ended = worker.process.poll() is not None  # Then it has said all it will say.
+            for said in worker.said():
+                self._hear(worker, said)
+            if has_ended and not self._signal:
+                self._replace(worker)
+
+    def _hear(self, worker: _Worker, said: str) -> None:
+        if said == SERVES:
+            worker.served_since = time.monotonic()
+            if worker.will_reload:
+                worker.reload()
+        elif said == RELOADED:
+            for other in self._workers:
+                if other is not worker:
+                    other.reload()
+        else:
+            self._why = said
+
+    def _replace(self, worker: _Worker) -> None:
+        """Have another start in place of one that ended; sooner or later.
+
+        Raises:
+            RagDemoError: It never served, and none does: another could not start either.
+        """
+        self._workers.remove(worker)
+        self._forget(worker)
+        number, code = worker.process.pid, worker.process.returncode
+        if worker.served_since == math.inf:
+            if not any(other.serves for other in self._workers):
+                raise RagDemoError(f"a worker could not start (it ended with {code}): {self._why}")
+            log.error("worker %d could not start: %s; another is tried", number, self._why)
+        else:
+            log.error("worker %d ended with %s; another starts", number, code)
+        is_soon = time.monotonic() - worker.served_since < _SOON_S
+        self._soon_ended = self._soon_ended + 1 if is_soon else 0
+        wait_s = min(2.0**self._soon_ended, _LONGEST_WAIT_S) if self._soon_ended else 0.0
+        self._next_start = time.monotonic() + wait_s
 
     def _tell(self, number: int) -> None:
-        for worker, _ in self._workers:
-            if worker.poll() is None:
-                worker.send_signal(number)
+        for worker in self._workers:
+            if worker.process.poll() is None:
+                worker.process.send_signal(number)
 
     def _stop(self) -> None:
         # As long as this one listens the system lets clients in, whom nobody answers any more.
         self._listener.close()
         self._tell(signal.SIGTERM)
-        for worker, _ in self._workers:
-            worker.wait()
-            assert worker.stdin is not None
-            worker.stdin.close()
+        for worker in self._workers:
+            worker.process.wait()
+            worker.close()
 
-    def _forget(self, worker: subprocess.Popen[bytes]) -> None:
+    def _forget(self, worker: _Worker) -> None:
         from prometheus_client import multiprocess
 
-        assert worker.stdin is not None
-        worker.stdin.close()
-        folder = self._environment[_MULTIPROC_DIR]
+        worker.close()
         mark: Any = multiprocess.mark_process_dead
-        mark(worker.pid, folder)
+        mark(worker.process.pid, self._environment[_MULTIPROC_DIR])
 
 
 def main() -> None:
@@ -155,15 +228,31 @@ def main() -> None:
 
     exit_on_signals()
     fast_exit()  # As the command itself.
-    length = int.from_bytes(os.read(0, 8), "little")
-    told = b""
-    while len(told) < length:
-        told += os.read(0, length - len(told))
-    # Written by the supervisor above, through a pipe that nobody else has.
-    settings, descriptor, (layout, level) = pickle.loads(told)
+    line = socket.socket(fileno=0)
+    length = int.from_bytes(_received(line, 8), "little")
+    # Written by the supervisor above, through a line that nobody else has.
+    settings, descriptor, (layout, level) = pickle.loads(_received(line, length))
     configure_logging(layout, level)
+
+    def tell(said: str) -> None:
+        with contextlib.suppress(OSError):  # Nobody is there: this one ends soon, too.
+            line.sendall(said.replace("\n", " ").encode(errors="replace") + b"\n")
+
     try:
-        run_server(settings, socket.socket(fileno=descriptor), watched=0)
-    except RagDemoError as error:
-        log.error("%s", error)
+        run_server(settings, socket.socket(fileno=descriptor), watched=line, tell=tell)
+    except Exception as error:
+        # The last place before the interpreter; the supervisor says it, for all of them once.
+        if not isinstance(error, (RagDemoError, OSError)):
+            log.error("the service could not start", exc_info=error)
+        tell(str(error) or type(error).__name__)
         sys.exit(1)
+
+
+def _received(line: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        part = line.recv(count - len(found))
+        if not part:  # The supervisor has ended before it had told anything.
+            sys.exit(1)
+        found += part
+    return found

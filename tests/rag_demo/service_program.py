@@ -125,7 +125,10 @@ def main() -> None:
     settings = Settings(index=index, retriever=retriever, port=0, limits=Limits(**limits))
     listener = bind(settings)
     print(listener.getsockname()[1], flush=True)
-    run_server(settings, listener, load_model=load)
+    try:
+        run_server(settings, listener, load_model=load)
+    except ModelError as error:
+        sys.exit(f"could not start: {error}")  # As the command says it, in a line.
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -81,3 +82,17 @@ async def serving(
         ) as http:
             http.app = app  # type: ignore[attr-defined]
             yield http
+
+
+def ask(index: Path, *requests: Any, **options: Any) -> list[Any]:
+    """Ask one service, one request after the other: a method, a path, and what httpx takes."""
+
+    async def main() -> list[Any]:
+        async with serving(index, **options) as client:
+            return [await client.request(*each[:2], **each[2]) for each in requests]
+
+    return asyncio.run(main())
+
+
+def search(body: Any, **headers: str) -> Any:
+    return "POST", "/search", {"json": body, "headers": headers}

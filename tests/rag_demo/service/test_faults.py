@@ -33,7 +33,7 @@ def test_a_model_that_fails_to_load(tmp_path: Path) -> None:
     program = [sys.executable, str(Path(__file__).parents[1] / "service_program.py"), str(index)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 1
-    assert "the service could not start; the log says why" in done.stderr
+    assert "could not start: " in done.stderr
     broken.unlink()
     with service(index, under=("-m", "torch_utils.clean_exit", "--")) as started:
         assert started.search(TEXTS[0])[0] == 200

@@ -10,26 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import TEXTS, Embedder, make_index, serving
+from serving import TEXTS, Embedder, ask, make_index, search, serving
 
 from rag_demo import FaissRetriever
 from rag_demo.service.settings import Limits
+from rag_demo.service.shown import Shown
 
 FOLDER = "/secret/folder"
-
-
-def ask(index: Path, *requests: Any, **options: Any) -> list[Any]:
-    """Ask one service, one request after the other: a method, a path, and what httpx takes."""
-
-    async def main() -> list[Any]:
-        async with serving(index, **options) as client:
-            return [await client.request(*each[:2], **each[2]) for each in requests]
-
-    return asyncio.run(main())
-
-
-def search(body: Any, **headers: str) -> Any:
-    return "POST", "/search", {"json": body, "headers": headers}
 
 
 def test_answers_are_those_of_the_retriever(index: Path) -> None:
@@ -297,3 +284,70 @@ def test_who_may_come_in(index: Path) -> None:
         **token,
     )
     assert [answer.status_code for answer in answers] == [401, 401, 200, 200, 200]
+
+
+def test_filters_compare_what_is_shown(index: Path) -> None:
+    """Not the folders before it, which a client would learn by asking what is greater."""
+    names = {f"{row}.txt" for row in range(len(TEXTS))}
+    wheres: dict[str, Any] = {
+        "guess": {"path": {"$gte": "/secret/", "$lt": "/secret0"}},
+        "whole": {"path": f"{FOLDER}/1.txt"},
+        "shown": {"path": "1.txt"},
+        "all": {"path": {"$gte": "0", "$lt": "9"}},
+        "year": {"path": {"$ne": "1.txt"}, "year": {"$lte": 2001}},
+    }
+    bodies = [{"query": "memory", "mode": "dense", "where": where} for where in wheres.values()]
+    found = {
+        name: {each["metadata"]["path"] for each in answer.json()["results"]}
+        for name, answer in zip(wheres, ask(index, *map(search, bodies)), strict=True)
+    }
+    assert found == {
+        "guess": set(),
+        "whole": set(),
+        "shown": {"1.txt"},
+        "all": names,
+        "year": {"0.txt"},
+    }
+    path = {"type": "gt", "key": "path", "value": "/secret/"}
+    year = {"type": "eq", "key": "year", "value": 1}
+    asked = [
+        {"query": "a", "filters": each} for each in (path, {"type": "or", "filters": [path, year]})
+    ]
+    for answer in ask(
+        index, *(("POST", "/v1/vector_stores/index/search", {"json": body}) for body in asked)
+    ):
+        assert len(answer.json()["data"]) == len(TEXTS)  # Digits come after a slash.
+    path["value"] = "a"  # As does a letter.
+    for answer in ask(
+        index, *(("POST", "/v1/vector_stores/index/search", {"json": body}) for body in asked)
+    ):
+        assert answer.json()["data"] == []
+
+
+def test_keys_that_hide_nothing_are_looked_up_in_columns(tmp_path: Path) -> None:
+    """Once all documents have been seen; a function of each document is slow."""
+    shown = Shown()
+    where = {"source": {"$gte": "a"}}
+    for _ in range(2):
+        function, all_passed = shown.filter(where)
+        assert callable(function)
+        assert function({"source": "a.md"}) and not function({"source": "/x/A.md"})
+        all_passed()
+    assert callable(shown.filter(where)[0])  # One was hidden.
+    shown = Shown()
+    function, all_passed = shown.filter(where)
+    assert callable(function) and function({"source": "a.md"})
+    assert callable(shown.filter(where)[0])
+    all_passed()
+    assert shown.filter(where)[0] is where
+    assert callable(shown.filter({**where, "path": "a"})[0])
+
+
+@pytest.mark.parametrize(
+    "where", [{"$or": [{"year": 2000}]}, {"$not": {"year": 1}}, {"year": {"$or": [1]}}]
+)
+def test_unknown_operators_are_refused(index: Path, where: Any) -> None:
+    """With those that are known, instead of an answer without results."""
+    (answer,) = ask(index, search({"query": "memory", "where": where}))
+    assert answer.status_code == 422
+    assert "$gte" in answer.json()["errors"][0]["detail"]

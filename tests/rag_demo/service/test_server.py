@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,7 +21,9 @@ from serving import make_index
 
 from programs import ROOT, TIMEOUT_S
 from rag_demo.commands import run
-from rag_demo.errors import RagDemoError
+from rag_demo.errors import ModelError, RagDemoError
+from rag_demo.service.server import bind, run_server
+from rag_demo.service.settings import Settings
 
 # The first question waits for a line on standard input; SIGTERM comes while it is asked.
 PROGRAM = """
@@ -196,3 +200,50 @@ def test_a_second_interrupt_waits_for_no_answer(tmp_path: Path) -> None:
         finally:
             server.kill()
     assert "CancelledError" not in log.read_text()  # Of the closing, in the middle.
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_answers_do_not_wait_for_acknowledgements(is_ours: bool, index: Path) -> None:
+    """asyncio turns Nagle's algorithm off, but only on sockets that name their protocol."""
+    listener = bind(Settings(index=index, port=0)) if is_ours else socket.create_server(("", 0))
+
+    async def main() -> int:
+        found = asyncio.get_running_loop().create_future()
+
+        def accepted(reader: Any, writer: Any) -> None:
+            option = socket.IPPROTO_TCP, socket.TCP_NODELAY
+            found.set_result(writer.get_extra_info("socket").getsockopt(*option))
+            writer.close()
+
+        async with await asyncio.start_server(accepted, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            delay = await found
+            writer.close()
+        return delay
+
+    assert bool(asyncio.run(main())) is is_ours
+
+
+def test_what_cannot_be_loaded_is_raised_once(
+    index: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For the command to say in a line; the server says nothing of it, nor prints it."""
+
+    def load() -> Any:
+        raise ModelError("there are no weights")
+
+    settings = Settings(index=index, retriever="faiss", port=0)
+    with pytest.raises(ModelError, match="no weights"):
+        run_server(settings, bind(settings), load_model=load)
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e999", "1,5", ""])
+@pytest.mark.parametrize("command", ["serve --index x --drain", "search x what --min-score"])
+def test_numbers_are_finite(command: str, value: str) -> None:
+    """Or one line says which option it is; `--min-score` may be negative."""
+    *words, option = command.split()
+    if (option, value) == ("--min-score", "-1"):
+        return
+    with pytest.raises(RagDemoError, match=option):
+        run([*words, f"{option}={value}"])
