@@ -86,7 +86,9 @@ def _tried(model: Any) -> None:
 def _debug(model: Any) -> None:
     output = io.StringIO()
     commands = "\n".join(["pp x", "p x.weight", "display x", "a", "whatis x", "n", "c"])
-    debugger = pdb.Pdb(stdin=io.StringIO(commands + "\n"), stdout=output, readrc=False)
+    debugger = pdb.Pdb(
+        stdin=io.StringIO(commands + "\n"), stdout=output, readrc=False, nosigint=True
+    )
     debugger.use_rawinput = False
     debugger.runcall(lambda x: x is None, model)
     assert "<released this Sequential>" in output.getvalue()
