@@ -19,6 +19,10 @@ KINDS: list[Any] = [
     pytest.param(PyTorchGPURetriever, {"device": "cpu"}, id="torch"),
 ]
 # How many moments are tried; each instruction of a change is one in a slow test of its own.
+FEW_KINDS: list[Any] = [
+    pytest.param(FaissRetriever, {}, id="faiss", marks=pytest.mark.slow),
+    KINDS[1],
+]
 MOST = pytest.mark.parametrize("most", [10, pytest.param(60, marks=pytest.mark.slow)])
 OLD = {f"d{n}": text_of(n) for n in range(12)}
 NEW = {"d3": "golf golf", "new": "echo cache"}
@@ -104,7 +108,7 @@ CHANGES: dict[str, tuple[Callable[[Any], object], Documents]] = {
 
 
 @MOST
-@pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.parametrize(("kind", "options"), FEW_KINDS)
 @pytest.mark.parametrize("name", CHANGES)
 def test_interrupted_at_a_line(kind: Any, options: Any, name: str, most: int) -> None:
     """The old state or the new one, and in it every answer is right."""
@@ -131,7 +135,7 @@ def test_interrupted_at_an_instruction(kind: Any, options: Any, name: str, make:
 
 
 @MOST
-@pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.parametrize(("kind", "options"), FEW_KINDS)
 def test_interrupted_load(kind: Any, options: Any, most: int, tmp_path: Path) -> None:
     """What was here, or what is in the folder; of loading and of the first answers."""
     with filled(kind, options) as other:
@@ -148,7 +152,7 @@ def test_interrupted_load(kind: Any, options: Any, most: int, tmp_path: Path) ->
 
 
 @MOST
-@pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.parametrize(("kind", "options"), FEW_KINDS)
 def test_interrupted_search(kind: Any, options: Any, most: int, tmp_path: Path) -> None:
     """A search makes words and columns on its way; the next one finds them right."""
     with filled(kind, options) as other:

@@ -59,7 +59,7 @@ def live_with(encoder: nn.Module, mapping: Callable[[], Any]) -> nn.Module:
 
 
 @pytest.mark.parametrize("mapping", [dict, OrderedDict, OwnDict, OwnMapping])
-@pytest.mark.parametrize("ours", [dict, OrderedDict])
+@pytest.mark.parametrize("ours", [dict, pytest.param(OrderedDict, marks=pytest.mark.slow)])
 def test_shared_whatever_holds_it(mapping: Any, ours: Any) -> None:
     """The live model computes what it did before, and the report says what lives on."""
     encoder, head = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
@@ -122,7 +122,7 @@ HOLDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", [nn.Module, Slotted])
+@pytest.mark.parametrize("kind", [nn.Module, pytest.param(Slotted, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", HOLDS)
 def test_shared_through_an_attribute(name: str, kind: Any) -> None:
     """A live module may keep a submodule unregistered, and still compute with it."""
@@ -134,7 +134,10 @@ def test_shared_through_an_attribute(name: str, kind: Any) -> None:
     assert len(report.still_held) == 2
 
 
-@pytest.mark.parametrize("name", HOLDS)
+@pytest.mark.parametrize(
+    "name",
+    ["deep", *(pytest.param(n, marks=pytest.mark.slow) for n in HOLDS if n != "deep")],
+)
 def test_control_no_module_has_it(name: str) -> None:
     """The same where only a variable has it."""
     encoder = nn.Sequential(nn.Linear(4, 4))

@@ -59,7 +59,7 @@ def model_of(layers: int = 20) -> nn.Sequential:
 @pytest.mark.usefixtures("hasty")
 def test_two_threads_release_one_model() -> None:
     """No error, and what was given up is reported once."""
-    for _ in range(8):
+    for _ in range(3):
         model = model_of()
         expected = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         reports = in_threads(
