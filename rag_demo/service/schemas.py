@@ -29,7 +29,7 @@ def _whole(value: Any) -> Any:
 
 
 Score = Annotated[float, Field(allow_inf_nan=False)]
-Whole = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int)]
+Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 def check_filter(value: Any, depth: int, values: int) -> int:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from serving import Embedder, make_index, serving
 
+from rag_demo.service.schemas import SearchRequest, StoreSearchRequest
+
 FUZZ_S = 45
 SETTINGS = """
 [checks.negative_data_rejection]
@@ -95,3 +97,13 @@ def test_every_answer_is_described(tmp_path: Path) -> None:
         assert check.is_valid({"query": "a", "where": where}) is is_right, where
     assert not check.is_valid({"query": "a", "queries": ["b"]})
     assert not check.is_valid({"query": "   "})
+
+
+def test_bounds_of_numbers_are_described() -> None:
+    """What is refused by its size is not allowed by the description either."""
+    for request, name, most in (
+        (SearchRequest, "top_k", 1000),
+        (StoreSearchRequest, "max_num_results", 50),
+    ):
+        described = request.model_json_schema()["properties"][name]
+        assert (described["minimum"], described["maximum"]) == (1, most)
