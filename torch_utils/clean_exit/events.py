@@ -22,6 +22,7 @@ from .messages import leak_id
 _MOST_BYTES = 16 << 20
 _MOST_AT_ONCE = 1 << 20
 _LONGEST_LINE = 64 * 1024
+_MOST_TRIES = 100
 _IN_FULL = 3  # as in the probe: errors alike that come one by one
 
 
@@ -113,11 +114,20 @@ def _read(path: Path) -> bytes:
         os.close(file)
 
 
+def _literal(text: str) -> Any:
+    for _ in range(_MOST_TRIES):
+        try:
+            return ast.literal_eval(text)
+        except SystemError:
+            pass  # CPython 3.11, while another thread parses too (gh-106905): no fault of the text.
+    return ast.literal_eval(text)
+
+
 def _parse(line: bytes) -> _Entry | None:
     if not line.startswith(b"('") or len(line) > _LONGEST_LINE:
         return None
     try:
-        entry = ast.literal_eval(line.decode("utf-8", "replace"))
+        entry = _literal(line.decode("utf-8", "replace"))
         kind, pid, time_s, phase, *fields = entry
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None  # The program was killed in the middle of a line, or wrote this one itself.

@@ -34,6 +34,7 @@ _NOT_A_PROGRAM = 8  # ENOEXEC
 _INVALID = 22  # EINVAL
 _SET_CHILD_SUBREAPER = 36
 _FOR_ONE_S = 0.1  # after so long a signal was not for the group: the checker would have said
+_KNOWN_S = 5.0  # as long as that the checker may still say so, on a busy machine
 
 
 def main():
@@ -243,14 +244,15 @@ class _Keeper:
             self._note(got)
 
     def _note(self, got):
-        self._got.append((got, time.monotonic(), is_below(got[1])))
+        self._got.append([got, time.monotonic(), is_below(got[1])])
 
     def _hand_up(self):
         """Tell of signals that the program sent to its parent."""
         now = time.monotonic()
-        for entry in [entry for entry in self._got if now >= entry[1] + _FOR_ONE_S]:
-            self._got.remove(entry)
-            if entry[2]:
+        self._got = [entry for entry in self._got if now < entry[1] + _KNOWN_S]
+        for entry in self._got:
+            if entry[2] and now >= entry[1] + _FOR_ONE_S:
+                entry[2] = False
                 _say(self._control, "parent {} {}".format(*entry[0]))
 
     def _drain(self):

@@ -215,3 +215,20 @@ def test_lines_that_no_probe_writes(tmp_path: Path, line: str) -> None:
     path = tmp_path / "events"
     path.write_text(f"('start', 1, 1.0, 'main', '3.11', 'python')\n{line}\n")
     assert str(read_events(path, 1).findings) is not None
+
+
+def test_other_threads_that_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11 fails for them now and then, which loses no entry."""
+    record(MANY.format(""), tmp_path)
+    usual, calls = ast.literal_eval, []
+
+    def failing(text: str) -> object:
+        calls.append(text)
+        if len(calls) % 2:
+            raise SystemError("AST constructor recursion depth mismatch")
+        return usual(text)
+
+    expected = read_events(tmp_path / "events", None)
+    monkeypatch.setattr(ast, "literal_eval", failing)
+    assert read_events(tmp_path / "events", None) == expected
+    assert calls

@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import sys
+import time
 
 import pytest
 
@@ -23,6 +24,18 @@ def test_whatever_is_sent_arrives() -> None:
         process.send_signal(getattr(signal, f"SIG{name}"))
     said, _ = process.communicate(timeout=100)
     assert sorted(said.split()) == sorted(f"SIG{name}" for name in ALL)
+
+
+def test_one_for_the_group_arrives_once_however_late_the_checker_is() -> None:
+    """Stopped meanwhile, as a busy machine may keep it from running: the keeper remembers."""
+    process = start(COUNTER, start_new_session=True)
+    os.kill(process.pid, signal.SIGSTOP)
+    os.killpg(process.pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGCONT)
+    time.sleep(0.5)  # A second one would come within this.
+    said, _ = process.communicate("\n")
+    assert said.split().count("SIGUSR1") == 1
 
 
 @pytest.mark.parametrize("prefix", ["", "CHECKER "])
