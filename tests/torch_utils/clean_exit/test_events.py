@@ -228,7 +228,7 @@ def test_other_threads_that_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise SystemError("AST constructor recursion depth mismatch")
         return usual(text)
 
-    expected = read_events(tmp_path / "events", None)
+    expected = read_events(tmp_path / "events", 1)
     monkeypatch.setattr(ast, "literal_eval", failing)
-    assert read_events(tmp_path / "events", None) == expected
+    assert read_events(tmp_path / "events", 1) == expected
     assert calls
