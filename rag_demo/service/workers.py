@@ -159,11 +159,13 @@ class _Supervisor:
             self._reload = False
             for worker in self._workers:
                 worker.reload()
+        # Those that have ended by now have said all they will say; who serves may say so just now.
+        ended = [worker for worker in self._workers if worker.process.poll() is not None]
         for worker in list(self._workers):
-            has_ended = worker.process.poll() is not None  # Then it has said all it will say.
             for said in worker.said():
                 self._hear(worker, said)
-            if has_ended and not self._signal:
+        for worker in ended:
+            if not self._signal:
                 self._replace(worker)
 
     def _hear(self, worker: _Worker, said: str) -> None:

@@ -58,8 +58,9 @@ line.sendall(b"there are no weights\\n")
 sys.exit(1)
 """
 DIES_ONCE = """
-if first("serving"):
+if first("first"):
     line.sendall(b"serves\\n")
+    notes.with_name("serving").touch()
     while not notes.with_name("again").exists():
         time.sleep(0.01)
 elif first("ill"):
