@@ -38,6 +38,7 @@ test-real: .venv/.installed .venv/.corpus
 	$(PYTEST) -m real
 
 # The same on each Python from 3.10 to 3.13 that there is, in environments made for it; a table.
+# PYTHONS="3.11 3.13" makes these columns anew.
 test-pythons: .venv/.installed .venv/.corpus
 	$(BIN)/python tests/torch_utils/clean_exit/real_table.py
 

@@ -2,7 +2,8 @@
 
 The checker runs on the same Python. This one has its packages; the others get an environment of
 their own for it, with what can be installed there, but torch, which is gigabytes. A folder as the
-argument keeps these environments; else they are removed.
+argument keeps these environments; else they are removed. ``PYTHONS="3.11 3.13"`` makes these
+columns of the table anew, and leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -135,9 +136,18 @@ def main(kept: str | None) -> int:
     """Make the table; return 1 if a verdict in it is wrong."""
     from results_file import write
 
-    table: dict[str, dict[str, str]] = {}
-    packages, counts = {}, {}
-    for wanted in VERSIONS:
+    chosen = os.environ.get("PYTHONS", " ".join(VERSIONS)).split()
+    path = ROOT / "benchmarks" / "results" / f"{RESULT}.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    table: dict[str, dict[str, str]] = {
+        row.pop("program"): {key: said for key, said in row.items() if key not in chosen}
+        for row in before.get("programs", ())
+    }
+    packages, counts = (
+        {key: each for key, each in before.get(name, {}).items() if key not in chosen}
+        for name in ("packages", "counts")
+    )
+    for wanted in chosen:
         python = sys.executable if wanted == OWN else find_python(wanted)
         if python is None:
             print(f"there is no Python {wanted}")
@@ -149,11 +159,16 @@ def main(kept: str | None) -> int:
             rows = run_on(python, wanted)
         counts[wanted] = Counter(verdict for _, _, verdict, _ in rows)
         for name, expected, verdict, said in rows:
-            table.setdefault(name, {"expected": expected})[wanted] = f"{verdict}: {said}"
-    programs = [{"program": name, **row} for name, row in table.items()]
+            table.setdefault(name, {})["expected"] = expected
+            table[name][wanted] = f"{verdict}: {said}"
+    programs = [
+        {"program": name, "expected": row.pop("expected"), **dict(sorted(row.items()))}
+        for name, row in table.items()
+    ]
+    counts = dict(sorted(counts.items()))
     write(RESULT, {"counts": counts, "packages": packages, "programs": programs})
     print(*summarise(counts), sep="\n")
-    return int(any(count["wrong"] for count in counts.values()))
+    return int(any(count.get("wrong") for count in counts.values()))
 
 
 def summarise(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
