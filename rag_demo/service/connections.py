@@ -25,6 +25,7 @@ ACCEPTED_AT_ONCE = 64
 """Connections that are accepted before the first of them is counted."""
 _OTHER_FILES = 256  # for these, those that are being closed, the index, and a model's process
 _FEWEST = 16
+_FIRST_S = 1.0  # for the request that a new connection was made for, when the service stops
 
 
 def within_file_limit(limits: Limits) -> Limits:
@@ -73,6 +74,7 @@ class PatientProtocol(H11Protocol):
     _waited_for: dict[PatientProtocol, None]
     _head_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
+    _is_last = False
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
@@ -84,7 +86,21 @@ class PatientProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Look whether a request has come."""
         super().data_received(data)
+        if self._is_last and self.cycle is not None:
+            self.cycle.keep_alive = False
         self._mind_the_head()
+
+    def shutdown(self) -> None:
+        """Answer what is under way, and the request that a new connection was made for."""
+        self._is_last = True
+        if self.cycle is None and not self.transport.is_closing():
+            self.loop.call_later(_FIRST_S, self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        if not self.transport.is_closing():
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request as any other that is refused, and hang up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -178,12 +179,27 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer, then give everything back; after a second Ctrl-C without the answers."""
+        for listener in sockets or ():
+            await self._accept_waiting(listener)
         await super().shutdown(sockets)
         if self.force_exit:
             # uvicorn would end its loop now, and with it the closing, in the middle.
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
             await self.lifespan.shutdown()
+
+    async def _accept_waiting(self, listener: socket.socket) -> None:
+        """Take whom the system has let in already: closing the listener would cut them off."""
+        loop = asyncio.get_running_loop()
+        protocol: Any = self.config.http_protocol_class
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        with contextlib.suppress(OSError):  # Nobody waits any more.
+            for _ in range(_WAITING):
+                connection, _ = listener.accept()
+                connection.setblocking(False)
+                await loop.connect_accepted_socket(
+                    lambda: protocol(config=self.config, **state), connection
+                )
 
     async def on_tick(self, counter: int) -> bool:
         """Stop when the time to drain is over."""
