@@ -16,7 +16,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-exhaustive test-real test-pythons test-ray test-service test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
+.PHONY: demo test test-slow test-again test-exhaustive test-real test-pythons test-ray test-service test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -28,6 +28,10 @@ test: .venv/.installed
 
 test-slow: .venv/.installed
 	$(PYTEST) -m "slow and not real and not exhaustive"
+
+# Those that failed the last time, one by one.
+test-again: .venv/.installed
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 # An interrupt at every single instruction of each change of a retriever: an hour or more.
 test-exhaustive: .venv/.installed
