@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -64,25 +65,12 @@ class Kinds:
     """What a type is to a release, each type asked once."""
 
     def __init__(self, torch: Any) -> None:
-        self._tensor = getattr(torch, "Tensor", ())
-        self._module = getattr(getattr(torch, "nn", None), "Module", ())
-        self.of = ByClass(self._find_out)
+        tensor = getattr(torch, "Tensor", ())
+        module = getattr(getattr(torch, "nn", None), "Module", ())
+        # No method of this object: that circle would keep the program's classes.
+        self.of = ByClass(partial(_find_out, tensor, module))
         """Say what instances of a type are: LEAF (they lead nowhere), TENSOR, MODULE, ..."""
         self._slots = ByClass(slots_of)
-
-    def _find_out(self, kind: type) -> int:
-        # Both sides are types, and none of torch's asks the program: so this runs none of its code.
-        if self._tensor and issubclass(kind, self._tensor):
-            return TENSOR
-        if self._module and issubclass(kind, self._module):
-            return MODULE
-        if issubclass(kind, dict):
-            return DICT
-        if issubclass(kind, (list, tuple, set, frozenset, deque)):
-            return SEQUENCE
-        if issubclass(kind, _LEAVES) or not flags_of(kind) & _MADE_IN_PYTHON:
-            return LEAF
-        return LEAF if package_of(kind) in _PUBLIC else OTHER
 
     def slots(self, thing: Any) -> list[tuple[str, Any]]:
         """List what an object has in ``__slots__``, by name."""
@@ -93,6 +81,21 @@ class Kinds:
             except AttributeError:
                 continue  # Never set.
         return found
+
+
+def _find_out(tensor: Any, module: Any, kind: type) -> int:
+    # Both sides are types, and none of torch's asks the program: so this runs none of its code.
+    if tensor and issubclass(kind, tensor):
+        return TENSOR
+    if module and issubclass(kind, module):
+        return MODULE
+    if issubclass(kind, dict):
+        return DICT
+    if issubclass(kind, (list, tuple, set, frozenset, deque)):
+        return SEQUENCE
+    if issubclass(kind, _LEAVES) or not flags_of(kind) & _MADE_IN_PYTHON:
+        return LEAF
+    return LEAF if package_of(kind) in _PUBLIC else OTHER
 
 
 def slots_of(kind: type) -> list[tuple[str, Any]]:

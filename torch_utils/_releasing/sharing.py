@@ -18,6 +18,7 @@ from torch_utils._releasing.trees import Tree, children_of
 from torch_utils._runtime import has_frozen, whole_torch
 
 _METHODS = (MethodType, partial)
+_LEADING = (*_METHODS, tuple)  # to more of them: a partial's function and arguments
 _LEVELS = 9  # of containers and objects within each other; the first is a module's dictionary
 _HOLDERS = (DICT, SEQUENCE, OTHER)
 # What they have is as much its owner's, though they are made in C.
@@ -123,9 +124,7 @@ def _references_of_own_methods(modules: dict[int, Any]) -> dict[int, int]:
             for referent in gc.get_referents(value):
                 if id(referent) in modules:
                     found[id(referent)] = found.get(id(referent), 0) + 1
-                elif is_among(
-                    type(referent), (*_METHODS, tuple)
-                ):  # a partial's function and arguments
+                elif is_among(type(referent), _LEADING):
                     pending.append(referent)
     return found
 

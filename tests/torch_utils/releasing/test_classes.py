@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import nn
 
 from torch_utils import SafePyTorchCleanup, release
 from torch_utils._releasing.classes import ByClass, is_among
+from torch_utils._releasing.reading import Kinds
 
 ASKED: list[str] = []
 
@@ -170,3 +173,18 @@ def test_tensors_attributes_are_not_asked() -> None:
     assert ASKED == []
     assert tensor.shape == (0,)
     assert "shape" in ASKED  # It does notice.
+
+
+def test_what_was_found_out_goes_without_a_collection() -> None:
+    """It refers to the program's classes: a circle would keep those until somebody collects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        kinds = Kinds(torch)
+        kinds.of(torch.Tensor)
+        gone = weakref.ref(kinds)
+        del kinds
+        assert gone() is None
+    finally:
+        if was_enabled:
+            gc.enable()
