@@ -199,11 +199,8 @@ def _in_origin_form(scope: Message, headers: dict[bytes, bytes]) -> Message:
     headers[b"host"] = target[1].encode("utf-8", "surrogateescape")
     path = target[2] or "/"
     asked = {**asked, "path": path, "raw_path": path.encode("utf-8", "surrogateescape")}
-    return asked | {"headers": [(b"host", headers[b"host"]), *_others(b"host", scope["headers"])]}
-
-
-def _others(name: bytes, headers: Any) -> Any:
-    return (each for each in headers if each[0] != name)
+    others = (each for each in scope["headers"] if each[0] != b"host")
+    return asked | {"headers": [(b"host", headers[b"host"]), *others]}
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

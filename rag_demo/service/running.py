@@ -19,15 +19,20 @@ from rag_demo.service.settings import Settings
 from torch_utils import CleanupReport, ModelInUseError, memory_snapshot
 from torch_utils.report import format_bytes
 
-__all__ = ["RELOADED", "SERVES", "Running"]
+__all__ = ["RELOADED", "SERVES", "Running", "Tell", "tell_nobody"]
 
 log = logging.getLogger("rag_demo.service")
 SERVES, RELOADED = "serves", "reloaded"
 """What a supervisor is told: that there are answers; that its other workers are to reload."""
+Tell = Callable[[str], None]
 _SAMPLES = 300
 _SAMPLE_S = 1.0
 _WATCH_S = 0.05
 _EVENTS = 50
+
+
+def tell_nobody(said: str) -> None:
+    """Tell nobody: no supervisor started this."""
 
 
 class Running:
@@ -41,7 +46,7 @@ class Running:
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
         self.settings, self._load = settings, load
         self.draining = False
-        self.tell: Callable[[str], None] = lambda said: None
+        self.tell: Tell = tell_nobody
         self.opened: Opened
         self.batcher: Batcher
         self._reloading = asyncio.Lock()

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -21,7 +21,7 @@ from rag_demo.errors import RagDemoError
 from rag_demo.service.app import create_app
 from rag_demo.service.connections import ACCEPTED_AT_ONCE, protocol_for, within_file_limit
 from rag_demo.service.opened import LoadModel
-from rag_demo.service.running import SERVES
+from rag_demo.service.running import SERVES, Tell, tell_nobody
 from rag_demo.service.settings import Settings
 
 __all__ = ["bind", "run_server"]
@@ -54,20 +54,13 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
-Tell = Callable[[str], None]
-
-
-def _tell_nobody(said: str) -> None:
-    pass
-
-
 def run_server(
     settings: Settings,
     listener: socket.socket,
     *,
     load_model: LoadModel | None = None,
     watched: socket.socket | None = None,
-    tell: Tell = _tell_nobody,
+    tell: Tell = tell_nobody,
 ) -> None:
     """Serve until a signal says to stop; every request that was let in is answered before.
 
