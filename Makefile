@@ -150,6 +150,7 @@ endif
 .venv/.installed: pyproject.toml constraints.txt
 	$(if $(filter fine,$(FOUND)),,$(error this needs Python 3.11 or newer, \
 and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)))
+	@echo "installing all that development needs into .venv; it takes minutes, once"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e '.[rag,pdf,model,service,test,dev,bench]'

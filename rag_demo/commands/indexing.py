@@ -255,11 +255,11 @@ class _Run:
                 on_progress=lambda count: advance(count, self._bytes_done(count)),
             )
         if not done.finished:
-            count = _count(folder) if (folder / MANIFEST).exists() else 0
-            warn(
-                f"interrupted; {count} texts are in {folder}, "
-                "and the same command goes on from there"
-            )
+            if (folder / MANIFEST).exists():
+                there = f"{_count(folder)} texts are in {folder}, and the same command goes on from"
+                warn(f"interrupted; {there} there")
+            else:  # Before the first save.
+                warn(f"interrupted before anything was saved; there is no index in {folder} yet")
             raise click.Abort
         return done.reused
 

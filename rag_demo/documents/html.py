@@ -1,4 +1,4 @@
-"""The text of a page of HTML, as a reader sees it; in one pass, whatever the page is.
+"""The text of a page of HTML; in one pass, whatever the page is.
 
 Python's own parser looks at the rest of the page again for each tag that is not closed, and
 takes half a minute for 60 KB of them. Here whatever is not closed goes to the end of the page,
@@ -37,11 +37,11 @@ _KEY_CHARS = 64  # before an "=", in which a name of an attribute is looked for
 
 
 def read_html(page: str) -> LocatedText:
-    """Return what is visible: blocks are paragraphs, headings are marked as in Markdown.
+    """Return its text: blocks are paragraphs, headings are marked as in Markdown.
 
     Places are lines of the page, and anchors the ids of elements before. What is in scripts,
-    styles and templates is not visible. Never raises; an element that is not closed ends with
-    the page.
+    styles and templates is no text; what a style hides is. Never raises; an element that is not
+    closed ends with the page.
     """
     return _Page(page).read()
 

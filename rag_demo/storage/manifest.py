@@ -60,9 +60,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = _load(path)
     except (FileNotFoundError, NotADirectoryError):
-        is_there = "holds no index" if folder.is_dir() else "is no folder"
-        what = is_there if folder.exists() else "does not exist"
-        raise IndexFileError(f"{folder} {what}; {AGAIN} {folder}") from None
+        if not folder.exists():
+            why = f"does not exist; {AGAIN} {folder}"
+        elif not folder.is_dir():
+            why = "is no folder; name that of an index"
+        else:  # An index is not made where other files are.
+            is_empty = not any(folder.iterdir())
+            why = f"holds no index; {AGAIN} {folder if is_empty else 'another folder'}"
+        raise IndexFileError(f"{folder} {why}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from torch_utils.report import CleanupReport
 __all__ = ["ModelPool"]
 
 M = TypeVar("M")
+_PLACE = re.compile(r"host|(?!cpu)[a-z]+:[0-9]+")
 
 
 class ModelPool(Lender):
@@ -63,11 +65,12 @@ class ModelPool(Lender):
         limits: Mapping[str, int] = {}
         if isinstance(budget_bytes, Mapping):
             limits = budget_bytes
+            if not limits or not all(isinstance(p, str) and _PLACE.fullmatch(p) for p in limits):
+                what = 'bytes by "host" and device ("cuda:0")'
+                raise ValueError(f"budget_bytes is {what}, not {dict(limits)!r}")
         elif budget_bytes is not None:
             limits = {"": budget_bytes}
         for place, limit in limits.items():
-            if place in ("cpu", "cuda", "xpu") or not isinstance(place, str):
-                raise ValueError(f'budget_bytes is by "host" and device ("cuda:0"), not {place!r}')
             _check_positive(f"budget_bytes[{place!r}]" if place else "budget_bytes", limit)
         if max_loaded is not None:
             _check_positive("max_loaded", max_loaded)

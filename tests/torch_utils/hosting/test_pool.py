@@ -317,6 +317,8 @@ def test_closing_ends_a_wait_for_room() -> None:
         ({"budget_bytes": 1.5}, TypeError, "whole number"),
         ({"budget_bytes": {"host": -1}}, ValueError, "host"),
         ({"budget_bytes": {"cuda": 1}}, ValueError, "cuda:0"),
+        ({"budget_bytes": {"hots": 1}}, ValueError, "hots"),
+        ({"budget_bytes": {}}, ValueError, "budget_bytes"),
         ({"max_loaded": True}, TypeError, "max_loaded"),
         ({"keep_alive": "soon"}, ValueError, "keep_alive"),
     ],
