@@ -41,8 +41,10 @@ def main() -> NoReturn:
         _leave(130)
     except BrokenPipeError:
         _leave(_BROKEN_PIPE)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         _fail(f"{error}; {HOW_TO_INSTALL}")
+    except ImportError as error:  # It is there, but there is no memory for it, or something else.
+        _fail(f"a library cannot be loaded: {error}")
     except (MemoryError, RuntimeError) as error:
         # torch's are RuntimeErrors, and so is that of a thread which gets no memory.
         if not is_out_of_memory(error) and "can't start new thread" not in str(error):

@@ -234,7 +234,7 @@ def _passages(located: LocatedText, source: str, reading: Reading) -> Iterator[D
 
 
 def _docstrings(text: str, module: str, source: str, reading: Reading) -> Iterator[Document]:
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
     for name, line, docstring in docstrings_of_file(text, module, public_only=False):
         place = f"{source}:{line}"
         for passage in cut(docstring, reading.chunk_size):
@@ -243,13 +243,15 @@ def _docstrings(text: str, module: str, source: str, reading: Reading) -> Iterat
             yield Document(_unused(f"{place}#{passage.start}", seen), body, metadata)
 
 
-def _unused(name: str, seen: set[str]) -> str:
+def _unused(name: str, seen: dict[str, int]) -> str:
     """Make a name differ from those before it: several things may stand on one line."""
-    unused, number = name, 1
+    number = seen.get(name, 0) + 1
+    unused = name if number == 1 else f"{name}~{number}"
     while unused in seen:
         number += 1
         unused = f"{name}~{number}"
-    seen.add(unused)
+    seen[unused] = 1
+    seen[name] = number  # Where the next one begins: there may be thousands.
     return unused
 
 
@@ -282,7 +284,7 @@ def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Docume
 def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]:
     texts: set[str] = set()
     for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
-        source, seen = path.relative_to(root.parent).as_posix(), set[str]()
+        source, seen = path.relative_to(root.parent).as_posix(), dict[str, int]()
         try:
             content = text_of(read_bytes(path))
         except UnreadableError as error:

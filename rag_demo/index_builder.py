@@ -185,9 +185,8 @@ class IndexBuilder:
                 on_part()
             started_s = time.monotonic()
             asked = [texts[row] for row in some]
-            made = normalized(self._embedder.embed_documents(asked, on_progress=progress))
-            if len(made) != len(asked):
-                raise ValueError(f"the model made {len(made)} vectors of {len(asked)} texts")
+            embedded = self._embedder.embed_documents(asked, on_progress=progress)
+            made = normalized(embedded, len(asked))
             # All at once, as far as an interruption goes.
             self._pending = self._pending | {keys[row]: made[n] for n, row in enumerate(some)}
             self._has_pending_news = True

@@ -90,9 +90,8 @@ class Retriever(Resource):
         if on_progress is not None:
             progress = DocumentProgress(len(given.texts), len(to_embed), on_progress)
         embedder = completed(self.embedding_model)
-        vectors = normalized(embedder.embed_documents(to_embed, on_progress=progress))
-        if len(vectors) != len(to_embed):
-            raise ValueError(f"the model made {len(vectors)} vectors of {len(to_embed)} texts")
+        embedded = embedder.embed_documents(to_embed, on_progress=progress)
+        vectors = normalized(embedded, len(to_embed))
         with self._lock:
             self.ensure_open()
             names, held = given.names(self._held)
@@ -163,7 +162,8 @@ class Retriever(Resource):
             return [[] for _ in queries]
         vectors = None
         if mode != "bm25":
-            vectors = normalized(completed(self.embedding_model).embed_queries(queries))
+            embedder = completed(self.embedding_model)
+            vectors = normalized(embedder.embed_queries(queries), len(queries))
         with self._lock:
             self.ensure_open()
             asked = Asked(queries, vectors, int(top_k), min_score, where, mode)

@@ -22,15 +22,22 @@ def rounding(dimension: int) -> float:
     return 4 * dimension * 2.0**-24
 
 
-def normalized(vectors: Any) -> Vectors:
-    """Return vectors as float32 of length 1.
+def normalized(vectors: Any, texts: int | None = None) -> Vectors:
+    """Return what a model made as float32 vectors of length 1.
+
+    Args:
+        vectors: Shape (n, d).
+        texts: How many there have to be; None where they are nobody's.
 
     Raises:
-        ValueError: One is zero or not finite; the message names its row.
+        ValueError: There are more or fewer, or one is zero or not finite; the message names its
+            row.
     """
     array = np.asarray(vectors, np.float32)
     if array.ndim != 2:
         raise ValueError(f"the model's vectors must have the shape (n, d), not {array.shape}")
+    if texts is not None and len(array) != texts:
+        raise ValueError(f"the model made {len(array)} vectors of {texts} texts")
     lengths = np.linalg.norm(array.astype(np.float64), axis=1)
     bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
     if len(bad):

@@ -12,6 +12,9 @@ from rag_demo.errors import SourceError
 
 __all__ = ["docstrings_of_file", "find_package", "opening_paragraph"]
 
+# A parsed source takes up to 600 bytes of memory for each of its characters; what is longer than
+# this was written by a program, or is a table.
+_MOST_CHARS = 1 << 20
 # How C extensions get their documentation in Python source: torch's and numpy's own helpers.
 _REGISTRARS = {"add_docstr": (0, 1), "_add_docstr": (0, 1), "add_newdoc": (1, 2)}
 _SIGNATURE = re.compile(r"^[\w.]+\(.*\)\s*(->.*)?$", re.DOTALL)
@@ -48,10 +51,13 @@ def docstrings_of_file(
     """Yield the qualified name, line and text of each docstring in a module's source.
 
     Args:
-        source: The Python source. One that does not parse yields nothing.
+        source: The Python source. One that does not parse, or is longer than a million
+            characters, yields nothing.
         module: The module's dotted name.
         public_only: Leave out what a leading underscore makes private.
     """
+    if len(source) > _MOST_CHARS:
+        return
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -48,8 +48,9 @@ _TABLES = (
     f"PRAGMA application_id = {_APPLICATION}",
     f"PRAGMA user_version = {_VERSION}",
 )
-# What SQLite says when a file is whole but cannot be used now. All else is damage.
-_UNAVAILABLE = re.compile("locked|busy|full|readonly|unable to open|interrupted")
+# What SQLite says when a file is whole but cannot be used now. All else is damage. An error of
+# input or output is a quota, a limit of files' sizes, a cable: throwing the file away mends none.
+_UNAVAILABLE = re.compile("lock|busy|full|readonly|unable to open|interrupted|disk I/O error")
 
 _Result = TypeVar("_Result")
 

@@ -165,6 +165,16 @@ def test_plain_install(arguments: list[str]) -> None:
     assert result.stderr.count("\n") == 1, str(result)
 
 
+def test_a_library_that_cannot_be_loaded() -> None:
+    """What is installed, and finds no memory, is not told to be installed."""
+    said = 'raise ImportError("libtorch_cpu.so: failed to map segment from shared object")'
+    program = "import rag_demo.commands\ndef run(arguments):\n    "
+    result = run(f"{program}{said}\nrag_demo.commands.run = run\n{MAIN}")
+    assert result.returncode == 2
+    what = said.split('"')[1]
+    assert result.stderr == f"rag-demo: error: a library cannot be loaded: {what}\n"
+
+
 def test_control_click_at_the_top() -> None:
     """What imports click before the handler is there leaves with a traceback."""
     result = run(WITHOUT_CLICK.replace("rag_demo.cli import main", "rag_demo.commands import run"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_demo.corpus import Reading, Skipped, read_source
+from rag_demo.corpus import Reading, Skipped, _unused, read_source
 from rag_demo.documents.docstrings import docstrings_of_file, opening_paragraph
 from rag_demo.documents.document import Document
 from rag_demo.documents.passages import cut
@@ -337,3 +337,7 @@ def test_ids_differ(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("add_docstr(f, 'first one'); add_docstr(g, 'second one')\n")
     documents, _ = read(tmp_path)
     assert len({document.id for document in documents}) == len(documents) == 2
+    # Where each looked at all before it, this would not end today.
+    seen: dict[str, int] = {}
+    assert len({_unused("a.py:1#0", seen) for _ in range(200_000)}) == 200_000
+    assert _unused("a.py:1#0~2", seen) == "a.py:1#0~2~2"

@@ -168,6 +168,30 @@ def test_bad_vectors_are_refused(retriever: Retriever) -> None:
     assert len(retriever) == 0
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_vectors_of_other_questions_are_refused(retriever: Retriever, count: int) -> None:
+    """Too few or too many vectors belong to nobody knows which question, or text."""
+    retriever.embedding_model = CountingWrong()
+    with pytest.raises(ValueError, match=r"the model made 3 vectors of 2 texts"):
+        retriever.add(["one", "two"])
+    retriever.embedding_model = LetterModel()
+    retriever.add(["one", "two"])
+    retriever.embedding_model = CountingWrong(count)
+    for mode in ("dense", "hybrid"):
+        with pytest.raises(ValueError, match=f"{count} vectors of 2 texts|the shape"):
+            retriever.search_batch(["one", "two"], mode=mode)
+
+
+class CountingWrong(LetterModel):
+    def __init__(self, count: int = 3) -> None:
+        self.count = count
+
+    def embed_documents(self, texts: Any) -> Any:
+        return super().embed_documents(["one", "two", "three"][: self.count])
+
+    embed_queries = embed_documents
+
+
 class NanModel(LetterModel):
     def embed_documents(self, texts: Any) -> Any:
         return np.full((len(texts), 26), np.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,20 @@ def test_a_name_without_an_end(depth: int) -> None:
     assert found <= {"The module.", "Documented."}
     if depth == 50:
         assert len(found) == 2
+
+
+def test_a_source_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing takes hundreds of bytes for each: of a table of megabytes nothing is parsed."""
+    parsed = list[int]()
+    parse = ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text: parsed.append(len(text)) or parse(text))
+    (tmp_path / "m.py").write_text('"""Return a thing."""\n' + "x = 1\n" * 200_000)
+    texts = [document.text for document in read_source(str(tmp_path), Skipped())]
+    assert not parsed
+    assert len(texts) > 1000
+    assert "Return a thing." in texts[0]
+    (tmp_path / "m.py").write_text('"""Return a thing."""\n' + "x = 1\n" * 200)
+    assert len(list(read_source(str(tmp_path), Skipped()))) == len(parsed) == 1
 
 
 def test_answers_have_a_line(tmp_path: Path) -> None:

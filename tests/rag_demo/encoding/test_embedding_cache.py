@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -351,3 +352,23 @@ def test_an_interrupted_put_leaves_nothing_and_no_lock(
     assert len(cache.get([*keys(3), *keys(3, 10), *keys(3, 20)], 8)) == 6
     cache.close()
     other.close()
+
+
+def test_an_error_of_the_disk_is_no_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What cannot be written any more, by a quota or a limit, is not thrown away for that."""
+    path = tmp_path / "c.sqlite"
+    cache = EmbeddingCache(path)
+    cache.put(keys(100), vectors(100))
+    cache.close()
+    pid = os.fork()
+    if pid == 0:
+        most = path.stat().st_size // 2
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+        cache.put(keys(100, 200), vectors(100))  # Python ignores SIGXFSZ.
+        os._exit(0 if "is not used: disk I/O error" in caplog.text else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(cache.get(keys(100), 8)) == 100
+    assert not Path(f"{path}.damaged").exists()
+    cache.close()
