@@ -73,7 +73,7 @@ class Asked:
             pairs = store.candidates(self.vectors, depth, rows)
             ranked = rank(store.vectors, self.vectors, pairs, depth, collection.id_of_row)
             best = best_of_each(ranked, collection.rows).first(wanted)
-            if depth == available or (np.diff(best.starts) == wanted).all():
+            if depth == available or (best.widths == wanted).all():
                 return best
             depth = min(4 * depth, available)
 
@@ -109,7 +109,7 @@ def _results(best: Ranked, collection: Collection) -> list[list[SearchResult]]:
     documents = collection.documents.many(best.items.tolist())
     if not documents:
         return [[] for _ in best.each()]
-    places = np.arange(1, len(documents) + 1) - np.repeat(best.starts[:-1], np.diff(best.starts))
+    places = np.arange(1, len(documents) + 1) - np.repeat(best.starts[:-1], best.widths)
     spans: Sequence[tuple[int, int] | None] = [None] * len(documents)
     if best.rows is not None and not collection.rows.are_whole:
         spans = _spans(best.rows, collection)

@@ -270,6 +270,8 @@ def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array
     widest = int(np.diff(starts).max(initial=0))
     if widest < top_k:
         return np.full(count, -np.inf, score.dtype), np.ones(len(query), bool)
+    if len(query) == count * top_k == count * widest:
+        return score.reshape(count, top_k).min(axis=1), np.ones(len(query), bool)
     places = np.arange(len(query)) - starts[query]
     padded = np.full((count, widest), -np.inf, score.dtype)
     padded[query, places] = score

@@ -41,7 +41,11 @@ def exact_scores(
     for start in range(0, len(row), _PAIRS):
         some = slice(start, start + _PAIRS)
         # Products of two float32 are exact in float64; sums are those of this very layout.
-        products = vectors_of(row[some]).astype(kind, copy=False)
-        products *= wide.take(query[some], axis=0)
+        vectors, its = vectors_of(row[some]), wide.take(query[some], axis=0)
+        if kind is np.float32:  # in one pass
+            scores[some] = np.einsum("ij,ij->i", vectors, its)
+            continue
+        products = vectors.astype(kind, copy=False)
+        products *= its
         products.sum(axis=1, out=scores[some])
     return scores

