@@ -114,6 +114,8 @@ def test_a_model_that_changed_is_found(index: Path) -> None:
         ("127.0.0.1", {"sec-fetch-site": "same-origin"}, 200),
         ("127.0.0.1", {"x-forwarded-for": "203.0.113.5"}, 403),
         ("203.0.113.5", {}, 403),
+        ("::ffff:127.0.0.1", {}, 200),
+        ("::ffff:203.0.113.5", {}, 403),
     ],
 )
 def test_who_may_administer(index: Path, client: str, headers: Any, status: int) -> None:
