@@ -123,7 +123,8 @@ def serve(
     # is read when torch is loaded, here or in another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        from rag_demo.service.server import bind, configure_logging, run_server
+        from rag_demo.service.listener import bind
+        from rag_demo.service.server import configure_logging, run_server
         from rag_demo.service.settings import Limits, Settings, is_loopback
         from rag_demo.service.workers import run_workers
     except ModuleNotFoundError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import TEXTS, Embedder, make_index, serving
+from serving import TEXTS, Embedder, ask, make_index, serving
 
 
 def test_models_are_shown_and_given_back(index: Path) -> None:
@@ -38,6 +38,12 @@ def test_models_are_shown_and_given_back(index: Path) -> None:
             assert {each["what"] for each in events} >= {"load", "unload"}
 
     asyncio.run(main())
+
+
+def test_a_model_in_a_folder_named_index_is_not_the_index(index: Path) -> None:
+    """Both are shown, and can be given back."""
+    (shown,) = ask(index, ("GET", "/admin/models", {}), model="somewhere/index")
+    assert [each["name"] for each in shown.json()["models"]] == ["model", "index"]
 
 
 def test_reload_fails_no_request(tmp_path: Path) -> None:
