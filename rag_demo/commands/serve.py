@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, cast
 
@@ -15,6 +17,19 @@ from rag_demo.errors import RagDemoError
 __all__ = ["serve"]
 
 TOKEN = "RAG_DEMO_TOKEN"
+
+
+@contextlib.contextmanager
+def _without_hangups() -> Iterator[None]:
+    """Ignore SIGHUP, which would end what is not ready yet; later it reloads, until the end."""
+    if not hasattr(signal, "SIGHUP"):
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:  # None is what was not made by Python, and cannot be put back.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
 @click.command(short_help="Answer questions to an index over HTTP.")
@@ -85,6 +100,7 @@ TOKEN = "RAG_DEMO_TOKEN"
     default="INFO",
     show_default=True,
 )
+@_without_hangups()
 def serve(
     index: Path,
     host: str,
@@ -106,8 +122,6 @@ def serve(
     # A core that spins until the next product of matrices comes is missing to everybody else; it
     # is read when torch is loaded, here or in another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if hasattr(signal, "SIGHUP"):  # It would end what is not ready yet; later it reloads.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         from rag_demo.service.listener import bind
         from rag_demo.service.server import configure_logging, run_server

@@ -22,9 +22,9 @@ __all__ = ["ACCEPTED_AT_ONCE", "protocol_for", "within_file_limit"]
 
 log = logging.getLogger("rag_demo.service")
 ACCEPTED_AT_ONCE = 64
-"""Connections that are accepted before the first of them is counted."""
+"""Connections that are accepted before the first of them is counted, at most."""
 _OTHER_FILES = 256  # for these, those that are being closed, the index, and a model's process
-_FEWEST = 16
+_FEWEST = 4
 _FIRST_S = 1.0  # for the request that a new connection was made for, when the service stops
 
 
@@ -45,7 +45,8 @@ def within_file_limit(limits: Limits) -> Limits:
     with contextlib.suppress(OSError, ValueError):  # Some systems have a lower limit of their own.
         resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
         soft = possible
-    fewer = max(_FEWEST, min(limits.connections, soft - _OTHER_FILES))
+    other = min(_OTHER_FILES, soft * 3 // 4)
+    fewer = max(_FEWEST, min(limits.connections, soft - other))
     if fewer < limits.connections:
         log.warning("%d open files are allowed: at most %d connections at once", soft, fewer)
     return dataclasses.replace(limits, connections=fewer)

@@ -122,14 +122,16 @@ class Guard:
                     headers={"www-authenticate": "Bearer"},
                 )
             return
+        is_admin = path.startswith("/admin")
+        if is_admin:
+            self._admit_to_admin(scope, headers)
         host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
         name = host[0] if host[1] and host[2].isdigit() else "".join(host)
         # Who sends no name at all, as HTTP/1.0 may, is no browser.
-        if self._on_loopback and b"host" in headers and not is_loopback(name):
-            # A page elsewhere whose name was made to lead here would read what it likes.
-            raise Problem(421, "this service answers to localhost only, not to that host's name")
-        if path.startswith("/admin"):
-            self._admit_to_admin(scope, headers)
+        if (self._on_loopback or is_admin) and b"host" in headers and not is_loopback(name):
+            # A page elsewhere whose name was made to lead here would read, and do, what it likes.
+            what = "administration" if is_admin else "this service"
+            raise Problem(421, f"{what} answers to localhost only, not to that host's name")
 
     def _admit_to_admin(self, scope: Message, headers: dict[bytes, bytes]) -> None:
         client = (scope.get("client") or (None,))[0]
@@ -144,6 +146,13 @@ class Guard:
         self, body: bytearray, scope: Message, headers: dict[bytes, bytes], receive: Receive
     ) -> None:
         """Read all of it; nothing works for a client that has not finished asking."""
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # Who believes the other one sees another request behind this one (RFC 9112, 6.1).
+            raise Problem(
+                400,
+                "a body has a content-length or is chunked, not both",
+                headers={"connection": "close"},
+            )
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":

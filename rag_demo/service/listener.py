@@ -42,10 +42,11 @@ def bind(settings: Settings) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
         listener.listen(WAITING)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError) as error:  # TypeError: no name at all
         listener.close()
         raise RagDemoError(
-            f"{settings.host}:{settings.port} cannot be listened on: {error}; name another --port"
+            f"{settings.host}:{settings.port} cannot be listened on: {error}; "
+            "name another --host or --port"
         ) from None
     listener.set_inheritable(True)
     return listener

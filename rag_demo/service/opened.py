@@ -154,7 +154,9 @@ class Opened:
         wanted = settings.model or manifest["model"]
         if load is None:
             load = partial(load_model, wanted, settings.device, manifest.get("dtype"))
-        self.model_name = Path(wanted).name or "model"
+        name = Path(wanted).name
+        # The index has a name of its own, by which it is given back.
+        self.model_name = "model" if name in ("", "index") else name
         self.model: ModelHost[Any] = ModelHost(
             load,
             name=self.model_name,

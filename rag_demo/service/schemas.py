@@ -271,8 +271,9 @@ class EmbedRequest(BaseModel):
         )
     )
     normalize: bool = Field(True, json_schema_extra={"enum": [True]})
-    truncate: bool = True
-    prompt_name: str | None = None
+    truncate: bool | None = Field(None, description="Texts are cut at what the model reads.")
+    prompt_name: Literal["query", "document", "passage"] | None = None
+    dimensions: Whole | None = Field(None, description="Those that the model has, or none.")
 
 
 class RankingOptions(BaseModel):

@@ -16,6 +16,7 @@ from rag_demo.service.problems import AsciiJSON, Problem
 from rag_demo.service.running import Running
 from rag_demo.service.schemas import EmbedRequest, SearchRequest
 from rag_demo.service.shown import shown_metadata
+from rag_demo.vectors import Vectors
 
 __all__ = ["check_texts", "embedded", "router", "running_of"]
 
@@ -45,15 +46,28 @@ def check_texts(running: Running, texts: Sequence[str], most: int, what: str) ->
             raise Problem(422, f"text {row} has half of a surrogate pair", param=what)
 
 
-async def embedded(request: Request, texts: Sequence[str], *, are_queries: bool) -> list[Any]:
-    """Embed texts, by and by, so that others get their turn in between."""
+async def embedded(
+    request: Request, texts: Sequence[str], dimensions: int | None, *, are_queries: bool
+) -> Vectors:
+    """Embed texts, by and by, so that others get their turn in between.
+
+    Returns:
+        Shape (n, d), float32.
+
+    Raises:
+        Problem: They are not of so many dimensions.
+    """
     running = running_of(request)
     size = running.settings.limits.batch_texts
     vectors: list[Any] = []
     for start in range(0, len(texts), size):
         job = Job("query" if are_queries else "document", texts[start : start + size])
         vectors += await running.ask(request, job, is_more=start > 0)
-    return vectors
+        if dimensions not in (None, len(vectors[0])):
+            detail = f"this model's vectors have {len(vectors[0])} dimensions"
+            is_openai = request.url.path.startswith("/v1/")
+            raise Problem(400 if is_openai else 422, detail, param="dimensions")
+    return np.asarray(vectors, "<f4")
 
 
 def _shown(results: Sequence[SearchResult]) -> list[dict[str, Any]]:
@@ -94,5 +108,6 @@ async def embed(request: Request, asked: EmbedRequest) -> AsciiJSON:
     if not asked.normalize:
         raise Problem(422, "vectors of this service have length 1: leave normalize true")
     check_texts(running, texts, running.settings.limits.texts, "inputs")
-    vectors = await embedded(request, texts, are_queries=asked.prompt_name == "query")
-    return AsciiJSON(np.asarray(vectors, np.float32).tolist())
+    are_queries = asked.prompt_name == "query"
+    vectors = await embedded(request, texts, asked.dimensions, are_queries=are_queries)
+    return AsciiJSON(vectors.tolist())

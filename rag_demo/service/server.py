@@ -57,9 +57,10 @@ def run_server(
         Exception: It could not start; whatever opening the index or the model raised.
     """
     app = create_app(settings, load_model=load_model)
+    limits = within_file_limit(settings.limits)
     config = uvicorn.Config(
         app,
-        http=protocol_for(within_file_limit(settings.limits)),
+        http=protocol_for(limits),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -67,7 +68,8 @@ def run_server(
         proxy_headers=False,  # Whoever says to be somebody else is not believed.
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        backlog=ACCEPTED_AT_ONCE,  # asyncio accepts as many before it looks at one of them.
+        # asyncio accepts as many at once, four times before it has closed one that is too many.
+        backlog=max(1, min(ACCEPTED_AT_ONCE, limits.connections // 4)),
         timeout_graceful_shutdown=math.ceil(settings.limits.answer_s),
     )
     server = _Server(config, settings.drain_s, watched, tell)

@@ -92,6 +92,8 @@ def is_loopback(host: str | None) -> bool:
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
-        return ipaddress.ip_address(name).is_loopback
+        address = ipaddress.ip_address(name)
     except ValueError:
         return False
+    # ::ffff:127.0.0.1 is how a listener on :: calls 127.0.0.1; Python knows that since 3.13.
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -20,9 +20,9 @@ HOW = "needs the extra service-test, and /usr/bin/chromium: apt-get install chro
 
 
 @contextlib.contextmanager
-def serving_on_a_port(index: Path, load_model: Any = Embedder) -> Iterator[str]:
+def serving_on_a_port(index: Path, load_model: Any = Embedder, **options: Any) -> Iterator[str]:
     """Serve from a thread; yields the address."""
-    settings = Settings(index=index, retriever="faiss", port=0)
+    settings = Settings(index=index, retriever="faiss", port=0, **options)
     app = create_app(settings, load_model=load_model)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
     listener = bind(settings)

@@ -6,17 +6,19 @@ const SVG = "http://www.w3.org/2000/svg";
 const COMMON = new Set("a an and are as at by for from how in is it of on or that the to was what when where which who why with".split(" "));
 const WIDTH = 600, HEIGHT = 160;
 const LABEL_ROOM = 0.16;  // of the width, that the label of a load or unload needs
+const LONGEST = 4000;  // characters of a text that are shown; a megabyte would stop the browser
+const ANSWER_MS = 90000, LOOK_MS = 10000;  // longer than the service itself takes at most
 
-async function ask(path, options = {}) {
+async function ask(path, options = {}, limit = ANSWER_MS) {
   const headers = { ...options.headers };
   const token = sessionStorage.getItem("token");
   if (token) headers.authorization = `Bearer ${token}`;
-  const answer = await fetch(path, { ...options, headers });
+  const answer = await fetch(path, { ...options, headers, signal: AbortSignal.timeout(limit) });
   if (answer.status === 401) byId("token-form").hidden = false;
-  const body = await answer.json();
-  if (!answer.ok) {
-    const errors = (body.errors || []).map((each) => each.detail).join("; ");
-    throw new Error(errors || body.detail || `status ${answer.status}`);
+  const body = await answer.json().catch(() => null);  // A proxy answers in HTML.
+  if (!answer.ok || body === null) {
+    const errors = (body?.errors || []).map((each) => each.detail).join("; ");
+    throw new Error(errors || body?.detail || `status ${answer.status}, and no answer of the service`);
   }
   return body;
 }
@@ -46,6 +48,7 @@ function bestSentence(sentences, wanted) {
 
 function marked(text, wanted) {
   const shown = element("p", "text");
+  shown.dir = "auto";
   const sentences = text.match(/[^.!?\n]+[.!?]*\s*|[.!?\n]+\s*/g) || [text];
   const best = bestSentence(sentences, wanted);
   sentences.forEach((sentence, place) => {
@@ -59,11 +62,14 @@ function marked(text, wanted) {
   return shown;
 }
 
+// Metadata is any JSON: an object may have a toString that is none.
+const written = (value) => typeof value === "string" ? value : JSON.stringify(value);
+
 function sourceOf(result) {
   const { path, source, line, page } = result.metadata;
-  let place = String(path ?? source ?? result.id);
-  if (path !== undefined && line !== undefined) place += `:${line}`;
-  if (path !== undefined && page !== undefined) place += `, page ${page}`;
+  let place = written(path ?? source ?? result.id);
+  if (path !== undefined && line !== undefined) place += `:${written(line)}`;
+  if (path !== undefined && page !== undefined) place += `, page ${written(page)}`;
   return place;
 }
 
@@ -81,17 +87,19 @@ function show(results, query) {
   const wanted = new Set(wordsOf(query).filter((word) => !COMMON.has(word)));
   const best = Math.max(...results.map((result) => result.score), 1e-9);
   byId("results").replaceChildren(...results.map((result) => {
-    const text = result.passage
-      ? Array.from(result.text).slice(result.passage[0], result.passage[1]).join("")
-      : result.text;
+    const all = Array.from(result.text).slice(...(result.passage ?? []));
+    const text = all.slice(0, LONGEST).join("") + (all.length > LONGEST ? " …" : "");
     const item = element("li");
     item.append(...about(result, best), marked(text, wanted));
     return item;
   }));
 }
 
+let asked = 0;  // An answer that comes after a later question's is not shown.
+
 byId("search").addEventListener("submit", async (event) => {
   event.preventDefault();
+  const number = ++asked;
   const form = event.target, query = form.query.value;
   byId("said").textContent = "searching";
   try {
@@ -101,17 +109,19 @@ byId("search").addEventListener("submit", async (event) => {
       headers: { "content-type": "application/json" },
       body: JSON.stringify({ query, mode: form.mode.value, top_k: Number(form.top_k.value) }),
     });
+    if (number !== asked) return;
     show(results, query);
     const count = `${results.length} ${results.length === 1 ? "answer" : "answers"}`;
     byId("said").textContent = `${count} in ${Math.round(performance.now() - started)} ms`;
   } catch (error) {
-    byId("said").textContent = `That did not work: ${error.message}`;
+    if (number === asked) byId("said").textContent = `That did not work: ${error.message}`;
   }
 });
 
 byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem("token", byId("token").value);
+  // No header takes other characters than these, and no token has them.
+  sessionStorage.setItem("token", byId("token").value.trim().replace(/[^!-~]/g, "?"));
   byId("token-form").hidden = true;
   look();
 });
@@ -192,7 +202,7 @@ function listModels(models) {
     if (item.firstChild.textContent !== told) item.firstChild.textContent = told;
     item.lastChild.disabled = state !== "loaded";
   });
-  [...list.children].filter((each) => !(each.dataset.name in models)).forEach((each) => each.remove());
+  [...list.children].filter((each) => !Object.hasOwn(models, each.dataset.name)).forEach((each) => each.remove());
 }
 
 async function giveBack(name) {
@@ -213,7 +223,7 @@ function tell(state, text) {
 
 async function look() {
   try {
-    const memory = await ask("memory");
+    const memory = await ask("memory", {}, LOOK_MS);
     const count = memory.documents.toLocaleString("en");
     const stops = memory.draining;
     tell(stops ? "away" : "ready", stops ? "stopping" : `ready, ${count} documents`);

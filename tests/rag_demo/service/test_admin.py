@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import TEXTS, Embedder, make_index, serving
+from serving import TEXTS, Embedder, ask, make_index, serving
 
 
 def test_models_are_shown_and_given_back(index: Path) -> None:
@@ -38,6 +38,12 @@ def test_models_are_shown_and_given_back(index: Path) -> None:
             assert {each["what"] for each in events} >= {"load", "unload"}
 
     asyncio.run(main())
+
+
+def test_a_model_in_a_folder_named_index_is_not_the_index(index: Path) -> None:
+    """Both are shown, and can be given back."""
+    (shown,) = ask(index, ("GET", "/admin/models", {}), model="somewhere/index")
+    assert [each["name"] for each in shown.json()["models"]] == ["model", "index"]
 
 
 def test_reload_fails_no_request(tmp_path: Path) -> None:
@@ -114,6 +120,8 @@ def test_a_model_that_changed_is_found(index: Path) -> None:
         ("127.0.0.1", {"sec-fetch-site": "same-origin"}, 200),
         ("127.0.0.1", {"x-forwarded-for": "203.0.113.5"}, 403),
         ("203.0.113.5", {}, 403),
+        ("::ffff:127.0.0.1", {}, 200),
+        ("::ffff:203.0.113.5", {}, 403),
     ],
 )
 def test_who_may_administer(index: Path, client: str, headers: Any, status: int) -> None:

@@ -22,6 +22,9 @@ expected-statuses = [400, 401, 403, 404, 405, 406, 408, 413, 415, 422, 429]
 # The number of dimensions that is right is the model's, which no description knows.
 include-name = "POST /v1/embeddings"
 checks.positive_data_acceptance.expected-statuses = [200, 400, 413, 429]
+[[operations]]
+include-name = "POST /embed"
+checks.positive_data_acceptance.expected-statuses = [200, 413, 422, 429]
 """
 
 

@@ -83,6 +83,14 @@ def test_administration_takes_no_proxy(header: str, index: Path) -> None:
     assert (refused.status_code, own.status_code) == (403, 200)
 
 
+def test_administration_takes_no_name_that_was_made_to_lead_here(index: Path) -> None:
+    """Also where others are served without a token: a page would be of the site that it asks."""
+    rebound = {"headers": {"host": "evil.example:8000", "origin": "http://evil.example:8000"}}
+    asked = [("GET", path, how) for how in (rebound, {}) for path in ("/admin/models", "/memory")]
+    answers = ask(index, *asked, host="0.0.0.0")
+    assert [answer.status_code for answer in answers] == [421, 200, 200, 200]
+
+
 def test_no_encoding_format_is_numbers(index: Path) -> None:
     """Some clients send null for what they do not set."""
     body = {"input": "a", "model": "m", "encoding_format": None, "dimensions": None}

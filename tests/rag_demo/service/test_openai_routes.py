@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import TEXTS, serving
+from serving import TEXTS, Embedder, serving
 
 pytestmark = pytest.mark.xdist_group("openai")
 openai: Any = None
@@ -128,6 +128,7 @@ def test_vector_stores(index: Path) -> None:
 
 def test_embed_of_text_embeddings_inference(index: Path) -> None:
     """One text or several, of length 1."""
+    dimension = Embedder.dimension
 
     async def main() -> list[Any]:
         async with serving(index) as client:
@@ -136,15 +137,19 @@ def test_embed_of_text_embeddings_inference(index: Path) -> None:
                 for inputs, more in (
                     (TEXTS[0], {}),
                     (TEXTS, {"truncate": True, "prompt_name": "query"}),
+                    (TEXTS[0], {"truncate": None, "prompt_name": None, "dimensions": dimension}),
                     ([], {}),
                     (TEXTS, {"normalize": False}),
+                    (TEXTS, {"dimensions": dimension // 2}),
+                    (TEXTS, {"prompt_name": "quary"}),
                 )
             ]
 
-    one, several, none, unnormalized = asyncio.run(main())
+    one, several, nothing_said, *refused = asyncio.run(main())
     assert several.json()[0] == pytest.approx(one.json()[0])
+    assert nothing_said.json() == one.json()
     assert len(several.json()) == len(TEXTS)
-    assert [none.status_code, unnormalized.status_code] == [422, 422]
+    assert [each.status_code for each in refused] == [422] * 4
 
 
 def test_langchain(index: Path) -> None:

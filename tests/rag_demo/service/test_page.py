@@ -69,12 +69,12 @@ def chromium() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def shown(
-    chromium: Any, index: Path, *, scheme: str = "light", width: int = 1100
+    chromium: Any, index: Path, *, scheme: str = "light", width: int = 1100, **options: Any
 ) -> Iterator[tuple[Any, list[str]]]:
     """Show the page of a service of its own; yields it, and whatever it complains of."""
     from browsing import serving_on_a_port
 
-    with serving_on_a_port(index) as url:
+    with serving_on_a_port(index, **options) as url:
         page = chromium.new_page(viewport={"width": width, "height": 740}, color_scheme=scheme)
         complaints: list[str] = []
         page.on("console", lambda said: complaints.append(said.text))
@@ -138,6 +138,8 @@ def test_everybody_can_use_it(chromium: Any, index: Path, scheme: str, width: in
         assert violations() == []
         fits = "document.documentElement.scrollWidth <= window.innerWidth"
         assert page.evaluate(fits), "it is wider than the screen"
+        page.evaluate("document.documentElement.style.fontSize = '200%'")
+        assert page.evaluate(fits), "it is wider than the screen where letters are larger"
         page.evaluate("document.getElementById('said').style.color = 'var(--edge)'")
         assert any("color-contrast" in each for each in violations())
 
@@ -182,3 +184,61 @@ def test_policy_holds_in_a_browser(chromium: Any, index: Path) -> None:
         refused = [each for each in complaints if "Content Security Policy" in each]
         assert any("elsewhere.test" in each for each in refused)
         assert any("inline script" in each for each in refused)
+
+
+@pytest.mark.slow
+def test_whatever_is_answered(chromium: Any, index: Path) -> None:
+    """One odd document hides no other; a late answer, or one of a proxy, is no other question's."""
+    texts = {f"{row}": {"path": path} for row, path in enumerate(["a.txt", 7, None, ["x"]])}
+    texts["object"] = {"path": {"toString": 1, "valueOf": 1}, "line": {"toString": None}}
+    texts["__proto__"] = {"__proto__": {"path": "wrong"}, "constructor": 1}
+    texts["long"] = {"path": "long.txt"}
+    late: list[Any] = []
+
+    def answer(route: Any) -> None:
+        query = route.request.post_data_json["query"]
+        if query == "late":
+            late.append(route)
+        elif query == "proxy":
+            route.fulfill(status=502, content_type="text/html", body="<h1>Bad Gateway</h1>")
+        else:
+            made = [
+                {"rank": 1, "score": 0.5, "id": each, "passage": None, "metadata": metadata}
+                | {"text": "memory. " * 100_000 if each == "long" else f"memory {each}"}
+                for each, metadata in texts.items()
+            ]
+            route.fulfill(json={"results": made})
+
+    with shown(chromium, index) as (page, complaints):
+        page.route("**/search", answer)
+        page.get_by_label("Question").fill("late")
+        page.keyboard.press("Enter")
+        ask(page, "memory")
+        page.get_by_text("7 answers in").wait_for()
+        assert page.locator(".source").all_inner_texts() == [
+            "a.txt", "7", "2", '["x"]', '{"toString":1,"valueOf":1}:{"toString":null}',
+            "__proto__", "long.txt",
+        ]  # fmt: skip
+        assert len(page.locator("#results").inner_text()) < 10_000
+        late[0].fulfill(json={"results": []})
+        page.get_by_label("Question").fill("proxy")
+        page.keyboard.press("Enter")
+        page.get_by_text("status 502, and no answer of the service").wait_for()
+        assert page.locator("#results li").count() == 7
+        assert all("502" in each for each in complaints), complaints
+
+
+@pytest.mark.slow
+def test_a_token_that_no_header_takes_can_be_corrected(chromium: Any, index: Path) -> None:
+    """It is asked for again, as any other that is wrong; one that was pasted is trimmed."""
+    with shown(chromium, index, token="right") as (page, _):
+        for token in ("g\u03b5heim", "wrong"):
+            page.locator("#token").fill(token)
+            with page.expect_response("**/memory") as answer:
+                page.get_by_role("button", name="Use it").click()
+            assert answer.value.status == 401
+            page.locator("#token").wait_for()
+        page.locator("#token").fill(" right\u00a0")
+        page.keyboard.press("Enter")
+        page.get_by_text("ready, 4 documents").wait_for()
+        assert not page.locator("#token").is_visible()

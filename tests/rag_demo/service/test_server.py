@@ -156,6 +156,7 @@ def test_sigterm_in_the_middle(tmp_path: Path) -> None:
         (["--host", "0.0.0.0"], "--no-token"),
         (["--keep-alive", "soon"], "--keep-alive"),
         (["--host", "203.0.113.1", "--token-file", "TOKEN"], "cannot be listened on"),
+        (["--host", "a\udcff", "--no-token"], "name another --host"),
         (["--token-file", "EMPTY"], "EMPTY is empty"),
         (["--token-file", "BYTES"], "BYTES is not printable ASCII"),
         (["--token-file", "ABSENT"], "ABSENT cannot be read: No such file"),
@@ -178,6 +179,21 @@ def test_no_index_is_said(tmp_path: Path) -> None:
     """With the command that makes one."""
     with pytest.raises(RagDemoError, match="rag-demo index"):
         run(["serve", "--index", str(tmp_path / "nothing")])
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_hangups_mean_what_they_meant_before(tmp_path: Path) -> None:
+    """To the program that called the command; while it runs, they are ignored, or reload."""
+
+    def heard(number: int, frame: Any) -> None: ...
+
+    before = signal.signal(signal.SIGHUP, heard)
+    try:
+        with pytest.raises(RagDemoError):
+            run(["serve", "--index", str(tmp_path / "nothing")])
+        assert signal.getsignal(signal.SIGHUP) is heard
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_interrupt_waits_for_no_answer(tmp_path: Path) -> None:
