@@ -9,6 +9,8 @@ from rag_demo.corpus import Skipped, read_source
 from rag_demo.ingest import ingest
 from torch_utils import SafePyTorchCleanup
 
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
 folder, question = sys.argv[1:]
 with SafePyTorchCleanup() as scope, tempfile.TemporaryDirectory() as index:
     model = scope.manage(EmbeddingModel())

@@ -109,7 +109,8 @@ def serve(
     if hasattr(signal, "SIGHUP"):  # It would end what is not ready yet; later it reloads.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        from rag_demo.service.server import bind, configure_logging, run_server
+        from rag_demo.service.listener import bind
+        from rag_demo.service.server import configure_logging, run_server
         from rag_demo.service.settings import Limits, Settings, is_loopback
         from rag_demo.service.workers import run_workers
     except ModuleNotFoundError as error:

@@ -48,4 +48,6 @@ def load_encoder(
     except Exception as error:
         # The libraries that read a model's files raise what they like at a damaged one.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        if not Path(path).is_dir():
+            reason = f"there is no such folder, and asking the hub for it failed: {reason}"
         raise ModelError(f"the model {name!r} cannot be loaded: {reason}") from error

@@ -20,38 +20,16 @@ import uvicorn
 from rag_demo.errors import RagDemoError
 from rag_demo.service.app import create_app
 from rag_demo.service.connections import ACCEPTED_AT_ONCE, protocol_for, within_file_limit
+from rag_demo.service.listener import WAITING, refuse_newcomers
 from rag_demo.service.opened import LoadModel
 from rag_demo.service.running import SERVES, Tell, tell_nobody
 from rag_demo.service.settings import Settings
 
-__all__ = ["bind", "run_server"]
+__all__ = ["run_server"]
 
 log = logging.getLogger("rag_demo.service")
 _KEEP_ALIVE_S = 15
-_WAITING = 2048  # connections that the system holds until they are accepted
-
-
-def bind(settings: Settings) -> socket.socket:
-    """Take the address.
-
-    Raises:
-        RagDemoError: It cannot be had.
-    """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # By its protocol's name, or asyncio does not know that Nagle's algorithm can be switched off:
-    # each answer would wait until the client has acknowledged its head, which takes 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
-        listener.listen(_WAITING)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise RagDemoError(
-            f"{settings.host}:{settings.port} cannot be listened on: {error}; name another --port"
-        ) from None
-    listener.set_inheritable(True)
-    return listener
+_HANDSHAKE_S = 0.1  # for connections that are half made when newcomers are refused
 
 
 def run_server(
@@ -71,7 +49,8 @@ def run_server(
         settings: The service's.
         listener: What is listened on; closed at the end.
         load_model: See `rag_demo.service.app.create_app`.
-        watched: A line whose end, that of who started this, ends this too.
+        watched: A line to who started this and others that share the listener; its end, however
+            it came, says that all of them stop.
         tell: Is called with `SERVES`, and with `RELOADED` (see `rag_demo.service.running`).
 
     Raises:
@@ -134,7 +113,7 @@ class _Server(uvicorn.Server):
         if self._will_reload:
             self._reload()
         for listener in sockets or ():
-            listener.listen(_WAITING)
+            listener.listen(WAITING)
             host, port = listener.getsockname()[:2]
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             log.info("serving at http://%s, process %d", where, os.getpid())
@@ -149,30 +128,42 @@ class _Server(uvicorn.Server):
             running.start(running.reload_quietly())
 
     def _on_end(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop: who started this has ended, however that came."""
+        """Stop: who started this says so, or has ended, however that came."""
         assert self._watched is not None
-        try:
-            is_open = bool(self._watched.recv(1))
-        except OSError:  # It ended without having listened.
-            is_open = False
-        if not is_open:
+        if self._all_stop():
             loop.remove_reader(self._watched)
-            self.should_exit = True
+            self._begin_to_stop()
+
+    def _all_stop(self) -> bool:
+        """Return whether nobody is left who would serve those whom this one does not accept."""
+        try:
+            return self._watched is None or not self._watched.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # It ended without having listened.
+            return True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop; a second signal does not wait for what is being drained."""
+        if self._captured_signals or self._drain_s == 0:
+            super().handle_exit(sig, frame)
+        else:
+            self._captured_signals.append(sig)
+        self._begin_to_stop()
+
+    def _begin_to_stop(self) -> None:
         running = self._running()
         if running is not None:
             running.draining = True
-        if self._stops_at is None and self._drain_s > 0 and not self.should_exit:
+        if self._stops_at is None:
             self._stops_at = time.monotonic() + self._drain_s
-            self._captured_signals.append(sig)
-        else:
-            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer, then give everything back; after a second Ctrl-C without the answers."""
         for listener in sockets or ():
+            if self._all_stop():
+                refuse_newcomers(listener)
+                await asyncio.sleep(_HANDSHAKE_S)
             await self._accept_waiting(listener)
         await super().shutdown(sockets)
         if self.force_exit:
@@ -187,7 +178,7 @@ class _Server(uvicorn.Server):
         protocol: Any = self.config.http_protocol_class
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}
         with contextlib.suppress(OSError):  # Nobody waits any more.
-            for _ in range(_WAITING):
+            for _ in range(WAITING):
                 connection, _ = listener.accept()
                 connection.setblocking(False)
                 await loop.connect_accepted_socket(

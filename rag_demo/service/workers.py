@@ -102,6 +102,13 @@ class _Worker:
         else:
             self.will_reload = True
 
+    def end(self) -> None:
+        """Have it end as all of them do: the line's end says so, and the signal how."""
+        with contextlib.suppress(OSError):  # It has hung up itself.
+            self._line.shutdown(socket.SHUT_WR)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
     def close(self) -> None:
         """Hang up: a worker that is still there ends."""
         self._line.close()
@@ -208,7 +215,8 @@ class _Supervisor:
     def _stop(self) -> None:
         # As long as this one listens the system lets clients in, whom nobody answers any more.
         self._listener.close()
-        self._tell(signal.SIGTERM)
+        for worker in self._workers:
+            worker.end()
         for worker in self._workers:
             worker.process.wait()
             worker.close()

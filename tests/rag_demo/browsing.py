@@ -12,7 +12,7 @@ import uvicorn
 from serving import Embedder
 
 from rag_demo.service.app import create_app
-from rag_demo.service.server import bind
+from rag_demo.service.listener import bind
 from rag_demo.service.settings import Settings
 
 CHROMIUM = Path("/usr/bin/chromium")

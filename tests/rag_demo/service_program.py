@@ -106,7 +106,8 @@ def main() -> None:
     from serving import Embedder
 
     from rag_demo.errors import ModelError
-    from rag_demo.service.server import bind, configure_logging, run_server
+    from rag_demo.service.listener import bind
+    from rag_demo.service.server import configure_logging, run_server
     from rag_demo.service.settings import Limits, Settings
     from torch_utils import exit_on_signals
 

@@ -126,7 +126,7 @@ def test_missing_model() -> None:
     """A model that is not there is one clear error that names it."""
     with (
         EmbeddingModel("./no-such-model") as model,
-        pytest.raises(ModelError, match=r"'\./no-such-model' cannot be loaded"),
+        pytest.raises(ModelError, match=r"'\./no-such-model' cannot be loaded: there is no"),
     ):
         model.load_model()
 

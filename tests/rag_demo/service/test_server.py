@@ -22,7 +22,8 @@ from serving import make_index
 from programs import ROOT, TIMEOUT_S
 from rag_demo.commands import run
 from rag_demo.errors import ModelError, RagDemoError
-from rag_demo.service.server import bind, run_server
+from rag_demo.service.listener import bind
+from rag_demo.service.server import run_server
 from rag_demo.service.settings import Settings
 
 # The first question waits for a line on standard input; SIGTERM comes while it is asked.
@@ -31,7 +32,8 @@ PROGRAM = """
     from pathlib import Path
     from serving import Embedder
     from rag_demo.service import connections
-    from rag_demo.service.server import bind, configure_logging, run_server
+    from rag_demo.service.listener import bind
+    from rag_demo.service.server import configure_logging, run_server
     from rag_demo.service.settings import Settings
     from torch_utils import exit_on_signals
 

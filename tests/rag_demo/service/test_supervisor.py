@@ -13,7 +13,7 @@ pytest.importorskip("prometheus_client", reason="needs the extra service")
 
 from rag_demo.errors import RagDemoError
 from rag_demo.service import workers
-from rag_demo.service.server import bind
+from rag_demo.service.listener import bind
 from rag_demo.service.settings import Settings
 
 WORKER = """
