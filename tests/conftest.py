@@ -1,8 +1,9 @@
-"""Fixtures: a tiny sentence-transformers model with random weights, made on the spot."""
+"""The order of all tests, and what they share: a tiny model, and how a run ends."""
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tiny_model import write_tiny_model
 from zygotes import ZYGOTES
 
 pytest_plugins = ["pytester", "deadline", "hazards.summary"]
@@ -25,40 +27,6 @@ sys.dont_write_bytecode = False
 # A shell starts background jobs with SIGINT ignored, and the tests' programs would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-WORDS = "the a of how do i give memory back cache paris france capital heap trim city".split()
-
-
-def write_tiny_model(folder: Path, *, dimension: int = 32) -> Path:
-    """Write a BERT of 2 layers with a vocabulary of letters and a few words."""
-    import string
-
-    import torch
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import BertConfig, BertModel, BertTokenizer
-
-    source = folder / "transformer"
-    source.mkdir(parents=True)
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    letters = [*string.ascii_lowercase, *string.digits, *"?.,:'"]
-    pieces = [*special, *WORDS, *letters, *(f"##{letter}" for letter in letters)]
-    (source / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(pieces),
-        hidden_size=dimension,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=2 * dimension,
-        max_position_embeddings=64,
-    )
-    BertModel(config).save_pretrained(source)
-    BertTokenizer(str(source / "vocab.txt")).save_pretrained(source)
-    transformer = Transformer(str(source))
-    model = SentenceTransformer(modules=[transformer, Pooling(dimension)], device="cpu")
-    model.save(str(folder / "model"))
-    return folder / "model"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,6 +44,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=turn)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Collect once; pytest and the interpreter then walk the whole heap ten times more."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep the commands' embedding cache out of the user's folder, in subprocesses too."""
@@ -91,7 +66,7 @@ def zygotes() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all workers: making it imports half of the installed packages."""
+    """One for all workers."""
     common = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         common = common.parent

@@ -69,11 +69,17 @@ def run(
     return Result(command, done.returncode, done.stdout, done.stderr)
 
 
-def run_forked(program: str | Path, *arguments: str, env: dict[str, str] | None = None) -> Result:
+def run_forked(
+    program: str | Path,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    quick_end: bool = False,
+) -> Result:
     """Run Python source, or a file's, as `run` does, where torch has been imported already.
 
     For programs that would import it themselves; the rest of the interpreter's life is theirs.
-    What is in ``env`` is set when torch has been imported.
+    What is in ``env`` is set when torch has been imported. Where the end of the program is not
+    what is tested, a ``quick_end`` saves most of what that costs.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = {name: Path(folder, name) for name in ("stdout", "stderr")}
@@ -81,7 +87,8 @@ def run_forked(program: str | Path, *arguments: str, env: dict[str, str] | None 
             file.touch()
         text = program.read_text() if isinstance(program, Path) else program
         source = textwrap.dedent(text)
-        returncode = ZYGOTES.run(source, *arguments, timeout_s=TIMEOUT_S, env=env, **files)
+        how = {"timeout_s": TIMEOUT_S, "env": env, "quick_end": quick_end}
+        returncode = ZYGOTES.run(source, *arguments, **how, **files)
         texts = {name: file.read_text(errors="replace") for name, file in files.items()}
     return Result(["(forked)", str(program), *arguments], returncode, **texts)
 

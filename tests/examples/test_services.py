@@ -291,6 +291,7 @@ def test_ray(tmp_path: Path) -> None:
     assert problems(tmp_path) == [], said(report)
 
 
+@pytest.mark.slow
 def test_page_of_services_runs() -> None:
     """Its examples, one after the other; the lifespan is for a web application to enter."""
     need("prometheus_client")

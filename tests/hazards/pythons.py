@@ -16,7 +16,11 @@ OLDEST = (3, 10)
 def other_pythons() -> dict[str, str]:
     """Return the path of one interpreter for each other minor version, by its name."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-    candidates = {str(path): "" for path in sorted(pyenv.glob("3.*/bin/python"))}
+    # By the names of their folders, such as 3.10.13, those that cannot be wanted are not started.
+    candidates = {
+        str(path): ".".join(path.parts[-3].split(".")[:2])
+        for path in sorted(pyenv.glob("3.1*/bin/python"))
+    }
     for n in range(10, 20):
         candidates |= {path: f"3.{n}" for path in [shutil.which(f"python3.{n}")] if path}
     this = f"3.{sys.version_info.minor}"

@@ -17,6 +17,10 @@ SESSION = """
     def test_row(n, record_property):
         record_property("hazard", ("naive", "this Python", n >= {short}))
 """
+OPTIONS = [
+    pytest.param((), id="alone"),
+    pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     return pytester
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", OPTIONS)
 def test_session_whose_control_failed_fails(
     session: pytest.Pytester, options: tuple[str, ...]
 ) -> None:
@@ -39,7 +43,7 @@ def test_session_whose_control_failed_fails(
     result.stdout.fnmatch_lines("no naive destructor fell short; the control has failed")
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", OPTIONS)
 def test_session_whose_control_holds_passes(
     session: pytest.Pytester, options: tuple[str, ...]
 ) -> None:

@@ -21,7 +21,7 @@ MAIN = "from rag_demo.cli import main; main()"
 
 
 def rag_demo(*arguments: str | Path) -> Result:
-    return run_forked(MAIN, *map(str, arguments))
+    return run_forked(MAIN, *map(str, arguments), quick_end=True)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +66,9 @@ def test_long_documents_in_bfloat16(tmp_path: Path, tiny_model: Path) -> None:
     assert stop - start <= 800
 
 
-def test_table(saved: Path, tiny_model: Path) -> None:
+def test_table(saved: Path) -> None:
     """People get a table with scores and sources."""
-    command = ("search", str(saved), "the capital [of] France?", "--format", "table")
-    result = run(MAIN, *command)  # An interpreter of its own, as people start it.
+    result = rag_demo("search", saved, "the capital [of] France?", "--format", "table")
     assert_clean(result)
     for wanted in ("capital [of] France?", "paris.md", "score"):
         assert wanted in result.stdout

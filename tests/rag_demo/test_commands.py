@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from letters import Letters, letters  # noqa: F401  (a fixture)
 
-from programs import run as run_program
+from programs import run_forked
 from rag_demo import PyTorchGPURetriever
 from rag_demo.commands import run
 from rag_demo.errors import IndexFileError, RagDemoError
@@ -232,7 +232,7 @@ def test_delete_embeds_nothing(made_by_a_program: str, capsys: pytest.CaptureFix
 def test_delete_ends_in_order(index: str) -> None:
     """SIGTERM in the middle of its save: the index is as it was, and nothing lies beside it."""
     before = sorted(path.name for path in Path(index).iterdir())
-    result = run_program(
+    result = run_forked(
         """
         import signal, sys
         from rag_demo.commands import run

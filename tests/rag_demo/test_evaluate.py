@@ -173,7 +173,7 @@ def test_command(tiny_model: Path, tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "c")
     program = "from rag_demo.cli import main; main()"
     options = ("--mode", "hybrid", "--model", str(tiny_model), "--device", "cpu")
-    done = run_forked(program, "evaluate", str(folder), *options)
+    done = run_forked(program, "evaluate", str(folder), *options, quick_end=True)
     assert_clean(done)
     assert "nDCG@10" in done.stdout
     assert "1.0000" in done.stdout

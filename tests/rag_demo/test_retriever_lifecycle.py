@@ -59,8 +59,9 @@ class Model:
         return np.arange(64) + 1.0
 
 
-def make_index(folder: Path, name: str, count: int = 20_000) -> Path:
-    vectors = np.random.default_rng(len(name)).standard_normal((count, 64)).astype(np.float32)
+def make_index(folder: Path, name: str, count: int = 20_000, dimension: int = 64) -> Path:
+    random = np.random.default_rng(len(name))
+    vectors = random.standard_normal((count, dimension), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     documents = [Document(f"{name}{n}", f"{name} text {n}", {"of": name}) for n in range(count)]
     write_index(folder, "m", vectors, documents)
@@ -219,13 +220,20 @@ def test_streamed_index_changes(tmp_path: Path) -> None:
 
 def test_opening_does_not_read(tmp_path: Path) -> None:
     """A large index is there before its bytes are: opening takes a fraction of reading."""
-    folder = make_index(tmp_path / "i", "a", 300_000)
+
+    class Wide(Model):
+        dimension = 1024
+
+        def embed_query(self, text: str) -> Any:
+            return np.arange(1024) + 1.0
+
+    folder = make_index(tmp_path / "i", "a", 20_000, Wide.dimension)
     size = next(folder.glob("vectors-*")).stat().st_size
-    with PyTorchGPURetriever(Model(), device="cpu") as retriever:
+    with PyTorchGPURetriever(Wide(), device="cpu") as retriever:
         from torch_utils import memory_snapshot
 
         before = memory_snapshot().host.rss_bytes
-        assert retriever.load(folder) == 300_000
+        assert retriever.load(folder) == 20_000
         assert memory_snapshot().host.rss_bytes - before < size / 4
         assert retriever.search("x", top_k=1)
 

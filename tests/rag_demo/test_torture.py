@@ -48,7 +48,7 @@ def test_ingestions_that_are_interrupted_at_any_line() -> None:
 
 def test_ingestions_that_are_interrupted_at_any_moment() -> None:
     """By signals, from outside."""
-    torture_signals(3)
+    torture_signals(2)
 
 
 def test_control_half_a_batch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,8 @@ def test_without_pystemmer() -> None:
                 retriever.search("xxxxx", mode="bm25")
             except RagDemoError as error:
                 print(error)
-        """
+        """,
+        quick_end=True,
     )
     found, missing = result.stdout.splitlines()
     assert found == "6 5", str(result)

@@ -126,6 +126,7 @@ def read(url: str) -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.slow
 def test_dashboard_names_what_is_exported(service: int) -> None:
     """Metrics and labels; no metric of the library is missing in the dashboard."""
     exported = labels_of(read(f"http://127.0.0.1:{service}/metrics"))

@@ -29,7 +29,7 @@ class Index(Resource):
 
 
 def program(body: str, *arguments: str) -> Result:
-    return run_forked(PRELUDE + textwrap.dedent(body), *arguments)
+    return run_forked(PRELUDE + textwrap.dedent(body), *arguments, quick_end=True)
 
 
 @pytest.fixture(scope="module")
@@ -329,6 +329,7 @@ def test_two_workers_share_a_folder(tmp_path: Path) -> None:
         """,
         PRELUDE + textwrap.dedent(worker),
         env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+        quick_end=True,
     )
     assert_clean(done)
     assert done.stdout.splitlines() == [
@@ -356,7 +357,8 @@ def test_costs_nothing_without_listeners() -> None:
         _events.LISTENERS.append(listener)
         assert not release(torch.zeros(10)).errors
         print(seen)
-        """
+        """,
+        quick_end=True,
     )
     assert_clean(done)
     assert done.stdout == "['release']\n"
@@ -372,6 +374,7 @@ def test_missing_package_is_named() -> None:
             import torch_utils.prometheus
         except ImportError as error:
             print(error)
-        """
+        """,
+        quick_end=True,
     )
     assert "pip install prometheus-client" in done.stdout

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import write_tiny_model
 
 from rag_demo import EmbeddingModel
 from rag_demo.encoding.bert_encoder import BertEncoder
 from rag_demo.encoding.bert_settings import read_settings
 from rag_demo.encoding.sentence_transformers_encoder import SentenceTransformersEncoder
+from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
 TEXTS = [

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import write_tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from rag_demo.encoding.bert_encoder import BertEncoder
 from rag_demo.encoding.bert_settings import read_settings
 from rag_demo.encoding.linear_layers import OneDnnLinear, TorchLinear, WideLinear, fastest_first
 from rag_demo.encoding.two_byte_linear import TwoByteLinear
+from tiny_model import write_tiny_model
 
 TF32 = 2.0**-11
 TEXTS = ["the cache", "how do i give memory back " * 9, "a", "the city , the heap ? 42", ""]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import write_tiny_model
 
 from rag_demo import EmbeddingModel
 from rag_demo.encoding import bert_encoder, linear_layers, two_byte_linear
@@ -24,6 +23,7 @@ from rag_demo.encoding.linear_layers import (
     fastest_first,
 )
 from rag_demo.encoding.worker_encoder import WorkerEncoder
+from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
 LONG = "the cache of the city " * 40  # 64 tokens, which is what the model reads

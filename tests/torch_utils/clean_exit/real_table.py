@@ -88,7 +88,7 @@ def show(exit_code: int, findings: Collection[str]) -> str:
 
 
 def _make_model(folder: str) -> Path:
-    from conftest import write_tiny_model
+    from tiny_model import write_tiny_model
 
     made: Path = write_tiny_model(Path(folder, "tiny"))
     return made

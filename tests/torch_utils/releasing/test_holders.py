@@ -90,7 +90,7 @@ def test_a_frozen_cycle() -> None:
     report = release(model, search_s=10)
     assert "gc.freeze()" in " ".join(report.still_held[0].holders), report
     """
-    assert_clean(run_forked(program))
+    assert_clean(run_forked(program, quick_end=True))
 
 
 def test_a_container_of_a_variable() -> None:
@@ -144,7 +144,7 @@ def test_named_within_the_default_budget() -> None:
         assert "an optimizer (SGD)" in str(report), report
     main()
     """
-    assert_clean(run_forked(program))
+    assert_clean(run_forked(program, quick_end=True))
 
 
 def test_looking_keeps_nothing_alive() -> None:
@@ -215,7 +215,7 @@ def test_freezing_is_blamed_only_where_nothing_else_is_left() -> None:
     for search_s, holders in main():
         assert "gc.freeze()" not in " ".join(holders), (search_s, holders)
     """
-    assert_clean(run_forked(program))
+    assert_clean(run_forked(program, quick_end=True))
 
 
 def test_search_is_bounded() -> None:

@@ -105,13 +105,13 @@ def program(name: str) -> str:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_others_are_right(name: str) -> None:
     """The program ends cleanly, with the right numbers."""
-    assert_clean(run_forked(program(name), "release"))
+    assert_clean(run_forked(program(name), "release", quick_end=True))
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - WITHOUT_CONTROL))
 def test_control_changing_the_shared_tensor(name: str) -> None:
     """The same with ``tensor.data`` swapped: a crash, or wrong numbers."""
-    assert run_forked(program(name), "unsafe").returncode != 0
+    assert run_forked(program(name), "unsafe", quick_end=True).returncode != 0
 
 
 METHODS = {
@@ -149,10 +149,10 @@ assert in_use.settle()
 def test_a_method_at_work_in_a_thread(method: str) -> None:
     """A method only borrows the C++ tensor; it is kept until the thread has moved on."""
     source = PRELUDE + IN_A_METHOD.replace("{expression}", METHODS[method])
-    assert_clean(run_forked(source, "release"))
+    assert_clean(run_forked(source, "release", quick_end=True))
 
 
 def test_control_a_method_without_keeping() -> None:
     """The C++ tensor taken out under a running method, and nobody keeps it: a crash."""
     source = PRELUDE + IN_A_METHOD.replace("{expression}", METHODS["lgamma"])
-    assert run_forked(source, "unsafe").returncode < 0
+    assert run_forked(source, "unsafe", quick_end=True).returncode < 0
