@@ -8,9 +8,9 @@ PYTHON ?= $(or $(shell for p in python3.11 python3.12 python3.13 python3; do \
 FOUND = $(shell $(PYTHON) -c 'import sys; print("fine" if $(AT_LEAST) else sys.version.split()[0])' \
 	2>/dev/null)
 BIN := .venv/bin
-# Three, for two cores: some of the tests wait for others to end, or to hang. In the order that
+# Four, for two cores: some of the tests wait for others to end, or to hang. In the order that
 # tests/conftest.py gives them.
-PYTEST := $(BIN)/python -m pytest -n 3 --no-loadscope-reorder --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder --dist loadgroup
 # The packaged model is a local folder: nothing has to be looked up on a hub.
 export HF_HUB_OFFLINE := 1
 

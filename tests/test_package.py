@@ -41,6 +41,7 @@ def test_wheel_holds_both_packages(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_sdist_is_the_repository(tmp_path: Path) -> None:
     """Who has it can read the documentation, run the examples, and test and measure it all."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]

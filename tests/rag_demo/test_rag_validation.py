@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,13 +27,13 @@ def documents() -> list[Document]:
     return list(read_source("torch.cuda", Skipped()))
 
 
-def main() -> None:
-    """Ask both retrievers questions whose answers are known, then release everything."""
+def main(*kinds: Any) -> None:
+    """Ask retrievers questions whose answers are known, then release everything."""
     with SafePyTorchCleanup() as scope:
         model = scope.manage(EmbeddingModel())
         texts = documents()
         assert len(texts) > 100, len(texts)
-        for kind in (PyTorchGPURetriever, FaissRetriever):
+        for kind in kinds:
             retriever = scope.manage(kind(model))
             retriever.add([d.text for d in texts], [d.metadata for d in texts])
             for question, answer in KNOWN.items():
@@ -47,7 +48,7 @@ def main() -> None:
 
 def test_known_answers_are_found() -> None:
     """Here, in the interpreter of the tests."""
-    main()
+    main(PyTorchGPURetriever)
 
 
 @pytest.mark.slow
@@ -79,4 +80,4 @@ def test_demo() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    main()
+    main(PyTorchGPURetriever, FaissRetriever)

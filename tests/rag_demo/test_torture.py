@@ -46,11 +46,13 @@ def test_ingestions_that_are_interrupted_at_any_line() -> None:
     assert torture_lines(8)["different_states"] > 1
 
 
+@pytest.mark.slow
 def test_ingestions_that_are_interrupted_at_any_moment() -> None:
     """By signals, from outside."""
     torture_signals(2)
 
 
+@pytest.mark.slow
 def test_control_half_a_batch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A builder that counts a batch before it is written does not pass."""
     torture_lines(3, withins=(("_write",),))

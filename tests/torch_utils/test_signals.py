@@ -237,8 +237,8 @@ while True:
 """
     )
     check = "import atexit; atexit.register(lambda: check())\n"
-    for delay in range(12):
-        result = run(check + program, str(0.01 + delay * 0.0037))
+    for delay in range(5):
+        result = run(check + program, str(0.01 + delay * 0.0089))
         assert result.returncode == 143, str(result)
         assert result.stderr == "", str(result)
         left, unreleased = map(int, result.stdout.split())

@@ -79,7 +79,7 @@ def brute_force(texts: list[str], query: str) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000), top_k=st.integers(1, 14), word=st.sampled_from(WORDS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_documents_score_as_their_best_passage(kind: Any, seed: int, top_k: int, word: str) -> None:
     """As many documents as were asked for, each once, in the order that brute force finds."""
     texts = collection(seed)

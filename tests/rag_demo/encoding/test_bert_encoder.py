@@ -177,6 +177,7 @@ def test_damaged_model(folder: Path, tmp_path: Path) -> None:
         model.load_model()
 
 
+@pytest.mark.slow
 def test_only_what_is_needed_is_imported() -> None:
     """Neither transformers nor sentence-transformers, for the packaged model."""
     from programs import assert_clean, run

@@ -117,6 +117,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_and_kills(tmp_path: Path) -> None:
     """Writers that are killed leave whole transactions, and do not disturb each other."""
     path = tmp_path / "c.sqlite"

@@ -80,7 +80,7 @@ def test_the_models_own_vectors(tiny_model: Path) -> None:
         assert np.abs(model.embed_documents(TEXTS) - expected).max() < 1e-6
 
 
-@pytest.mark.parametrize("when", ["exits", "is killed"])
+@pytest.mark.parametrize("when", [pytest.param("exits", marks=pytest.mark.slow), "is killed"])
 def test_worker_that_ends(stub, tmp_path: Path, when: str) -> None:
     """An error that says how, never other vectors; the others go too, and the next call is right.
 

@@ -114,7 +114,7 @@ def corpus(count: int, dimension: int = 384, seed: int = 0) -> Any:
     return normalized(np.random.default_rng(seed).standard_normal((count, dimension)))
 
 
-@pytest.mark.parametrize("product", ["int8", "fallback"])
+@pytest.mark.parametrize("product", ["int8", pytest.param("fallback", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "dtype", [DTYPES[0], *(pytest.param(d, marks=pytest.mark.slow) for d in DTYPES[1:])]
 )

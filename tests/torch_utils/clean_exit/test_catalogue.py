@@ -35,6 +35,7 @@ def test_command() -> None:
     assert all(name in done.stderr for name in FINDINGS)
 
 
+@pytest.mark.slow
 def test_wheel_has_the_catalogue_and_a_name_of_its_own(tmp_path: Path) -> None:
     """Built from the checkout and from the sdist; without the checkout, the entry is found."""
     for kinds in (["wheel"], ["sdist"]):

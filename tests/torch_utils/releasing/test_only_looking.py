@@ -49,6 +49,7 @@ def test_a_checkpoint_is_not_computed_again() -> None:
     assert (len(runs), int(model[1].num_batches_tracked)) != before
 
 
+@pytest.mark.slow
 def test_hooks_that_unpack_are_not_run() -> None:
     """What a graph has saved stays packed; that there is a graph is said."""
     unpacked: list[str] = []
@@ -330,6 +331,7 @@ def test_variables_of_traced_functions_are_not_lost() -> None:
     assert answers
 
 
+@pytest.mark.slow
 def test_a_lazy_torch_is_not_imported() -> None:
     """What only looks does not touch a lazy module, any attribute of which would import it."""
     program = """

@@ -159,6 +159,7 @@ def test_frozen_cycle_is_collected() -> None:
     assert_clean(run_forked(program))
 
 
+@pytest.mark.slow
 def test_compiled_module() -> None:
     """A compiled module gives its weights back, and says that it was released."""
     model = torch.nn.Linear(32, 32)
