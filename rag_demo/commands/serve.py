@@ -166,8 +166,7 @@ def serve(
     if workers > 1:
         return 128 + run_workers(settings, listener, (log_format, log_level))
     exit_on_signals()  # The server stops in order, and raises its signal again when it has.
-    run_server(settings, listener)
-    return 0
+    return 128 + run_server(settings, listener)  # A signal that is ignored is raised in vain.
 
 
 def _token(file: Path | None) -> str | None:

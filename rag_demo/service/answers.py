@@ -12,6 +12,7 @@ __all__ = [
     "Batches",
     "EmbeddingsAnswer",
     "Memory",
+    "ModelCard",
     "Models",
     "Ready",
     "Reloaded",

@@ -10,7 +10,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 
 from rag_demo.searching.filters import conditions_of, fulfils
-from rag_demo.service.answers import OPENAI_REFUSAL, EmbeddingsAnswer, Serving, StorePage
+from rag_demo.service.answers import (
+    OPENAI_REFUSAL,
+    EmbeddingsAnswer,
+    ModelCard,
+    Serving,
+    StorePage,
+)
 from rag_demo.service.batching import Job
 from rag_demo.service.opened import Asked
 from rag_demo.service.problems import AsciiJSON, Problem
@@ -71,9 +77,20 @@ async def embeddings(request: Request, asked: EmbeddingsRequest) -> AsciiJSON:
 @router.get("/models", response_model=None, responses={200: {"model": Serving}})
 async def models(request: Request) -> AsciiJSON:
     """Name the model."""
+    return AsciiJSON({"object": "list", "data": [_card(running_of(request).opened.model_name)]})
+
+
+@router.get("/models/{model}", response_model=None, responses={200: {"model": ModelCard}})
+async def model(request: Request, model: str) -> AsciiJSON:
+    """Describe the model, by its name."""
     name = running_of(request).opened.model_name
-    model = {"id": name, "object": "model", "created": 0, "owned_by": "rag-demo"}
-    return AsciiJSON({"object": "list", "data": [model]})
+    if model != name:
+        raise Problem(404, f"there is one model here, {name!r}", code="model_not_found")
+    return AsciiJSON(_card(name))
+
+
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rag-demo"}
 
 
 @router.post(

@@ -153,6 +153,12 @@ async def for_http(request: Request, error: Any) -> Response:
     return _answer(request, Problem(error.status_code, detail, headers=headers))
 
 
+def _said_of(error: Mapping[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "there is no such field; /openapi.json has those that there are"
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
 async def for_validation(request: Request, error: Any) -> Response:
     """Answer a request that is not of the shape it should have; what was sent is not repeated."""
     assert isinstance(error, RequestValidationError)
@@ -170,7 +176,7 @@ async def for_validation(request: Request, error: Any) -> Response:
     problem.errors = [
         {
             "pointer": "#/" + "/".join(str(part) for part in each["loc"][1:])[:_SHOWN_CHARS],
-            "detail": str(each["msg"]).removeprefix("Value error, ")[:_SHOWN_CHARS],
+            "detail": _said_of(each)[:_SHOWN_CHARS],
         }
         for each in found
     ]

@@ -39,7 +39,7 @@ def run_server(
     load_model: LoadModel | None = None,
     watched: socket.socket | None = None,
     tell: Tell = tell_nobody,
-) -> None:
+) -> int:
     """Serve until a signal says to stop; every request that was let in is answered before.
 
     To be called in the main thread. Afterwards the signal takes the way that it would have
@@ -52,6 +52,10 @@ def run_server(
         watched: A line to who started this and others that share the listener; its end, however
             it came, says that all of them stop.
         tell: Is called with `SERVES`, and with `RELOADED` (see `rag_demo.service.running`).
+
+    Returns:
+        The number of the signal that said so, where this program ignores it, as what a script
+        starts by ``&`` ignores SIGINT; 0 where it was the line.
 
     Raises:
         Exception: It could not start; whatever opening the index or the model raised.
@@ -76,6 +80,7 @@ def run_server(
     try:
         with listener:  # Which uvicorn closes only if it had begun.
             server.run([listener])
+        return server.stopped_by
     except SystemExit as error:
         if server.started or error.code != 3:  # uvicorn's number for a start that failed
             raise
@@ -120,6 +125,11 @@ class _Server(uvicorn.Server):
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             log.info("serving at http://%s, process %d", where, os.getpid())
 
+    @property
+    def stopped_by(self) -> int:
+        """The number of the first signal that said so."""
+        return next(iter(self._captured_signals), 0)
+
     def _running(self) -> Any:
         return getattr(self.config.app.state, "running", None)  # type: ignore[union-attr]
 
@@ -162,6 +172,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer, then give everything back; after a second Ctrl-C without the answers."""
+        log.info("stopping: %d requests are answered first", len(self.server_state.tasks))
         for listener in sockets or ():
             if self._all_stop():
                 refuse_newcomers(listener)

@@ -108,6 +108,7 @@ class _Worker:
             self._line.shutdown(socket.SHUT_WR)
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGCONT)  # One that was stopped would never hear it.
 
     def close(self) -> None:
         """Hang up: a worker that is still there ends."""

@@ -35,7 +35,9 @@ def test_a_model_that_fails_to_load(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "could not start: " in done.stderr
     broken.unlink()
-    with service(index, under=("-m", "torch_utils.clean_exit", "--")) as started:
+    with service(
+        index, under=("-m", "torch_utils.clean_exit", "--max-shutdown", "100", "--")
+    ) as started:
         assert started.search(TEXTS[0])[0] == 200
         assert started.ask("/admin/models/hashed/unload", method="POST")[0] == 200
         broken.touch()

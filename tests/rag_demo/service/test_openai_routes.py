@@ -42,7 +42,11 @@ def test_embeddings(index: Path) -> None:
         by_default = await client.embeddings.create(model="any", input=TEXTS)
         numbers = await client.embeddings.create(model="any", input=TEXTS, encoding_format="float")
         one = await client.embeddings.create(model="any", input=TEXTS[1], dimensions=8)
-        return by_default, numbers, one, await client.models.list()
+        models = (await client.models.list()).data
+        assert [await client.models.retrieve(each.id) for each in models] == models
+        with pytest.raises(openai.NotFoundError, match="there is one model here"):
+            await client.models.retrieve("another")
+        return by_default, numbers, one, models
 
     by_default, numbers, one, models = with_client(index, use)
     vectors = [each.embedding for each in by_default.data]
@@ -51,7 +55,7 @@ def test_embeddings(index: Path) -> None:
         assert vector == pytest.approx(other.embedding)
         assert math.hypot(*vector) == pytest.approx(1)
     assert one.data[0].embedding == pytest.approx(vectors[1])
-    assert by_default.model == models.data[0].id  # the model that it really was
+    assert by_default.model == models[0].id  # the model that it really was
 
 
 @pytest.mark.parametrize("tokens", [[1, 2, 3], [[1, 2], [3]]])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import make_index
+from serving import Embedder, make_index
 
 from programs import ROOT, TIMEOUT_S
 from rag_demo.commands import run
@@ -91,7 +91,16 @@ def test_sigterm_in_the_middle(tmp_path: Path) -> None:
     program.write_text(textwrap.dedent(PROGRAM))
     paths = [ROOT, ROOT / "tests", ROOT / "tests/rag_demo"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "torch_utils.clean_exit", "--", str(program), str(folder)],
+        [
+            sys.executable,
+            "-m",
+            "torch_utils.clean_exit",
+            "--max-shutdown",
+            "100",
+            "--",
+            str(program),
+            str(folder),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -272,6 +281,30 @@ def test_what_cannot_be_loaded_is_raised_once(
     with pytest.raises(ModelError, match="no weights"):
         run_server(settings, bind(settings), load_model=load)
     assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+@pytest.mark.parametrize("is_ignored", [True, False])
+def test_an_interrupt_that_is_ignored_stops_it_all_the_same(is_ignored: bool, index: Path) -> None:
+    """A script's `&` has SIGINT ignored: the caller is told the number, as nothing is raised."""
+    settings = Settings(index=index, retriever="faiss", port=0)
+
+    def interrupt(said: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def serve() -> int:
+        return run_server(settings, bind(settings), load_model=Embedder, tell=interrupt)
+
+    before = signal.signal(
+        signal.SIGINT, signal.SIG_IGN if is_ignored else signal.default_int_handler
+    )
+    try:
+        if is_ignored:
+            assert serve() == signal.SIGINT
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                serve()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e999", "1,5", ""])

@@ -51,6 +51,13 @@ if first("asked"):
 while True:
     time.sleep(1)
 """
+STOPS = """
+note("serves")
+note("stops")
+os.kill(os.getpid(), signal.SIGSTOP)
+while True:
+    time.sleep(1)
+"""
 CANNOT_START = """
 note("starts")
 time.sleep(0.3)
@@ -118,6 +125,11 @@ def test_one_that_has_reloaded_is_not_told_again(
     ((_, asked),) = [note for note in notes if note[0] == "asked"]
     ((_, reloaded),) = [note for note in notes if note[0] == "reload"]
     assert asked != reloaded
+
+
+def test_one_that_was_stopped_ends_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hears of SIGTERM when it is continued."""
+    supervise(tmp_path, STOPS, "stops", monkeypatch)
 
 
 def test_workers_that_cannot_start_end_the_service(

@@ -38,7 +38,17 @@ def start(index: Path) -> tuple[subprocess.Popen[str], int]:
         port = probe.getsockname()[1]
     serve = ["-m", "rag_demo", "serve", "--index", str(index), "--workers", "2"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "torch_utils.clean_exit", "--", *serve, "--port", str(port)],
+        [
+            sys.executable,
+            "-m",
+            "torch_utils.clean_exit",
+            "--max-shutdown",
+            "100",
+            "--",
+            *serve,
+            "--port",
+            str(port),
+        ],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
