@@ -68,6 +68,14 @@ def test_memory_page_runs() -> None:
     run("\n".join(blocks))
 
 
+@pytest.mark.slow
+def test_retrieval_page_runs() -> None:
+    """The example of what a retriever takes."""
+    page = (ROOT / "docs" / "retrieval.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert run(block).stdout.startswith("r 0.")
+
+
 def test_clean_exit_page_runs(pytester: pytest.Pytester) -> None:
     """The example of check, and that of pytest as a test file."""
     page = (ROOT / "docs" / "clean-exit.md").read_text(encoding="utf-8")
