@@ -131,7 +131,7 @@ def _comparison(types: list[str], value: dict[str, Any]) -> dict[str, Any]:
 
 
 _COMPARISONS = [
-    _comparison(["eq", "ne"], _SCALAR),
+    _comparison(["eq", "ne"], {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}),
     _comparison(["gt", "gte", "lt", "lte"], _COMPARED),
     _comparison(["in", "nin"], {"type": "array", "items": _SCALAR}),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 from serving import Embedder, make_index, serving
 
+from rag_demo.service.openai_routes import where_of
+from rag_demo.service.problems import Problem
 from rag_demo.service.schemas import SearchRequest, StoreSearchRequest
+from rag_demo.service.settings import Limits
 
 FUZZ_S = 45
 SETTINGS = """
@@ -100,6 +104,24 @@ def test_every_answer_is_described(tmp_path: Path) -> None:
         assert check.is_valid({"query": "a", "where": where}) is is_right, where
     assert not check.is_valid({"query": "a", "queries": ["b"]})
     assert not check.is_valid({"query": "   "})
+    schema["$ref"] = "#/components/schemas/StoreSearchRequest"
+    check = jsonschema.Draft202012Validator(schema)
+    for kind, value, is_right in (
+        ("eq", None, True),
+        ("eq", [None, "a"], True),
+        ("eq", {"a": 1}, False),
+        ("eq", [["a"]], False),
+        ("in", "a", False),
+        ("gt", None, False),
+    ):
+        one = {"type": kind, "key": "a", "value": value}
+        both = {"type": "and", "filters": [one]}
+        for filters in (one, both):
+            assert check.is_valid({"query": "a", "filters": filters}) is is_right, filters
+            with contextlib.ExitStack() as stack:
+                if not is_right:
+                    stack.enter_context(pytest.raises(Problem, match="filters cannot be used"))
+                where_of(filters, Limits())
 
 
 def test_bounds_of_numbers_are_described() -> None:
