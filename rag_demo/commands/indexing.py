@@ -256,8 +256,8 @@ class _Run:
             )
         if not done.finished:
             if (folder / MANIFEST).exists():
-                there = f"{_count(folder)} texts are in {folder}, and the same command goes on from"
-                warn(f"interrupted; {there} there")
+                there = f"{_count(folder)} texts are in {folder}"
+                warn(f"interrupted; {there}, and the same command goes on from there")
             else:  # Before the first save.
                 warn(f"interrupted before anything was saved; there is no index in {folder} yet")
             raise click.Abort

@@ -10,10 +10,11 @@ import numpy.typing as npt
 from rag_demo.searching.vector_store import Pairs
 from rag_demo.vectors import Rows, Vectors, rounding
 
-__all__ = ["best_among", "best_of_all"]
+__all__ = ["FEW_ROWS", "best_among", "best_of_all"]
 
 _AT_ONCE = 1 << 10  # rows
-_FEW_ROWS = 1 << 15
+FEW_ROWS = 1 << 15
+"""As many are multiplied at once for a single query, in the thread of the call."""
 
 
 def best_of_all(
@@ -57,7 +58,7 @@ def _products(rows: Vectors, query: Vectors) -> Vectors:
     saves nothing, and on a busy machine it takes ten times as long.
     """
     products: Vectors
-    if len(rows) > _FEW_ROWS:
+    if len(rows) > FEW_ROWS:
         products = rows @ query
     elif hasattr(np, "vecdot"):
         products = np.vecdot(rows, query)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rag_demo.documents.growing import Growing
 from rag_demo.searching.candidates import find_candidates
-from rag_demo.searching.direct import best_among, best_of_all
+from rag_demo.searching.direct import FEW_ROWS, best_among, best_of_all
 from rag_demo.searching.int8_product import int8_product
 from rag_demo.searching.scan import BLOCK, Scan, ScannedCopy, make_scan
 from rag_demo.searching.streamed_scan import make_streamed_scan
@@ -20,7 +20,6 @@ from rag_demo.vectors import Rows, Vectors
 __all__ = ["DTYPES", "TensorOptions", "TensorVectors"]
 
 DTYPES = ("float32", "float16", "bfloat16", "int8")
-_FEW_ROWS = 1 << 15  # are multiplied at once for a single query
 _FEW_ALLOWED = 1 << 12
 _MOST_TAIL = 1 << 10  # at least so many rows, and a quarter of the others, before all are merged
 _ROUNDED_AT_ONCE = 1 << 11
@@ -274,7 +273,7 @@ class TensorVectors(VectorStore):
                 return best_among(rows, queries, top_k, self.vectors)
         has_unchecked = self._has_unchecked()
         copies = has_unchecked or self._scans_copy(len(queries))
-        is_direct = not has_unchecked and (len(self) <= _FEW_ROWS or not copies)
+        is_direct = not has_unchecked and (len(self) <= FEW_ROWS or not copies)
         if len(queries) == 1 and in_host and options.dtype == "float32" and is_direct:
             return best_of_all(self._in_host(), queries[0], top_k, allowed)
         budget = options.memory_budget

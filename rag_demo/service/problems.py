@@ -25,6 +25,7 @@ __all__ = [
     "for_http",
     "for_problem",
     "for_validation",
+    "status_of_invalid",
     "too_busy",
 ]
 
@@ -91,6 +92,16 @@ def _finite(value: Any) -> Any:
     return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
+def _is_openai(path: str) -> bool:
+    """Return whether a path is answered as OpenAI answers it."""
+    return path.startswith("/v1/")
+
+
+def status_of_invalid(request: Request) -> int:
+    """Return the status of what is no such request as it should be."""
+    return 400 if _is_openai(request.url.path) else 422
+
+
 def body_of(problem: Problem, path: str, request_id: str) -> tuple[str, bytes]:
     """Write what is answered.
 
@@ -98,7 +109,7 @@ def body_of(problem: Problem, path: str, request_id: str) -> tuple[str, bytes]:
         Its media type, and the body.
     """
     content: dict[str, Any]
-    if path.startswith("/v1/"):
+    if _is_openai(path):
         kind = "server_error" if problem.status >= 500 else "invalid_request_error"
         if problem.status == 429:
             kind = "rate_limit_error"
@@ -165,11 +176,10 @@ async def for_validation(request: Request, error: Any) -> Response:
     found = error.errors()[:_SHOWN_ERRORS]
     if found and found[0]["type"] == "json_invalid":  # What it points to is no part of a request.
         return await for_http(request, HTTPException(400))
-    is_openai = request.url.path.startswith("/v1/")
     is_json = "json" in request.headers.get("content-type", "")
     hint = "" if is_json else ", and send it with content-type: application/json"
     problem = Problem(
-        400 if is_openai else 422,
+        status_of_invalid(request),
         f"the request is not what it should be; see errors{hint}",
         code="invalid_request",
     )

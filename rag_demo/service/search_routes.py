@@ -12,7 +12,7 @@ from rag_demo.retriever import SearchResult
 from rag_demo.service.answers import Batches, Results, refusals
 from rag_demo.service.batching import Job
 from rag_demo.service.opened import Asked
-from rag_demo.service.problems import AsciiJSON, Problem
+from rag_demo.service.problems import AsciiJSON, Problem, status_of_invalid
 from rag_demo.service.running import Running
 from rag_demo.service.schemas import EmbedRequest, SearchRequest
 from rag_demo.service.shown import shown_metadata
@@ -65,8 +65,7 @@ async def embedded(
         vectors += await running.ask(request, job, is_more=start > 0)
         if dimensions not in (None, len(vectors[0])):
             detail = f"this model's vectors have {len(vectors[0])} dimensions"
-            is_openai = request.url.path.startswith("/v1/")
-            raise Problem(400 if is_openai else 422, detail, param="dimensions")
+            raise Problem(status_of_invalid(request), detail, param="dimensions")
     return np.asarray(vectors, "<f4")
 
 

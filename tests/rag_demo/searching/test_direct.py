@@ -49,7 +49,7 @@ def test_one_query_waits_for_no_other_thread() -> None:
 
 
 @pytest.mark.parametrize("numpy_has", ["vecdot", "no vecdot"])
-@pytest.mark.parametrize("rows", [1, 33, direct._FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 33, direct.FEW_ROWS + 1])
 def test_products_with_one(numpy_has: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of float64, within what float32 may err."""
     if numpy_has != "vecdot":

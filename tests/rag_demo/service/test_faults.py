@@ -19,7 +19,7 @@ import pytest
 from service_program import service
 from serving import TEXTS, make_index
 
-from programs import TIMEOUT_S
+from programs import TIMEOUT_S, UNDER_CLEAN_EXIT
 
 pytestmark = pytest.mark.slow
 SEARCH = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -35,9 +35,7 @@ def test_a_model_that_fails_to_load(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "could not start: " in done.stderr
     broken.unlink()
-    with service(
-        index, under=("-m", "torch_utils.clean_exit", "--max-shutdown", "100", "--")
-    ) as started:
+    with service(index, under=UNDER_CLEAN_EXIT) as started:
         assert started.search(TEXTS[0])[0] == 200
         assert started.ask("/admin/models/hashed/unload", method="POST")[0] == 200
         broken.touch()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from serving import Embedder, make_index
 
-from programs import ROOT, TIMEOUT_S
+from programs import ROOT, TIMEOUT_S, UNDER_CLEAN_EXIT
 from rag_demo.commands import run
 from rag_demo.errors import ModelError, RagDemoError
 from rag_demo.service.listener import bind
@@ -93,11 +93,7 @@ def test_sigterm_in_the_middle(tmp_path: Path) -> None:
     server = subprocess.Popen(
         [
             sys.executable,
-            "-m",
-            "torch_utils.clean_exit",
-            "--max-shutdown",
-            "100",
-            "--",
+            *UNDER_CLEAN_EXIT,
             str(program),
             str(folder),
         ],

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from serving import TEXTS
 
-from programs import ROOT, TIMEOUT_S
+from programs import ROOT, TIMEOUT_S, UNDER_CLEAN_EXIT
 from rag_demo import EmbeddingModel, FaissRetriever
 
 pytestmark = pytest.mark.slow
@@ -40,11 +40,7 @@ def start(index: Path) -> tuple[subprocess.Popen[str], int]:
     server = subprocess.Popen(
         [
             sys.executable,
-            "-m",
-            "torch_utils.clean_exit",
-            "--max-shutdown",
-            "100",
-            "--",
+            *UNDER_CLEAN_EXIT,
             *serve,
             "--port",
             str(port),
