@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 
@@ -23,8 +25,10 @@ def run_interrupted(
     """Run a program, and interrupt it at the given event in files with these in their names.
 
     By a `KeyboardInterrupt`, or by another handler of a signal, which is called there.
-    Events are calls, lines, instructions and returns. Says whether there were that many, and
-    whether the interrupt came out of the program.
+    Events are calls, lines, instructions and returns, but those between the end of a ``with``
+    block's body and the call of ``__exit__``: CPython looks for signals at calls, backward jumps
+    and the begin of functions alone, so that none can come there. Says whether there were that
+    many, and whether the interrupt came out of the program.
     """
     left = number
 
@@ -33,7 +37,7 @@ def run_interrupted(
         if not any(file in frame.f_code.co_filename for file in files):
             return None
         frame.f_trace_opcodes = True
-        if event != "exception":
+        if event != "exception" and frame.f_lasti not in _leaving_with(frame.f_code):
             left -= 1
             if left == 0:
                 handler()
@@ -56,6 +60,23 @@ def run_interrupted(
         if collects:
             gc.enable()
     return left <= 0, arrived
+
+
+@functools.cache
+def _leaving_with(code: CodeType) -> frozenset[int]:
+    """Find the instructions that put three times None on the stack, for ``__exit__``."""
+    found: set[int] = set()
+    run: list[int] = []
+    for instruction in dis.get_instructions(code):
+        name, value = instruction.opname, instruction.argval
+        if (name == "LOAD_CONST" and value is None) or (run and name == "DUP_TOP"):
+            run.append(instruction.offset)
+        else:
+            if len(run) == 3 and "CALL" in name:
+                found.update(run, [instruction.offset])
+            if name not in ("PRECALL", "CACHE", "EXTENDED_ARG"):
+                run = []
+    return frozenset(found)
 
 
 def _apart(program: Callable[[], Any]) -> Iterator[None]:
