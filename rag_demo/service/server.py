@@ -100,10 +100,11 @@ class _Server(uvicorn.Server):
         self._drain_s, self._watched, self._tell = drain_s, watched, tell
         self._stops_at: float | None = None
         self._will_reload = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, self._reload)
         # What cannot be opened is raised by `run_server`: no other has to print its traceback.
@@ -162,6 +163,13 @@ class _Server(uvicorn.Server):
         else:
             self._captured_signals.append(sig)
         self._begin_to_stop()
+        if self.force_exit and self._loop is not None:
+            # From Python 3.12 on uvicorn waits for its connections even then.
+            self._loop.call_soon_threadsafe(self._cut_off)
+
+    def _cut_off(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     def _begin_to_stop(self) -> None:
         running = self._running()
@@ -181,8 +189,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         if self.force_exit:
             # uvicorn would end its loop now, and with it the closing, in the middle.
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
+            self._cut_off()
             await self.lifespan.shutdown()
 
     async def _accept_waiting(self, listener: socket.socket) -> None:
