@@ -11,6 +11,7 @@ import faulthandler
 import importlib
 import inspect
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -52,6 +53,8 @@ def run(test: Callable[..., None], device: Any) -> tuple[str, str]:
             test(**{name: values[name] for name in inspect.signature(test).parameters})
     except SkipTest as reason:
         return "skipped", str(reason)
+    except subprocess.TimeoutExpired as late:  # What its program has said so far.
+        return "failed", f"{traceback.format_exc()}\n{late.stdout!r}\n{late.stderr!r}"
     except Exception:  # Of a test: whatever it is, the others run as well.
         return "failed", traceback.format_exc()
     return "passed", ""
@@ -84,7 +87,10 @@ def rewrite_asserts() -> None:
 def main(kind: str, journal: Path, only: str = "") -> int:
     """Run those that the journal does not have yet, up to the first that fails."""
     rewrite_asserts()
+    import programs
     from gpu.device import Cuda, Rehearsal
+
+    programs.TIMEOUT_S = round(0.8 * TEST_S)
 
     chosen = {"cuda": Cuda, "rehearsal": Rehearsal}[kind]
     done = read(journal)

@@ -121,7 +121,7 @@ def on_device(folder: Path, kind: str, deadline: float, only: str) -> dict[str, 
             if test["outcome"] == "started":
                 how = "was stopped, for its time was up" if code is None else f"exit code {code}"
                 stacks = journal.with_suffix(".stacks").read_text(errors="replace")
-                plain.note(journal, name, "failed", f"ended the process: {how}\n{stacks}")
+                plain.note(journal, name, "failed", f"{stacks}\nended the process: {how}")
     tests = plain.read(journal)
     failed = any(test["outcome"] == "failed" for test in tests.values())
     return {"exit_code": int(failed or code != 0), "complete": code == 0, "tests": tests}
