@@ -219,12 +219,24 @@ def _read_memory(backend: Backend, index: int, torch: Any) -> DeviceMemoryInfo:
             total_bytes=total,
         )
     free, total = module.mem_get_info(index)
+    allocated, reserved = _allocator_bytes(module, index)
     return DeviceMemoryInfo(
-        allocated_bytes=module.memory_allocated(index),
-        reserved_bytes=module.memory_reserved(index),
-        free_bytes=free,
-        total_bytes=total,
+        allocated_bytes=allocated, reserved_bytes=reserved, free_bytes=free, total_bytes=total
     )
+
+
+def _allocator_bytes(module: Any, index: int) -> tuple[int, int]:
+    """Return what is allocated and what is reserved.
+
+    `memory_allocated` sorts all of the allocator's counters for the one that it returns, which
+    takes ten times as long as reading them.
+    """
+    read = getattr(module, "memory_stats_as_nested_dict", None)
+    if read is None:
+        return module.memory_allocated(index), module.memory_reserved(index)
+    stats = read(index)
+    allocated, reserved = (stats[f"{n}_bytes"]["all"]["current"] for n in ("allocated", "reserved"))
+    return allocated, reserved
 
 
 @early_bound

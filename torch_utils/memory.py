@@ -136,6 +136,15 @@ def _is_capturing(module: Any) -> bool:
     return ask is not None and bool(ask())
 
 
+def captures_graph(torch: Any) -> bool:
+    """Say whether this thread captures a CUDA graph on any of the devices in use."""
+    for index in initialized_devices(BACKENDS[0], torch):
+        with torch.cuda.device(index):
+            if _is_capturing(torch.cuda):
+                return True
+    return False
+
+
 def _empty_cache(backend: Backend, torch: Any) -> bool:
     module = backend.module(torch)
     emptied = False

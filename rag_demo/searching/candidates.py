@@ -26,6 +26,7 @@ Fetch = Callable[[Array], Any]
 
 _SCORES = 1 << 22  # at once: 16 MB
 _MOST_ROWS = 1 << 16
+_DEVICE_STEP = 8  # times that, where a step costs launches, and waits for what was found
 _PART = 8  # rows of a block, which are looked at together
 _CONVERTED_ROWS = 1 << 10  # at once: 1.5 MB
 _ROWS_OF_A_THREAD = 1 << 10
@@ -62,19 +63,26 @@ def find_candidates(
     """
     import torch
 
-    scores, pool = _SCORES, _POOL
-    if scratch_bytes is not None:  # Scores exist in up to five forms, a candidate in three.
-        scores, pool = (max(1 << 15, min(most, scratch_bytes // 40)) for most in (scores, pool))
+    most_rows, scores, pool = _limits(scans[0].vectors.device.type, scratch_bytes)
     with torch.inference_mode():
         search = _Search(scans[0].vectors.device, queries, top_k, fetch, allowed, exact, pool)
         for scan in scans:
-            step = max(BLOCK, min(_MOST_ROWS, scores // len(queries)) // BLOCK * BLOCK)
+            step = max(BLOCK, min(most_rows, scores // len(queries)) // BLOCK * BLOCK)
             if len(scan) <= 2 * step:
                 step = -(-len(scan) // BLOCK) * BLOCK
             search.begin(scan)
             for position, rows in scan.batches(max(step, BLOCK)):
                 search.look_at(position, rows)
         return search.finish()
+
+
+def _limits(device: str, scratch_bytes: int | None) -> tuple[int, int, int]:
+    """Return how many rows and scores there may be at once, and how many candidates."""
+    if scratch_bytes is not None:  # Scores exist in up to five forms, a candidate in three.
+        scores, pool = (max(1 << 15, min(n, scratch_bytes // 40)) for n in (_SCORES, _POOL))
+        return _MOST_ROWS, scores, pool
+    step = 1 if device == "cpu" else _DEVICE_STEP
+    return step * _MOST_ROWS, step * _SCORES, _POOL
 
 
 class _Search:

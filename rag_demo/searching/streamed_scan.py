@@ -56,12 +56,13 @@ class StreamedScan(Scan):
             coming = reader.submit(read, 0)
             for number in range(count):
                 batch = coming.result()
+                # Into the buffer of the batch before: that was copied, or computed with.
+                if number + 1 < count:
+                    coming = reader.submit(read, number + 1)
                 if device.type != "cpu":
                     batch = batch.to(device, non_blocking=True)
                     # The buffer is filled again two batches later, and must have been copied.
                     torch.cuda.current_stream(device).synchronize()
-                if number + 1 < count:
-                    coming = reader.submit(read, number + 1)
                 yield number * step, batch
 
 

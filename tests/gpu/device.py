@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
+import sys
+import sysconfig
 import tempfile
 import textwrap
 import time
@@ -88,6 +91,9 @@ class Device:
 
     def assert_clean(self, result: programs.Result, returncode: int = 0) -> None:
         """Assert the exit code, and that nothing stands on stderr but what a bare program says."""
+        skipped = re.search(r"^(?:\w+\.)*SkipTest: (.*)$", result.stderr, re.MULTILINE)
+        if result.returncode and skipped:
+            raise SkipTest(skipped[1])
         left = [line for line in result.stderr.splitlines() if line not in self.noise()]
         assert result.returncode == returncode and not left, str(result)
 
@@ -117,6 +123,8 @@ class Cuda(Device):
     def settle(self) -> None:
         import torch
 
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)  # The frames of a test that failed, and their tensors.
         gc.collect()
         torch.cuda.init()
         self.synchronize()
@@ -214,20 +222,30 @@ class Cuda(Device):
         """A size that the context of one process exceeds."""
         return 100 * MB
 
+    def names_processes(self) -> bool:
+        """Say whether NVML names this process by its number here, and says what it holds."""
+        from torch_utils.clean_exit.gpu import memory_of_processes
+
+        self.make_context()
+        return memory_of_processes().get(os.getpid(), 0) > 0
+
     def other_processes(self) -> Any:
         """Return what clean-exit asks about the GPU memory of processes, as it is."""
         return contextlib.nullcontext()
 
     def compiled(self, model: Any) -> Any:
-        """Compile as far as this machine can: with Inductor and CUDA graphs, if it has Triton."""
+        """Compile as far as this machine can: with Inductor and CUDA graphs, if it has Triton.
+
+        Which compiles C against Python's own headers.
+        """
         import importlib.util
         import shutil
 
         import torch
 
-        if importlib.util.find_spec("triton") is None or not (
-            shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
-        ):
+        header = Path(sysconfig.get_path("include"), "Python.h")
+        compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+        if importlib.util.find_spec("triton") is None or not compiler or not header.exists():
             return torch.compile(model, backend="aot_eager")
         return torch.compile(model, mode="reduce-overhead")
 
@@ -331,6 +349,9 @@ class Rehearsal(Device):
 
     def context_bytes(self) -> int:
         return 1
+
+    def names_processes(self) -> bool:
+        return True
 
     def other_processes(self) -> Any:
         """Have clean-exit take processes that have opened the driver for such that use a GPU."""

@@ -1,12 +1,20 @@
-"""Run the tests of this folder without pytest: `python tests/gpu/plain.py cuda RESULTS.json`."""
+"""Run the tests of this folder, with pytest or without: `plain.py cuda JOURNAL [PART OF A NAME]`.
+
+Each test is written down when it starts and when it is over, so that one which hangs or crashes
+costs itself alone: `run.py` goes on behind it with a new process. So it does after a failure, for
+what a failed test leaves on a device is nothing for the next one to begin with.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import inspect
 import json
+import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,22 +22,26 @@ from typing import Any
 from unittest import SkipTest
 
 TESTS = Path(__file__).resolve().parent.parent
+TEST_S = 100.0  # One that takes longer hangs.
+# What says most for its time comes first: these run in one process.
+FIRST = ("test_memory_is_back", "test_shared_use", "test_no_context")
 if __name__ == "__main__":
     sys.path[:1] = [str(TESTS.parent), str(TESTS), str(TESTS / "torch_utils")]
 
 
 def tests() -> Iterator[tuple[str, Callable[..., None]]]:
     """Yield the tests that ask for a device, with their names."""
-    for path in sorted((TESTS / "gpu").glob("test_*.py")):
+    files = {path.stem for path in (TESTS / "gpu").glob("test_*.py")}
+    for stem in (*FIRST, *sorted(files - {*FIRST})):
         try:
-            module = importlib.import_module(f"gpu.{path.stem}")
+            module = importlib.import_module(f"gpu.{stem}")
         except ModuleNotFoundError as error:
             if error.name != "pytest":
                 raise
             continue  # Those that need it are not about a device.
         for name, function in vars(module).items():
             if name.startswith("test_") and "device" in inspect.signature(function).parameters:
-                yield f"{path.stem}::{name}", function
+                yield f"{stem}::{name}", function
 
 
 def run(test: Callable[..., None], device: Any) -> tuple[str, str]:
@@ -41,24 +53,63 @@ def run(test: Callable[..., None], device: Any) -> tuple[str, str]:
             test(**{name: values[name] for name in inspect.signature(test).parameters})
     except SkipTest as reason:
         return "skipped", str(reason)
+    except subprocess.TimeoutExpired as late:  # What its program has said so far.
+        return "failed", f"{traceback.format_exc()}\n{late.stdout!r}\n{late.stderr!r}"
     except Exception:  # Of a test: whatever it is, the others run as well.
         return "failed", traceback.format_exc()
     return "passed", ""
 
 
-def main(kind: str, results: Path, only: str = "") -> int:
-    """Run all, or those with ``only`` in their names; write each down as soon as it is over."""
+def read(journal: Path) -> dict[str, dict[str, Any]]:
+    """Return the last that was written of each test."""
+    lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+    return {entry.pop("test"): entry for entry in map(json.loads, lines)}
+
+
+def note(journal: Path, test: str, outcome: str, reason: str = "", seconds: float = 0.0) -> None:
+    """Write down what has become of a test."""
+    entry = {"test": test, "outcome": outcome, "reason": reason[-3000:], "seconds": seconds}
+    with journal.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def rewrite_asserts() -> None:
+    """Have asserts that fail say what they have compared, where there is pytest to do that."""
+    try:
+        from _pytest.assertion import install_importhook
+        from _pytest.config import get_config
+
+        install_importhook(get_config()).mark_rewrite("gpu")
+    except Exception as error:  # Private calls of another version: asserts say less, and no more.
+        print(f"asserts as they are: {error!r}", flush=True)
+
+
+def main(kind: str, journal: Path, only: str = "") -> int:
+    """Run those that the journal does not have yet, up to the first that fails."""
+    rewrite_asserts()
+    import programs
     from gpu.device import Cuda, Rehearsal
 
+    programs.TIMEOUT_S = round(0.8 * TEST_S)
+
     chosen = {"cuda": Cuda, "rehearsal": Rehearsal}[kind]
-    done: dict[str, dict[str, str]] = {}
-    for name, test in tests():
-        if only in name:
+    done = read(journal)
+    with journal.with_suffix(".stacks").open("w") as stacks:
+        for name, test in tests():
+            is_slow = chosen is Rehearsal and hasattr(test, "has_slow_rehearsal")
+            if name in done or (only not in name) or (is_slow and not only):
+                continue
+            note(journal, name, "started")
+            faulthandler.dump_traceback_later(TEST_S, exit=True, file=stacks)
+            started = time.monotonic()
             outcome, reason = run(test, chosen())
-            print(f"{outcome:8} {name} {reason}", flush=True)
-            done[name] = {"outcome": outcome, "reason": reason[-3000:]}
-            results.write_text(json.dumps(done, indent=2), encoding="utf-8")
-    return int(any(test["outcome"] == "failed" for test in done.values()))
+            faulthandler.cancel_dump_traceback_later()
+            seconds = round(time.monotonic() - started, 1)
+            print(f"{outcome:8} {seconds:6.1f} s {name} {reason}", flush=True)
+            note(journal, name, outcome, reason, seconds)
+            if outcome == "failed":
+                return 1
+    return 0
 
 
 if __name__ == "__main__":

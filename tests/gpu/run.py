@@ -1,16 +1,19 @@
 """`make test-gpu`: the tests on a GPU, then those of torch_utils that need none.
 
 For a machine with whatever Python it has, torch and a GPU, unattended and within eight minutes.
-Needs neither an installation nor pytest; without pytest the second half is left out. Writes
-``tests.json`` into the folder that ``RESULTS`` names, with the machine's description.
+Needs neither an installation nor pytest; without pytest the second half is left out. A test that
+hangs or crashes costs itself alone. Writes ``tests.json`` into the folder that ``RESULTS`` names,
+with the machine's description.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,19 +31,23 @@ sys.path[:0] = [*PATHS, str(ROOT / "benchmarks")]
 
 
 def limited(command: list[str], deadline: float, **env: str) -> int | None:
-    """Run a command until the deadline; then interrupt it, so that it says how far it came."""
+    """Run a command until the deadline; then interrupt it, so that it says how far it came.
+
+    What it has left running goes with it, and gives the device back.
+    """
     print("+", " ".join(command), flush=True)
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env})
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, start_new_session=True)
     try:
         return process.wait(max(1.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-    try:
-        process.wait(LAST_WORDS_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_S)
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return None
 
 
 def paths(folder: Path) -> str:
@@ -66,6 +73,18 @@ def entry_points(folder: Path) -> Path:
     return folder
 
 
+def found() -> dict[str, Any]:
+    """Say what there is for the tests that skip, or do less, without it."""
+    modules = {name: has(name) for name in ("pynvml", "cupy", "triton", "accelerate")}
+    smi = shutil.which("nvidia-smi")
+    about = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        gpu = subprocess.run(about, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.SubprocessError, TypeError):  # None: there is no such command.
+        gpu = ""
+    return {**modules, "compiler": shutil.which("cc"), "gpu": gpu.splitlines()}
+
+
 def installed() -> bool:
     return any(
         point.name == "clean_exit" for point in importlib.metadata.entry_points(group="pytest11")
@@ -89,19 +108,23 @@ def read_xml(path: Path) -> dict[str, dict[str, str]]:
 
 
 def on_device(folder: Path, kind: str, deadline: float, only: str) -> dict[str, Any]:
-    """Run the tests on a GPU, or rehearse them."""
-    report = folder / "gpu"
-    if has("pytest"):
-        chosen = "gpu" if kind == "cuda" else "not gpu and not slow"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["-m", chosen, "-k", only, f"--junitxml={report}", "-W", "default", "tests/gpu"]
+    """Run the tests on a GPU, or rehearse them; a new process for what follows a failure."""
+    from gpu import plain
+
+    journal, done = folder / "gpu", -1
+    command = [sys.executable, "tests/gpu/plain.py", kind, str(journal), only]
+    code: int | None = 1
+    while code not in (0, None) and done < len(plain.read(journal)):
+        done = len(plain.read(journal))
         code = limited(command, deadline, PYTHONPATH=paths(folder))
-        tests = read_xml(report)
-    else:
-        command = [sys.executable, "tests/gpu/plain.py", kind, str(report), only]
-        code = limited(command, deadline, PYTHONPATH=paths(folder))
-        tests = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-    return {"exit_code": code, "complete": code in (0, 1), "tests": tests}
+        for name, test in plain.read(journal).items():
+            if test["outcome"] == "started":
+                how = "was stopped, for its time was up" if code is None else f"exit code {code}"
+                stacks = journal.with_suffix(".stacks").read_text(errors="replace")
+                plain.note(journal, name, "failed", f"{stacks}\nended the process: {how}")
+    tests = plain.read(journal)
+    failed = any(test["outcome"] == "failed" for test in tests.values())
+    return {"exit_code": int(failed or code != 0), "complete": code == 0, "tests": tests}
 
 
 def on_cpu(folder: Path, deadline: float, where: list[str]) -> dict[str, Any]:
@@ -154,7 +177,7 @@ def main(*, rehearse: bool, only: str = "", cpu: str = "tests/torch_utils") -> i
         if not installed():
             entry_points(folder)
         kind = "rehearsal" if rehearse else "cuda"
-        result: dict[str, Any] = {"machine": machine()}
+        result: dict[str, Any] = {"machine": machine(), "found": found()}
         result["gpu_tests"] = on_device(folder, kind, started + GPU_S, only)
         _write(result, rehearse)
         result["cpu_tests"] = on_cpu(folder, started + ALL_S, cpu.split()) if cpu else {}

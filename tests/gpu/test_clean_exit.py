@@ -22,7 +22,12 @@ def checked(device: Any, folder: Path, program: str) -> ExitReport:
     paths = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(path)]
     with device.other_processes():
-        return check(command, timeout_s=240, max_shutdown_s=60, env={"PYTHONPATH": paths})
+        report = check(
+            command, timeout_s=60, max_shutdown_s=40, env={**os.environ, "PYTHONPATH": paths}
+        )
+    # Of a program that fails, every control would be clean.
+    assert report.returncode == 0, f"{report}\n{report.stdout}\n{report.stderr}"
+    return report
 
 
 def ids(report: ExitReport) -> set[str]:
@@ -52,6 +57,9 @@ def test_memory_that_a_child_holds(device: Any, tmp_path: Path) -> None:
     kind = type(device).__name__
     program = CHILD.format(kind=kind, end="child.returncode = 0  # Left to itself.")
     report = checked(device, tmp_path, program)
+    assert "left-over-process" in ids(report), str(report)
+    if not device.names_processes():
+        raise SkipTest("NVML names no process by its number here, as in some containers")
     assert {"left-over-process", "gpu-memory-held"} <= ids(report), str(report)
     (found,) = [finding for finding in report.findings if finding.id == "gpu-memory-held"]
     megabytes = float(found.summary.partition(" MB")[0])
@@ -108,7 +116,8 @@ def test_producer_that_ends_first(device: Any, tmp_path: Path) -> None:
 @slow_rehearsal
 def test_consumer_that_ends_first(device: Any, tmp_path: Path) -> None:
     """The clean twin: the producer waits for its consumer."""
-    report = checked(device, tmp_path, SHARING.format(end="consumer.join()"))
+    end = "consumer.join(); del tensor"  # One that is still named makes torch warn all the same.
+    report = checked(device, tmp_path, SHARING.format(end=end))
     assert report.clean, str(report)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,11 +78,59 @@ def test_commands_without_a_gpu_say_so(command: str) -> None:
 @pytest.mark.slow
 def test_runner_without_pytest(tmp_path: Path) -> None:
     """Each test is found, run, and written down with its outcome; a failure is one."""
-    results = tmp_path / "results.json"
-    done = run("-c", WITHOUT_PYTEST, "rehearsal", str(results), "dlpack", PYTHONPATH=IMPORT_PATH)
+    from gpu import plain
+
+    journal = tmp_path / "journal"
+    done = run("-c", WITHOUT_PYTEST, "rehearsal", str(journal), "dlpack", PYTHONPATH=IMPORT_PATH)
     assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = {n: t["outcome"] for n, t in json.loads(results.read_text()).items()}
+    outcomes = {name: test["outcome"] for name, test in plain.read(journal).items()}
     assert outcomes == {"test_shared_use::test_dlpack_keeps_its_memory": "passed"}
+
+
+STAND_IN = """
+import os, sys, time
+from pathlib import Path
+from gpu import plain
+
+def crashes(device):
+    os.abort()
+def fails(device):
+    one = 1
+    assert one == 2
+def passes(device):
+    pass
+def hangs(device):
+    time.sleep(600)
+
+plain.TEST_S = 2.0
+plain.rewrite_asserts = lambda: None
+plain.tests = lambda: [(f.__name__, f) for f in (crashes, fails, hangs, passes)]
+sys.exit(plain.main("rehearsal", Path(sys.argv[2])))
+"""
+
+
+def test_what_crashes_or_hangs_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others run all the same, and each is written down with what became of it."""
+    from gpu import run as runner
+
+    real = runner.limited
+
+    def limited(command: list[str], deadline: float, **env: str) -> int | None:
+        return real([sys.executable, "-c", STAND_IN, *command[2:]], deadline, **env)
+
+    monkeypatch.setattr(runner, "limited", limited)
+    result = runner.on_device(tmp_path, "rehearsal", time.monotonic() + 600, "")
+    assert {name: test["outcome"] for name, test in result["tests"].items()} == {
+        "crashes": "failed",
+        "fails": "failed",
+        "hangs": "failed",
+        "passes": "passed",
+    }
+    assert result["complete"] and result["exit_code"] == 1
+    assert "exit code -6" in result["tests"]["crashes"]["reason"]
+    assert "in hangs" in result["tests"]["hangs"]["reason"]
 
 
 def test_runner_tells_failed_from_skipped() -> None:
@@ -125,8 +173,6 @@ def test_report_of_pytest_is_read(tmp_path: Path) -> None:
 
 def test_command_that_takes_too_long_is_interrupted() -> None:
     """It may still say how far it came; the next part has its time."""
-    import time
-
     from gpu.run import limited
 
     assert limited([sys.executable, "-c", "import time; time.sleep(600)"], time.monotonic()) is None

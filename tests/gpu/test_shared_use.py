@@ -167,16 +167,17 @@ def test_a_cuda_graph_keeps_what_it_writes_to(device: Any) -> None:
 
 
 def test_release_during_a_capture_spoils_nothing(device: Any) -> None:
-    """Caches are not emptied by the thread that captures, which would end the capture."""
+    """Caches, of page-locked memory too, are not emptied by the thread that captures."""
     import torch
 
     inputs = torch.ones(256, 256, device=device.torch_name)
+    pinned = [device.pinned(device.large_bytes) for _ in range(2)]
 
     def work() -> Any:
         between = inputs * 2
         result = between + 1
-        report = release(between)
-        assert report.errors == ()
+        for report in (release(between), release(pinned.pop(), thorough=True)):
+            assert report.errors == ()
         return result
 
     with torch.no_grad():

@@ -132,7 +132,12 @@ def early_bound_functions() -> dict[str, Any]:
     for info in pkgutil.iter_modules(torch_utils.__path__):
         if info.name.startswith(("pytest_", "clean_exit")):
             continue
-        module = importlib.import_module(f"torch_utils.{info.name}")
+        try:
+            module = importlib.import_module(f"torch_utils.{info.name}")
+        except ImportError as error:
+            if "pip install" not in str(error):
+                raise
+            continue  # It needs an extra, which is not installed.
         for owner in (module, *(v for v in vars(module).values() if inspect.isclass(v))):
             for value in list(vars(owner).values()):
                 if inspect.isfunction(value) and maker(value) == "early_bound":

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_utils._runtime import DEBUG, has_frozen, loaded_torch, log
+from torch_utils.memory import captures_graph
 
 
 def _reset_dynamo(torch: Any) -> bool:
@@ -89,10 +90,13 @@ def _empty_pinned_cache(torch: Any) -> bool:
 
 
 def _if_cuda_is_in_use(step: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Take a step only once the program has initialised CUDA, which the step itself might do."""
+    """Take a step only once the program has initialised CUDA, which the step itself might do.
+
+    Nor while this thread captures a CUDA graph: to give memory back would spoil it.
+    """
 
     def checked(torch: Any) -> bool:
-        return bool(torch.cuda.is_initialized()) and step(torch)
+        return bool(torch.cuda.is_initialized()) and not captures_graph(torch) and step(torch)
 
     return checked
 

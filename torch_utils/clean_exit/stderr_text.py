@@ -173,7 +173,7 @@ class StderrText:
             summary = "call torch.distributed.destroy_process_group() before the program ends"
             self._note(Finding("process-group-not-destroyed", summary, line))
         elif CUDA_IPC.match(line):
-            self._note(Finding("cuda-ipc", "the producer ended before its consumers", line))
+            self._note(Finding("cuda-ipc", "not all were released when their producer ended", line))
         elif match := RESOURCE_WARNING.match(line):
             self._note(Finding("resource-warning", match["message"], line))
         elif match := FATAL.match(line):

@@ -276,3 +276,11 @@ def test_int8_rows_and_one_query_are_multiplied_in_two_threads(rows: int) -> Non
     expected = vectors.double() @ query.double()
     bound = 48 * 2.0**-24 * (vectors.abs().double() @ query.abs().double())
     assert ((found - expected).abs() <= bound).all()
+
+
+def test_a_device_takes_more_at_once() -> None:
+    """Each step waits for what it has found; a budget limits what is taken wherever it is."""
+    on_cpu, on_device = candidates._limits("cpu", None), candidates._limits("cuda", None)
+    assert on_device[0] > on_cpu[0] and on_device[1] > on_cpu[1]
+    assert candidates._limits("cuda", 1 << 24) == candidates._limits("cpu", 1 << 24)
+    assert candidates._limits("cuda", 1 << 24)[1] < on_cpu[1]

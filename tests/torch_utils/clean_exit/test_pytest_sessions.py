@@ -15,6 +15,10 @@ DIRTY = "import atexit; atexit.register(lambda: 1 / 0)"
 # Each test of these is an interpreter of its own, and these two cost more than all the rest.
 LIGHT = ["-p", "no:hypothesispytest", "-p", "no:anyio"]
 BIN = Path(sysconfig.get_path("scripts"))
+# These sessions have no PYTHONPATH, or one of their own: they find the plug-in if it is installed.
+needs_installation = pytest.mark.skipif(
+    not (BIN / "clean-exit").exists(), reason="clean-exit is not installed as a command"
+)
 
 
 @pytest.fixture
@@ -90,6 +94,7 @@ def test_subtests(outer: pytest.Pytester) -> None:
     fresh.stdout.fnmatch_lines(["SUBFAILED(n=*1*) *::TestOld::test_numbers *"])
 
 
+@needs_installation
 def test_what_came_before_is_torn_down(outer: pytest.Pytester) -> None:
     """A marked test between others: in its module, its class, and before the next module."""
     outer.makepyfile(
@@ -299,6 +304,7 @@ def test_coverage(outer: pytest.Pytester) -> None:
         pytest.param([str(BIN / "pytest")], id="command"),
     ],
 )
+@needs_installation
 def test_project_with_its_own_torch_utils(
     outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
@@ -338,12 +344,11 @@ def test_control_the_old_name_is_shadowed(outer: pytest.Pytester) -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode == 1
 
 
+@needs_installation
 def test_command_beside_another_torch_utils(
     outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command starts as well, and what it runs means its own."""
-    if not (BIN / "clean-exit").exists():
-        pytest.skip("clean-exit is not installed as a command")
     (outer.mkpydir("torch_utils") / "own.py").write_text("print('mine')\n")
     monkeypatch.setenv("PYTHONPATH", str(outer.path))
     done = subprocess.run(

@@ -345,8 +345,10 @@ def test_fork_while_somebody_takes_room() -> None:
     """The child's pool waits for no thread of its parent."""
     done = run_forked(
         """
-        import os, signal, threading
+        import os, signal, threading, warnings
         from torch_utils import ModelPool
+
+        warnings.filterwarnings("ignore", message=".*multi-threaded")  # From Python 3.12 on.
 
         pool = ModelPool(max_loaded=1)
         pool.add("a", object)

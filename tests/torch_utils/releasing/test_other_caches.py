@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import types
@@ -25,7 +26,9 @@ def stand_in(initialized: bool, log: list[str]) -> Any:
         cuda=types.SimpleNamespace(
             is_initialized=lambda: initialized, device_count=lambda: 2, ipc_collect=note("ipc")
         ),
-        _C=types.SimpleNamespace(_cuda_clearCublasWorkspaces=note("cublas")),
+        _C=types.SimpleNamespace(
+            _cuda_clearCublasWorkspaces=note("cublas"), _cuda_hasPrimaryContext=lambda index: False
+        ),
         backends=types.SimpleNamespace(cuda=types.SimpleNamespace(cufft_plan_cache=plans)),
         accelerator=types.SimpleNamespace(empty_host_cache=note("pinned")),
     )
@@ -51,6 +54,18 @@ def test_nothing_is_initialised(monkeypatch: pytest.MonkeyPatch, no_dynamo: None
     monkeypatch.setitem(sys.modules, "torch", stand_in(False, log))
     assert clear_other_caches() == []
     assert log == []
+
+
+def test_nothing_during_a_capture(monkeypatch: pytest.MonkeyPatch, no_dynamo: None) -> None:
+    """Page-locked memory and plans that are given back would spoil the CUDA graph."""
+    log: list[str] = []
+    torch = stand_in(True, log)
+    torch._C._cuda_hasPrimaryContext = lambda index: index == 1
+    torch.cuda.device = lambda index: contextlib.nullcontext(log.append(f"enter {index}"))
+    torch.cuda.is_current_stream_capturing = lambda: log[-1] == "enter 1"
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert clear_other_caches() == []
+    assert set(log) == {"enter 1"}
 
 
 def test_missing_call_skips_nothing_else(monkeypatch: pytest.MonkeyPatch, no_dynamo: None) -> None:
