@@ -16,6 +16,7 @@ from torch import nn
 from programs import assert_clean, run
 from torch_utils import Resource, SafePyTorchCleanup, release
 from torch_utils._registry import REGISTRY
+from torch_utils._releasing.claims import _CLAIMED
 from torch_utils._releasing.work import _enclosing
 
 HERE = "torch_utils/_registry", "torch_utils/resource", "torch_utils/_interrupts"
@@ -198,19 +199,22 @@ def test_a_release(step: int) -> None:
     """All that was to be released is, or nothing was touched yet; later releases are whole."""
 
     def check(number: int) -> bool:
-        models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+        models, tensor = [nn.Linear(2, 2), nn.Linear(2, 2)], torch.ones(2)
         closing = Counted()
         reached, arrived = run_interrupted(
-            lambda: release(*models, closing, collect="never"), number, "/work.py", "/closables"
+            lambda: release(*models, [tensor], closing, collect="never"), number, *files
         )
         assert reached == arrived, number
         released = {"released" in repr(model) for model in models} | {closing.released == 1}
+        released.add(tensor.numel() == 0)
+        assert not _CLAIMED, number
         assert len(released) == 1, number
         assert _enclosing() is None, number
         closing.close()
         assert closing.released == 1
         return reached
 
+    files = "/work.py", "/closables", "/claims", "/target.py", "_releasing/tensors.py"
     assert everywhere(check, step) > 200
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from torch_utils._interrupts import never_began
 from torch_utils._releasing.classes import isinstance_of
 from torch_utils._releasing.own_cleanup import close_resource
-from torch_utils._releasing.target import Target
+from torch_utils._releasing.target import MethodTarget
 from torch_utils.resource import Resource
 
 
-class ClosableTarget(Target):
+class ClosableTarget(MethodTarget):
     """Something with ``close()``, which knows itself what to do."""
 
     closes = True

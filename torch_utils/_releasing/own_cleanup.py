@@ -16,7 +16,7 @@ from torch_utils._interrupts import never_began
 from torch_utils._registry import REGISTRY
 from torch_utils._releasing.classes import isinstance_of, name_of
 from torch_utils._releasing.kinds import find, is_awaitable, is_function
-from torch_utils._releasing.target import Target
+from torch_utils._releasing.target import MethodTarget
 from torch_utils._releasing.tombstone import is_released, is_tombstone_class
 from torch_utils._releasing.trees import Tree, types_of
 from torch_utils._runtime import is_shutting_down
@@ -30,7 +30,7 @@ def close_resource(resource: Any) -> BaseException | None:
     return None if entry is None else entry.error
 
 
-class OwnCleanup(Target):
+class OwnCleanup(MethodTarget):
     """One method of one module that is about to be released.
 
     Attributes:

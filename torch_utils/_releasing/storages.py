@@ -205,19 +205,6 @@ class Inventory:
         """Note memory outside of storages that has been given back."""
         self._freed[place] = self._freed.get(place, 0) + nbytes
 
-    def count_contained(self) -> int:
-        """Count the entries of what is contained, to tell one target's from the next one's."""
-        return len(self._own.weak)
-
-    def disown(self, begin: int, end: int) -> None:
-        """Take entries out that another thread's release has given up meanwhile."""
-        notes, self._own = self._own, _Notes()
-        for index, weak in enumerate(notes.weak):
-            if begin <= index < end:
-                self._free(weak)
-            else:
-                self._own.append(weak, *notes.entry(index))
-
     def absorb(self, other: Inventory) -> None:
         """Count what another inventory has counted, which is empty afterwards."""
         for place, nbytes in other._freed.items():

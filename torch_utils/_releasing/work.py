@@ -88,6 +88,8 @@ class Release:
                 self.begin()
                 self._give_up_all(targets)
             finally:
+                for target in targets:  # None, unless something came in between.
+                    target.drop_claim(self._caller)
                 if outermost:
                     self.end()
         except BaseException as error:
@@ -104,16 +106,22 @@ class Release:
             self._planned = targets
         while self._uncounted and not is_shutting_down():
             target = self._uncounted[0]
-            self._insist(target.name, lambda t=target: t.count(self._inventory))
+            self._insist(target.name, lambda t=target: self._count(t))
             del self._uncounted[0]
         if not is_shutting_down():
             self._isolated("what they refer to", lambda: count_beyond(self._inventory))
         while targets:
             self._give_up(targets[0])
+            targets[0].drop_claim(self._caller)
             targets[:1] = targets[0].left_over()
 
+    def _count(self, target: Target) -> None:
+        target.claim(self._caller)
+        if target.is_mine:
+            target.count(self._inventory)
+
     def _give_up(self, target: Target) -> None:
-        if target.closes or not is_shutting_down():
+        if target.is_mine and (target.closes or not is_shutting_down()):
             self._insist(target.name, lambda: target.give_up(self._place))
 
     def _insist(self, name: str, action: Any) -> None:
