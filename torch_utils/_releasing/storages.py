@@ -154,7 +154,7 @@ class Inventory:
             if reader.is_plain(tensor):
                 key = reader.address(tensor)
                 if key not in self.known:
-                    self._enter(reader.note(key), key, "host", owner, name, beyond)
+                    self._enter(reader.note(tensor), key, "host", owner, name, beyond)
                     self.known.add(key)
                 return
         except NotImplementedError:

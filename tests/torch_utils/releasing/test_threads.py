@@ -146,6 +146,32 @@ def test_a_fork_in_the_middle_of_a_release() -> None:
     assert_clean(result)
 
 
+@pytest.mark.parametrize("note", ["note", "note_all"])
+def test_weights_that_go_while_they_are_counted(note: str) -> None:
+    """One thread counts a model, another empties its weights: a freed storage is not read."""
+    result = run_forked(f"""
+    import torch
+    from torch_utils import release
+    from torch_utils._releasing.tensors import empty_tensors
+    from torch_utils._releasing.weak_storages import StorageReader
+
+    model = torch.nn.ParameterList(torch.ones(n + 100) for n in range(50))
+    weights = list(model)
+    weights[0].attribute = "so that it is noted by itself"
+    original = StorageReader.{note}
+
+    def note(reader, what):
+        empty_tensors(weights)  # As another thread may, just then.
+        torch.ones(100)
+        return original(reader, what)
+
+    StorageReader.{note} = note
+    report = release(model)
+    assert (report.freed_bytes, report.still_held, report.errors) == ({{}}, (), ()), report
+    """)
+    assert_clean(result)
+
+
 @pytest.mark.usefixtures("hasty")
 def test_forward_meets_a_released_error() -> None:
     """Never an AttributeError or a KeyError of a half-emptied layer."""
