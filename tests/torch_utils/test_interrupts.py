@@ -19,7 +19,7 @@ from torch_utils._registry import REGISTRY
 from torch_utils._releasing.claims import _CLAIMED
 from torch_utils._releasing.work import _enclosing
 
-HERE = "torch_utils/_registry", "torch_utils/resource", "torch_utils/_interrupts"
+HERE = "torch_utils/_registry", "torch_utils/resource", "torch_utils/_interrupts", "/_coroutines"
 # Each kind of instruction comes several times; all of them take a minute.
 STEPS = [31, pytest.param(3, marks=pytest.mark.slow)]
 SCOPE = *HERE, "torch_utils/_scope", "torch_utils/cleanup", "_releasing/work", "/closables"
