@@ -218,6 +218,30 @@ def test_a_release(step: int) -> None:
     assert everywhere(check, step) > 200
 
 
+def test_a_timeout_in_a_release() -> None:
+    """What a handler raises may be an Exception: it skips no object but the one it comes to."""
+
+    def time_out() -> None:
+        raise TimeoutError("of the program's own handler")
+
+    def check(number: int) -> bool:
+        models, reports = [nn.Linear(2, 2), nn.Linear(2, 2)], []
+        try:
+            reached, _ = run_interrupted(
+                lambda: reports.append(release(*models, collect="never")),
+                number,
+                "/work.py",
+                handler=time_out,
+            )
+        except TimeoutError:
+            return True
+        assert sum("released" in repr(model) for model in models) >= 2 - reached, number
+        assert not reached or "handler" in str(reports[0].errors), number
+        return reached
+
+    assert everywhere(check, 7) > 20
+
+
 def test_real_signals() -> None:
     """A timer that interrupts at any time: nothing is claimed and lost, nobody hangs."""
     result = run("""

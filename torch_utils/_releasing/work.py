@@ -62,6 +62,7 @@ class Release:
         self._outer = _enclosing()
         self._caller = caller_key()
         self._under_way = False
+        self._was_broken_off = False
         self.is_idle = collect == "auto" and not thorough  # Until there is something to do.
 
     def begin(self) -> None:
@@ -93,11 +94,13 @@ class Release:
                 if outermost:
                     self.end()
         except BaseException as error:
-            # An interrupt of this code itself. What is left of the list goes on.
+            # An interrupt of this code itself. What is left of the list goes on; after what may be
+            # an error of this code, and come again, once.
             if outermost:
                 self.end()
             self.failed("what was planned", error)
-            if not isinstance(error, Exception):
+            is_second, self._was_broken_off = self._was_broken_off, True
+            if not (is_second and isinstance(error, Exception)):
                 self.run(targets)
 
     def _give_up_all(self, targets: list[Target]) -> None:
