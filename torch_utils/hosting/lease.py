@@ -41,7 +41,7 @@ class _Lease(Generic[M]):
         self._core = core
         self._timeout_s = timeout_s
         self._number = 0  # while it is open, or about to be
-        self._tenant: Tenant | None = None  # from being lent to being handed over
+        self._outcome: Tenant | Exception | None = None  # what `_lent` returns or raises
         self._process: ModelProcess | None = None
         self._calls: list[None] = []  # that are under way
         self._no_room = ""  # why, where it waited for some
@@ -70,7 +70,7 @@ class _Lease(Generic[M]):
     def _waits(
         self, holder: Holder, waiter_of: Callable[[], W], load: Callable[..., Tenant | None]
     ) -> Iterator[tuple[W, float | None]]:
-        """Yield what to wait for, and how many seconds, until the model is lent.
+        """Yield what to wait for, and how many seconds, until the outcome is known.
 
         Args:
             holder: Who asks for it.
@@ -81,30 +81,32 @@ class _Lease(Generic[M]):
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         mine: Attempt | None = None  # that this began, and that may be over before it is asked for
         core.want(self._number)
-        while True:
+        while self._outcome is None:
             waiter = waiter_of()
             answer = core.ask(self._number, holder, waiter.wake)
-            tenant: Tenant | None = None
             if isinstance(answer, Tenant):
-                tenant = answer
+                self._outcome = answer
             elif mine is not None and mine.error is not None:
-                raise mine.error
+                self._outcome = mine.error
             elif not answer.is_begun:
                 mine = answer
                 mine.deadline = deadline
-                tenant = load(mine, self._number, holder)
+                try:
+                    self._outcome = load(mine, self._number, holder)
+                except Exception as error:
+                    # Raised by `_lent`: a StopIteration would come out of here as another error.
+                    self._outcome = error
             else:
                 yield waiter, self._left(deadline, answer)
-                if answer.error is not None and not answer.gave_up:
-                    raise answer.error
-            if tenant is not None:
-                core.no_longer_want(self._number)
-                self._tenant = tenant
-                return
+                if not answer.gave_up:
+                    self._outcome = answer.error
 
     def _lent(self) -> M:
-        tenant, self._tenant = self._tenant, None
-        assert tenant is not None
+        if not isinstance(self._outcome, Tenant):
+            assert self._outcome is not None
+            raise self._outcome
+        tenant, self._outcome = self._outcome, None
+        self._core.no_longer_want(self._number)
         model = tenant.model
         if isinstance(model, ModelProcess):
             self._process = model
@@ -129,7 +131,7 @@ class _Lease(Generic[M]):
 
     def _end(self) -> None:
         number, process = self._number, self._process
-        self._process = None
+        self._process = self._outcome = None
         if number <= 0 or self._core.pid != getpid():
             return
         if process is not None and self._calls and len(self._core.tenancy.leases) == 1:
