@@ -14,6 +14,7 @@ import sys
 from _thread import LockType, allocate_lock, get_ident
 from os import getpid
 
+from torch_utils._coroutines import UNAWAITED, never_ran
 from torch_utils._interrupts import came_out_of, never_began
 from torch_utils._runtime import DEBUG, ERROR, PHASE, early_bound, log
 
@@ -277,7 +278,9 @@ class Entry:
         try:
             if mine.pieces is None:
                 mine.pieces = self.pieces(owner)
-            for _ in mine.pieces:
+            for result in mine.pieces:
+                if type(result) in UNAWAITED:
+                    raise never_ran(result)
                 mine.succeeded = True
         except BaseException as error:
             # The boundary of every cleanup: an error must neither skip what comes after nor

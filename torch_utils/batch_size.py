@@ -80,8 +80,8 @@ def find_batch_size(
         RuntimeError: "No executable batch size found": not even 1 fits. Its cause is the error
             of the last try.
         TypeError: A caller passed the batch size, or the function does not take one. Or, when
-            decorating: the function is a generator function, whose tries cannot be repeated
-            once it has yielded.
+            decorating: what should be a function is none, or is a generator function, whose
+            tries cannot be repeated once it has yielded. Or ``reduce_batch_size_fn`` returned None.
         ValueError: ``factor`` is not between 0 and 1, or ``starting_batch_size`` or
             ``restore_after`` no whole number.
     """

@@ -101,8 +101,9 @@ def lifespan(
         a lifespan of its own. Without a function, a decorator.
 
     Raises:
-        TypeError: The function is none, or takes neither one argument nor two.
-        ValueError: The deadline is not a positive number.
+        TypeError: A function is none, or takes neither one argument nor two; or the deadline is
+            no number.
+        ValueError: The deadline is not positive, or not finite.
     """
     if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
         raise TypeError(f"deadline_s must be a number of seconds, not {deadline_s!r}")

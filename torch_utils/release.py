@@ -39,6 +39,10 @@ def release(
     While the program ends only ``close()`` methods are called: the end of the process gives
     the memory back sooner than anything done before it.
 
+    Of several threads that release one object at the same time, one counts it, gives it up and
+    reports it; the others do not wait for that. Storages that different objects share, which
+    two threads release at the same time, may be in both reports.
+
     Args:
         *objects: What to release, in this order. None is nothing to release.
         collect: Whether to collect garbage. "auto": only if something that was given up is

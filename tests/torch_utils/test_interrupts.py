@@ -16,9 +16,10 @@ from torch import nn
 from programs import assert_clean, run
 from torch_utils import Resource, SafePyTorchCleanup, release
 from torch_utils._registry import REGISTRY
+from torch_utils._releasing.claims import _CLAIMED
 from torch_utils._releasing.work import _enclosing
 
-HERE = "torch_utils/_registry", "torch_utils/resource", "torch_utils/_interrupts"
+HERE = "torch_utils/_registry", "torch_utils/resource", "torch_utils/_interrupts", "/_coroutines"
 # Each kind of instruction comes several times; all of them take a minute.
 STEPS = [31, pytest.param(3, marks=pytest.mark.slow)]
 SCOPE = *HERE, "torch_utils/_scope", "torch_utils/cleanup", "_releasing/work", "/closables"
@@ -198,20 +199,47 @@ def test_a_release(step: int) -> None:
     """All that was to be released is, or nothing was touched yet; later releases are whole."""
 
     def check(number: int) -> bool:
-        models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+        models, tensor = [nn.Linear(2, 2), nn.Linear(2, 2)], torch.ones(2)
         closing = Counted()
         reached, arrived = run_interrupted(
-            lambda: release(*models, closing, collect="never"), number, "/work.py", "/closables"
+            lambda: release(*models, [tensor], closing, collect="never"), number, *files
         )
         assert reached == arrived, number
         released = {"released" in repr(model) for model in models} | {closing.released == 1}
+        released.add(tensor.numel() == 0)
+        assert not _CLAIMED, number
         assert len(released) == 1, number
         assert _enclosing() is None, number
         closing.close()
         assert closing.released == 1
         return reached
 
+    files = "/work.py", "/closables", "/claims", "/target.py", "_releasing/tensors.py"
     assert everywhere(check, step) > 200
+
+
+def test_a_timeout_in_a_release() -> None:
+    """What a handler raises may be an Exception: it skips no object but the one it comes to."""
+
+    def time_out() -> None:
+        raise TimeoutError("of the program's own handler")
+
+    def check(number: int) -> bool:
+        models, reports = [nn.Linear(2, 2), nn.Linear(2, 2)], []
+        try:
+            reached, _ = run_interrupted(
+                lambda: reports.append(release(*models, collect="never")),
+                number,
+                "/work.py",
+                handler=time_out,
+            )
+        except TimeoutError:
+            return True
+        assert sum("released" in repr(model) for model in models) >= 2 - reached, number
+        assert not reached or "handler" in str(reports[0].errors), number
+        return reached
+
+    assert everywhere(check, 7) > 20
 
 
 def test_real_signals() -> None:

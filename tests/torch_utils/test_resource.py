@@ -268,3 +268,17 @@ def test_a_release_that_runs_later_is_refused() -> None:
         mixin = type("Mixin", (), {"_release": function})
         with pytest.raises(TypeError, match=r"Late\._release must be a plain function"):
             type("Late", (mixin, Resource), {})
+
+
+def test_a_release_that_returns_a_coroutine_has_failed() -> None:
+    """Nobody awaits it: that is logged as any failure is, and nothing is left to warn."""
+
+    async def later() -> None: ...
+
+    class Late(Resource):
+        def _release(self) -> Any:
+            return later()
+
+    resource = Late()
+    assert not resource.close()
+    assert resource.closed

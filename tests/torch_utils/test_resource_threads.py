@@ -51,26 +51,6 @@ def test_close_inside_release_returns() -> None:
     assert resource.closed
 
 
-def test_two_that_close_each_other() -> None:
-    """Two threads, each closing a resource whose release closes the other's."""
-    for _ in range(50):
-        barrier = threading.Barrier(2)
-        pair: list[Counted] = []
-
-        def action(self: Any, barrier: Any = barrier, pair: Any = pair) -> None:
-            barrier.wait()
-            pair[self is pair[0]].close()
-
-        pair += [Counted(action), Counted(action)]
-        threads = [threading.Thread(target=r.close, daemon=True) for r in pair]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(5)
-            assert not thread.is_alive(), "deadlock"
-        assert [r.released for r in pair] == [1, 1]
-
-
 def test_many_closers_one_release() -> None:
     """Eight threads and a signal handler close the same resources; each is released once."""
     resources = [Counted() for _ in range(500)]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from operator import methodcaller
 from typing import Any
 
+from torch_utils._coroutines import UNAWAITED, never_ran
 from torch_utils._interrupts import never_began
 from torch_utils._releasing.classes import isinstance_of
 from torch_utils._releasing.own_cleanup import close_resource
-from torch_utils._releasing.target import Target
+from torch_utils._releasing.target import MethodTarget
 from torch_utils.resource import Resource
 
 
-class ClosableTarget(Target):
+class ClosableTarget(MethodTarget):
     """Something with ``close()``, which knows itself what to do."""
 
     closes = True
@@ -26,8 +27,9 @@ class ClosableTarget(Target):
         if isinstance_of(self.thing, Resource):
             return close_resource(self.thing)
         try:
-            for _ in self._calls:  # Once: see `_interrupts`.
-                pass
+            for result in self._calls:  # Once: see `_interrupts`.
+                if type(result) in UNAWAITED:
+                    raise never_ran(result)
         except BaseException as error:
             if never_began(error):
                 self._calls = map(methodcaller("close"), (self.thing,))

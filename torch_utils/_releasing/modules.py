@@ -11,19 +11,16 @@ from typing import Any
 
 from torch_utils._releasing.classes import name_of
 from torch_utils._releasing.counting import count_modules
-from torch_utils._releasing.reading import contents_of, undisturbed
+from torch_utils._releasing.reading import undisturbed
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
-from torch_utils._releasing.tombstone import CLAIM, Burial, is_released
+from torch_utils._releasing.tombstone import Burial, is_released
 from torch_utils._releasing.trees import Tree, in_steps
 from torch_utils._runtime import early_bound, whole_torch
 
 
 class ModuleTarget(Target):
-    """A module and what it contains.
-
-    Two threads may release one module: one of them does it, and the other reports nothing.
-    """
+    """A module and what it contains."""
 
     def __init__(self, module: Any, name: str) -> None:
         super().__init__(module, name)
@@ -31,25 +28,18 @@ class ModuleTarget(Target):
         self.shared: Set[int] = frozenset()
         self.tree: Tree | None = None
         self._burials: list[Burial] | None = None
-        self._token = object()
-        self._counted: tuple[Inventory, int, int] | None = None
 
     def count(self, inventory: Inventory) -> None:
         torch = whole_torch()
         # What is spared too: this model lets go of it, and the report says that it lives on.
         self.tree = tree = self.tree or Tree(self.module)
-        begin = inventory.count_contained()
         with undisturbed(torch):
             count_modules(inventory, self.name, tree)
-        self._counted = inventory, begin, inventory.count_contained()
 
     def give_up(self, place: str) -> None:
         if self._burials is None:  # Else this was interrupted, and there is no tree to see.
-            if not self._is_first():
-                if self._counted is not None:
-                    inventory, begin, end = self._counted
-                    inventory.disown(begin, end)
-                return
+            if is_released(self.module):
+                return  # By its own ``close``.
             tree = self.tree or Tree(self.module)
             given_up = Tree(self.module, spared=self.shared) if self.shared else tree
             names = _Names(self.name, given_up)
@@ -61,12 +51,6 @@ class ModuleTarget(Target):
         # What was spared may be garbage by now, and would be kept by these.
         self.tree = None
         self._burials = []
-
-    def _is_first(self) -> bool:
-        """Whether no other thread's release has come before this one."""
-        contents = contents_of(self.module)
-        is_first = contents.setdefault(CLAIM, self._token) is self._token
-        return is_first and not is_released(self.module)
 
 
 class _Names:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Set
 from operator import methodcaller
 from typing import Any
 
+from torch_utils._coroutines import UNAWAITED, never_ran
 from torch_utils._interrupts import never_began
 from torch_utils._registry import REGISTRY
 from torch_utils._releasing.classes import isinstance_of, name_of
-from torch_utils._releasing.kinds import find, is_awaitable, is_function
-from torch_utils._releasing.target import Target
+from torch_utils._releasing.kinds import find, is_function
+from torch_utils._releasing.target import MethodTarget
 from torch_utils._releasing.tombstone import is_released, is_tombstone_class
 from torch_utils._releasing.trees import Tree, types_of
 from torch_utils._runtime import is_shutting_down
@@ -26,11 +27,13 @@ from torch_utils.resource import Resource
 def close_resource(resource: Any) -> BaseException | None:
     """Close a Resource; returns its error, which has been logged already."""
     entry = REGISTRY.get(id(resource))
-    type(resource).close(resource)
+    result = type(resource).close(resource)
+    if type(result) in UNAWAITED:
+        raise never_ran(result)
     return None if entry is None else entry.error
 
 
-class OwnCleanup(Target):
+class OwnCleanup(MethodTarget):
     """One method of one module that is about to be released.
 
     Attributes:
@@ -56,7 +59,9 @@ class OwnCleanup(Target):
             return None
         if self._is_of_resource():
             return close_resource(module)
-        _once(module, self.method)()
+        result = _once(module, self.method)()
+        if type(result) in UNAWAITED:
+            raise never_ran(result)
         return None
 
     def _is_of_resource(self) -> bool:
@@ -131,4 +136,4 @@ def _methods_of(kind: type) -> tuple[str, ...]:
     if is_tombstone_class(kind):
         return ()
     found = [(name, find(kind, name)) for name in _METHODS]
-    return tuple(n for n, m in found if m is not None and is_function(m) and not is_awaitable(m))
+    return tuple(n for n, m in found if m is not None and is_function(m))

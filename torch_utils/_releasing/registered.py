@@ -154,7 +154,7 @@ class Registered:
                     fresh.setdefault(key, (position, tensor))
             keys, positions = list(fresh), [position for position, _ in fresh.values()]
             tensors = [tensor for _, tensor in fresh.values()]
-        weak, sizes, is_own = reader.note_all(keys)
+        weak, sizes, is_own = reader.note_all(tensors)
         if not (all(is_own) and all(sizes)):
             is_plain = [own and size for own, size in zip(is_own, sizes, strict=True)]
             odd = list(map(not_, is_plain))

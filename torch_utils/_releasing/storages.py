@@ -154,7 +154,7 @@ class Inventory:
             if reader.is_plain(tensor):
                 key = reader.address(tensor)
                 if key not in self.known:
-                    self._enter(reader.note(key), key, "host", owner, name, beyond)
+                    self._enter(reader.note(tensor), key, "host", owner, name, beyond)
                     self.known.add(key)
                 return
         except NotImplementedError:
@@ -204,19 +204,6 @@ class Inventory:
     def add_freed(self, place: str, nbytes: int) -> None:
         """Note memory outside of storages that has been given back."""
         self._freed[place] = self._freed.get(place, 0) + nbytes
-
-    def count_contained(self) -> int:
-        """Count the entries of what is contained, to tell one target's from the next one's."""
-        return len(self._own.weak)
-
-    def disown(self, begin: int, end: int) -> None:
-        """Take entries out that another thread's release has given up meanwhile."""
-        notes, self._own = self._own, _Notes()
-        for index, weak in enumerate(notes.weak):
-            if begin <= index < end:
-                self._free(weak)
-            else:
-                self._own.append(weak, *notes.entry(index))
 
     def absorb(self, other: Inventory) -> None:
         """Count what another inventory has counted, which is empty afterwards."""

@@ -8,6 +8,7 @@ from itertools import compress
 from operator import and_
 from typing import Any
 
+from torch_utils._releasing.claims import claim, drop_claims
 from torch_utils._releasing.counting import count_contents, count_tensors
 from torch_utils._releasing.in_use import swap_all
 from torch_utils._releasing.reading import contents_of, slots_of, undisturbed
@@ -44,6 +45,16 @@ class TensorsTarget(Target):
         """Take more of them."""
         self._tensors += tensors
         self._names += names
+
+    def claim(self, caller: Any) -> None:
+        mine = claim(self._tensors, caller)
+        if not all(mine):
+            tensors, names = compress(self._tensors, mine), compress(self._names, mine)
+            # In one step of C: an interrupt leaves both as they were.
+            vars(self).update(_tensors=list(tensors), _names=list(names))
+
+    def drop_claim(self, caller: Any) -> None:
+        drop_claims(self._tensors, caller)
 
     def count(self, inventory: Inventory) -> None:
         count_tensors(inventory, self._tensors, self._names)

@@ -22,7 +22,6 @@ from torch_utils.errors import ReleasedAttributeError, ReleasedError
 
 _PACKAGE = __name__.partition(".")[0]
 _KEY = "_released"  # Where a released object's dictionary holds its Epitaph.
-CLAIM = "_released_by"  # And who released it, which a second thread finds there.
 _read: Callable[[Any, str], Any] = object.__getattribute__
 _frame = sys._getframe
 

@@ -78,7 +78,7 @@ class StorageReader:
             self._rest = self.address(self._pair[1])
             tensor = _bytes_of_torch(torch, 3)
             key = self.address(tensor)
-            noted = self.note(key)
+            noted = self.note(tensor)
             alone = torch._C._storage_Use_Count(key) == 1
             lives = not self.is_expired(noted.weak)
             del tensor
@@ -102,38 +102,20 @@ class StorageReader:
             self._is_prepared = True
         return self._rest != 0
 
-    def note(self, address: int) -> Noted:
-        """Note the storage of a plain tensor, which the caller keeps meanwhile."""
-        weak, nbytes, is_own = self.noter()(address)
+    def note(self, tensor: Any) -> Noted:
+        """Note the storage of a plain tensor."""
+        (weak,), (nbytes,), (is_own,) = self.note_all((tensor,))
         if is_own:
             return Noted(weak, nbytes, False, 0)
-        scratch = self._pair[0]
-        try:
-            scratch._set_cdata(address)
-            return Noted(weak, nbytes, True, scratch.data_ptr())
-        finally:
-            scratch._set_cdata(self._rest)
+        self.free(weak)
+        return self.note_object(self.storage_of(tensor))
 
-    def noter(self) -> Callable[[int], tuple[int, int, bool]]:
-        """Make a function that notes a storage: weak reference, size, and whether it is torch's.
+    def note_all(self, tensors: Sequence[Any]) -> tuple[list[int], list[int], list[bool]]:
+        """Note storages in one step of C: weak references, sizes, and whether they are torch's.
 
-        With all that it needs at hand, for it is called for thousands.
+        From asking a tensor for its storage to having the weak reference no other thread has its
+        turn: one that empties the tensor would free the storage in between.
         """
-        scratch, rest = self._pair[0], self._rest
-        point_at, weak_ref = scratch._set_cdata, scratch._weak_ref
-        size, is_own = scratch.nbytes, scratch.resizable
-
-        def note(address: int) -> tuple[int, int, bool]:
-            try:
-                point_at(address)
-                return weak_ref(), size(), is_own()
-            finally:
-                point_at(rest)
-
-        return note
-
-    def note_all(self, addresses: Sequence[int]) -> tuple[list[int], list[int], list[bool]]:
-        """Note storages in one step of C: weak references, sizes, and whether they are torch's."""
         scratch = self._pair[0]
         none = repeat(())
         try:
@@ -141,7 +123,7 @@ class StorageReader:
             noted = list(
                 chain.from_iterable(
                     zip(
-                        map(scratch._set_cdata, addresses),
+                        map(scratch._set_cdata, map(self.address, tensors)),
                         starmap(scratch._weak_ref, none),
                         starmap(scratch.nbytes, none),
                         starmap(scratch.resizable, none),

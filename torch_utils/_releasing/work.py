@@ -62,6 +62,7 @@ class Release:
         self._outer = _enclosing()
         self._caller = caller_key()
         self._under_way = False
+        self._was_broken_off = False
         self.is_idle = collect == "auto" and not thorough  # Until there is something to do.
 
     def begin(self) -> None:
@@ -88,14 +89,18 @@ class Release:
                 self.begin()
                 self._give_up_all(targets)
             finally:
+                for target in targets:  # None, unless something came in between.
+                    target.drop_claim(self._caller)
                 if outermost:
                     self.end()
         except BaseException as error:
-            # An interrupt of this code itself. What is left of the list goes on.
+            # An interrupt of this code itself. What is left of the list goes on; after what may be
+            # an error of this code, and come again, once.
             if outermost:
                 self.end()
             self.failed("what was planned", error)
-            if not isinstance(error, Exception):
+            is_second, self._was_broken_off = self._was_broken_off, True
+            if not (is_second and isinstance(error, Exception)):
                 self.run(targets)
 
     def _give_up_all(self, targets: list[Target]) -> None:
@@ -104,16 +109,22 @@ class Release:
             self._planned = targets
         while self._uncounted and not is_shutting_down():
             target = self._uncounted[0]
-            self._insist(target.name, lambda t=target: t.count(self._inventory))
+            self._insist(target.name, lambda t=target: self._count(t))
             del self._uncounted[0]
         if not is_shutting_down():
             self._isolated("what they refer to", lambda: count_beyond(self._inventory))
         while targets:
             self._give_up(targets[0])
+            targets[0].drop_claim(self._caller)
             targets[:1] = targets[0].left_over()
 
+    def _count(self, target: Target) -> None:
+        target.claim(self._caller)
+        if target.is_mine:
+            target.count(self._inventory)
+
     def _give_up(self, target: Target) -> None:
-        if target.closes or not is_shutting_down():
+        if target.is_mine and (target.closes or not is_shutting_down()):
             self._insist(target.name, lambda: target.give_up(self._place))
 
     def _insist(self, name: str, action: Any) -> None:

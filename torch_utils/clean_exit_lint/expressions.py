@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .arguments import constant_defaults, is_open, match_arguments
 from .evaluator import Evaluator
@@ -13,7 +13,7 @@ from .findings import Step
 from .frames import ENDING, Frame
 from .project import distribution
 from .scopes import Class, Function, items, last_name
-from .values import Bound, Instance, Value, Values
+from .values import Bound, Given, Instance, Value, Values
 
 _DEEPEST = 6  # Functions in a row: further away, what is reached depends on too much else.
 _MOST = 400  # Functions entered for one destructor, with different facts.
@@ -222,28 +222,7 @@ class Expressions:
         here, there = frame.function.module.source.path, function.module.source.path
         if here != there and distribution(here) != distribution(there):
             return
-        given = dict(frame.given)
-        constants = constant_defaults(function)
-        state = set()
-        if frame.function.self_name and frame.receiver:
-            given[frame.function, frame.function.self_name] = (frame.receiver,)
-        if node is not None:
-            arguments = match_arguments(function, node, bound=receiver is not None)
-            if is_open(node):
-                constants = {}
-            for name, argument in arguments.items():
-                constants.pop(name, None)
-                if frame.is_state(argument):
-                    state.add(name)
-                if isinstance(argument, ast.Constant):
-                    constants[name] = argument.value
-                elif isinstance(argument, ast.Name) and argument.id in frame.constants:
-                    constants[name] = frame.constants[argument.id]
-                elif values := frame.evaluate(argument):
-                    given[function, name] = values
-            if receiver is None and function.self_name in arguments:
-                held = given.get((function, function.self_name or ""), ())
-                receiver = next((one for one in held if isinstance(one, Instance)), None)
+        receiver, given, constants, state = _passed(frame, function, receiver, node)
         is_self = isinstance(receiver, Instance) and receiver.is_self
         reaches = is_self or any(
             isinstance(one, Instance) and one.is_self for values in given.values() for one in values
@@ -253,23 +232,17 @@ class Expressions:
             facts = replace(facts, has=frozenset(), known=frozenset(), began=frozenset())
         quiet = frame.quiet or (node is not None and self._is_by_global(frame, node.func))
         key = (function, receiver, facts, tuple(sorted(constants.items(), key=repr)),
-               quiet, frozenset(state))  # fmt: skip
+               quiet, state)  # fmt: skip
         if key in self._seen:
             frame.facts = frame.facts.plus(self._seen[key])
             return
-        if any(
-            step.line == function.node.lineno and step.path == function.module.source.path
-            for step in frame.trace
-        ):
+        line, path = function.node.lineno, there
+        if any(step.line == line and step.path == path for step in frame.trace):
             return
         self._seen[key] = Facts()
         own = is_self and function.owner in self.evaluator.linear(frame.destroyed)[0][:1]
         bare = own or (is_self and function is _resolved(self.evaluator, frame.destroyed, function))
-        step = Step(
-            function.name if bare else function.label,
-            function.module.source.path,
-            function.node.lineno,
-        )
+        step = Step(function.name if bare else function.label, path, line)
         inner = Frame(
             self.evaluator,
             function,
@@ -282,7 +255,7 @@ class Expressions:
             constants,
             quiet,
             tested=frame.tested,
-            state=frozenset(state),
+            state=state,
         )
         self._run(inner)
         if is_self:  # What it has read of the object, wherever it returns, is there.
@@ -296,6 +269,44 @@ class Expressions:
         if not isinstance(node, ast.Name):
             return False
         return frame.named(node.id).kind == "global"
+
+
+class _Passed(NamedTuple):
+    """What a function is entered with; see `Frame`."""
+
+    receiver: Instance | Class | None
+    given: Given
+    constants: dict[str, object]
+    state: frozenset[str]
+
+
+def _passed(
+    frame: Frame, function: Function, receiver: Instance | Class | None, node: ast.Call | None
+) -> _Passed:
+    """Say what a call passes on, or a function that is called without one in sight."""
+    given = dict(frame.given)
+    constants = constant_defaults(function)
+    state = set()
+    if frame.function.self_name and frame.receiver:
+        given[frame.function, frame.function.self_name] = (frame.receiver,)
+    if node is not None:
+        arguments = match_arguments(function, node, bound=receiver is not None)
+        if is_open(node):
+            constants = {}
+        for name, argument in arguments.items():
+            constants.pop(name, None)
+            if frame.is_state(argument):
+                state.add(name)
+            if isinstance(argument, ast.Constant):
+                constants[name] = argument.value
+            elif isinstance(argument, ast.Name) and argument.id in frame.constants:
+                constants[name] = frame.constants[argument.id]
+            elif values := frame.evaluate(argument):
+                given[function, name] = values
+        if receiver is None and function.self_name in arguments:
+            held = given.get((function, function.self_name or ""), ())
+            receiver = next((one for one in held if isinstance(one, Instance)), None)
+    return _Passed(receiver, given, constants, frozenset(state))
 
 
 def _resolved(evaluator: Evaluator, cls: Class, function: Function) -> object:

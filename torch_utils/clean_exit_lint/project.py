@@ -23,7 +23,6 @@ class Project:
 
     def __init__(self, paths: Iterable[str], read: Reader) -> None:
         self._given = {os.path.abspath(path): path for path in paths}  # noqa: PTH100  (hot)
-        self._folders = {os.path.dirname(path) for path in self._given}  # noqa: PTH120
         self._read = read
         self._modules: dict[str, Module | None] = {}
         self._found: dict[tuple[str, str], str | None] = {}

@@ -85,8 +85,8 @@ class Core(Lending):
             if attempt.error is not None:
                 raise attempt.error
 
-    def load_in_background(self, attempt: Attempt) -> None:
-        """Load the model in a thread, which is there for that long only."""
+    def load_in_background(self, attempt: Attempt, *_: object) -> None:
+        """Load the model in a thread, which is there for that long only; lends it to nobody."""
         is_started = False
         attempt.is_apart = True
         try:

@@ -55,7 +55,8 @@ class ModelHost(Lender, Generic[M]):
             ends that process, so that everything comes back. ``load`` must be importable then.
 
     Raises:
-        TypeError: ``load`` cannot be called, or not in another process.
+        TypeError: ``load`` cannot be called, or not in another process, or is a coroutine
+            function; or ``name`` or ``keep_alive`` is of another kind.
         ValueError: ``keep_alive`` or ``isolation`` is none of its values.
     """
 
@@ -94,8 +95,11 @@ class ModelHost(Lender, Generic[M]):
                 does itself takes as long as it takes.
 
         Raises:
-            TimeoutError: The time is over. On entering, like the others.
+            TypeError: ``timeout_s`` is no number. At once; the others come on entering.
+            TimeoutError: The time is over.
             ResourceClosedError: The host is closed.
+            TorchUtilsError: The lease was entered before; or this thread is just loading the
+                model, unloading it, or (`ModelInUseError`) lending it, and would wait for itself.
             Exception: What ``load`` raised, in this thread or in the one that was waited for.
         """
         return Lease(self, self._own_core(), timeout_s, sys._getframe(1))
@@ -111,7 +115,7 @@ class ModelHost(Lender, Generic[M]):
             timeout_s: How long to wait, for the load too.
 
         Raises:
-            TimeoutError: The time is over. On entering, like the others; see `lease`.
+            TimeoutError: The time is over, of the load too. The others are those of `lease`.
         """
         return AsyncLease(self, self._own_core(), timeout_s, sys._getframe(1))
 
@@ -120,6 +124,10 @@ class ModelHost(Lender, Generic[M]):
 
         Returns:
             True if this call loaded it, False if it was there or somebody else did.
+
+        Raises:
+            ResourceClosedError: The host is closed.
+            Exception: What ``load`` raised, in this thread or in the one that was waited for.
         """
         return self._own_core().load_now()
 
@@ -133,6 +141,7 @@ class ModelHost(Lender, Generic[M]):
 
         Raises:
             ModelInUseError: It is lent. Says where the leases were taken.
+            ResourceClosedError: The host is closed, which has given it back.
         """
         self.ensure_open()
         return self._own_core().unload()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from os import getpid
 from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
@@ -21,6 +22,7 @@ from torch_utils.hosting.waiting import LoopWaiter, ThreadWaiter, check_seconds,
 __all__ = ["AsyncLease", "Lease"]
 
 M = TypeVar("M")
+W = TypeVar("W", ThreadWaiter, LoopWaiter)
 _NUMBERS = iter(range(1, 1 << 62))
 
 
@@ -39,6 +41,7 @@ class _Lease(Generic[M]):
         self._core = core
         self._timeout_s = timeout_s
         self._number = 0  # while it is open, or about to be
+        self._outcome: Tenant | Exception | None = None  # what `_lent` returns or raises
         self._process: ModelProcess | None = None
         self._calls: list[None] = []  # that are under way
         self._no_room = ""  # why, where it waited for some
@@ -64,10 +67,46 @@ class _Lease(Generic[M]):
             raise TimeoutError(f"{self._core.name} is still {state} after {self._timeout_s} s")
         return left
 
-    def _deadline(self) -> float | None:
-        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+    def _waits(
+        self, holder: Holder, waiter_of: Callable[[], W], load: Callable[..., Tenant | None]
+    ) -> Iterator[tuple[W, float | None]]:
+        """Yield what to wait for, and how many seconds, until the outcome is known.
 
-    def _lent(self, tenant: Tenant) -> M:
+        Args:
+            holder: Who asks for it.
+            waiter_of: Makes what waits.
+            load: Loads it, or begins to; returns what it has lent, if it has.
+        """
+        core = self._core
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        mine: Attempt | None = None  # that this began, and that may be over before it is asked for
+        core.want(self._number)
+        while self._outcome is None:
+            waiter = waiter_of()
+            answer = core.ask(self._number, holder, waiter.wake)
+            if isinstance(answer, Tenant):
+                self._outcome = answer
+            elif mine is not None and mine.error is not None:
+                self._outcome = mine.error
+            elif not answer.is_begun:
+                mine = answer
+                mine.deadline = deadline
+                try:
+                    self._outcome = load(mine, self._number, holder)
+                except Exception as error:
+                    # Raised by `_lent`: a StopIteration would come out of here as another error.
+                    self._outcome = error
+            else:
+                yield waiter, self._left(deadline, answer)
+                if not answer.gave_up:
+                    self._outcome = answer.error
+
+    def _lent(self) -> M:
+        if not isinstance(self._outcome, Tenant):
+            assert self._outcome is not None
+            raise self._outcome
+        tenant, self._outcome = self._outcome, None
+        self._core.no_longer_want(self._number)
         model = tenant.model
         if isinstance(model, ModelProcess):
             self._process = model
@@ -92,7 +131,7 @@ class _Lease(Generic[M]):
 
     def _end(self) -> None:
         number, process = self._number, self._process
-        self._process = None
+        self._process = self._outcome = None
         if number <= 0 or self._core.pid != getpid():
             return
         if process is not None and self._calls and len(self._core.tenancy.leases) == 1:
@@ -100,6 +139,10 @@ class _Lease(Generic[M]):
             process.kill()
         self._core.end_lease(number)
         self._number = -1
+
+    def _give_up(self) -> None:
+        self._end()
+        self._core.expire_soon()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # Of protocols, which are asked for, and of what is half built.
@@ -123,27 +166,13 @@ class Lease(_Lease[M]):
     _use = "use what `with ... as model:` gives"
 
     def __enter__(self) -> M:
-        thread = threading.get_ident()
-        holder = self._begin(thread)
-        core, deadline = self._core, self._deadline()
+        holder = self._begin(threading.get_ident())
         try:
-            core.want(self._number)
-            while True:
-                waiter = ThreadWaiter()
-                answer = core.ask(self._number, holder, waiter.wake)
-                if isinstance(answer, Attempt) and not answer.is_begun:
-                    answer.deadline = deadline
-                    answer = core.load(answer, self._number, holder) or answer
-                elif isinstance(answer, Attempt):
-                    waiter.wait(self._left(deadline, answer))
-                    if answer.error is not None and not answer.gave_up:
-                        raise answer.error
-                if isinstance(answer, Tenant):
-                    core.no_longer_want(self._number)
-                    return self._lent(answer)
+            for waiter, left_s in self._waits(holder, ThreadWaiter, self._core.load):
+                waiter.wait(left_s)
+            return self._lent()
         except BaseException:
-            self._end()
-            core.expire_soon()
+            self._give_up()
             raise
 
     def __exit__(
@@ -163,29 +192,12 @@ class AsyncLease(_Lease[M]):
 
     async def __aenter__(self) -> M:
         holder = self._begin(None)
-        core, deadline = self._core, self._deadline()
-        mine: Attempt | None = None  # that this began, and that may be over before it is asked for
         try:
-            core.want(self._number)
-            while True:
-                waiter = LoopWaiter()
-                answer = core.ask(self._number, holder, waiter.wake)
-                if isinstance(answer, Tenant):
-                    core.no_longer_want(self._number)
-                    return self._lent(answer)
-                if mine is not None and mine.error is not None:
-                    raise mine.error
-                if not answer.is_begun:
-                    mine = answer
-                    mine.deadline = deadline
-                    core.load_in_background(mine)
-                    continue
-                await waiter.wait(self._left(deadline, answer))
-                if answer.error is not None and not answer.gave_up:
-                    raise answer.error
+            for waiter, left_s in self._waits(holder, LoopWaiter, self._core.load_in_background):
+                await waiter.wait(left_s)
+            return self._lent()
         except BaseException:
-            self._end()
-            core.expire_soon()
+            self._give_up()
             raise
 
     async def __aexit__(

@@ -51,7 +51,7 @@ class ModelPool(Lender):
         keep_alive: For those that are added without one of their own; see `ModelHost`.
 
     Raises:
-        TypeError: A limit is of another kind.
+        TypeError: A limit or ``keep_alive`` is of another kind.
         ValueError: A limit is not positive, or ``keep_alive`` none of its values.
     """
 
@@ -95,7 +95,7 @@ class ModelPool(Lender):
             Its host, whose leases are the same as the pool's.
 
         Raises:
-            ValueError: There is one of this name.
+            ValueError: There is one of this name. More, and TypeErrors: see `ModelHost`.
             ResourceClosedError: The pool is closed.
         """
         with self._lock:
@@ -117,7 +117,8 @@ class ModelPool(Lender):
 
         Raises:
             KeyError: No model has this name.
-            NoRoomError: No room could be made in time, or ever. On entering, like the others.
+            NoRoomError: No room could be made in time, or ever. On entering, like those of
+                `ModelHost.lease`.
         """
         host = self._host(name)
         return Lease(host, host.core, timeout_s, sys._getframe(1))
@@ -131,7 +132,11 @@ class ModelPool(Lender):
         return AsyncLease(host, host.core, timeout_s, sys._getframe(1))
 
     def unload(self, name: str) -> CleanupReport:
-        """Give one model back; see `ModelHost.unload`."""
+        """Give one model back; see `ModelHost.unload`.
+
+        Raises:
+            KeyError: No model has this name.
+        """
         return self._host(name).unload()
 
     def status(self) -> dict[str, HostStatus]:

@@ -49,19 +49,20 @@ def test_many_threads_load_once() -> None:
     assert [stub.closed for stub in Stub.made] == [1]
 
 
-def test_failed_load_reaches_everybody_and_can_be_tried_again() -> None:
+@pytest.mark.parametrize("kind", [OSError, StopIteration])
+def test_failed_load_reaches_everybody_and_can_be_tried_again(kind: type[Exception]) -> None:
     """Each waiter gets its error; the next lease loads."""
     fails, begun = [True], threading.Semaphore(0)
 
     def load() -> Stub:
         if fails[0]:
             wait_for(lambda: len(host._core.tenancy.wanted) == 16)
-            raise OSError("no weights")
+            raise kind("no weights")
         return Stub()
 
     host = ModelHost(load)
     assert [repr(e) for e in in_threads(16, lambda: host.lease().__enter__())] == [
-        "OSError('no weights')"
+        f"{kind.__name__}('no weights')"
     ] * 16
     status = host.status()
     assert (status.state, status.loads, str(status.last_error)) == ("unloaded", 0, "no weights")

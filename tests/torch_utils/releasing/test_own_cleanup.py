@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 import threading
 from functools import partial
 from typing import Any
@@ -231,3 +233,66 @@ def test_in_a_scope() -> None:
     with SafePyTorchCleanup() as scope:
         scope.manage(Part("bad", log, fail=ValueError("no")))
     assert [str(e) for e in scope.report.errors] == ["no"]
+
+
+async def to_await(*_: object) -> None: ...
+
+
+class Awaited(nn.Linear):
+    close = to_await
+
+
+class AwaitedResource(Resource):
+    def _release(self) -> None: ...
+
+    close = to_await
+
+
+class Returning:
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def close(self) -> Any:
+        return self._result()
+
+
+async def to_iterate() -> Any:
+    yield
+
+
+@pytest.mark.parametrize("use", [release, SafePyTorchCleanup])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Awaited(2, 2),
+        AwaitedResource,
+        lambda: Returning(to_await),
+        lambda: Returning(to_iterate),
+        lambda: nn.Sequential(Awaited(2, 2)),
+    ],
+    ids=["module", "resource", "returned", "generator", "layer"],
+)
+def test_a_close_that_nobody_awaits(make: Any, use: Any) -> None:
+    """It is an error in the report; the weights go, and no coroutine is left to warn."""
+    thing = make()
+    result = use(thing)
+    if use is SafePyTorchCleanup:
+        with result:
+            pass
+        result = result.report
+    (error,) = result.errors
+    assert re.match(r"to_\w+\(\) has to be awaited.*async with", str(error))
+    assert not isinstance(thing, nn.Module) or repr(thing).startswith("<released")
+    if isinstance(thing, Resource):
+        Resource.close(thing)
+
+
+def test_a_task_that_close_returns_is_left_alone() -> None:
+    """It is at work already, and needs nobody to await it."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(to_await())
+        assert release(Returning(lambda: task)).errors == ()
+        await task
+
+    asyncio.run(main())

@@ -14,8 +14,10 @@ import pytest
 import torch
 from torch import nn
 
+from programs import assert_clean, run_forked
 from torch_utils import ReleasedError, release
 from torch_utils._releasing import faiss_indexes
+from torch_utils._releasing.claims import _CLAIMED
 from torch_utils._releasing.faiss_indexes import FaissTarget
 from torch_utils._releasing.tensors import TensorTarget
 from torch_utils.report import CleanupReport
@@ -70,6 +72,104 @@ def test_two_threads_release_one_model() -> None:
         # The other one may have been looking at it at the very moment when one reported.
         freed = sum(report.freed_bytes.get("host", 0) for report in reports)
         assert freed + sum(report.still_held_bytes for report in reports) == expected
+
+
+def optimizer_with_state() -> torch.optim.Optimizer:
+    layer = nn.Linear(20, 20)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(20)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def index_with_vectors() -> Any:
+    index = faiss.IndexFlatIP(8)
+    index.add(np.ones((100, 8), np.float32))
+    return index
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(400),
+        lambda: [torch.ones(400) for _ in range(600)],
+        lambda: [model_of(3) for _ in range(10)],
+        optimizer_with_state,
+        index_with_vectors,
+    ],
+    ids=["tensor", "tensors", "models", "optimizer", "index"],
+)
+def test_one_of_two_threads_reports(make: Callable[[], Any]) -> None:
+    """What both release at the same time is in one report, and no error comes of it."""
+    expected = sum(release(make(), trim_host=False).freed_bytes.values())
+    for _ in range(20):
+        same = make()
+        reports = in_threads(*[lambda s=same: release(s, trim_host=False)] * 2)
+        assert [report.errors for report in reports] == [(), ()]
+        told = [sum(r.freed_bytes.values()) + r.still_held_bytes for r in reports]
+        assert sum(told) == expected, told
+        assert not _CLAIMED
+
+
+def test_a_claim_ends_with_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one thread could not give up, another one can."""
+    index = index_with_vectors()
+
+    def refuse(found: Any, name: str) -> None:
+        raise RuntimeError("this index is being used by another thread")
+
+    monkeypatch.setattr(faiss_indexes, "_refuse_in_use", refuse)
+    (report,) = in_threads(lambda: release(index))
+    assert "being used" in str(report.errors)
+    monkeypatch.undo()
+    assert release(index).freed_bytes == {"host": 3200}
+
+
+def test_a_fork_in_the_middle_of_a_release() -> None:
+    """The child has none of the threads that give something up, and may release its copy."""
+    result = run_forked("""
+    import os, torch
+    from torch_utils import release
+    from torch_utils._releasing.claims import claim
+
+    tensor = torch.ones(4)
+    claim([tensor], "another thread")
+    process = os.fork()
+    if process == 0:
+        release(tensor)
+        os._exit(tensor.numel())
+    assert os.waitpid(process, 0)[1] == 0
+    release(tensor)
+    assert tensor.numel() == 4, "the control: the other thread does it"
+    """)
+    assert_clean(result)
+
+
+@pytest.mark.parametrize("note", ["note", "note_all"])
+def test_weights_that_go_while_they_are_counted(note: str) -> None:
+    """One thread counts a model, another empties its weights: a freed storage is not read."""
+    result = run_forked(f"""
+    import torch
+    from torch_utils import release
+    from torch_utils._releasing.tensors import empty_tensors
+    from torch_utils._releasing.weak_storages import StorageReader
+
+    model = torch.nn.ParameterList(torch.ones(n + 100) for n in range(50))
+    weights = list(model)
+    weights[0].attribute = "so that it is noted by itself"
+    original = StorageReader.{note}
+
+    def note(reader, what):
+        empty_tensors(weights)  # As another thread may, just then.
+        torch.ones(100)
+        return original(reader, what)
+
+    StorageReader.{note} = note
+    report = release(model)
+    assert (report.freed_bytes, report.still_held, report.errors) == ({{}}, (), ()), report
+    """)
+    assert_clean(result)
 
 
 @pytest.mark.usefixtures("hasty")
