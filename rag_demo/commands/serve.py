@@ -132,7 +132,8 @@ def serve(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from rag_demo.service.listener import bind
-        from rag_demo.service.server import configure_logging, run_server
+        from rag_demo.service.log_lines import configure_logging
+        from rag_demo.service.server import run_server
         from rag_demo.service.settings import Limits, Settings, is_loopback
         from rag_demo.service.workers import run_workers
     except ModuleNotFoundError as error:

@@ -33,7 +33,8 @@ PROGRAM = """
     from serving import Embedder
     from rag_demo.service import connections
     from rag_demo.service.listener import bind
-    from rag_demo.service.server import configure_logging, run_server
+    from rag_demo.service.log_lines import configure_logging
+    from rag_demo.service.server import run_server
     from rag_demo.service.settings import Settings
     from torch_utils import exit_on_signals
 
