@@ -40,12 +40,14 @@ def configure_logging(layout: str, level: str) -> None:
         return True
 
     handler.addFilter(add_request_id)
-    for name in ("rag_demo", "torch_utils", "uvicorn"):
+    for name in ("rag_demo", "torch_utils", "uvicorn", "asyncio"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(level)
         logger.propagate = False
-    logging.getLogger("uvicorn.error").setLevel("WARNING")
+    # asyncio's at DEBUG are of no use; what uvicorn warns of, any client may have it say.
+    logging.getLogger("asyncio").setLevel("WARNING")
+    logging.getLogger("uvicorn.error").setLevel("ERROR")
 
 
 class _Lines(logging.Handler):
