@@ -4,7 +4,7 @@ Usage: bench_cycles.py [--rounds N] [--redraw]
 
 The model is all-MiniLM-L6-v2 in sentence-transformers, 1,000 texts a round. Each way runs in a
 process of its own, whose memory (with that of its children) is read from outside while it works.
-Writes results/cycles.json and docs/services.svg; --redraw draws the last run's file again.
+Writes results/cycles.json and docs/hosting.svg; --redraw draws the last run's file again.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def measure(way: str, rounds: int) -> dict[str, Any]:
 
 
 def table(ways: dict[str, Any]) -> list[str]:
-    """Return the rows of the table in docs/services.md."""
+    """Return the rows of the table in docs/hosting.md."""
     rows = []
     for way, (label, _) in WAYS.items():
         found = ways[way]
@@ -140,7 +140,7 @@ def draw(ways: dict[str, Any]) -> None:
     panels[0].set_ylim(bottom=0)  # Shared, and so only when all have been drawn.
     panels[0].set_ylabel("resident memory with\nchildren (MB)", fontsize=9)
     figure.tight_layout()
-    figure.savefig(DOCS / "services.svg", metadata={"Date": None})
+    figure.savefig(DOCS / "hosting.svg", metadata={"Date": None})
 
 
 def main() -> None:

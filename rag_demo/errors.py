@@ -7,6 +7,7 @@ from pathlib import Path
 
 __all__ = [
     "AGAIN",
+    "NAME_MODEL",
     "IndexFileError",
     "ModelError",
     "ModelMismatchError",
@@ -22,6 +23,8 @@ __all__ = [
 _SHOWN_CHARS = 200
 
 AGAIN = "make it again with: rag-demo index SOURCE --out"
+
+NAME_MODEL = "--model FOLDER, or EmbeddingModel(FOLDER)"
 
 HOW_TO_INSTALL = (
     "install what is missing with: pip install '.[rag,model]', in a clone of torch-cleanup"

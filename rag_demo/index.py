@@ -24,6 +24,7 @@ from rag_demo.documents.rows import DocumentRows
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import (
     AGAIN,
+    NAME_MODEL,
     IndexFileError,
     ModelMismatchError,
     NewerIndexError,
@@ -285,7 +286,7 @@ def refuse_model(folder: Path, manifest: Mapping[str, Any], expected: str | Mode
         return
     raise ModelMismatchError(
         f"the index in {folder} was made with the model {made_by}, "
-        f"not with {wanted}; use that model, or {AGAIN} {folder} --yes"
+        f"not with {wanted}; name that one: {NAME_MODEL}; or {AGAIN} {folder} --yes"
     )
 
 

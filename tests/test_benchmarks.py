@@ -76,9 +76,9 @@ def test_table_of_real_programs_is_of_its_file() -> None:
     assert summarise({"3.11": counts["3.11"]})[0] not in page
 
 
-def test_table_of_services_is_of_its_file() -> None:
+def test_table_of_hosting_is_of_its_file() -> None:
     """Each row, as the benchmark prints it; and another file's rows would not be there."""
-    page = (ROOT / "docs" / "services.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "hosting.md").read_text(encoding="utf-8")
     ways = json.loads((ROOT / "benchmarks" / "results" / "cycles.json").read_text())["ways"]
     assert all(row in page for row in table(ways))
     ways["process"]["idle_mb"][-1] += 1

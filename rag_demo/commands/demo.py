@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rag_demo.commands.options import progress_option, say
+from rag_demo.commands.options import Count, progress_option, say
 
 __all__ = ["demo"]
 
@@ -16,12 +16,12 @@ QUESTIONS = (
 
 
 @click.command(short_help="Search torch's docstrings, and give a model back.")
-@click.option("--top-k", default=3, show_default=True, help="Answers to each question.")
+@click.option(
+    "--top-k", type=Count(1), default=3, show_default=True, help="Answers to each question."
+)
 @progress_option
 def demo(top_k: int, show: str) -> None:
     """Search torch's docstrings, and give a model back: by del, and by a scope."""
-    if top_k < 1:
-        raise click.BadParameter(f"--top-k must be positive, not {top_k}")
     from rag_demo.console import Printer, print_given_back, progress
     from rag_demo.corpus import Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel

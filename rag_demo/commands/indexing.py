@@ -14,11 +14,13 @@ from typing import Any
 import click
 
 from rag_demo.commands.options import (
+    Count,
     Embedding,
     changeable_manifest_of,
     dtype_option,
     embedding_options,
     folder_argument,
+    made_by_option,
     model_option,
     progress_option,
     say,
@@ -49,7 +51,7 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--chunk-size",
-            type=click.IntRange(min=100),
+            type=Count(min=100),
             default=PASSAGE_CHARS,
             show_default=True,
             help="Characters of the passages that texts are cut into.",
@@ -111,11 +113,13 @@ def index(
 @folder_argument
 @click.argument("source")
 @_reading_options
+@made_by_option
 @embedding_options
 @progress_option
 def add(
     folder: Path,
     source: str,
+    model: str | None,
     embedding: Embedding,
     show: str,
     **reading: Any,
@@ -149,7 +153,7 @@ def add(
             if document.id not in names and _file_of(document) not in files:
                 yield document
 
-    with embedding.open(manifest["model"], manifest.get("dtype")) as embedder:
+    with embedding.open(model or manifest["model"], manifest.get("dtype")) as embedder:
         refuse_model(folder, manifest, embedder.identity)
         run.ingest(everything(), embedder, folder, source=together, replace=True)
     say(f"added {run.name} to {folder}: {_count(folder)} texts, {before} before")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
 
 __all__ = [
+    "Count",
     "Embedding",
     "Number",
     "changeable_manifest_of",
@@ -26,6 +29,7 @@ __all__ = [
     "dtype_option",
     "embedding_options",
     "folder_argument",
+    "made_by_option",
     "manifest_of",
     "mode_option",
     "model_option",
@@ -38,6 +42,9 @@ __all__ = [
 
 model_option = click.option(
     "--model", help="A sentence-transformers model: folder or name. [default: packaged MiniLM]"
+)
+made_by_option = click.option(
+    "--model", help="A folder or name. [default: the one that made the index]"
 )
 device_option = click.option("--device", help="torch's name of a device. [default: the best]")
 dtype_option = click.option(
@@ -85,6 +92,20 @@ class Number(click.FloatRange):
         return number
 
 
+class Count(click.IntRange):
+    """A whole number on the command line, and an error that says which are taken."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            taken = f"{self.min} or more" if self.max is None else f"from {self.min} to {self.max}"
+            self.fail(f"{value!r} is not possible; give a whole number, {taken}", param, ctx)
+
+
 class Embedding(NamedTuple):
     """How a command embeds: what `embedding_options` were given."""
 
@@ -114,20 +135,21 @@ def embedding_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def with_embedding(*args: Any, **options: Any) -> Any:
         given = {name: options.pop(name) for name in Embedding._fields}
-        return command(*args, embedding=Embedding(**given), **options)
+        with _log_said():
+            return command(*args, embedding=Embedding(**given), **options)
 
     options = (
         device_option,
         click.option(
             "--workers",
-            type=click.IntRange(min=0),
+            type=Count(min=0),
             default=0,
             show_default=True,
             help="Processes that embed, each with the model; 0 embeds in this one.",
         ),
         click.option(
             "--batch-size",
-            type=click.IntRange(min=1),
+            type=Count(min=1),
             help="Texts that are embedded at once. [default: 32]",
         ),
         click.option(
@@ -148,6 +170,23 @@ def say(text: object) -> None:
 def warn(text: object) -> None:
     """Print a line on stderr."""
     click.echo(f"rag-demo: {_line(text)}", err=True)
+
+
+class _Saying(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # Nobody reads it; the work goes on.
+            warn(record.getMessage())
+
+
+@contextlib.contextmanager
+def _log_said() -> Iterator[None]:
+    """Print what the library warns of, such as a cache that cannot be used."""
+    logger, handler = logging.getLogger("rag_demo"), _Saying(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _line(text: object) -> str:

@@ -11,9 +11,11 @@ import click
 
 from rag_demo.commands.conditions import conditions_of
 from rag_demo.commands.options import (
+    Count,
     Number,
     device_option,
     folder_argument,
+    made_by_option,
     manifest_of,
     mode_option,
     open_retriever,
@@ -29,7 +31,9 @@ _AT_ONCE = 256  # questions out of a pipe that are asked together
 @click.command()
 @folder_argument
 @click.argument("questions", nargs=-1, metavar="[QUESTION]...")
-@click.option("--top-k", default=5, show_default=True, help="How many answers to each.")
+@click.option(
+    "--top-k", type=Count(1), default=5, show_default=True, help="How many answers to each."
+)
 @click.option(
     "--where",
     "conditions",
@@ -44,7 +48,7 @@ _AT_ONCE = 256  # questions out of a pipe that are asked together
 )
 @click.option(
     "--context",
-    type=click.IntRange(min=0),
+    type=Count(min=0),
     default=0,
     metavar="N",
     help="Show N passages before and after each answer.",
@@ -60,7 +64,7 @@ _AT_ONCE = 256  # questions out of a pipe that are asked together
     help="A table on a terminal, else a line of tabs an answer; or JSON, a line a question.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@click.option("--model", help="A folder or name. [default: the one that made the index]")
+@made_by_option
 @device_option
 @click.pass_context
 def search(
@@ -85,8 +89,6 @@ def search(
     from rag_demo.console import Printer
     from rag_demo.embedding_model import EmbeddingModel
 
-    if top_k < 1:
-        raise click.BadParameter(f"--top-k must be positive, not {top_k}")
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; put some words between the quotes")
     where = conditions_of(conditions)

@@ -11,7 +11,15 @@ from typing import Literal, cast
 
 import click
 
-from rag_demo.commands.options import Number, device_option, manifest_of, retriever_option, warn
+from rag_demo.commands.options import (
+    Count,
+    Number,
+    device_option,
+    made_by_option,
+    manifest_of,
+    retriever_option,
+    warn,
+)
 from rag_demo.errors import RagDemoError
 
 __all__ = ["serve"]
@@ -45,7 +53,7 @@ def _without_hangups() -> Iterator[None]:
     "--port",
     default=8000,
     show_default=True,
-    type=click.IntRange(0, 65535),
+    type=Count(0, 65535),
     help="Port to listen on; 0 takes a free one.",
 )
 @click.option(
@@ -63,13 +71,13 @@ def _without_hangups() -> Iterator[None]:
 )
 @click.option(
     "--workers",
-    type=click.IntRange(1),
+    type=Count(1),
     default=1,
     show_default=True,
     help="Processes that serve, each with a model of its own.",
 )
 @retriever_option
-@click.option("--model", help="A folder or name. [default: the one that made the index]")
+@made_by_option
 @device_option
 @click.option(
     "--token-file",
@@ -86,7 +94,7 @@ def _without_hangups() -> Iterator[None]:
 )
 @click.option(
     "--batch",
-    type=click.IntRange(1),
+    type=Count(1),
     default=64,
     show_default=True,
     help="Texts of several clients that are embedded together; 1 for one request at a time.",
@@ -124,7 +132,8 @@ def serve(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from rag_demo.service.listener import bind
-        from rag_demo.service.server import configure_logging, run_server
+        from rag_demo.service.log_lines import configure_logging
+        from rag_demo.service.server import run_server
         from rag_demo.service.settings import Limits, Settings, is_loopback
         from rag_demo.service.workers import run_workers
     except ModuleNotFoundError as error:
@@ -137,14 +146,14 @@ def serve(
     try:
         ModelHost(dict, keep_alive=keep_alive).close()
     except ValueError as error:
-        raise click.BadParameter(f"--keep-alive: {error}") from None
+        raise click.BadParameter(str(error), param_hint="'--keep-alive'") from None
     manifest_of(index)
     token = _token(token_file)
     if token is None and not is_loopback(host):
         if not no_token:
             raise RagDemoError(
-                f"{host} can be reached from elsewhere, and there is no token; put one into "
-                f"{TOKEN} or a --token-file, or say --no-token to serve anybody"
+                f"{host or 'this machine'} can be reached from elsewhere, and there is no token; "
+                f"put one into {TOKEN} or a --token-file, or say --no-token to serve anybody"
             )
         warn(f"WARNING: there is no token: whoever reaches {host} can read the whole index")
     settings = Settings(

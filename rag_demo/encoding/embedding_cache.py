@@ -48,6 +48,7 @@ _TABLES = (
     f"PRAGMA application_id = {_APPLICATION}",
     f"PRAGMA user_version = {_VERSION}",
 )
+_NAMES = {"entries", "by_use", "vectors", "state"}
 # What SQLite says when a file is whole but cannot be used now. All else is damage. An error of
 # input or output is a quota, a limit of files' sizes, a cable: throwing the file away mends none.
 _UNAVAILABLE = re.compile("lock|busy|full|readonly|unable to open|interrupted|disk I/O error")
@@ -158,7 +159,9 @@ class EmbeddingCache:
         if tables and (application, version) != (_APPLICATION, _VERSION):
             if application == 0 and version == 1 and {"vectors", "clock"} <= tables:
                 raise sqlite3.DatabaseError("it is of the version before this one")
-            raise OSError("it is a newer version's, or another program's")
+            if version == _VERSION and tables == _NAMES:
+                raise sqlite3.DatabaseError("it does not say any more whose it is")
+            raise OSError("it is a newer version's, or another program's; move it elsewhere")
         database.execute("PRAGMA journal_mode = WAL")
         if not tables:
             with _transaction(database):

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rag_demo.encoding.encoder import Encoder
-from rag_demo.errors import ModelError
+from rag_demo.errors import NAME_MODEL, ModelError
 
 __all__ = ["load_encoder"]
 
 log = logging.getLogger("rag_demo")
+_MOVED = f"if it lies elsewhere now, say where: {NAME_MODEL}"
 
 
 def load_encoder(
@@ -31,13 +32,16 @@ def load_encoder(
     """
     import torch
 
+    where = Path(path)
+    if where.is_absolute() and not where.exists():  # No hub has such a name.
+        raise ModelError(f"the model {name!r} cannot be loaded: there is no such folder; {_MOVED}")
     try:
-        if Path(path).is_dir() and not trust_remote_code:
+        if where.is_dir() and not trust_remote_code:
             from rag_demo.encoding.bert_encoder import BertEncoder
             from rag_demo.encoding.bert_settings import UnsupportedModelError, read_settings
 
             try:
-                return BertEncoder(read_settings(Path(path)), device, getattr(torch, dtype))
+                return BertEncoder(read_settings(where), device, getattr(torch, dtype))
             except UnsupportedModelError as why:
                 log.debug("%s is run by sentence-transformers: %s", name, why)
         from rag_demo.encoding.sentence_transformers_encoder import SentenceTransformersEncoder
@@ -48,6 +52,8 @@ def load_encoder(
     except Exception as error:
         # The libraries that read a model's files raise what they like at a damaged one.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        if not Path(path).is_dir():
-            reason = f"there is no such folder, and asking the hub for it failed: {reason}"
+        if not where.is_dir():
+            reason = (
+                f"there is no such folder, and asking the hub for it failed: {reason}; {_MOVED}"
+            )
         raise ModelError(f"the model {name!r} cannot be loaded: {reason}") from error

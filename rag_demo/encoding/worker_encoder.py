@@ -8,9 +8,10 @@ be of another call; the next call starts new ones.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import selectors
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -89,7 +90,9 @@ class WorkerEncoder:
             shares = [slice(number, None, len(workers)) for number in range(len(workers))]
             for worker, share in zip(workers, shares, strict=True):
                 worker.begin("embed", texts[share], kind, batch_size, many)
-            for worker, share in zip(workers, shares, strict=True):
+            share_of = dict(zip(workers, shares, strict=True))
+            for worker in _as_ready(workers):
+                share = share_of[worker]
                 try:
                     vectors[share] = self._checked(worker.finish(), len(texts[share]))
                 except Exception as error:
@@ -133,7 +136,7 @@ class WorkerEncoder:
             for number in range(1, self._count + 1):
                 name = f"embedding worker {number}"
                 self._workers.append(ModelProcess(self._load, name=name, environment=environment))
-            for worker in self._workers:
+            for worker in _as_ready(self._workers):
                 worker.wait_until_loaded()
         except BaseException as error:  # Whatever it is, no process may stay behind.
             self._end()
@@ -151,3 +154,15 @@ class WorkerEncoder:
         """End the processes. They hold nothing that would have to be saved."""
         self._is_closed = True
         self._end()
+
+
+def _as_ready(workers: Sequence[ModelProcess]) -> Iterator[ModelProcess]:
+    """Yield each when its answer has come, or its end, whoever is asked first."""
+    # Not epoll, which forgets without a word what a signal handler has closed.
+    with selectors.PollSelector() as waiting:
+        for worker in workers:
+            waiting.register(worker, selectors.EVENT_READ)
+        while waiting.get_map():
+            for key, _ in waiting.select():
+                waiting.unregister(key.fd)
+                yield cast(ModelProcess, key.fileobj)

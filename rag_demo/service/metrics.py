@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import prometheus_client as client
+
+from rag_demo.service.problems import Problem
 
 __all__ = ["BATCH", "CONNECTIONS", "REFUSED", "REQUESTS", "SECONDS", "WAITING", "exposition"]
 
@@ -31,9 +34,17 @@ def exposition() -> tuple[str, bytes]:
 
     Returns:
         Their media type, and the text.
+
+    Raises:
+        Problem: The files of several workers have been removed. This one writes on to those that
+            it has open, which nobody can read.
     """
     registry = client.REGISTRY
-    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+    if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        if not any(Path(folder).glob(f"*_{os.getpid()}.db")):
+            raise Problem(
+                503, "the files with the metrics were removed; start the service again to count"
+            )
         from prometheus_client.multiprocess import MultiProcessCollector
 
         registry = client.CollectorRegistry()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from rag_demo.searching.filters import conditions_of
 from rag_demo.searching.modes import MODES
@@ -20,6 +28,7 @@ __all__ = [
 ]
 
 _MOST = Limits()  # Those of the application are checked where a request is answered.
+_FIELDS = 100  # of a request that are looked at, of which some are unknown then
 _LARGEST = 2**63  # What a column of whole numbers holds; larger ones are compared as floats.
 
 
@@ -30,6 +39,11 @@ def _whole(value: Any) -> Any:
 
 Score = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, BeforeValidator(_whole)]
+# Up to the first that is none: an error for each of millions took minutes, and gigabytes.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Tokens = Annotated[list[int], Field(fail_fast=True)]
+# They are refused anyhow, in words that help, for which so many are enough.
+TokenLists = Annotated[list[Tokens], Field(fail_fast=True, max_length=_MOST.texts)]
 
 
 def check_filter(value: Any, depth: int, values: int) -> int:
@@ -201,7 +215,7 @@ class SearchRequest(BaseModel):
         description="The question.",
         json_schema_extra=_described({"anyOf": [_TEXT, {"type": "null"}]}),
     )
-    queries: list[str] | None = Field(
+    queries: Texts | None = Field(
         None,
         min_length=1,
         description="Several questions.",
@@ -230,6 +244,11 @@ class SearchRequest(BaseModel):
         None, description="By default hybrid; dense if there is a min_score."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _first_fields(cls, given: Any) -> Any:
+        return dict(islice(given.items(), _FIELDS)) if isinstance(given, dict) else given
+
     @field_validator("where")
     @classmethod
     def _filter(cls, where: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -252,7 +271,7 @@ class EmbeddingsRequest(BaseModel):
         json_schema_extra={"examples": [{"model": "default", "input": ["a text", "another"]}]},
     )
 
-    input: str | list[str] | list[int] | list[list[int]] = Field(
+    input: str | Texts | Tokens | TokenLists = Field(
         json_schema_extra=_described(_one_or_several(_NOT_EMPTY, _MOST.texts))
     )
     model: str = "default"
@@ -265,7 +284,7 @@ class EmbedRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, json_schema_extra={"examples": [{"inputs": "a text"}]})
 
-    inputs: str | list[str] = Field(
+    inputs: str | Texts = Field(
         json_schema_extra=_described(
             _one_or_several({"type": "string", "maxLength": _MOST.query_chars}, _MOST.texts)
         )
@@ -293,9 +312,7 @@ class StoreSearchRequest(BaseModel):
         json_schema_extra={"examples": [{"query": "a question", "max_num_results": 3}]},
     )
 
-    query: str | list[str] = Field(
-        json_schema_extra=_described(_one_or_several(_TEXT, _MOST.queries))
-    )
+    query: str | Texts = Field(json_schema_extra=_described(_one_or_several(_TEXT, _MOST.queries)))
     max_num_results: Whole = Field(10, ge=1, le=50)
     filters: dict[str, Any] | None = Field(
         None,

@@ -9,9 +9,7 @@ import math
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -210,47 +208,3 @@ class _Server(uvicorn.Server):
         if self._stops_at is not None and time.monotonic() >= self._stops_at:
             self.should_exit = True
         return await super().on_tick(counter)
-
-
-def configure_logging(layout: str, level: str) -> None:
-    """Have the log written on stderr, as text or as JSON; for a program, not for a library."""
-    from rag_demo.service.guard import REQUEST_ID
-
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if layout == "json" else logging.Formatter(_TEXT))
-
-    def add_request_id(record: logging.LogRecord) -> bool:
-        record.request_id = REQUEST_ID.get()
-        return True
-
-    handler.addFilter(add_request_id)
-    for name in ("rag_demo", "torch_utils", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = False
-    logging.getLogger("uvicorn.error").setLevel("WARNING")
-
-
-_TEXT = "%(asctime)s %(levelname)s %(name)s [%(request_id)s] %(message)s"
-
-
-class _Json(logging.Formatter):
-    """A line of JSON for each record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Write a record."""
-        import json
-
-        line: dict[str, Any] = {
-            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{record.msecs:03.0f}",
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            "request_id": getattr(record, "request_id", ""),
-        }
-        known: Mapping[str, Any] = record.__dict__
-        line.update((key, known[key]) for key in ("route", "status", "ms") if key in known)
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line)

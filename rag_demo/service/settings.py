@@ -24,6 +24,7 @@ class Limits:
         where_values: Of a filter: how many values it names.
         body_bytes: Of a request.
         all_bodies_bytes: Of all requests that are read or answered; more are told to come later.
+        chunks: That a body may come in.
         body_s: A client may take to send its request's body.
         header_s: A connection may be silent before it has sent a whole request's head.
         send_s: A client may take to read what it is sent.
@@ -42,6 +43,7 @@ class Limits:
     where_values: int = 1_000
     body_bytes: int = 8 << 20
     all_bodies_bytes: int = 128 << 20
+    chunks: int = 4_096
     body_s: float = 15.0
     header_s: float = 15.0
     send_s: float = 30.0

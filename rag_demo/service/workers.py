@@ -15,12 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from types import FrameType
 from typing import Any
 
 from rag_demo.errors import RagDemoError
+from rag_demo.service.metrics_folder import metrics_folder
 from rag_demo.service.running import RELOADED, SERVES
 from rag_demo.service.settings import Settings
 
@@ -55,8 +55,7 @@ def run_workers(settings: Settings, listener: socket.socket, logging_as: tuple[s
         stack.enter_context(listener)
         environment = dict(os.environ)
         if _MULTIPROC_DIR not in environment:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rag-demo-metrics-"))
-            environment[_MULTIPROC_DIR] = folder
+            environment[_MULTIPROC_DIR] = stack.enter_context(metrics_folder())
         return _Supervisor(settings, listener, logging_as, environment).run()
 
 
@@ -234,7 +233,8 @@ def main() -> None:
     """Be one of the workers."""
     # Until the server has its own handlers: who is told to stop before has nothing to finish.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    from rag_demo.service.server import configure_logging, run_server
+    from rag_demo.service.log_lines import configure_logging
+    from rag_demo.service.server import run_server
     from torch_utils import exit_on_signals, fast_exit
 
     exit_on_signals()

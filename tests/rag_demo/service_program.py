@@ -107,7 +107,8 @@ def main() -> None:
 
     from rag_demo.errors import ModelError
     from rag_demo.service.listener import bind
-    from rag_demo.service.server import configure_logging, run_server
+    from rag_demo.service.log_lines import configure_logging
+    from rag_demo.service.server import run_server
     from rag_demo.service.settings import Limits, Settings
     from torch_utils import exit_on_signals
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +105,7 @@ def test_errors(
         ("search", tmp_path / "nowhere", "q"): ("was not found", "rag-demo index"),
         ("search", broken, "q"): ("manifest.json", "is damaged"),
         ("search", saved, "q", "--model", "all-MiniLM-L6-v2"): ("all-MiniLM-L6-v2", "tiny"),
-        ("search", saved, "q", "--top-k", "0"): ("--top-k", "must be positive, not 0"),
+        ("search", saved, "q", "--top-k", "0"): ("--top-k", "'0'", "1 or more"),
         ("search", saved, "q", "--top-k", "x"): ("--top-k", "'x'"),
         ("search", saved): ("no question was asked",),
         ("search", saved, " "): ("question is empty",),
@@ -129,6 +131,42 @@ def test_errors(
     assert result.stderr.count("\n") == 1, str(result)
     assert result.stderr.startswith("rag-demo: error: "), str(result)
     assert not out.exists()
+
+
+def test_a_model_that_has_moved(tmp_path: Path, tiny_model: Path) -> None:
+    """Whoever asks for it or adds to it names its place; it is known by its content."""
+    (tmp_path / "note.txt").write_text("the capital of france is paris")
+    before, now = tmp_path / "model", tmp_path / "moved"
+    shutil.copytree(tiny_model, before)
+    index, note = str(tmp_path / "index"), str(tmp_path / "note.txt")
+    commands.run(["index", note, "--out", index, "--model", str(before), "--no-cache"])
+    before.rename(now)
+    for command in (["search", index, "paris"], ["add", index, note, "--no-cache"]):
+        with pytest.raises(RagDemoError, match=r"no such folder; .*--model"):
+            commands.run(command)
+        assert not commands.run([*command, "--model", str(now)])
+
+
+def test_what_the_log_warns_of_is_said(
+    tmp_path: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Once, such as of a cache that is another program's; the work is done without it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "rag-demo" / "embeddings.sqlite"
+    cache.parent.mkdir()
+    with sqlite3.connect(cache) as database:
+        database.execute("CREATE TABLE bookmarks (name TEXT)")
+    database.close()
+    (tmp_path / "note.txt").write_text("the capital of france is paris")
+    source = [str(tmp_path / "note.txt"), "--out", str(tmp_path / "index")]
+    assert not commands.run(["index", *source, "--model", str(tiny_model)])
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"rag-demo: the embedding cache {cache} is not used: ")
+    assert said[0].endswith("move it elsewhere")
 
 
 def test_progress_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

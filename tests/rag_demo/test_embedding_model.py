@@ -131,6 +131,15 @@ def test_missing_model() -> None:
         model.load_model()
 
 
+def test_a_model_that_has_moved(tiny_model: Path, tmp_path: Path) -> None:
+    """The error names the way out, for a program and for whoever types; no hub is asked."""
+    with (
+        EmbeddingModel(tmp_path / "moved") as model,
+        pytest.raises(ModelError, match=r"there is no such folder; .*--model .*EmbeddingModel"),
+    ):
+        model.load_model()
+
+
 def test_bad_options() -> None:
     """Options are checked before anything is loaded."""
     with pytest.raises(ValueError, match="batch_size must be at least 1"):

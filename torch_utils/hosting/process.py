@@ -141,6 +141,12 @@ class ModelProcess:
         """The process's id."""
         return 0 if self._child is None else self._child.pid
 
+    def fileno(self) -> int:
+        """Return what can be read when an answer has come, or the process has ended."""
+        if self._channel is None:
+            raise self._again()
+        return self._channel.fileno()
+
     def is_alive(self) -> bool:
         """Say whether it can be called: it runs, and has not been ended."""
         if self._error is not None or self._pid != os.getpid():

@@ -326,6 +326,23 @@ def test_a_file_of_the_version_before_begins_anew(tmp_path: Path) -> None:
     assert Path(f"{path}.damaged").exists()
 
 
+def test_a_flipped_bit_in_its_mark(tmp_path: Path) -> None:
+    """A file with just our tables is ours, whatever its mark says; a newer version's is not."""
+    for version, found in ((2, 3), (3, 0)):
+        path = tmp_path / f"{version}.sqlite"
+        cache = EmbeddingCache(path)
+        cache.put(keys(3), vectors(3))
+        cache.close()
+        with sqlite3.connect(path) as database:
+            database.execute("PRAGMA application_id = 5")
+            database.execute(f"PRAGMA user_version = {version}")
+        database.close()
+        cache.put(keys(3), vectors(3))
+        assert len(cache.get(keys(3), 8)) == found
+        cache.close()
+        assert Path(f"{path}.damaged").exists() is bool(found)
+
+
 def test_a_pipe_in_its_place(tmp_path: Path) -> None:
     """It is not opened, which could hang."""
     os.mkfifo(tmp_path / "c.sqlite")

@@ -160,7 +160,9 @@ def test_a_changed_model_at_the_same_path(tiny_model: Path, tmp_path: Path) -> N
     with EmbeddingModel(path, device="cpu", cache=cache) as model:
         assert np.array_equal(model.embed_documents(TEXTS), expected)
         with PyTorchGPURetriever(model, device="cpu") as retriever:
-            with pytest.raises(ModelMismatchError, match=r"use that model, or make it again with"):
+            with pytest.raises(
+                ModelMismatchError, match=r"name that one: --model .* or make it again"
+            ):
                 retriever.load(index)
         with pytest.raises(OtherIndexError, match="replace"):
             ingest(documents, model, index)

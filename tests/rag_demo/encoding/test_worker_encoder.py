@@ -114,6 +114,27 @@ def test_worker_that_ends(stub, tmp_path: Path, when: str) -> None:
     assert kept == {row.tobytes() for row in vectors_of([*TEXTS, *texts])}
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_end_of_one_is_seen_at_once(stub, tmp_path: Path, which: int) -> None:
+    """Whichever it is, although the others are busy for ten minutes."""
+    model = stub(workers=2)
+    model.load_model()
+    started = pids(model)
+    begun = [tmp_path / name for name in ("one", "two")]
+
+    def kill() -> None:
+        for path in begun:
+            wait_for(path)
+        os.kill(started[which], signal.SIGKILL)
+
+    helper = threading.Thread(target=kill)
+    helper.start()
+    with pytest.raises(ModelError, match=r"worker ended .*SIGKILL"):
+        model.embed_documents([f"sleep {path}" for path in begun])
+    helper.join()
+    assert not any(map(is_there, started))
+
+
 def test_worker_that_ended_before(stub) -> None:
     """Seen before anything is asked: new ones are started, and nobody notices."""
     model = stub()

@@ -141,20 +141,33 @@ def test_what_is_no_request(index: Path) -> None:
         b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
         b"GET /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n"
         b"transfer-encoding: chunked\r\n\r\n0\r\n\r\nGET /livez HTTP/1.1\r\nhost: a\r\n\r\n",
+        SEARCH + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 101,
     ]
+    chunked = b" /livez HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    upgrade = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, close\r\n"
     environment = {**os.environ, "LEVEL": "INFO"}
-    with service(index, "header_s=2", env=environment) as started:
+    with service(index, "header_s=2", "chunks=100", env=environment) as started:
         for each in bad:
             head, _, body = conversation(started.port, each).partition(b"\r\n\r\n")
             assert b" 400 " in head.split(b"\r\n")[0], each[:60]
             found = re.search(rb"x-request-id: (\w+)", head)
             assert found and json.loads(body)["request_id"] == found[1].decode()
+        with socket.create_connection(("127.0.0.1", started.port), TIMEOUT_S) as answered:
+            answered.sendall(b"GET" + chunked)
+            assert b" 200 " in answered.recv(65536).split(b"\r\n")[0]
+            answered.sendall(b"no length\r\n")
+            rest = b"".join(iter(lambda: answered.recv(65536), b""))
+            assert b"HTTP/1.1" not in rest
+        assert b" 200 " in conversation(started.port, upgrade + b"upgrade: websocket\r\n\r\n")
+        enough = SEARCH + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        enough += b"1\r\n \r\n" * 99 + b"2\r\n{}\r\n0\r\n\r\n"
+        assert b" 422 " in conversation(started.port, enough).split(b"\r\n")[0]
         coloured = b"GET /\x1b[31m%0aFAKE HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         conversation(started.port, coloured)
         assert started.ask("/%1b[31m%0aFAKE")[0] == 404
         assert started.stop() == 143
     output = started.output()
-    assert "\x1b" not in output and "FAKE" not in output
+    assert "\x1b" not in output and "FAKE" not in output and "pip install" not in output
     assert all(json.loads(line) for line in output.splitlines())
 
 

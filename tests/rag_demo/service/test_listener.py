@@ -6,6 +6,7 @@ import errno
 import select
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,25 @@ def test_who_is_in_stays_and_nobody_new_comes(is_refused: bool) -> None:
             assert came_of(late) == (errno.ECONNREFUSED if is_refused else errno.ECONNRESET)
 
 
-@pytest.mark.parametrize("is_refused", [True, False])
-def test_who_comes_after_the_last_look(
-    is_refused: bool, index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Is refused, and may ask elsewhere; without the filter it is let in, and cut off."""
+@pytest.fixture
+def service(index: Path) -> Iterator[tuple[socket.socket, socket.socket, Callable[..., None]]]:
+    """A listener, the supervisor's end of the line, and what serves until it is told to stop."""
     settings = Settings(index=index, retriever="faiss", port=0)
     listener, (line, others) = bind(settings), socket.socketpair()
+
+    def serve(**options: Any) -> None:
+        server.run_server(settings, listener, load_model=Embedder, watched=line, **options)
+
+    with line, others:
+        yield listener, others, serve
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_who_comes_after_the_last_look(
+    is_refused: bool, service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is refused, and may ask elsewhere; without the filter it is let in, and cut off."""
+    listener, others, serve = service
     address, late = listener.getsockname(), []
     look = server._Server._accept_waiting
 
@@ -72,33 +85,30 @@ def test_who_comes_after_the_last_look(
     monkeypatch.setattr(server._Server, "_accept_waiting", look_and_then)
     if not is_refused:
         monkeypatch.setattr(server, "refuse_newcomers", lambda listener: None)
-    with line, others:
 
-        def tell(said: str) -> None:
-            if said == SERVES:
-                others.close()
+    def tell(said: str) -> None:
+        if said == SERVES:
+            others.close()
 
-        server.run_server(settings, listener, load_model=Embedder, watched=line, tell=tell)
+    serve(tell=tell)
     with late[0]:
         assert came_of(late[0]) == (errno.ECONNREFUSED if is_refused else errno.ECONNRESET)
 
 
 @pytest.mark.parametrize("others_serve", [True, False])
 def test_others_who_serve_on_get_the_newcomers(
-    others_serve: bool, index: Path, monkeypatch: pytest.MonkeyPatch
+    others_serve: bool, service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker of several that is told to stop must not close the door for all."""
-    settings = Settings(index=index, retriever="faiss", port=0)
-    listener, (line, others) = bind(settings), socket.socketpair()
-    refused = []
+    _, others, serve = service
+    refused: list[Any] = []
     monkeypatch.setattr(server, "refuse_newcomers", refused.append)
     monkeypatch.setattr(server._Server, "on_tick", lambda self, counter: stop(self))
 
     async def stop(self: Any) -> bool:
         return True
 
-    with line, others:
-        if not others_serve:
-            others.shutdown(socket.SHUT_WR)
-        server.run_server(settings, listener, load_model=Embedder, watched=line)
+    if not others_serve:
+        others.shutdown(socket.SHUT_WR)
+    serve()
     assert bool(refused) is not others_serve

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from serving import TEXTS, Embedder, ask, make_index, search, serving
 
 from rag_demo import FaissRetriever
+from rag_demo.service import schemas
 from rag_demo.service.settings import Limits
 from rag_demo.service.shown import Shown
 
@@ -119,6 +121,25 @@ def test_hostile_bodies_are_no_server_errors(index: Path) -> None:
     assert control.status_code == 200
     (too_large,) = ask(index, sent[4], limits=Limits(body_bytes=2_000))
     assert too_large.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (schemas.SearchRequest, {"queries": [1] * 1000}),
+        (schemas.SearchRequest, {"query": "a", **dict.fromkeys(map(str, range(1000)))}),
+        (schemas.EmbedRequest, {"inputs": [1] * 1000}),
+        (schemas.EmbeddingsRequest, {"input": ["a", *[1] * 1000]}),
+        (schemas.EmbeddingsRequest, {"input": [["a"] * 1000] * 1000}),
+        (schemas.EmbeddingsRequest, {"input": [[1]] * 10_000}),
+        (schemas.StoreSearchRequest, {"query": [1] * 1000}),
+    ],
+)
+def test_a_million_errors_are_not_made(schema: Any, body: dict[str, Any]) -> None:
+    """What is wrong in many places is refused for the first: all of them held everybody up."""
+    with pytest.raises(ValidationError) as error:
+        schema.model_validate(body)
+    assert error.value.error_count() <= schemas._FIELDS
 
 
 def test_a_body_that_never_ends_is_given_up(index: Path) -> None:

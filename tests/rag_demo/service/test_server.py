@@ -33,7 +33,8 @@ PROGRAM = """
     from serving import Embedder
     from rag_demo.service import connections
     from rag_demo.service.listener import bind
-    from rag_demo.service.server import configure_logging, run_server
+    from rag_demo.service.log_lines import configure_logging
+    from rag_demo.service.server import run_server
     from rag_demo.service.settings import Settings
     from torch_utils import exit_on_signals
 
@@ -159,7 +160,11 @@ def test_sigterm_in_the_middle(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--host", "0.0.0.0"], "--no-token"),
+        (["--host", ""], "^this machine can be reached"),
         (["--keep-alive", "soon"], "--keep-alive"),
+        (["--port", "abc"], "'--port': 'abc' .* whole number, from 0 to 65535"),
+        (["--port", "65536"], "'--port': '65536' .* whole number, from 0 to 65535"),
+        (["--workers", "0"], "'--workers': '0' .* whole number, 1 or more"),
         (["--host", "203.0.113.1", "--token-file", "TOKEN"], "cannot be listened on"),
         (["--host", "a\udcff", "--no-token"], "name another --host"),
         (["--token-file", "EMPTY"], "EMPTY is empty"),

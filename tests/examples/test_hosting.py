@@ -292,10 +292,10 @@ def test_ray(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_page_of_services_runs() -> None:
+def test_page_of_hosting_runs() -> None:
     """Its examples, one after the other; the lifespan is for a web application to enter."""
     need("prometheus_client")
-    page = (ROOT / "docs" / "services.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "hosting.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     report = check(["-c", "\n".join(blocks)], timeout_s=600, max_shutdown_s=120)
     assert (report.exit_code, report.stderr) == (0, ""), said(report)
