@@ -14,8 +14,9 @@ KIND = os.environ["HAZARD_SUBJECT"]
 LOG = os.environ["HAZARD_LOG"]
 _count = 0
 
-if KIND == "host" and (3, 13) <= sys.version_info < (3, 13, 10):
-    # Up to 3.13.9 a fork warns of threads that are made right after it (gh-137109): the timer's.
+_has_threads = KIND in ("retriever", "model") and sys.version_info >= (3, 12)  # torch's, of OpenMP
+# Up to 3.13.9 a fork warns of threads that are made right after it (gh-137109): the timer's.
+if _has_threads or (KIND == "host" and (3, 13) <= sys.version_info < (3, 13, 10)):
     import warnings
 
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)

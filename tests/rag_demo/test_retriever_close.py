@@ -55,7 +55,7 @@ def fill(retriever: Retriever) -> None:
 def reachable_bytes(retriever: Retriever) -> int:
     """Add up what a retriever leads to, but for classes, modules, code, and its model."""
     seen = {id(retriever.embedding_model)}
-    pending: list[Any] = [retriever.__dict__]
+    pending: list[Any] = list(retriever.__dict__.values())
     total = 0
     while pending:
         found = pending.pop()

@@ -346,7 +346,7 @@ def test_loop_that_is_interrupted_leaves_the_rest_to_exit() -> None:
     assert done.returncode == 0, str(done)
     assert done.stdout == "released\n", str(done)
     assert "its event loop has stopped" in done.stderr
-    assert "never awaited" not in done.stderr, str(done)
+    assert "'closer' was never awaited" not in done.stderr, str(done)
 
 
 def test_needs_no_framework() -> None:

@@ -81,7 +81,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.*:DeprecationWarning",
+    "ignore:.*torch.jit.*:FutureWarning",
+    "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning",
+)
 @pytest.mark.filterwarnings("ignore:.*Converting a tensor.*")
 @pytest.mark.parametrize("kind", MODELS)
 def test_used_and_released(kind: str) -> None:
@@ -100,7 +104,11 @@ def test_used_and_released(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.*:DeprecationWarning",
+    "ignore:.*torch.jit.*:FutureWarning",
+    "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning",
+)
 def test_control_del_of_a_copy_frees_nothing(kind: str) -> None:
     """While the caller holds the variable, dropping another reference gives nothing back."""
     model = MODELS[kind]()

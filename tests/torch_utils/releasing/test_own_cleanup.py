@@ -59,6 +59,7 @@ class Called:
         self.calls.append(args)
 
 
+@pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # 3.13
 @pytest.mark.parametrize("sort", [staticmethod, lambda called: called, partial])
 def test_methods_of_any_sort(sort: Any) -> None:
     """Called as the program would call it: such a one without the module."""
