@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -18,13 +19,18 @@ def interrupt() -> None:
 
 
 def run_interrupted(
-    program: Callable[[], Any], number: int, *files: str, handler: Callable[[], Any] = interrupt
+    program: Callable[[], Any],
+    number: int,
+    *files: str,
+    handler: Callable[[], Any] = interrupt,
+    calls_only: bool = False,
 ) -> tuple[bool, bool]:
     """Run a program, and interrupt it at the given event in files with these in their names.
 
     By a `KeyboardInterrupt`, or by another handler of a signal, which is called there.
-    Events are calls, lines, instructions and returns. Says whether there were that many, and
-    whether the interrupt came out of the program.
+    Events are calls, lines, instructions and returns; or only the calls of functions, where Python
+    looks for signals in every version. Says whether there were that many, and whether the interrupt
+    came out of the program.
     """
     left = number
 
@@ -32,8 +38,9 @@ def run_interrupted(
         nonlocal left
         if not any(file in frame.f_code.co_filename for file in files):
             return None
-        frame.f_trace_opcodes = True
-        if event != "exception":
+        frame.f_trace_opcodes = not calls_only
+        is_function = not frame.f_code.co_flags & inspect.CO_GENERATOR
+        if (event == "call" and is_function) if calls_only else event != "exception":
             left -= 1
             if left == 0:
                 handler()

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_utils._releasing.classes import name_of
 from torch_utils._releasing.counting import count_modules
-from torch_utils._releasing.reading import contents_of, undisturbed
+from torch_utils._releasing.reading import contents_of
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tombstone import CLAIM, Burial, is_released
@@ -35,11 +35,11 @@ class ModuleTarget(Target):
         self._counted: tuple[Inventory, int, int] | None = None
 
     def count(self, inventory: Inventory) -> None:
-        torch = whole_torch()
+        torch: Any = whole_torch()
         # What is spared too: this model lets go of it, and the report says that it lives on.
         self.tree = tree = self.tree or Tree(self.module)
         begin = inventory.count_contained()
-        with undisturbed(torch):
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             count_modules(inventory, self.name, tree)
         self._counted = inventory, begin, inventory.count_contained()
 

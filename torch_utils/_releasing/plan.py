@@ -8,7 +8,6 @@ runs meanwhile; see `kinds` and `parts`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.optimizers import OptimizerTarget
 from torch_utils._releasing.own_cleanup import own_cleanups
 from torch_utils._releasing.parts import attributes_of, keys_of, parts_of
-from torch_utils._releasing.reading import undisturbed
 from torch_utils._releasing.sharing import spare_shared
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tensors import TensorsTarget, TensorTarget
@@ -106,8 +104,12 @@ class _Walk:
         """Plan all of them."""
         names = [name_of(type(thing)) for thing in objects]
         self._push(list(objects), names, None, are_arguments=True)
-        with nullcontext() if self._torch is None else undisturbed(self._torch):
+        torch = self._torch
+        if torch is None:
             self._walk()
+        else:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                self._walk()
         return self._targets
 
     def _walk(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_utils._releasing.counting import count_contents, count_tensors
 from torch_utils._releasing.in_use import swap_all
-from torch_utils._releasing.reading import contents_of, slots_of, undisturbed
+from torch_utils._releasing.reading import contents_of, slots_of
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.trees import AT_ONCE
@@ -86,7 +86,7 @@ def empty_tensor(tensor: Any) -> None:
             "was left whole; delete the variables that refer to it instead"
         )
     base = torch.Tensor
-    with undisturbed(torch):
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         if base.is_leaf.__get__(tensor):
             base.grad.__set__(tensor, None)
         swap_all(swap, [tensor], [_nothing_like(torch, tensor)], _REFERENCES_OF_RELEASE + 1)
@@ -104,7 +104,7 @@ def empty_tensors(tensors: Sequence[Any]) -> bool:
     swap = getattr(getattr(torch, "_C", None), "_swap_tensor_impl", None)
     if torch is None or swap is None:
         return torch is None
-    with undisturbed(torch):
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         try:
             nothings = _nothings_like(torch, tensors)
             if not nothings:
@@ -139,7 +139,7 @@ def _nothing_like(torch: Any, tensor: Any) -> Any:
     device = base.device.__get__(tensor)
     needs_gradient = is_leaf and base.requires_grad.__get__(tensor)
     # Neither a mode of the program's nor its default device has a say in this.
-    with torch.inference_mode(base.is_inference(tensor)):
+    with torch._C._InferenceMode(base.is_inference(tensor)):
         if base.is_quantized.__get__(tensor):
             return torch._empty_affine_quantized(
                 (0,), scale=1.0, zero_point=0, dtype=dtype, device=device
@@ -159,7 +159,7 @@ def _nothings_like(torch: Any, tensors: Sequence[Any]) -> list[Any]:
         base.grad.__set__(tensor, None)
     need_gradients = map(and_, are_leaves, map(base.requires_grad.__get__, tensors))
     # Neither a mode of the program's nor its default device has a say in this.
-    with torch.inference_mode(False):
+    with torch._C._InferenceMode(False):
         if len(one_of_each) == 1 and all(map(base.is_cpu.__get__, tensors)):
             nothings = _usual(torch, dtypes[0], len(tensors))
         else:
