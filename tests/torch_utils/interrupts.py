@@ -62,7 +62,20 @@ def run_interrupted(
         sys.settrace(before)
         if collects:
             gc.enable()
+        if not calls_only:
+            _restore_torch()
     return left <= 0, arrived
+
+
+def _restore_torch() -> None:
+    """Switch torch's functions on again.
+
+    An instruction between the end of a block and the call of ``__exit__`` is none at which Python
+    looks for signals, but this interrupts it, and so leaves torch's guard as it is.
+    """
+    bindings = getattr(sys.modules.get("torch"), "_C", None)
+    if hasattr(bindings, "_set_torch_function_state"):
+        bindings._set_torch_function_state(bindings._TorchFunctionState.ENABLED)
 
 
 def _apart(program: Callable[[], Any]) -> Iterator[None]:
