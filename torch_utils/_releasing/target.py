@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from torch_utils._releasing.storages import Inventory
@@ -21,6 +22,9 @@ class Target:
     def __init__(self, thing: Any, name: str) -> None:
         self.thing = thing
         self.name = name
+
+    def spare(self, keys: Set[int]) -> None:
+        """Count the tensors with these ids, and leave them as they are: others have them too."""
 
     def count(self, inventory: Inventory) -> None:
         """Note the storages that it will give up."""

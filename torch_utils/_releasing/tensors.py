@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from gc import get_referents
 from itertools import compress
-from operator import and_
+from operator import and_, not_
 from typing import Any
 
 from torch_utils._releasing.counting import count_contents, count_tensors
@@ -20,11 +20,17 @@ from torch_utils._runtime import whole_torch
 class TensorTarget(Target):
     """A tensor: the same object afterwards, of no elements."""
 
+    _is_spared = False
+
+    def spare(self, keys: Set[int]) -> None:
+        self._is_spared = id(self.thing) in keys
+
     def count(self, inventory: Inventory) -> None:
         count_contents(inventory, self.name, self.thing)
 
     def give_up(self, place: str) -> None:
-        empty_tensor(self.thing)
+        if not self._is_spared:
+            empty_tensor(self.thing)
 
 
 class TensorsTarget(Target):
@@ -37,6 +43,7 @@ class TensorsTarget(Target):
         super().__init__(None, f"{names[0]} and others")
         self._tensors = tensors
         self._names = names
+        self._spared: tuple[list[Any], list[str]] = [], []
         self._emptied = 0
         self._left: list[int] = []
 
@@ -45,8 +52,16 @@ class TensorsTarget(Target):
         self._tensors += tensors
         self._names += names
 
+    def spare(self, keys: Set[int]) -> None:
+        tensors, names = self._tensors, self._names
+        are_spared = [id(tensor) in keys for tensor in tensors]
+        self._spared = list(compress(tensors, are_spared)), list(compress(names, are_spared))
+        self._tensors = list(compress(tensors, map(not_, are_spared)))
+        self._names = list(compress(names, map(not_, are_spared)))
+
     def count(self, inventory: Inventory) -> None:
         count_tensors(inventory, self._tensors, self._names)
+        count_tensors(inventory, *self._spared)
 
     def give_up(self, place: str) -> None:
         while self._emptied < len(self._tensors):  # From where an interrupt came.
