@@ -66,6 +66,10 @@ class Model:
             os.abort()
         os.kill(os.getpid(), 9)
 
+    def hang_up(self):
+        os.closerange(3, 256)
+        time.sleep(600)
+
     def out_of_memory(self):
         import resource
 

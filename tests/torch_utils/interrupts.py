@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
@@ -20,15 +21,20 @@ def interrupt() -> None:
 
 
 def run_interrupted(
-    program: Callable[[], Any], number: int, *files: str, handler: Callable[[], Any] = interrupt
+    program: Callable[[], Any],
+    number: int,
+    *files: str,
+    handler: Callable[[], Any] = interrupt,
+    calls_only: bool = False,
 ) -> tuple[bool, bool]:
     """Run a program, and interrupt it at the given event in files with these in their names.
 
     By a `KeyboardInterrupt`, or by another handler of a signal, which is called there.
     Events are calls, lines, instructions and returns, but those between the end of a ``with``
     block's body and the call of ``__exit__``: CPython looks for signals at calls, backward jumps
-    and the begin of functions alone, so that none can come there. Says whether there were that
-    many, and whether the interrupt came out of the program.
+    and the begin of functions alone, so that none can come there. Or only the calls of functions,
+    where every version looks. Says whether there were that many, and whether the interrupt came
+    out of the program.
     """
     left = number
 
@@ -36,8 +42,12 @@ def run_interrupted(
         nonlocal left
         if not any(file in frame.f_code.co_filename for file in files):
             return None
-        frame.f_trace_opcodes = True
-        if event != "exception" and frame.f_lasti not in _leaving_with(frame.f_code):
+        frame.f_trace_opcodes = not calls_only
+        if calls_only:
+            counts = event == "call" and not frame.f_code.co_flags & inspect.CO_GENERATOR
+        else:
+            counts = event != "exception" and frame.f_lasti not in _leaving_with(frame.f_code)
+        if counts:
             left -= 1
             if left == 0:
                 handler()

@@ -22,7 +22,6 @@ from torch_utils._releasing.reading import (
     TENSOR,
     entries_of,
     slots_of,
-    undisturbed,
 )
 from torch_utils._releasing.registered import Registered
 from torch_utils._releasing.storages import Inventory
@@ -63,7 +62,7 @@ def _count_attributes(
 def count_modules(inventory: Inventory, root: str, tree: Tree) -> None:
     """Note the tensors of a tree of modules: registered, and in attributes of any kind.
 
-    To be called undisturbed.
+    To be called with torch functions disabled.
     """
     inventory.own_modules.update(map(id, tree.modules))
     registered = Registered(inventory)
@@ -128,7 +127,7 @@ def count_contents(
     """Note the tensors in nested containers and objects."""
     torch = whole_torch()
     if torch is not None:
-        with undisturbed(torch):
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             _count(inventory, owner, name, contents, depth, beyond=False)
 
 
@@ -136,7 +135,7 @@ def count_tensors(inventory: Inventory, tensors: Sequence[Any], names: Sequence[
     """Note tensors, each with a name, in steps of C as far as they are plain ones."""
     torch = whole_torch()
     if torch is not None:
-        with undisturbed(torch):
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             for position in Registered(inventory).note_tensors(tensors, names.__getitem__):
                 tensor = tensors[position]
                 _count(inventory, "", names[position], tensor, _LEVELS, beyond=False)
@@ -147,7 +146,7 @@ def count_beyond(inventory: Inventory) -> None:
     torch = whole_torch()
     if torch is None:
         return
-    with undisturbed(torch):
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         while inventory.referred_to:
             module = inventory.referred_to.pop()
             if id(module) not in inventory.own_modules:

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch_utils._releasing.classes import name_of
 from torch_utils._releasing.counting import count_modules
-from torch_utils._releasing.reading import undisturbed
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tombstone import Burial, is_released
@@ -30,10 +29,10 @@ class ModuleTarget(Target):
         self._burials: list[Burial] | None = None
 
     def count(self, inventory: Inventory) -> None:
-        torch = whole_torch()
+        torch: Any = whole_torch()
         # What is spared too: this model lets go of it, and the report says that it lives on.
         self.tree = tree = self.tree or Tree(self.module)
-        with undisturbed(torch):
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             count_modules(inventory, self.name, tree)
 
     def give_up(self, place: str) -> None:

@@ -9,7 +9,7 @@ that an error is one step's error, and nothing that they raise keeps the weights
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from operator import methodcaller
+from operator import getitem, methodcaller
 from typing import Any
 
 from torch_utils._coroutines import UNAWAITED, never_ran
@@ -89,6 +89,10 @@ class _Once:
                 self._calls = iter([self._method])
             raise
         return None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The module's own code may copy or save the module: that one then closes itself as ever.
+        return getitem, ([self._method], 0)
 
 
 def _once(module: Any, method: str) -> Any:

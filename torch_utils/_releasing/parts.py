@@ -108,7 +108,8 @@ def _objects_of(array: Any) -> list[Any]:
     (numpy_array,) = (b for b in bases_of(type(array)) if (module_of(b), name_of(b)) == _ARRAY)
     if not numpy_array.dtype.__get__(array).hasobject:
         return []
-    items: list[Any] = numpy_array.flatten(array).tolist()
+    # A view of the base class tells no subclass of it, and its copy does not either.
+    items: list[Any] = numpy_array.view(array, numpy_array).flatten().tolist()
     return items
 
 

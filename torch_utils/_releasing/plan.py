@@ -8,12 +8,11 @@ runs meanwhile; see `kinds` and `parts`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from torch_utils._releasing import refusals
-from torch_utils._releasing.classes import ByClass, name_of, package_of
+from torch_utils._releasing.classes import ByClass, bases_of, is_among, name_of, package_of
 from torch_utils._releasing.closables import ClosableTarget
 from torch_utils._releasing.faiss_indexes import FaissTarget
 from torch_utils._releasing.kinds import TARGETS, Kind, is_standard_stream, kind_of
@@ -21,8 +20,7 @@ from torch_utils._releasing.modules import ModuleTarget
 from torch_utils._releasing.optimizers import OptimizerTarget
 from torch_utils._releasing.own_cleanup import own_cleanups
 from torch_utils._releasing.parts import attributes_of, keys_of, parts_of
-from torch_utils._releasing.reading import undisturbed
-from torch_utils._releasing.sharing import spare_shared
+from torch_utils._releasing.sharing import parameters_of_others, spare_shared
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.tensors import TensorsTarget, TensorTarget
 from torch_utils._releasing.tombstone import is_released
@@ -49,10 +47,15 @@ def plan(objects: Sequence[Any], *, again: bool = False) -> list[Target]:
     Raises:
         TypeError: An object is of a kind that nobody here knows how to release.
     """
-    found = _Walk(whole_torch(), again).run(objects)
+    walk = _Walk(whole_torch(), again)
+    found = walk.run(objects)
     modules = [target for target in found if isinstance(target, ModuleTarget)]
     if modules:
         spare_shared(modules)
+    if walk.held_parameters:
+        spared = parameters_of_others(walk.held_parameters, modules)
+        for target in found:
+            target.spare(spared)
     targets: list[Target] = []
     cleaned: set[tuple[int, str]] = set()
     for target in found:
@@ -101,13 +104,19 @@ class _Walk:
         self._plain = frozenset(map(id, plain_tensors(torch)))
         self._pending: list[_Step | _Run | _Holder] = []
         self._targets: list[Target] = []
+        self.held_parameters: set[int] = set()
+        """Those that nobody named, but an object that holds them: they may be a live model's."""
 
     def run(self, objects: Sequence[Any]) -> list[Target]:
         """Plan all of them."""
         names = [name_of(type(thing)) for thing in objects]
         self._push(list(objects), names, None, are_arguments=True)
-        with nullcontext() if self._torch is None else undisturbed(self._torch):
+        torch = self._torch
+        if torch is None:
             self._walk()
+        else:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                self._walk()
         return self._targets
 
     def _walk(self) -> None:
@@ -158,7 +167,12 @@ class _Walk:
         self._taken.update(keys)
         if holder is not None:
             holder.is_taken = True
+            self._note_parameters(tensors)
         self._take_tensors(tensors, names)
+
+    def _note_parameters(self, tensors: Sequence[Any]) -> None:
+        kind = self._torch.nn.Parameter
+        self.held_parameters.update(id(t) for t in tensors if is_among(kind, bases_of(type(t))))
 
     def _take_tensors(self, tensors: list[Any], names: list[str]) -> None:
         last = self._targets[-1] if self._targets else None
@@ -171,6 +185,8 @@ class _Walk:
         thing, holder = step.thing, step.holder
         if thing is None:
             return
+        if holder is None:
+            self.held_parameters.discard(id(thing))
         if is_released(thing) or id(thing) in self._seen:
             if holder is not None and (is_released(thing) or id(thing) in self._taken):
                 holder.is_taken = True
@@ -232,6 +248,8 @@ class _Walk:
         self._taken.add(id(step.thing))
         if step.holder is not None:
             step.holder.is_taken = True
+            if kind is Kind.TENSOR:
+                self._note_parameters([step.thing])
         if id(type(step.thing)) in self._plain:
             self._take_tensors([step.thing], [step.name])
             return

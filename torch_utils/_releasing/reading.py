@@ -3,6 +3,11 @@
 `isinstance`, `hasattr`, `len`, iteration and attributes may all be the program's own code, which a
 release must not run unasked: it may be slow, count its calls, or change what it looks at. So types
 are compared as they are, and the garbage collector says what an object refers to.
+
+What classes of tensors and the program's modes (a default device, fake tensors) make of torch's
+functions is switched off meanwhile, in this thread. The with statements name torch's own two guards
+for that: a context manager written in Python can be interrupted in its ``__enter__`` or before its
+``__exit__``, and would leave them switched off for good.
 """
 
 from __future__ import annotations
@@ -10,8 +15,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from types import (
     BuiltinFunctionType,
@@ -35,17 +38,6 @@ from torch_utils._releasing.classes import (
     module_of,
     package_of,
 )
-
-
-@contextmanager
-def undisturbed(torch: Any) -> Iterator[None]:
-    """Switch off what classes of tensors and the program's modes make of torch's functions.
-
-    In this thread. A default device is such a mode too, and so are fake tensors.
-    """
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        yield
-
 
 LEAF, TENSOR, MODULE, DICT, SEQUENCE, OTHER = range(6)
 

@@ -7,14 +7,22 @@ import sys
 from collections import Counter
 from collections.abc import Sequence, Set
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from types import CellType, FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 
 from torch_utils._releasing.classes import is_among
 from torch_utils._releasing.modules import ModuleTarget
-from torch_utils._releasing.reading import DICT, MODULE, OTHER, SEQUENCE, Kinds, contents_of
-from torch_utils._releasing.trees import Tree, children_of
+from torch_utils._releasing.reading import (
+    DICT,
+    MODULE,
+    OTHER,
+    SEQUENCE,
+    Kinds,
+    contents_of,
+    entries_of,
+)
+from torch_utils._releasing.trees import Tree, children_of, contents_of_all
 from torch_utils._runtime import has_frozen, whole_torch
 
 _METHODS = (MethodType, partial)
@@ -57,6 +65,21 @@ def spare_shared(targets: Sequence[ModuleTarget]) -> Set[int]:
     for target in targets:
         target.shared = below
     return below
+
+
+def parameters_of_others(keys: Set[int], targets: Sequence[ModuleTarget]) -> Set[int]:
+    """Choose the parameters, by their ids, that a module outside of the targets' trees has.
+
+    What `gc.freeze` has put aside cannot be listed: then all of them.
+    """
+    if has_frozen():
+        return keys
+    trees = [target.tree or Tree(target.module) for target in targets]
+    own = {id(module) for tree in trees for module in tree.modules}
+    own.difference_update(*(target.shared for target in targets))
+    others = [module for module in _all_modules() if id(module) not in own]
+    registries = map(dict.get, contents_of_all(others), repeat("_parameters"))
+    return keys & set(map(id, chain.from_iterable(entries_of(one)[1] for one in registries)))
 
 
 def _with_other_references(trees: Sequence[Tree]) -> dict[int, Any]:

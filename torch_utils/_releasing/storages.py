@@ -13,7 +13,7 @@ from operator import and_, eq, not_
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch_utils._releasing.reading import Kinds, undisturbed
+from torch_utils._releasing.reading import Kinds
 from torch_utils._releasing.weak_storages import Noted, StorageReader
 from torch_utils._runtime import DEBUG, log, whole_torch
 
@@ -329,7 +329,7 @@ def parts_of(tensor: Any) -> list[Any]:
     if torch is None:
         return []
     parts = []
-    with undisturbed(torch):
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         layout = torch.Tensor.layout.__get__(tensor)
         if layout == torch.strided:
             return [tensor]

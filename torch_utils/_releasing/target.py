@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from torch_utils._releasing.claims import claim, drop_claims
@@ -33,6 +34,9 @@ class Target:
     def drop_claim(self, caller: Any) -> None:
         """Undo `claim`, when it has been given up."""
         drop_claims((self.thing,), caller)
+
+    def spare(self, keys: Set[int]) -> None:
+        """Count the tensors with these ids, and leave them as they are: others have them too."""
 
     def count(self, inventory: Inventory) -> None:
         """Note the storages that it will give up."""

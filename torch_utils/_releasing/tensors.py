@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from gc import get_referents
 from itertools import compress
-from operator import and_
+from operator import and_, not_
 from typing import Any
 
 from torch_utils._releasing.claims import claim, drop_claims
 from torch_utils._releasing.counting import count_contents, count_tensors
 from torch_utils._releasing.in_use import swap_all
-from torch_utils._releasing.reading import contents_of, slots_of, undisturbed
+from torch_utils._releasing.reading import contents_of, slots_of
 from torch_utils._releasing.storages import Inventory
 from torch_utils._releasing.target import Target
 from torch_utils._releasing.trees import AT_ONCE
@@ -21,11 +21,17 @@ from torch_utils._runtime import whole_torch
 class TensorTarget(Target):
     """A tensor: the same object afterwards, of no elements."""
 
+    _is_spared = False
+
+    def spare(self, keys: Set[int]) -> None:
+        self._is_spared = id(self.thing) in keys
+
     def count(self, inventory: Inventory) -> None:
         count_contents(inventory, self.name, self.thing)
 
     def give_up(self, place: str) -> None:
-        empty_tensor(self.thing)
+        if not self._is_spared:
+            empty_tensor(self.thing)
 
 
 class TensorsTarget(Target):
@@ -38,6 +44,7 @@ class TensorsTarget(Target):
         super().__init__(None, f"{names[0]} and others")
         self._tensors = tensors
         self._names = names
+        self._spared: tuple[list[Any], list[str]] = [], []
         self._emptied = 0
         self._left: list[int] = []
 
@@ -56,8 +63,16 @@ class TensorsTarget(Target):
     def drop_claim(self, caller: Any) -> None:
         drop_claims(self._tensors, caller)
 
+    def spare(self, keys: Set[int]) -> None:
+        tensors, names = self._tensors, self._names
+        are_spared = [id(tensor) in keys for tensor in tensors]
+        self._spared = list(compress(tensors, are_spared)), list(compress(names, are_spared))
+        self._tensors = list(compress(tensors, map(not_, are_spared)))
+        self._names = list(compress(names, map(not_, are_spared)))
+
     def count(self, inventory: Inventory) -> None:
         count_tensors(inventory, self._tensors, self._names)
+        count_tensors(inventory, *self._spared)
 
     def give_up(self, place: str) -> None:
         while self._emptied < len(self._tensors):  # From where an interrupt came.
@@ -97,7 +112,7 @@ def empty_tensor(tensor: Any) -> None:
             "was left whole; delete the variables that refer to it instead"
         )
     base = torch.Tensor
-    with undisturbed(torch):
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         if base.is_leaf.__get__(tensor):
             base.grad.__set__(tensor, None)
         swap_all(swap, [tensor], [_nothing_like(torch, tensor)], _REFERENCES_OF_RELEASE + 1)
@@ -115,7 +130,7 @@ def empty_tensors(tensors: Sequence[Any]) -> bool:
     swap = getattr(getattr(torch, "_C", None), "_swap_tensor_impl", None)
     if torch is None or swap is None:
         return torch is None
-    with undisturbed(torch):
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         try:
             nothings = _nothings_like(torch, tensors)
             if not nothings:
@@ -150,7 +165,7 @@ def _nothing_like(torch: Any, tensor: Any) -> Any:
     device = base.device.__get__(tensor)
     needs_gradient = is_leaf and base.requires_grad.__get__(tensor)
     # Neither a mode of the program's nor its default device has a say in this.
-    with torch.inference_mode(base.is_inference(tensor)):
+    with torch._C._InferenceMode(base.is_inference(tensor)):
         if base.is_quantized.__get__(tensor):
             return torch._empty_affine_quantized(
                 (0,), scale=1.0, zero_point=0, dtype=dtype, device=device
@@ -170,7 +185,7 @@ def _nothings_like(torch: Any, tensors: Sequence[Any]) -> list[Any]:
         base.grad.__set__(tensor, None)
     need_gradients = map(and_, are_leaves, map(base.requires_grad.__get__, tensors))
     # Neither a mode of the program's nor its default device has a say in this.
-    with torch.inference_mode(False):
+    with torch._C._InferenceMode(False):
         if len(one_of_each) == 1 and all(map(base.is_cpu.__get__, tensors)):
             nothings = _usual(torch, dtypes[0], len(tensors))
         else:

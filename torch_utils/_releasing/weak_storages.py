@@ -13,7 +13,6 @@ from itertools import chain, repeat, starmap
 from typing import Any, NamedTuple
 
 from torch_utils._releasing.classes import is_among
-from torch_utils._releasing.reading import undisturbed
 
 
 class Noted(NamedTuple):
@@ -63,7 +62,7 @@ class StorageReader:
         torch = self._torch
         if _PROVEN.get("fast", True):
             kind = torch.UntypedStorage
-            with undisturbed(torch):
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 # In this order: a tuple lets go of its last entry first, and the scratch object
                 # has to be alone with what it points at when it goes.
                 self._pair = kind(0, device="cpu"), _bytes_of_torch(torch, 0)

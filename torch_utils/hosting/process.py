@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from os import getpid
 from typing import Any
 
@@ -160,8 +160,7 @@ class ModelProcess:
             ModelProcessError: The process has ended.
             Exception: What loading it raised.
         """
-        with self._exchange():
-            answer = self._receive()
+        answer = self._exchange(self._receive)
         try:
             found = self._value(answer)
         except BaseException:
@@ -187,25 +186,21 @@ class ModelProcess:
     def begin(self, name: str, /, *arguments: Any, **keywords: Any) -> None:
         """Send a call; `finish` waits for what it returns. For one thread, which does both."""
         message = dump(("call", name, arguments, keywords))
-        with self._exchange():
-            self._send(message)
+        self._exchange(self._send, message)
 
     def finish(self) -> Any:
         """Return what the call returned that was begun. Raises as `call` does."""
-        with self._exchange():
-            answer = self._receive()
-        return self._value(answer)
+        return self._value(self._exchange(self._receive))
 
     def _ask(self, request: tuple[Any, ...]) -> Any:
         message = dump(request)  # What cannot be pickled is not sent.
-        with self._exchange():
-            self._send(message)
-            answer = self._receive()
-        return self._value(answer)
+        return self._value(self._exchange(self._send_and_receive, message))
 
-    @contextlib.contextmanager
-    def _exchange(self) -> Iterator[None]:
-        """Be the only one who talks to it, and end it if anything but the block's end ends that."""
+    def _exchange(self, talk: Callable[..., Any], *arguments: Any) -> Any:
+        """Be the only one who talks to it, and end it if anything but a return ends that.
+
+        No context manager: one that is interrupted in its ``__enter__`` would keep the lock.
+        """
         if self._pid != os.getpid():
             raise ModelProcessError(
                 f"the process of {self.name} belongs to process {self._pid}, of which this one is "
@@ -214,11 +209,16 @@ class ModelProcess:
         with self._busy:
             done = False
             try:
-                yield
+                answer = talk(*arguments)
                 done = True
             finally:
                 if not done:
                     self.kill()
+        return answer
+
+    def _send_and_receive(self, message: tuple[Any, list[memoryview]]) -> tuple[Any, list[Any]]:
+        self._send(message)
+        return self._receive()
 
     def _send(self, message: tuple[Any, list[memoryview]]) -> None:
         if self._error is not None or self._channel is None:
@@ -262,7 +262,11 @@ class ModelProcess:
                 has_left = not isinstance(error, FrameError) or error.is_end
                 code = self._end(GRACE_S if has_left else 0, ask=False)
                 words = self._last_words()
-                why = describe(code) if has_left else f"it was killed, because {error}"
+                if has_left and code is not None:
+                    why = describe(code)
+                else:
+                    late = f"it hung up and was still there {GRACE_S:g} s later"
+                    why = f"it was killed, because {late if has_left else error}"
                 said = f"; its last words: {words}" if words else ""
                 self._error = ModelProcessError(
                     f"the process of {self.name} has ended: {why}{said}"
@@ -305,21 +309,23 @@ class ModelProcess:
                 self._busy.release()
 
     @early_bound
-    def _end(self, grace_s: float, *, ask: bool) -> int:
-        """Have it end, and return its exit code."""
+    def _end(self, grace_s: float, *, ask: bool) -> int | None:
+        """Have it end, and return its exit code; None if it was killed here."""
         if self._child is None:
             return 0
         try:
             if ask and self._channel is not None:
                 self._channel.hang_up()
             if grace_s:
-                return self._child.wait(grace_s)
+                self._child.wait(grace_s)
         except subprocess.TimeoutExpired:
             pass
         finally:
-            if self._child.poll() is None:
+            code = self._child.poll()
+            if code is None:
                 self._child.kill()
-        return self._child.wait()
+        self._child.wait()
+        return code
 
     @early_bound
     def _last_words(self) -> str:

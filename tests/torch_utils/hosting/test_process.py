@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hosted_models import Model, load_and_leave, load_nothing
-from interrupts import everywhere, run_interrupted
+from interrupts import Interrupt, everywhere, run_interrupted
 
+import torch_utils.hosting.process as process_module
 from torch_utils.errors import ModelProcessError
 from torch_utils.hosting.process import ModelProcess, pickled_load
 from torch_utils.oom import is_out_of_memory
@@ -173,6 +174,15 @@ def test_end_in_the_middle_of_a_call(capfd, how: str, said: str) -> None:
         process.call("echo", 1)
 
 
+def test_one_that_hangs_up_and_stays_is_killed(process, monkeypatch) -> None:
+    """And that is what the error says: memory has not run out."""
+    monkeypatch.setattr(process_module, "GRACE_S", 0.25)
+    with pytest.raises(ModelProcessError, match=r"was still there 0\.25 s later") as caught:
+        process.call("hang_up")
+    assert "memory" not in str(caught.value)
+    assert not Path(f"/proc/{process.pid}").exists()
+
+
 def test_end_between_calls(process) -> None:
     """Found by the next call; what its own children hold open does not hide it."""
     pid = process.call("fork")
@@ -239,6 +249,45 @@ def test_interrupts_never_shift_answers() -> None:
     everywhere(check, step=41)
     assert min(counts.values()) > 0, counts
     process.end()
+
+
+def test_an_interrupt_that_is_kept_keeps_no_lock(process) -> None:
+    """Its frames live as long as it does; another thread gets an answer all the same, or an error.
+
+    A context manager of Python's that is interrupted at its beginning or before its end is left by
+    nobody: as long as the exception lives, what it has taken stays taken.
+    """
+    kept = []
+
+    def keep() -> None:
+        kept.append(Interrupt())
+        raise kept[-1]
+
+    def check(number: int) -> bool:
+        nonlocal process
+        if not process.is_alive():
+            process = start()
+        files = ("hosting/process.py", "contextlib.py")
+        ended, _ = run_interrupted(
+            lambda: process.call("echo", number), number, *files, handler=keep, calls_only=True
+        )
+        answers = []
+
+        def ask() -> None:
+            try:
+                answers.append(process.call("echo", -number))
+            except ModelProcessError as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert answers, f"still waiting after the interrupt at call {number}"
+        process.end()
+        return ended
+
+    assert everywhere(check) > 5
+    assert kept
 
 
 def test_control_without_numbers_answers_shift(process) -> None:

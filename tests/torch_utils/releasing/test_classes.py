@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -173,6 +174,25 @@ def test_tensors_attributes_are_not_asked() -> None:
     assert ASKED == []
     assert tensor.shape == (0,)
     assert "shape" in ASKED  # It does notice.
+
+
+class CuriousArray(np.ndarray):
+    """Notes whenever numpy tells it of a view or a copy."""
+
+    def __array_finalize__(self, array: Any) -> None:
+        ASKED.append("__array_finalize__")
+
+
+def test_arrays_are_not_asked() -> None:
+    """The items of an array of objects are read without a word to its class."""
+    array = np.empty((2, 2), dtype=object).view(CuriousArray)
+    array[0, 1] = tensor = torch.ones(3)
+    ASKED.clear()
+    assert release(array).freed_bytes == {"host": 12}
+    assert ASKED == []
+    assert tensor.shape == (0,)
+    array.flatten()
+    assert ASKED  # It does notice.
 
 
 def test_what_was_found_out_goes_without_a_collection() -> None:

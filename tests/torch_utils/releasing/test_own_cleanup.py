@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import io
 import logging
 import re
 import threading
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -176,6 +178,35 @@ def test_error_of_a_resource_is_reported_once(caplog: pytest.LogCaptureFixture) 
 
     assert [str(e) for e in release(Bad()).errors] == ["no"]
     assert [r.getMessage() for r in caplog.records] == ["releasing Bad failed: ValueError('no')"]
+
+
+class SavesItself(nn.Linear):
+    """At its end, as a model that is trained on."""
+
+    closed: ClassVar[list[object]] = []
+    copies: ClassVar[list[Any]] = []
+
+    def close(self) -> None:
+        self.closed.append(self)
+        saved = io.BytesIO()
+        torch.save(self, saved)
+        assert b"_Once" not in saved.getvalue()
+        saved.seek(0)
+        self.copies += [copy.deepcopy(self), torch.load(saved, weights_only=False)]
+
+
+def test_what_it_saves_of_itself_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that it makes in its close() closes itself, and needs nothing of this package."""
+    monkeypatch.setattr(SavesItself, "closed", [])
+    monkeypatch.setattr(SavesItself, "copies", [])
+    model = SavesItself(2, 2)
+    assert release(model).errors == ()
+    copies = list(SavesItself.copies)
+    assert SavesItself.closed == [model]
+    for one in copies:
+        assert one(torch.ones(1, 2)).shape == (1, 2)
+        assert release(one).errors == ()
+    assert SavesItself.closed == [model, *copies]
 
 
 def test_shared_parts_are_not_closed() -> None:

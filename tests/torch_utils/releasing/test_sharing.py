@@ -215,6 +215,58 @@ def hundred() -> nn.Module:
     return nn.Sequential(*(nn.Linear(4, 4) for _ in range(100)))
 
 
+class Average:
+    """Follows the parameters of a model that it does not own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.followed = list(model.parameters())
+        self.averages = [parameter.detach().clone() for parameter in self.followed]
+
+
+def test_parameters_that_an_object_only_holds_stay() -> None:
+    """They are the live model's; the object's own go, and the report names who has them."""
+    model = nn.Linear(4, 4)
+    average = Average(model)
+    report = release(average)
+    assert report.freed_bytes == {"host": 80}
+    assert {held.holders for held in report.still_held} == {("another module (Linear)",)}
+    assert model(INPUTS).shape == (1, 4)
+    assert release(average, model).freed_bytes == {"host": 80}
+    assert [parameter.numel() for parameter in average.followed] == [0, 0]
+
+
+def test_control_parameters_that_no_module_has_go() -> None:
+    """Or that the caller names."""
+    average = Average(nn.Linear(4, 4))  # An assertion would keep the model.
+    assert release(average).freed_bytes == {"host": 160}
+    model = nn.Linear(4, 4)
+    for objects in ((Average(model), model.weight), (model.bias, Average(model))):
+        release(*objects)
+    assert [parameter.numel() for parameter in model.parameters()] == [0, 0]
+
+
+def test_parameters_of_a_frozen_model_stay() -> None:
+    """It cannot be listed, so nobody can say that it is not there."""
+    model = nn.Linear(4, 4)
+    average = Average(model)
+    gc.collect()
+    gc.freeze()
+    try:
+        release(average)
+    finally:
+        gc.unfreeze()
+    assert model(INPUTS).shape == (1, 4)
+
+
+def test_an_exported_program_leaves_its_model() -> None:
+    """`torch.export` keeps the very parameters."""
+    model = nn.Linear(4, 4)
+    program = torch.export.export(model, (INPUTS.clone(),))
+    expected = model(INPUTS)
+    release(program)
+    assert torch.equal(model(INPUTS), expected)
+
+
 def test_one_walk_for_all_suspects(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred layers, and a list of them."""
     model = hundred()
