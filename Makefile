@@ -16,7 +16,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-again test-exhaustive test-real test-pythons test-ray test-service test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
+.PHONY: demo test test-slow test-again test-exhaustive test-real test-pythons test-ray test-versions test-service test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -45,6 +45,12 @@ test-real: .venv/.installed .venv/.corpus
 # PYTHONS="3.11 3.13" makes these columns anew.
 test-pythons: .venv/.installed .venv/.corpus
 	$(BIN)/python tests/torch_utils/clean_exit/real_table.py
+
+# The tests with the oldest and the newest packages that pyproject.toml allows; a table. Downloads
+# gigabytes. ROWS=oldest makes this row anew, KEPT=folder keeps the environments.
+test-versions: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	$(BIN)/python tests/versions.py $(KEPT)
 
 # Actors of a real Ray on this machine; downloads it.
 test-ray: .venv/.installed

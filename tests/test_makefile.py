@@ -13,6 +13,9 @@ import pytest
 from programs import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+needs_new_python = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="the Makefile's environments need Python 3.11"
+)
 OLD = f"""#!/bin/sh
 exec {sys.executable} -c "
 import sys
@@ -70,6 +73,7 @@ def test_no_python_is_refused_in_one_line(folder: Path) -> None:
         put(folder, "python3", OLD)
 
 
+@needs_new_python
 def test_python_that_is_new_enough_is_found(folder: Path) -> None:
     """The control: beside an old python3, the first that is new enough makes the environment."""
     put(folder, "python3", OLD)
@@ -79,6 +83,7 @@ def test_python_that_is_new_enough_is_found(folder: Path) -> None:
     assert "\npython3.12 -m venv .venv\n" in done.stdout
 
 
+@needs_new_python
 def test_the_slow_ones_are_what_the_fast_ones_leave_out(folder: Path) -> None:
     """Together they are all, and `make test test-all` runs none of them twice."""
     (folder / "bin" / "python3.11").symlink_to(sys.executable)

@@ -78,14 +78,15 @@ def run_server(
     try:
         with listener:  # Which uvicorn closes only if it had begun.
             server.run([listener])
-        return server.stopped_by
     except SystemExit as error:
-        if server.started or error.code != 3:  # uvicorn's number for a start that failed
+        if server.started or error.code != 3:  # newer uvicorn's number for a start that failed
             raise
-        failure: Exception | None = getattr(app.state, "failure", None)
-        if failure is None:
-            raise RagDemoError("the service could not start; the log says why") from None
-        raise failure from None
+    if server.started:
+        return server.stopped_by
+    failure: Exception | None = getattr(app.state, "failure", None)
+    if failure is None:
+        raise RagDemoError("the service could not start; the log says why")
+    raise failure
 
 
 class _Server(uvicorn.Server):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import textwrap
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,8 @@ def test_destructor_waits_for_no_lock() -> None:
             print(value("release_duration_seconds_count"))
     """
     assert program(body.format(control="", wait_s=60)).stdout == "True\n1.0\n"
+    if tuple(map(int, version("prometheus-client").split(".")[:2])) < (0, 22):
+        return  # Its lock is reentrant: there is nothing to wait for.
     control = "p._is_in_a_destructor = lambda: False"
     assert program(body.format(control=control, wait_s=1)).stdout == "False\n"
 

@@ -30,19 +30,20 @@ def test_memory_is_that_of_the_names(tmp_path: Path) -> None:
     count = 4000
     for number in range(count):
         (tmp_path / f"{number:06}.md").touch()
-    # Once before: Python's dictionary of all names grows by megabytes at a time.
-    assert sum(1 for _ in files_of(tmp_path, Skipped())) == count
+    peaks = []
     tracemalloc.start()
     try:
-        found = sum(1 for _ in files_of(tmp_path, Skipped()))
-        peak = tracemalloc.get_traced_memory()[1]
+        for _ in range(3):  # Python's dictionary of all names grows by megabytes at a time.
+            tracemalloc.reset_peak()
+            found = sum(1 for _ in files_of(tmp_path, Skipped()))
+            peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.reset_peak()
         paths = [(path, path.name, str(path)) for path in tmp_path.iterdir()]
         control = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert found == len(paths) == count
-    assert peak < 200 * count < control
+    assert min(peaks) < 200 * count < control
 
 
 def test_a_deep_folder(tmp_path: Path) -> None:

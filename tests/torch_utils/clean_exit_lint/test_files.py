@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -218,6 +219,8 @@ def test_well_known_destructors_are_found() -> None:
         (torch, "_inductor/compiler_bisector.py", {"global", "log"}),
         (transformers, "generation/continuous_batching/continuous_api.py", {"device", "global"}),
     ):
+        if package is transformers and version("transformers").startswith("4"):
+            continue
         path = Path(package.origin or "").parent / file
         if path.exists():  # Other versions may have mended or moved it.
             assert rules <= {one.rule for one in check([str(path)]).findings}, file

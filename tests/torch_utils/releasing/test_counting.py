@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from older_torch import needs_fast_notes
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -193,6 +194,7 @@ def test_default_device_is_not_asked() -> None:
     assert tensor.device.type == "cpu"
 
 
+@needs_fast_notes
 def test_no_full_collection_and_no_burst_of_objects() -> None:
     """A model of many tensors costs no tracked object for each of them."""
     model = nn.ModuleList(nn.Linear(2, 2) for _ in range(2000))
@@ -247,6 +249,7 @@ def test_weak_references_are_freed_once_whatever_happens() -> None:
     assert other.freed_bytes() == {"host": 4 * sum(range(6, 11))}
 
 
+@needs_fast_notes
 def test_noting_makes_no_object_of_a_storage() -> None:
     """The count of its owners is what it was."""
     tensor = big()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from interrupts import everywhere, run_interrupted
+from older_torch import needs_fast_notes
 
 from torch_utils import release
 from torch_utils._releasing import in_use, tensors
@@ -29,6 +30,7 @@ def calls_of(function: Callable[[], Any]) -> int:
     return counts["call"]
 
 
+@needs_fast_notes
 @pytest.mark.parametrize("contain", [list, lambda made: dict(enumerate(made)), tuple])
 def test_no_call_for_each(contain: Callable[[Any], Any]) -> None:
     """A thousand tensors more take few calls more; a release of each by itself takes many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_control_del_of_a_copy_frees_nothing(kind: str) -> None:
 def test_tied_weights_count_once() -> None:
     """GPT-2's output layer is its embedding."""
     model = gpt2()
-    unique = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in model.parameters()}
+    unique = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in chain(model.parameters(), model.buffers())}
     report = release(model)
     assert report.freed_bytes == {"host": sum(unique.values())}
 

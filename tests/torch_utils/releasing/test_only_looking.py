@@ -35,6 +35,7 @@ def search(*tensors: torch.Tensor) -> list[str]:
     return [name for held in survivors for name in found.of(held)]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast:FutureWarning")  # torch 2.4
 def test_a_checkpoint_is_not_computed_again() -> None:
     """A checkpointed loss saves what its forward pass would have to run again for."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
