@@ -122,7 +122,10 @@ def test_control_del_of_a_copy_frees_nothing(kind: str) -> None:
 def test_tied_weights_count_once() -> None:
     """GPT-2's output layer is its embedding."""
     model = gpt2()
-    unique = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in chain(model.parameters(), model.buffers())}
+    unique = {
+        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
+        for t in chain(model.parameters(), model.buffers())
+    }
     report = release(model)
     assert report.freed_bytes == {"host": sum(unique.values())}
 
