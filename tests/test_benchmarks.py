@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+import versions
 from bench_clean_exit import costs
 from bench_cycles import table
 from plot_memory import POINTS, thinned
@@ -74,6 +75,16 @@ def test_table_of_real_programs_is_of_its_file() -> None:
     assert all(row in page for row in summarise(counts))
     counts["3.11"]["right"] += 1
     assert summarise({"3.11": counts["3.11"]})[0] not in page
+
+
+def test_table_of_versions_is_of_its_file() -> None:
+    """Each row, as the command prints it; and another file's would not be there."""
+    page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "benchmarks" / "results" / "versions.json").read_text())["rows"]
+    assert list(rows) == list(versions.ROWS)
+    assert all(row in page for row in versions.summarise(rows))
+    rows["oldest"]["passed"] += 1
+    assert versions.summarise({"oldest": rows["oldest"]})[0] not in page
 
 
 def test_table_of_hosting_is_of_its_file() -> None:
