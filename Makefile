@@ -16,7 +16,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-again test-exhaustive test-real test-pythons test-ray test-versions test-service test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu bench-gpu examples clean
+.PHONY: demo test test-slow test-again test-exhaustive test-real test-pythons test-ray test-versions test-service test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
@@ -71,6 +71,12 @@ GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or 
 
 test-gpu:
 	RESULTS=$(RESULTS) $(GPU_PYTHON) tests/gpu/run.py
+
+# The same over a stand-in for CUDA's driver, which is no GPU. ENVIRONMENT keeps what is downloaded,
+# or names an environment that has torch for CUDA.
+test-gpu-stand-in: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python tests/gpu/stand_in/run.py $(ENVIRONMENT)
 
 bench-gpu:
 	RESULTS=$(RESULTS) $(GPU_PYTHON) benchmarks/gpu.py

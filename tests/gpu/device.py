@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -43,6 +43,7 @@ class Device:
     place: str  # Where a report says that they are.
     model_bytes: int  # The size of a large model,
     large_bytes: int  # and of a large tensor.
+    skipped: Mapping[str, str] = {}  # Tests that can mean nothing over it, with the reason.
 
     def settle(self) -> None:
         """Drop what earlier tests have left, so that a value before and one after compare."""
@@ -66,13 +67,17 @@ class Device:
         self.watch(made)
         return made
 
-    def tensor(self, nbytes: int) -> Any:
+    def tensor(self, nbytes: int, value: float = 1.0) -> Any:
         """Make a float32 tensor, every value written."""
         import torch
 
-        made = torch.ones(nbytes // 4, device=self.torch_name)
+        made = torch.full((nbytes // 4,), value, device=self.torch_name)
         self.watch(made)
         return made
+
+    def holds(self, tensor: Any, value: float) -> bool:
+        """Say whether every value of a tensor is this one."""
+        return bool((tensor == value).all())
 
     def watch(self, *tensors: Any) -> None:
         """Count these from now on, where nobody else does."""
@@ -86,7 +91,7 @@ class Device:
         kind = type(self).__name__
         # Python 3.12 warns about every fork beside a thread, and CUDA has threads.
         quiet = "import warnings\nwarnings.filterwarnings('ignore', message='.*multi-threaded')\n"
-        start = f"{quiet}from gpu.device import {kind}\ndevice = {kind}()\n"
+        start = f"{quiet}from {type(self).__module__} import {kind}\ndevice = {kind}()\n"
         return start + textwrap.dedent(program)
 
     def assert_clean(self, result: programs.Result, returncode: int = 0) -> None:

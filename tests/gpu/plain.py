@@ -89,15 +89,19 @@ def main(kind: str, journal: Path, only: str = "") -> int:
     rewrite_asserts()
     import programs
     from gpu.device import Cuda, Rehearsal
+    from gpu.stand_in.device import StandIn
 
     programs.TIMEOUT_S = round(0.8 * TEST_S)
 
-    chosen = {"cuda": Cuda, "rehearsal": Rehearsal}[kind]
+    chosen = {"cuda": Cuda, "rehearsal": Rehearsal, "stand-in": StandIn}[kind]
     done = read(journal)
     with journal.with_suffix(".stacks").open("w") as stacks:
         for name, test in tests():
             is_slow = chosen is Rehearsal and hasattr(test, "has_slow_rehearsal")
             if name in done or (only not in name) or (is_slow and not only):
+                continue
+            if name in chosen.skipped:
+                note(journal, name, "skipped", chosen.skipped[name])
                 continue
             note(journal, name, "started")
             faulthandler.dump_traceback_later(TEST_S, exit=True, file=stacks)

@@ -20,7 +20,9 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -107,16 +109,23 @@ def read_xml(path: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def on_device(folder: Path, kind: str, deadline: float, only: str) -> dict[str, Any]:
-    """Run the tests on a GPU, or rehearse them; a new process for what follows a failure."""
+def on_device(
+    folder: Path,
+    kind: str,
+    deadline: float,
+    only: str,
+    python: str = sys.executable,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Run the tests on a device, or rehearse them; a new process for what follows a failure."""
     from gpu import plain
 
     journal, done = folder / "gpu", -1
-    command = [sys.executable, "tests/gpu/plain.py", kind, str(journal), only]
+    command = [python, "tests/gpu/plain.py", kind, str(journal), only]
     code: int | None = 1
     while code not in (0, None) and done < len(plain.read(journal)):
         done = len(plain.read(journal))
-        code = limited(command, deadline, PYTHONPATH=paths(folder))
+        code = limited(command, deadline, PYTHONPATH=paths(folder), **env)
         for name, test in plain.read(journal).items():
             if test["outcome"] == "started":
                 how = "was stopped, for its time was up" if code is None else f"exit code {code}"

@@ -39,7 +39,7 @@ import subprocess, sys, os
 child = subprocess.Popen(
     [sys.executable, "-c", '''
 import sys, time
-from gpu.device import {kind}
+from {module} import {kind}
 device = {kind}()
 device.make_context()
 print("ready", flush=True)
@@ -52,11 +52,15 @@ assert child.stdout.readline() == b"ready\\n"
 """
 
 
+def with_child(device: Any, end: str) -> str:
+    """Return a program whose child has a context, and that ends in a certain way."""
+    return CHILD.format(module=type(device).__module__, kind=type(device).__name__, end=end)
+
+
 def test_memory_that_a_child_holds(device: Any, tmp_path: Path) -> None:
     """The child outlives the program, and the finding says how much it holds."""
-    kind = type(device).__name__
-    program = CHILD.format(kind=kind, end="child.returncode = 0  # Left to itself.")
-    report = checked(device, tmp_path, program)
+    end = "child.returncode = 0  # Left to itself."
+    report = checked(device, tmp_path, with_child(device, end))
     assert "left-over-process" in ids(report), str(report)
     if not device.names_processes():
         raise SkipTest("NVML names no process by its number here, as in some containers")
@@ -68,9 +72,8 @@ def test_memory_that_a_child_holds(device: Any, tmp_path: Path) -> None:
 
 def test_child_that_is_ended(device: Any, tmp_path: Path) -> None:
     """The clean twin: the program ends its child, and waits for it."""
-    kind = type(device).__name__
     end = "child.kill(); child.wait(); child.stdout.close()"
-    report = checked(device, tmp_path, CHILD.format(kind=kind, end=end))
+    report = checked(device, tmp_path, with_child(device, end))
     assert report.clean, str(report)
 
 

@@ -177,6 +177,18 @@ def test_after_a_cuda_graph(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
+def test_after_a_cuda_graph_in_a_cycle(device: Any) -> None:
+    """One that nobody names any more, and nobody has collected, keeps no workspace and no pool."""
+    before = device.reserved_bytes()
+    model = load(device)
+    inputs = device.inputs(model)
+    cycle: list[Any] = [device.capture(lambda: model(inputs).detach())]
+    cycle.append(cycle)
+    del cycle
+    release(model, inputs, collect="full", thorough=True)
+    assert device.reserved_bytes() == before
+
+
 def test_after_many_rounds(device: Any) -> None:
     """Nothing grows: neither what is reserved, nor what is allocated in small blocks."""
     before = device.reserved_bytes()

@@ -21,8 +21,6 @@ def _reset_dynamo(torch: Any) -> bool:
     if dynamo is None or getattr(getattr(dynamo, "__spec__", None), "_initializing", False):
         return False
     dynamo.reset()
-    if torch.cuda.is_initialized() and _may_have_graphs(torch):
-        gc.collect()  # The graphs of compiled code may be in cycles, and each has a pool.
     return True
 
 
@@ -43,6 +41,8 @@ def _clear_cublas_workspaces(torch: Any) -> bool:
     and nothing keeps that workspace but torch's own map: cleared, a replay would write to what
     somebody else has by then. So while there may be a graph, they stay.
     """
+    if _may_have_graphs(torch):
+        gc.collect()  # Some may be in cycles, such as those of compiled code; each has a pool, too.
     if _may_have_graphs(torch):
         log(DEBUG, "cuBLAS workspaces stay: a CUDA graph may have been captured with them")
         return False

@@ -99,6 +99,9 @@ def empty_tensor(tensor: Any) -> None:
     autograd graphs, collectives, functions at work in other threads) and goes with the last of
     them. Swapping ``data`` or calling `Tensor.set_` would change it under their hands.
 
+    What compiled code returns of its CUDA graphs stays as it is: it hands out the same object
+    again, and torch cannot swap what it keeps so.
+
     Raises:
         RuntimeError: This torch cannot do that. The tensor was left whole.
     """
@@ -111,6 +114,9 @@ def empty_tensor(tensor: Any) -> None:
             f"torch {torch.__version__} cannot empty a tensor that others may be using, so it "
             "was left whole; delete the variables that refer to it instead"
         )
+    is_kept_for_replay = getattr(torch._C, "_is_cached_tensor", None)
+    if is_kept_for_replay is not None and is_kept_for_replay(tensor):
+        return
     base = torch.Tensor
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         if base.is_leaf.__get__(tensor):

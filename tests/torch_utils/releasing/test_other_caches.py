@@ -112,6 +112,30 @@ def test_workspaces_stay_beside_a_cuda_graph(
     assert log.count("cublas") == 1
 
 
+def test_a_cuda_graph_in_a_cycle_is_collected(
+    monkeypatch: pytest.MonkeyPatch, no_dynamo: None
+) -> None:
+    """One that is garbage keeps the workspaces no longer, nor its pool."""
+
+    class CUDAGraph:
+        pass
+
+    log: list[str] = []
+    torch = stand_in(True, log)
+    torch.cuda.CUDAGraph = CUDAGraph
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with_collector = gc.isenabled()
+    gc.disable()
+    try:
+        graph: Any = CUDAGraph()
+        graph.me = graph
+        del graph
+        assert "cuBLAS workspaces" in clear_other_caches()
+    finally:
+        if with_collector:
+            gc.enable()
+
+
 def test_dynamo_is_reset_only_if_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not imported for the purpose, which would take most of a second."""
     log: list[str] = []

@@ -159,3 +159,23 @@ def test_control_a_method_without_keeping() -> None:
     """The C++ tensor taken out under a running method, and nobody keeps it: a crash."""
     source = PRELUDE + IN_A_METHOD.replace("{expression}", METHODS["lgamma"])
     assert run_forked(source, "unsafe", quick_end=True).returncode < 0
+
+
+def test_what_compiled_code_returns_again() -> None:
+    """CUDA graphs of compiled code hand out one object time and again: it stays, by itself too."""
+    torch = pytest.importorskip("torch")
+    from torch_utils import release
+
+    kept, other = torch.ones(100), torch.ones(100)
+    torch._C._set_cached_tensors_enabled(True)
+    torch._C._add_cached_tensor(kept)
+    try:
+        report = release([kept, other])
+        assert report.errors == ()
+        assert [held.nbytes for held in report.still_held] == [400]
+        assert kept.numel() == 100 and other.numel() == 0
+    finally:
+        torch._C._remove_cached_tensor(kept)
+        torch._C._set_cached_tensors_enabled(False)
+    release(kept)
+    assert kept.numel() == 0

@@ -1,0 +1,96 @@
+"""What has to fail over the stand-in, for a test that cannot fail says nothing.
+
+``controls.py NAME JOURNAL TEST`` breaks the library as a control says, and runs one test. Faults of
+the stand-in are switched on by the environment that `run.py` gives.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Control:
+    """A defect, the test that must fail of it, and what the failure must say."""
+
+    test: str
+    says: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    breaks: Callable[[], None] = lambda: None
+
+
+def _release_during_captures() -> None:
+    import torch_utils._releasing.other_caches as other_caches
+    import torch_utils.memory as memory
+
+    memory._is_capturing = lambda module: False
+    other_caches.captures_graph = lambda torch: False
+
+
+def _keep_caches() -> None:
+    import torch_utils._releasing.other_caches as other_caches
+
+    other_caches.STEPS = ()
+
+
+def _release_nothing() -> None:
+    import torch.cuda
+
+    torch.cuda.empty_cache = lambda: None
+
+
+CONTROLS: Mapping[str, Control] = {
+    "a driver that keeps what it is given back": Control(
+        "test_memory_is_back::test_after_running_out_of_memory",
+        "CUDA out of memory",
+        env={"CUDA_STAND_IN_FAULT": "keeps-freed-memory"},
+    ),
+    "events that say too soon that work is done": Control(
+        "test_shared_use::test_a_pending_copy_to_the_device_arrives",
+        "assert device.holds(result, 1)",
+        env={"CUDA_STAND_IN_FAULT": "done-too-soon"},
+    ),
+    "a driver that says of every device that it is in use": Control(
+        "test_no_context::test_other_gpus_get_none",
+        "assert set(t.memory_snapshot().devices)",
+        env={"CUDA_STAND_IN_FAULT": "every-device-in-use"},
+    ),
+    "a check that asks the driver": Control(
+        "test_no_context::test_checks_and_cleanups_make_none",
+        "something has opened the driver",
+        env={"PYTORCH_NVML_BASED_CUDA_CHECK": "0"},
+    ),
+    "a fork after such a check": Control(
+        "test_no_context::test_checks_leave_a_fork_its_cuda",
+        "Cannot re-initialize CUDA in forked subprocess",
+        env={"PYTORCH_NVML_BASED_CUDA_CHECK": "0"},
+    ),
+    "a release that empties caches during a capture": Control(
+        "test_shared_use::test_release_during_a_capture_spoils_nothing",
+        "operation failed due to a previous error during capture",
+        breaks=_release_during_captures,
+    ),
+    "a release that leaves the cuBLAS workspaces": Control(
+        "test_memory_is_back::test_after_a_scope",
+        "assert device.reserved_bytes() == before",
+        breaks=_keep_caches,
+    ),
+    "a release that leaves torch's cache": Control(
+        "test_memory_is_back::test_after_a_release_of_the_model_alone",
+        "assert device.reserved_bytes() == before",
+        breaks=_release_nothing,
+    ),
+}
+
+
+if __name__ == "__main__":
+    sys.path[:1] = [str(TESTS.parent), str(TESTS), str(TESTS / "torch_utils")]
+    from gpu import plain
+
+    CONTROLS[sys.argv[1]].breaks()
+    sys.exit(plain.main("stand-in", Path(sys.argv[2]), sys.argv[3]))

@@ -1,0 +1,163 @@
+"""`make test-gpu-stand-in`: the tests for a GPU over a stand-in for CUDA, and what has to fail.
+
+torch comes as it is for CUDA, in an environment that uv makes: some gigabytes. A folder as the
+argument keeps it, or is one that has torch already; else it is removed. The stand-in is compiled by
+``CXX`` (g++) with the headers that come with torch. Nothing of it says anything about a GPU's
+speed, its numbers or its driver: see docs/gpu.md. Writes benchmarks/results/gpu_stand_in.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = Path(__file__).resolve().parent
+RESULT = "gpu_stand_in"
+ALL_S = 3600.0
+if __name__ == "__main__":
+    names = ("", "tests", "tests/torch_utils", "benchmarks")
+    sys.path[:1] = [str(ROOT / name) for name in names]
+
+
+def packages_of(folder: Path) -> Path | None:
+    """Return where an environment's packages are, if torch for CUDA is among them."""
+    found = sorted(folder.glob("lib/python3*/site-packages/torch/lib/libc10_cuda.so"))
+    return found[0].parents[2] if found else None
+
+
+def headers(packages: Path) -> list[Path]:
+    """Return the folders of CUDA's headers: of its own packages, and Triton's for the rest."""
+    own = sorted(packages.glob("nvidia/*/include/cuda_runtime_api.h"))
+    rest = packages / "triton" / "backends" / "nvidia" / "include" / "crt"
+    return [own[0].parent, rest.parent] if own and rest.exists() else []
+
+
+def build(packages: Path, folder: Path) -> Path:
+    """Compile the stand-in; the driver's and NVML's names are links to it. Return the folder."""
+    library = folder / "libstand_in.so"
+    compiler = [os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-Wall", "-Wextra"]
+    include = [word for path in headers(packages) for word in ("-isystem", str(path))]
+    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
+    output = ["-shared", "-fPIC", "-o", str(library), "-ldl", "-lpthread"]
+    subprocess.run([*compiler, *include, *sources, *output], check=True)
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        (folder / name).symlink_to(library.name)
+    return folder
+
+
+def environment(libraries: Path, state: Path) -> dict[str, str]:
+    """Return what puts the stand-in under a program; ``state`` is the devices' own folder."""
+    state.mkdir()
+    return {
+        "LD_PRELOAD": str(libraries / "libstand_in.so"),
+        "LD_LIBRARY_PATH": str(libraries),
+        "CUDA_STAND_IN": str(state),
+        "CUDA_STAND_IN_DEVICES": "2",  # The tests use the first: nothing may touch the other.
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def control(name: str, python: Path, folder: Path, env: Mapping[str, str]) -> dict[str, Any]:
+    """Run a test with a defect, and say whether it has failed of that."""
+    from gpu import plain
+    from gpu.run import limited, paths
+    from gpu.stand_in.controls import CONTROLS
+
+    chosen = CONTROLS[name]
+    journal = folder / "journal"
+    script = str(SOURCES.relative_to(ROOT) / "controls.py")
+    command = [str(python), script, name, str(journal), chosen.test]
+    env = {**env, **chosen.env, "PYTHONPATH": paths(folder)}
+    limited(command, time.monotonic() + plain.TEST_S, **env)
+    test = plain.read(journal).get(chosen.test, {"outcome": "not run", "reason": ""})
+    return judge(chosen.test, chosen.says, test)
+
+
+def judge(name: str, says: str, test: Mapping[str, Any]) -> dict[str, Any]:
+    """Say whether a test has failed as it had to: a crash, or another failure, does not count."""
+    as_expected = test["outcome"] == "failed" and says in test["reason"]
+    found = {"test": name, "must_fail_with": says, "as_expected": as_expected}
+    return found if as_expected else {**found, **test}
+
+
+def last_line(reason: str) -> str:
+    """Return what a failure's text ends with; the rest names files of this machine."""
+    return (reason.strip().splitlines() or [""])[-1]
+
+
+def summarise(result: Mapping[str, Any]) -> list[str]:
+    """Return a line for each test and control that is not as it should be, and one for all."""
+    tests, controls = result["tests"], result["controls"]
+    wrong = [f"failed: {n}: {t['reason']}" for n, t in tests.items() if t["outcome"] == "failed"]
+    wrong += [f"did not fail: {n}" for n, c in controls.items() if not c["as_expected"]]
+    counts = Counter(test["outcome"] for test in tests.values())
+    said = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+    failed = sum(c["as_expected"] for c in controls.values())
+    return [*wrong, f"{said}; {failed} of {len(controls)} controls have failed, as they must"]
+
+
+def about(python: Path) -> dict[str, Any]:
+    """Describe the machine and the environment, by the environment's own Python."""
+    code = "import json, results_file; print(json.dumps(results_file.machine()))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")}
+    said = subprocess.run([python, "-c", code], env=env, capture_output=True, check=True)
+    found: dict[str, Any] = json.loads(said.stdout)
+    return found
+
+
+def run_all(python: Path, packages: Path, folder: Path) -> dict[str, Any]:
+    """Run the tests and the controls."""
+    from gpu.run import on_device
+    from gpu.stand_in.controls import CONTROLS
+
+    for name in ("libraries", "tests"):
+        (folder / name).mkdir()
+    libraries = build(packages, folder / "libraries")
+    env = environment(libraries, folder / "state")
+    deadline = time.monotonic() + ALL_S
+    done = on_device(folder / "tests", "stand-in", deadline, "", python=str(python), env=env)
+    controls = {}
+    for number, name in enumerate(CONTROLS):
+        place = folder / str(number)
+        place.mkdir()
+        controls[name] = control(name, python, place, environment(libraries, place / "state"))
+    tests = {n: {**t, "reason": last_line(t["reason"])} for n, t in done["tests"].items()}
+    return {"machine": about(python), "tests": tests, "controls": controls}
+
+
+def main(kept: str | None = None) -> int:
+    """Run everything and write it down; return 1 if a test failed, or a control did not."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        print("needs a C++ compiler: g++, or the one that CXX names")
+        return 1
+    from results_file import write
+    from versions import make_environment
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(kept).absolute() if kept else Path(temporary, "environment")
+        if packages_of(folder) is None:
+            make_environment("gpu", folder)
+        packages = packages_of(folder)
+        if packages is None or not headers(packages):
+            print(f"{folder} has no torch for CUDA, or not its headers")
+            return 1
+        result = run_all(folder / "bin" / "python", packages, Path(temporary))
+    write(RESULT, result)
+    print(*summarise(result), sep="\n")
+    as_expected = all(each["as_expected"] for each in result["controls"].values())
+    failed = any(test["outcome"] == "failed" for test in result["tests"].values())
+    return int(failed or not as_expected)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2]))

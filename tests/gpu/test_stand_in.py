@@ -1,0 +1,108 @@
+"""The list of what is skipped over the stand-in, its controls and its result; it runs apart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu import plain
+from gpu.stand_in import run as runner
+from gpu.stand_in.controls import CONTROLS
+from gpu.stand_in.device import SKIPPED
+from programs import ROOT
+
+RESULT = ROOT / "benchmarks" / "results" / f"{runner.RESULT}.json"
+PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+
+
+def test_what_is_skipped_or_must_fail_is_there() -> None:
+    """No reason and no control outlives its test, and no control is about a skipped one."""
+    names = {name for name, _ in plain.tests()}
+    controlled = {control.test for control in CONTROLS.values()}
+    assert set(SKIPPED) <= names and controlled <= names - set(SKIPPED)
+
+
+def test_result_is_of_these_tests() -> None:
+    """Each test and control stands in the file; the page says what the file does."""
+    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    assert set(result["tests"]) == {name for name, _ in plain.tests()}
+    assert set(result["controls"]) == set(CONTROLS)
+    skipped = {n: t["reason"] for n, t in result["tests"].items() if t["outcome"] == "skipped"}
+    assert skipped == SKIPPED
+    assert [line for line in runner.summarise(result) if line in PAGE] == runner.summarise(result)
+
+
+def test_summary_names_what_is_wrong() -> None:
+    """A test that fails, and a control that does not."""
+    result = {
+        "tests": {
+            "a": {"outcome": "passed", "reason": ""},
+            "b": {"outcome": "failed", "reason": "why"},
+            "c": {"outcome": "skipped", "reason": "no"},
+        },
+        "controls": {"x": {"as_expected": True}, "y": {"as_expected": False}},
+    }
+    assert runner.summarise(result) == [
+        "failed: b: why",
+        "did not fail: y",
+        "1 passed, 1 failed, 1 skipped; 1 of 2 controls have failed, as they must",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "as_expected"),
+    [
+        ("failed", "AssertionError: so many bytes", True),
+        ("failed", "AssertionError: something else", False),
+        ("started", "so many bytes", False),
+        ("passed", "", False),
+        ("skipped", "so many bytes", False),
+    ],
+)
+def test_control_has_to_fail_of_its_defect(outcome: str, reason: str, as_expected: bool) -> None:
+    """Neither a crash nor another failure is what a control is for."""
+    found = runner.judge("test", "so many bytes", {"outcome": outcome, "reason": reason})
+    assert found["as_expected"] is as_expected
+
+
+def test_controls_break_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a control replaces in the library is called so; else it would break nothing."""
+    pytest.importorskip("torch")
+    import torch.cuda
+
+    from torch_utils import memory
+    from torch_utils._releasing import other_caches
+
+    places = [(memory, "_is_capturing"), (other_caches, "captures_graph"), (other_caches, "STEPS")]
+    places.append((torch.cuda, "empty_cache"))
+    before = [getattr(*place) for place in places]
+    for place, value in zip(places, before, strict=True):
+        monkeypatch.setattr(*place, value)  # So that it is put back.
+    for control in CONTROLS.values():
+        control.breaks()
+    assert all(getattr(*p) is not value for p, value in zip(places, before, strict=True))
+
+
+def test_sources_compile() -> None:
+    """Only where torch has come with CUDA's headers."""
+    packages = runner.packages_of(Path(sys.prefix))
+    if shutil.which("g++") is None or packages is None or not runner.headers(packages):
+        pytest.skip("needs g++, and the headers that come with torch for CUDA")
+    include = [word for path in runner.headers(packages) for word in ("-isystem", str(path))]
+    sources = map(str, sorted(runner.SOURCES.glob("*.cpp")))
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([*command, *include, *sources], check=True)
+
+
+def test_runner_needs_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so before it downloads gigabytes."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert runner.main() == 1
+    assert "needs a C++ compiler" in capsys.readouterr().out
