@@ -57,7 +57,8 @@ def breaks_after_interrupts(make, program, *files: str) -> list[int]:
         if not is_noticed() or torch.is_inference_mode_enabled():
             broken.append(number)
             kept.clear()  # What it has left behind must not break the tests that follow.
-            torch._C._set_torch_function_state(torch._C._TorchFunctionState.ENABLED)
+            if hasattr(torch._C, "_set_torch_function_state"):  # Not torch 2.4.
+                torch._C._set_torch_function_state(torch._C._TorchFunctionState.ENABLED)
         return happened
 
     gc.collect()

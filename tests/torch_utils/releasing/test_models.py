@@ -183,7 +183,7 @@ def test_module_over_a_mapped_file(tmp_path: Path) -> None:
     """Weights that torch.load mapped go with their mapping."""
     torch.save({"weight": torch.ones(64, 64)}, tmp_path / "model.pt")
     module = nn.Linear(64, 64, bias=False)
-    state = torch.load(tmp_path / "model.pt", mmap=True)
+    state = torch.load(tmp_path / "model.pt", mmap=True, weights_only=True)
     module.load_state_dict(state, assign=True)
     del state
     assert not release(module).still_held

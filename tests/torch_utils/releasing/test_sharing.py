@@ -227,7 +227,7 @@ def test_parameters_that_an_object_only_holds_stay() -> None:
     """They are the live model's; the object's own go, and the report names who has them."""
     model = nn.Linear(4, 4)
     average = Average(model)
-    report = release(average)
+    report = release(average, search_s=60)
     assert report.freed_bytes == {"host": 80}
     assert {held.holders for held in report.still_held} == {("another module (Linear)",)}
     assert model(INPUTS).shape == (1, 4)
