@@ -329,4 +329,5 @@ class Core(Lending):
             else:
                 error = self.in_use()
                 log(ERROR, "closing: %s", error)
+                error._is_logged = True
                 raise error
