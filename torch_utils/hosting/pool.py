@@ -161,7 +161,9 @@ class ModelPool(Lender):
             except ModelInUseError as error:
                 errors.append(error)
         if errors:
-            raise errors[0]
+            together = ModelInUseError("; ".join(map(str, errors)))
+            together._is_logged = all(error._is_logged for error in errors)
+            raise together
 
     def _host(self, name: str) -> ModelHost[Any]:
         try:
