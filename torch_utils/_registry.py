@@ -17,6 +17,7 @@ from os import getpid
 from torch_utils._coroutines import UNAWAITED, never_ran
 from torch_utils._interrupts import came_out_of, never_began
 from torch_utils._runtime import DEBUG, ERROR, PHASE, early_bound, log
+from torch_utils.errors import ModelInUseError
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
@@ -291,7 +292,8 @@ class Entry:
             if came_out_of(self.release, error):
                 self.error = error
                 level = ERROR if self.built else DEBUG
-                log(level, "releasing %s failed: %r", self.name, error, exc_info=error)
+                if type(error) is not ModelInUseError or not error._is_logged:
+                    log(level, "releasing %s failed: %r", self.name, error, exc_info=error)
             if not isinstance(error, Exception):
                 raise
 

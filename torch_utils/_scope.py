@@ -120,6 +120,11 @@ class OpenScope(Entry):
         """Whether nothing more can be managed by it."""
         return REGISTRY.get(self.key) is not self
 
+    @property
+    def failures(self) -> list[BaseException]:
+        """What its cleanup has raised so far; the report has it at the end."""
+        return [] if self._work is None else list(self._work.errors)
+
     def end(self, exc: BaseException | None) -> None:
         """Clean up, and raise what has to be raised."""
         self.exception = exc

@@ -116,7 +116,7 @@ class SafePyTorchCleanup:
                 f"as a decorator, {type(self).__name__} is called first: "
                 f"@{type(self).__name__}(), with parentheses"
             )
-        check_kinds(resources)
+        check_kinds(resources, f"{type(self).__name__}()")
         self._resources = resources
         self._release_options = {"collect": collect, "trim_host": trim_host, "thorough": thorough}
         self._restore_flags = restore_flags
@@ -146,7 +146,7 @@ class SafePyTorchCleanup:
         """
         opened = self._current(sys._getframe(1))
         if close is None:
-            check_kinds([obj])
+            check_kinds([obj], "manage()")
             opened.items.append(Item(name_of(type(obj)), obj))
         else:
             opened.items.append(_call(close, *((obj,) if _needs_argument(close) else ())))

@@ -35,6 +35,8 @@ class ReleasedAttributeError(ReleasedError, AttributeError):
 class ModelInUseError(TorchUtilsError, RuntimeError):
     """A hosted model is lent, and somebody wants it unloaded; says where it was lent."""
 
+    _is_logged = False
+
 
 class ModelProcessError(TorchUtilsError, RuntimeError):
     """A model's own process has ended, or what it answered cannot be brought here."""

@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -41,7 +41,7 @@ from typing import Any, TypeVar, overload
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import ERROR, log
 from torch_utils.cleanup import SafePyTorchCleanup
-from torch_utils.errors import ModelInUseError
+from torch_utils.errors import ModelInUseError, shown
 from torch_utils.hosting.closing import Lender
 
 __all__ = ["lifespan"]
@@ -83,8 +83,9 @@ def lifespan(
     behind with all that was to come after it: the server stops all the same. Hosts and pools that
     the scope manages wait for leases for four fifths of that time; one that is lent even then is
     named with where it was lent, and the others are closed. Errors out of
-    closing are logged, and never replace one of the application. If starting fails, what was
-    managed by then is closed. One that is cancelled closes first, and passes that on.
+    closing are logged, all of them to stderr where nothing configures logging, and never replace
+    one of the application. If starting fails, what was managed by then is closed. One that is
+    cancelled closes first, and passes that on.
 
     Args:
         function: ``async def lifespan(app, scope)``, which yields once, or a function that
@@ -222,8 +223,9 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
                 self._stack.__exit__(exc_type, exc, trace)
             except BaseException as error:
                 # SystemExit out of a closer, say: it cannot end the program from here, and the
-                # scope has closed the others before it let this through.
-                log(ERROR, "closing the application's resources: %r", error, exc_info=error)
+                # scope has closed the others, and has logged it, before it let this through.
+                if not any(error is failure for failure in self._failures()):
+                    log(ERROR, "closing the application's resources: %r", error, exc_info=error)
             finally:
                 ended.set()
                 try:
@@ -236,6 +238,7 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             thread.start()
         except RuntimeError:  # No thread can be started: out of them, or the program is ending.
             close()
+            self._tell_failures()
             return
         cancelled = None
         if isinstance(exc, GeneratorExit):  # Nothing can be awaited in what is being closed.
@@ -244,10 +247,7 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             cancelled = await self._wait(closed)
         if not ended.is_set():
             self._leave_behind(thread)
-        elif self._scope.report is not None:
-            for error in self._scope.report.errors:
-                if isinstance(error, ModelInUseError):
-                    _say("closing the application's resources: %s, and is left behind", error)
+        self._tell_failures()
         if cancelled is not None:
             raise cancelled
 
@@ -261,6 +261,21 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             except asyncio.CancelledError as error:
                 cancelled = error
         return cancelled
+
+    def _tell_failures(self) -> None:
+        """Print what the cleanup has logged, for who has not configured logging."""
+        for error in self._failures():
+            if isinstance(error, ModelInUseError):
+                _say("closing the application's resources: %s", error, logged=True)
+            else:
+                what = "closing the application's resources: %s"
+                _say(what, shown(error), trace_of=error, logged=True)
+
+    def _failures(self) -> Sequence[BaseException]:
+        """Return what was raised so far."""
+        if self._scope.report is not None:
+            return self._scope.report.errors
+        return [error for opened in self._scope.opened() for error in opened.failures]
 
     def _leave_behind(self, thread: threading.Thread) -> None:
         """Say what hangs, and have the end of the program not wait for it once more."""
@@ -279,17 +294,21 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
         )
 
 
-def _say(message: str, *args: object) -> None:
+def _say(
+    message: str, *args: object, trace_of: BaseException | None = None, logged: bool = False
+) -> None:
     """Log an error; to stderr, as Python does for who has not configured logging."""
     logger = logging.getLogger("torch_utils.fastapi")
-    record = logger.makeRecord(logger.name, ERROR, __file__, 0, message, args, None)
+    trace = None if trace_of is None else (type(trace_of), trace_of, trace_of.__traceback__)
+    record = logger.makeRecord(logger.name, ERROR, __file__, 0, message, args, trace)
     handlers, parent = list(logger.handlers), logger.parent
     while parent is not None:
         handlers += parent.handlers
         parent = parent.parent
     seen = [handler for handler in handlers if not isinstance(handler, logging.NullHandler)]
     if seen or logging.lastResort is None:
-        logger.handle(record)
+        if not logged:
+            logger.handle(record)
     else:  # This library's NullHandler keeps cleanups quiet; a server that hangs must say so.
         logging.lastResort.handle(record)
 

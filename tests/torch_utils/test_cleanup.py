@@ -109,7 +109,7 @@ def test_interrupt_arrives_after_the_rest() -> None:
 
 def test_bad_arguments() -> None:
     """Mistakes are errors when they are made, and outside of a block there is no scope."""
-    with pytest.raises(TypeError, match="does not know how"):
+    with pytest.raises(TypeError, match=r"^SafePyTorchCleanup\(\) does not know how"):
         SafePyTorchCleanup(object())
     with pytest.raises(ValueError, match="collect must be"):
         SafePyTorchCleanup(collect="maybe")  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_bad_arguments() -> None:
     for use in (lambda: scope.manage(torch.ones(1)), lambda: scope.callback(print)):
         with pytest.raises(TorchUtilsError, match="not open; use it inside its with block"):
             use()
-    with scope, pytest.raises(TypeError, match="does not know how"):
+    with scope, pytest.raises(TypeError, match=r"^manage\(\) does not know how"):
         scope.manage(object())
 
 

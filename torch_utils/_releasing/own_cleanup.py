@@ -27,7 +27,13 @@ from torch_utils.resource import Resource
 def close_resource(resource: Any) -> BaseException | None:
     """Close a Resource; returns its error, which has been logged already."""
     entry = REGISTRY.get(id(resource))
-    result = type(resource).close(resource)
+    try:
+        result = type(resource).close(resource)
+    except BaseException as error:
+        # The boundary of each object's cleanup; what came out of the release passes on later.
+        if entry is not None and entry.error is error:
+            return error
+        raise
     if type(result) in UNAWAITED:
         raise never_ran(result)
     return None if entry is None else entry.error

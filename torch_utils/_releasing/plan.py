@@ -28,13 +28,20 @@ from torch_utils._releasing.weak_storages import plain_tensors
 from torch_utils._runtime import whole_torch
 
 
-def check_kinds(objects: Sequence[Any]) -> None:
+def check_kinds(objects: Sequence[Any], caller: str) -> None:
     """Refuse objects of a kind that nobody here knows how to release, without touching any.
+
+    Args:
+        objects: What is to be released one day.
+        caller: What the program called, for the message.
 
     Raises:
         TypeError: There is one.
     """
-    _Walk(whole_torch(), False).run(objects)
+    try:
+        _Walk(whole_torch(), False).run(objects)
+    except TypeError as error:
+        raise TypeError(f"{caller}{str(error).removeprefix('release()')}") from None
 
 
 def plan(objects: Sequence[Any], *, again: bool = False) -> list[Target]:

@@ -112,6 +112,7 @@ def check(
         stderr=run.stderr.text(),
         duration_s=outcome.ended_s - outcome.started_s,
         shutdown_s=_shutdown_s(outcome, inside, run),
+        threads_s=_threads_s(outcome, inside, run),
         probed=inside.pid is not None,
         stopped_by=limits.stop_signal if outcome.stopped_s is not None else None,
         timed_out=outcome.timed_out,
@@ -185,6 +186,15 @@ def _folder() -> Iterator[str | None]:
 def _shutdown_s(outcome: Outcome, inside: Inside, run: Run) -> float | None:
     began = run.shutdown_began_s(inside)
     return None if began is None else max(0.0, outcome.ended_s - began)
+
+
+def _threads_s(outcome: Outcome, inside: Inside, run: Run) -> float | None:
+    """Say how long its threads went on after its main module; part of its work, like that."""
+    if outcome.stopped_s is not None or inside.pid != run.keeper.pid:
+        return None
+    if inside.main_ended_s is None or inside.atexit_s is None:
+        return None
+    return max(0.0, inside.atexit_s - inside.main_ended_s)
 
 
 def _findings(

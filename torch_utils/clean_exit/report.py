@@ -13,6 +13,7 @@ TIMED_OUT = 124
 USAGE = 125
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
+_LONG_S = 1.0  # for threads: what is said of them
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class ExitReport:
         duration_s: From its start to its end, in seconds.
         shutdown_s: From the moment when its threads had been joined (or the signal that asked it
             to stop) to its end; None where that moment is not known.
+        threads_s: From the end of its main module to that moment, in which it waited for its
+            threads; None where one of the two is not known, or it was asked to stop.
         probed: Whether the probe was loaded: the program is Python.
         stopped_by: The signal that was sent to stop it, if that was asked for and happened.
         timed_out: Whether it had to be ended.
@@ -42,6 +45,7 @@ class ExitReport:
     stderr: str = field(default="", repr=False)
     duration_s: float = 0.0
     shutdown_s: float | None = None
+    threads_s: float | None = None
     probed: bool = False
     stopped_by: int | None = None
     timed_out: bool = False
@@ -76,6 +80,7 @@ class ExitReport:
             "returncode": self.returncode,
             "duration_s": round(self.duration_s, 4),
             "shutdown_s": None if self.shutdown_s is None else round(self.shutdown_s, 4),
+            "threads_s": None if self.threads_s is None else round(self.threads_s, 4),
             "probed": self.probed,
             "timed_out": self.timed_out,
             "stopped_by": None if self.stopped_by is None else signal_name(self.stopped_by),
@@ -107,6 +112,8 @@ def summarise(report: ExitReport) -> str:
         how = f"was ended by {signal_name(-report.returncode)} after {report.duration_s:.2f} s"
     else:
         how = f"exited with {report.returncode} after {report.duration_s:.2f} s"
+    if report.threads_s is not None and report.threads_s > _LONG_S:
+        how += f", {report.threads_s:.2f} s of that waiting for threads"
     if report.shutdown_s is not None:
         how += f", {report.shutdown_s:.2f} s of that to end"
     count = len(report.findings)

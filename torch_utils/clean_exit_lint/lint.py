@@ -101,9 +101,10 @@ def chosen(select: Collection[str], ignore: Collection[str]) -> set[str]:
     Raises:
         ValueError: There is no such rule; the message has those that there are.
     """
+    rules = (*RULES, UNUSED_IGNORE)
     for name in (*select, *ignore):
-        if name not in RULES and name != UNUSED_IGNORE:
-            raise ValueError(f"there is no rule {name!r}; there are {', '.join(RULES)}")
+        if name not in rules:
+            raise ValueError(f"there is no rule {name!r}; there are {', '.join(rules)}")
     return ({UNUSED_IGNORE} | set(select or RULES)) - set(ignore)
 
 

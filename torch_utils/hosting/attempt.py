@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
+
+from torch_utils.hosting.tenants import Tenant
 
 __all__ = ["Attempt", "Limits"]
 
@@ -36,7 +37,7 @@ class Limits(Protocol):
     def make_room(self, core: Any, attempt: Attempt) -> None:
         """Before a load: wait for room."""
 
-    def check_room(self, core: Any, attempt: Attempt, added_bytes: Mapping[str, int]) -> None:
+    def check_room(self, core: Any, attempt: Attempt, tenant: Tenant) -> None:
         """After a load: wait for room again, for what it has turned out to be."""
 
     def start_over(self) -> None:

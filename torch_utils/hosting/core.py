@@ -52,7 +52,7 @@ class Core(Lending):
                 attempt.loading_since = self._clock()
                 tenant = self._load()
                 if self.limits is not None:
-                    self.limits.check_room(self, attempt, tenant.added_bytes)
+                    self.limits.check_room(self, attempt, tenant)
                 self._succeeded(attempt, tenant, number, holder)
             except BaseException as error:
                 self._give_up(attempt, tenant, error)
@@ -329,4 +329,5 @@ class Core(Lending):
             else:
                 error = self.in_use()
                 log(ERROR, "closing: %s", error)
+                error._is_logged = True
                 raise error

@@ -12,7 +12,7 @@ from typing import Any
 from torch_utils.errors import ModelProcessError, shown
 from torch_utils.resource import add_note
 
-__all__ = ["dump", "dump_error", "load_here", "load_there", "raise_error"]
+__all__ = ["dump", "dump_call", "dump_error", "load_here", "load_there", "raise_error"]
 
 Message = tuple[bytes, list[memoryview]]
 
@@ -26,6 +26,26 @@ def dump(value: object) -> Message:
     buffers: list[pickle.PickleBuffer] = []
     content = pickle.dumps(value, 5, buffer_callback=buffers.append)
     return content, [buffer.raw() for buffer in buffers]
+
+
+def dump_call(name: str, method: str, arguments: Any, keywords: Any) -> Message:
+    """Pickle a call of a model's method.
+
+    Raises:
+        PicklingError: An argument cannot be pickled.
+        MemoryError: There is no room for it.
+    """
+    try:
+        return dump(("call", method, arguments, keywords))
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Classes raise what they like when they cannot be pickled.
+        raise pickle.PicklingError(
+            f"{name}.{method}() runs in another process, and an argument cannot be sent there "
+            f"({shown(error)}); pass plain objects, arrays, and functions and classes of a module; "
+            'or use isolation="thread"'
+        ) from error
 
 
 def load_there(content: Any, buffers: Sequence[Any], main: Callable[[], object]) -> Any:

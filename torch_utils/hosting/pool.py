@@ -39,7 +39,9 @@ class ModelPool(Lender):
     Before a load, idle models are unloaded, the least recently used first, until it fits; one
     that is lent never is. What a model needs is what its last load was measured to add, to this
     process or to its own, on the host and on devices. The first load of a model cannot know it:
-    that one may exceed the budget until it is there, is then made room for, or given back.
+    that one may exceed the budget until it is there, is then made room for, or given back. A
+    load that imports modules into this process counts with the model's tensors on the host; if
+    it has none that can be counted, with all that was added, and the next load measures anew.
 
     Safe from several threads; each load waits for room in its own thread, or in that of the load
     that a coroutine has asked for. Closing it closes its hosts. A fork's pool has the same hosts,
@@ -159,7 +161,9 @@ class ModelPool(Lender):
             except ModelInUseError as error:
                 errors.append(error)
         if errors:
-            raise errors[0]
+            together = ModelInUseError("; ".join(map(str, errors)))
+            together._is_logged = all(error._is_logged for error in errors)
+            raise together
 
     def _host(self, name: str) -> ModelHost[Any]:
         try:

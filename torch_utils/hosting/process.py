@@ -19,7 +19,7 @@ from torch_utils.errors import ModelProcessError
 from torch_utils.hosting.child import LAST_WORDS_BYTES
 from torch_utils.hosting.frames import Channel, FrameError
 from torch_utils.hosting.main_module import find_main, stop_main
-from torch_utils.hosting.pickling import dump, load_here, raise_error
+from torch_utils.hosting.pickling import dump, dump_call, load_here, raise_error
 from torch_utils.hosting.starting import (
     above,
     command,
@@ -174,26 +174,25 @@ class ModelProcess:
 
         Raises:
             ModelProcessError: The process has ended, or its answer cannot be brought here.
+            PicklingError: An argument cannot be pickled, which is not sent then.
             Exception: What the method raised.
         """
-        return self._ask(("call", name, arguments, keywords))
+        return self._ask(dump_call(self.name, name, arguments, keywords))
 
     def get(self, name: str) -> tuple[bool, Any]:
         """Return whether an attribute of the model can be called, and if not its value."""
-        found: tuple[bool, Any] = self._ask(("get", name))
+        found: tuple[bool, Any] = self._ask(dump(("get", name)))
         return found
 
     def begin(self, name: str, /, *arguments: Any, **keywords: Any) -> None:
         """Send a call; `finish` waits for what it returns. For one thread, which does both."""
-        message = dump(("call", name, arguments, keywords))
-        self._exchange(self._send, message)
+        self._exchange(self._send, dump_call(self.name, name, arguments, keywords))
 
     def finish(self) -> Any:
         """Return what the call returned that was begun. Raises as `call` does."""
         return self._value(self._exchange(self._receive))
 
-    def _ask(self, request: tuple[Any, ...]) -> Any:
-        message = dump(request)  # What cannot be pickled is not sent.
+    def _ask(self, message: tuple[Any, list[memoryview]]) -> Any:
         return self._value(self._exchange(self._send_and_receive, message))
 
     def _exchange(self, talk: Callable[..., Any], *arguments: Any) -> Any:

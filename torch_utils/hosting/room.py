@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torch_utils.errors import NoRoomError
 from torch_utils.hosting.attempt import Attempt
 from torch_utils.hosting.core import Core
+from torch_utils.hosting.tenants import Tenant
 from torch_utils.hosting.waiting import ThreadWaiter
 from torch_utils.report import format_bytes
 
@@ -23,7 +24,8 @@ class Room:
 
     Only the thread that loads a model waits here, and it holds no lock meanwhile. What a model
     needs is what its last load was measured to add. Before the first one that is not known, so
-    that there has to be room once more when the model is there.
+    that there has to be room once more when the model is there. A figure that may contain what
+    the load imported counts for that load only.
 
     Args:
         budgets: Bytes, by "host" and device; "" is for all together.
@@ -45,7 +47,8 @@ class Room:
         self._clock = clock
         self._lock = threading.RLock()  # For a signal handler that asks in the middle of it.
         self._measured: dict[str, Sizes] = {}  # by name, by the last load
-        self._admitted: weakref.WeakKeyDictionary[Core, Attempt] = weakref.WeakKeyDictionary()
+        self._admitted: weakref.WeakKeyDictionary[Core, tuple[Attempt, Sizes]]
+        self._admitted = weakref.WeakKeyDictionary()
 
     def make_room(self, core: Core, attempt: Attempt) -> None:
         """Unload idle models, the least recently used first, until a load fits.
@@ -56,11 +59,13 @@ class Room:
         """
         self._wait_for(self._measured.get(core.name, {}), core, attempt)
 
-    def check_room(self, core: Core, attempt: Attempt, added_bytes: Mapping[str, int]) -> None:
+    def check_room(self, core: Core, attempt: Attempt, tenant: Tenant) -> None:
         """The same once it is loaded; the caller gives it back where there is no room after all."""
-        measured = {name: max(size, 0) for name, size in added_bytes.items()}
-        self._measured[core.name] = measured
-        self._wait_for(measured, core, attempt)
+        needed = {name: max(size, 0) for name, size in tenant.added_bytes.items()}
+        if tenant.is_measured:
+            self._measured[core.name] = needed
+        self._admitted[core] = attempt, needed
+        self._wait_for(needed, core, attempt)
 
     def start_over(self) -> None:
         """In a fork: its parent's thread that held the lock is not there to let go of it."""
@@ -96,16 +101,15 @@ class Room:
             used = [sizes for other in others if (sizes := self._used_by(other)) is not None]
             lacking = self._lacking([needed, *used])
             if not lacking:
-                self._admitted[core] = attempt
+                self._admitted[core] = attempt, needed
             return lacking
 
     def _used_by(self, core: Core) -> Sizes | None:
         """Return what a model takes, or is about to take; None while it takes nothing."""
         if core.tenancy.state in ("loaded", "unloading"):
             return core.tenancy.added_bytes
-        if core.is_at(self._admitted.get(core)):
-            return self._measured.get(core.name, {})
-        return None
+        attempt, needed = self._admitted.get(core, (None, None))
+        return needed if core.is_at(attempt) else None
 
     def _lacking(self, sizes: list[Sizes]) -> str:
         """Name the limit that these would break; empty if none."""

@@ -28,7 +28,8 @@ class HostStatus:
         loads: How many times it was loaded.
         unloads: How many times it was given back, or its process was lost.
         nbytes: By how much loading was measured to add to this process or to its own, on the
-            host and on devices together; 0 while it is not loaded.
+            host and on devices together, without what it imported into this one if the model's
+            tensors can be counted; 0 while it is not loaded.
         idle_s: Seconds since the last lease ended, or since it was loaded; None while it is lent
             or not loaded.
         expires_in_s: Seconds until it is unloaded if nobody wants it; None if it will not be.

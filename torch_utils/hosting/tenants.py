@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,11 +25,16 @@ class Tenant(Resource):
     """A loaded model; closing it gives the model back, once.
 
     Its host closes it, at exit too, after it has waited for leases.
+
+    Attributes:
+        added_bytes: What it takes, by "host" and device.
+        is_measured: Whether that is the model's alone, so that its next load will take as much.
     """
 
     close_at_exit = False
     model: Any = None
     added_bytes: Mapping[str, int] = {}
+    is_measured = True
     report = CleanupReport()
 
     def is_alive(self) -> bool:
@@ -48,7 +54,7 @@ class ThreadTenant(Tenant):
     """
 
     def __init__(self, name: str, load: Callable[[], Any]) -> None:
-        before = memory_snapshot()
+        before, imported = memory_snapshot(), len(sys.modules)
         self.model = load()
         if self.model is None:
             raise TypeError(f"what loads {name} returned None; it has to return the model")
@@ -58,8 +64,11 @@ class ThreadTenant(Tenant):
         added = memory_snapshot() - before
         seen = {device: memory.reserved_bytes for device, memory in added.devices.items()}
         seen["host"] = added.host.rss_bytes
-        # Not less than its own tensors: others may have given memory back meanwhile.
         own = storage_bytes(self.model)
+        if len(sys.modules) > imported:  # Modules are no model, and stay when it goes.
+            self.is_measured = bool(own)
+            seen["host"] = 0 if self.is_measured else seen["host"]
+        # Not less than its own tensors: others may have given memory back meanwhile.
         places = {**seen, **own}
         self.added_bytes = {place: max(seen.get(place, 0), own.get(place, 0)) for place in places}
 

@@ -21,9 +21,15 @@ def test_work_of_threads_is_no_shutdown() -> None:
     from torch_utils.clean_exit import check
 
     work = "import threading, time\nthreading.Thread(target=time.sleep, args=(1.5,)).start()\n"
-    assert check(["-c", work], max_shutdown_s=1).clean
+    report = check(["-c", work], max_shutdown_s=1)
+    assert report.clean
+    assert report.threads_s is not None
+    assert 1.4 < report.threads_s < report.duration_s
+    assert f"{report.threads_s:.2f} s of that waiting for threads, " in str(report)
     slow = "import atexit, time\natexit.register(time.sleep, 1.5)\n"
-    (finding,) = check(["-c", slow], max_shutdown_s=1).findings  # The control.
+    report = check(["-c", slow], max_shutdown_s=1)  # The control.
+    assert report.threads_s is not None
+    (finding,) = report.findings
     assert finding.id == "slow-shutdown"
 
 

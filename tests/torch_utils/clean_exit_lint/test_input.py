@@ -77,6 +77,16 @@ def test_a_comment_for_a_rule_that_is_not_asked_for(folder: Path) -> None:
     assert check([str(path)], ignore=["unused-ignore"]).findings == ()
 
 
+def test_unknown_rules_are_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same ones, whichever option names it."""
+    said = []
+    for option in ("--select", "--ignore", "--explain"):
+        assert cli.main([option, "nosuch", "a.py"]) == 2
+        said.append(capsys.readouterr().err)
+    assert len(set(said)) == 1
+    assert "unused-ignore" in said[0]
+
+
 def test_the_help_of_an_unused_comment_is_there(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

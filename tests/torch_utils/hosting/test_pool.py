@@ -249,10 +249,12 @@ def test_closing_lends_nothing_and_has_one_deadline() -> None:
     """While it waits for the leases of one, the others are closed too; and it waits once."""
     pool = make(ModelPool(), a=1, b=1, c=1)
     given: list[float] = []
+    said: list[str] = []
 
     def close_in_vain() -> None:
-        with pytest.raises(ModelInUseError):
+        with pytest.raises(ModelInUseError, match=r"c is lent 1 time: .*; b is lent 1 time: "):
             pool.close(SOON_S)
+        said.append("both")
 
     for host in pool._hosts.values():
         close = host.close
@@ -265,6 +267,7 @@ def test_closing_lends_nothing_and_has_one_deadline() -> None:
         with pytest.raises(ResourceClosedError), pool.lease("a"):
             pass
         thread.join()
+    assert said == ["both"]
     assert given[0] <= SOON_S
     assert given[1:] == [0, 0]
 
