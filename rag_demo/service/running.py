@@ -86,6 +86,7 @@ class Running:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.batcher.close()
         await asyncio.to_thread(self.opened.close)
+        log.info("stopped: the model and the index were given back")
 
     async def ask(self, request: Any, job: Job, *, is_more: bool = False) -> Any:
         """Have a job done, as long as its client is there, within the time that there is.

@@ -161,3 +161,12 @@ def test_requests_during_an_unload_wait(index: Path) -> None:
             return [each.status_code for each in await asyncio.gather(*asked, *unloaded)]
 
     assert set(asyncio.run(main())) == {200}
+
+
+def test_the_log_ends_with_what_was_given_back(
+    index: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once it was, as its last line."""
+    with caplog.at_level("INFO", "rag_demo.service"):
+        ask(index)
+    assert caplog.messages[-1] == "stopped: the model and the index were given back"
