@@ -55,7 +55,7 @@ def main() -> NoReturn:
         )
     except OSError as error:
         if error.filename is not None:
-            _fail(f"{error.strerror or error}: {error.filename}")
+            _fail(f"{error.strerror or error}: {error.filename!r}")
         is_output = _unwritable(sys.stdout) is not None
         _fail(f"{'the output' if is_output else 'a file'} cannot be written or read: {error}")
     _leave(code)

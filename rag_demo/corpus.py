@@ -108,12 +108,12 @@ def read_source(
     if path.is_file():
         if not _is_known(path) and not reading.include:
             known = " ".join(suffix for suffix in _SUFFIXES if suffix)
-            raise SourceError(f"{path} is of no kind that can be read; known: {known}")
+            raise SourceError(f"'{path}' is of no kind that can be read; known: {known}")
         return _read_named(path, skipped, reading)
     if path.exists():
-        raise SourceError(f"{path} is neither a file nor a folder; pipe it to: rag-demo index -")
+        raise SourceError(f"'{path}' is neither a file nor a folder; pipe it to: rag-demo index -")
     if not all(name.isidentifier() for name in source.split(".")):
-        raise SourceError(f"{source} does not exist; name a folder, a file or a package")
+        raise SourceError(f"'{source}' does not exist; name a folder, a file or a package")
     return _read_package(source, find_package(source), skipped)
 
 
@@ -166,7 +166,7 @@ def _read_named(path: Path, skipped: Skipped, reading: Reading) -> Iterator[Docu
         else:
             yield from _read_file(path, path.name, skipped, reading)
     except UnreadableError as error:
-        raise SourceError(f"{path} is a file {error}") from None
+        raise SourceError(f"'{path}' is a file {error}") from None
 
 
 def _read_file(path: Path, name: str, skipped: Skipped, reading: Reading) -> Iterator[Document]:

@@ -24,7 +24,7 @@ from rag_demo.encoding.encoder import Encoder, Kind
 from rag_demo.encoding.load_encoder import load_encoder
 from rag_demo.encoding.model_identity import ModelIdentity, identify
 from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
-from rag_demo.errors import ModelError
+from rag_demo.errors import NAME_MODEL, ModelError
 from rag_demo.vectors import Vectors
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
 
@@ -32,6 +32,8 @@ __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
 _SLICE = 256  # texts between two calls of on_progress
 _MANY_TOKENS = 1024  # from which on it pays to prepare the fastest way for many
+
+_DESCRIBES = ("config.json", "modules.json", "adapter_config.json")  # One stands beside a model.
 
 log = logging.getLogger("rag_demo")
 log.addHandler(logging.NullHandler())
@@ -278,6 +280,12 @@ class EmbeddingModel(Resource):
         return str(packaged_model()) if self._is_default else self.name
 
     def _identify(self, path: str) -> ModelIdentity:
+        folder = Path(path)
+        if folder.is_dir() and not any((folder / each).exists() for each in _DESCRIBES):
+            raise ModelError(
+                f"the folder {path!r} holds no model (no config.json, no modules.json); "
+                f"name one that does, or a model on the hub: {NAME_MODEL}"
+            )
         try:
             return identify(path, self._dtype, DEFAULT_MODEL if self._is_default else None)
         except OSError as error:

@@ -18,6 +18,7 @@ __all__ = [
     "UnreadableIndexError",
     "damaged",
     "shown",
+    "unwritable",
 ]
 
 _SHOWN_CHARS = 200
@@ -72,9 +73,17 @@ def damaged(path: Path, reason: object) -> IndexFileError:
     """Make the error for a file that is not what was written, or cannot be read at all."""
     if isinstance(reason, OSError) and reason.errno not in _OF_THE_FILE:
         return UnreadableIndexError(
-            f"{path} cannot be read: {reason.strerror}; mend that, and try again"
+            f"'{path}' cannot be read: {reason.strerror}; mend that, and try again"
         )
-    return IndexFileError(f"{path} is damaged ({reason}); {AGAIN} {path.parent}")
+    return IndexFileError(f"'{path}' is damaged ({reason}); {AGAIN} {path.parent}")
+
+
+def unwritable(folder: Path, error: OSError, what: str = "") -> IndexFileError:
+    """Make the error for an index that the system lets nobody write."""
+    return IndexFileError(
+        f"the index cannot be written to '{folder}': {what}{error.strerror or error}; "
+        "mend that, or name another folder"
+    )
 
 
 def shown(value: object) -> str:

@@ -76,7 +76,7 @@ def read_beir(folder: Path, split: str = "test") -> Collection:
         SourceError: A file is missing, or a line is not what it should be.
     """
     if not folder.is_dir():
-        raise SourceError(f"the folder {folder} was not found; {_LAYOUT}")
+        raise SourceError(f"the folder '{folder}' was not found; {_LAYOUT}")
     documents = []
     for record in _lines(folder / "corpus.jsonl"):
         title, text = record.get("title") or "", record.get("text") or ""
@@ -90,13 +90,13 @@ def read_beir(folder: Path, split: str = "test") -> Collection:
                 grades = judgements.setdefault(row["query-id"], {})
                 grades[row["corpus-id"]] = int(row["score"])
     except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}; {_LAYOUT}") from None
+        raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
     except (KeyError, ValueError, TypeError, csv.Error) as error:
-        raise SourceError(f"{path} cannot be read as judgements: {error!r}; {_LAYOUT}") from None
+        raise SourceError(f"'{path}' cannot be read as judgements: {error!r}; {_LAYOUT}") from None
     missing = sorted(set(judgements) - set(questions))
     if missing or not judgements:
         what = f"the question {missing[0]!r}, which is not there" if missing else "nothing"
-        raise SourceError(f"{path} judges {what}")
+        raise SourceError(f"'{path}' judges {what}")
     asked = {name: questions[name] for name in judgements}
     return Collection(documents, asked, judgements)
 
@@ -113,9 +113,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
                     raise SourceError(f'{path}:{number}: expected an object with "_id" and "text"')
                 records.append(record)
     except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}; {_LAYOUT}") from None
+        raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} cannot be read as JSON lines: {error}") from None
+        raise SourceError(f"'{path}' cannot be read as JSON lines: {error}") from None
     return records
 
 

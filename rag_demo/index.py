@@ -214,7 +214,7 @@ def read_index(folder: Path, *, expected_model: str | ModelIdentity | None = Non
             before, manifest = manifest, read_manifest(folder)
             if manifest == before:
                 raise
-    raise IndexFileError(f"{folder} is saved again and again; try again when that has ended")
+    raise IndexFileError(f"'{folder}' is saved again and again; try again when that has ended")
 
 
 def refuse_other_index(
@@ -256,7 +256,7 @@ def identity_of(manifest: Mapping[str, Any]) -> ModelIdentity:
 
 def _other(folder: Path, what: str) -> OtherIndexError:
     return OtherIndexError(
-        f"{folder} holds {what}; name another folder, or replace it: --yes, or replace=True"
+        f"'{folder}' holds {what}; name another folder, or replace it: --yes, or replace=True"
     )
 
 
@@ -285,7 +285,7 @@ def refuse_model(folder: Path, manifest: Mapping[str, Any], expected: str | Mode
     elif made_by.is_same(wanted):
         return
     raise ModelMismatchError(
-        f"the index in {folder} was made with the model {made_by}, "
+        f"the index in '{folder}' was made with the model {made_by}, "
         f"not with {wanted}; name that one: {NAME_MODEL}; or {AGAIN} {folder} --yes"
     )
 

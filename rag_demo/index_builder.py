@@ -18,7 +18,7 @@ from rag_demo.documents.document import Document, dump_document, parse_document
 from rag_demo.documents.rows import DocumentProgress, DocumentRows, texts_to_embed
 from rag_demo.encoding.embedder import Embedder
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import IndexFileError, UnreadableIndexError
+from rag_demo.errors import IndexFileError, UnreadableIndexError, unwritable
 from rag_demo.index import SavedIndex, identity_of, read_index, read_manifest, replace_index
 from rag_demo.searching.derived import derived_arrays
 from rag_demo.vectors import Rows, Vectors, normalized
@@ -347,4 +347,4 @@ def _written_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
+        raise unwritable(folder, error) from error

@@ -72,5 +72,6 @@ class PyTorchGPURetriever(Retriever):
         with self._lock:
             tensors = cast(TensorVectors, self._held.vectors).tensors
             super()._release()
-            # Whoever still names the tensor has an empty one: it is given back in place.
-            release(*tensors)
+            # Whoever still names the tensor has an empty one: it is given back in place. As one
+            # list: what else refers to a tensor is taken for a thread that computes with it.
+            release(tensors)

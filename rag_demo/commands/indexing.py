@@ -312,7 +312,7 @@ def _refuse_unfinished(folder: Path, manifest: Mapping[str, Any], together: str)
         return
     interrupted = (source or _UNKNOWN).split(_AND)[-1]
     raise IndexFileError(
-        f"{folder} holds only a part of {interrupted}, which was interrupted; "
+        f"'{folder}' holds only a part of {interrupted}, which was interrupted; "
         "repeat that command first, it goes on from there"
     )
 
@@ -332,5 +332,5 @@ def _count(folder: Path) -> int:
 def _refuse_dangling(out: Path) -> None:
     if out.is_symlink() and not out.exists():
         raise IndexFileError(
-            f"{out} is a link to {out.readlink()}, which is not there; name another folder"
+            f"'{out}' is a link to '{out.readlink()}', which is not there; name another folder"
         )

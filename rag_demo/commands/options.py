@@ -84,6 +84,9 @@ class Number(click.FloatRange):
 
     name = "number"
 
+    def _describe_range(self) -> str:  # click's, which says "x<=None" where there is no end.
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read it."""
         number = super().convert(value, param, ctx)
@@ -203,7 +206,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
     if not folder.exists():
         raise IndexFileError(
-            f"the folder {folder} was not found; make an index with: {_MAKE} {folder}"
+            f"the folder '{folder}' was not found; make an index with: {_MAKE} {folder}"
         )
     return read_manifest(folder)
 
@@ -221,7 +224,7 @@ def changeable_manifest_of(folder: Path) -> dict[str, Any]:
     manifest = manifest_of(folder)
     if manifest["version"] < VERSION:
         raise IndexFileError(
-            f"{folder} was made by an earlier version, and can be searched, but not changed; "
+            f"'{folder}' was made by an earlier version, and can be searched, but not changed; "
             f"{AGAIN} {folder} --yes"
         )
     return manifest

@@ -186,12 +186,12 @@ def _token(file: Path | None) -> str | None:
         )
     except OSError as error:
         reason = error.strerror or error
-        raise RagDemoError(f"the token file {file} cannot be read: {reason}") from error
+        raise RagDemoError(f"the token file '{file}' cannot be read: {reason}") from error
     if token is None:
         return None
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        where = f"the variable {TOKEN}" if file is None else f"the file {file}"
+        where = f"the variable {TOKEN}" if file is None else f"the file '{file}'"
         what = "is not printable ASCII without spaces" if token else "is empty"
         raise RagDemoError(f"the token in {where} {what}; put another one there, or remove it")
     return token

@@ -83,8 +83,14 @@ def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str
         raise ValueError("not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
-    if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
+    if not isinstance(record, dict):
         raise ValueError(f'expected an object with a string "{text_field}"')
+    if not isinstance(record.get(text_field), str):
+        fields = f"its fields are {shown(', '.join(record))}" if record else "it has no fields"
+        raise ValueError(
+            f'expected an object with a string "{text_field}"; {fields}; '
+            "say which one has the text: --text-field"
+        )
     keys = [record.pop(name, None) for name in ("id", "_id")]
     key = next((each for each in keys if each is not None), f"{unnamed}{number}")
     if isinstance(key, (bool, list, dict)):

@@ -121,6 +121,7 @@ class _Search:
         self._scan = scan
         vectors = scan.vectors
         is_int8 = vectors.dtype == torch.int8
+        self._by_int8: Callable[[Any, Callable[[], Any]], Any] | None = None
         product = None
         if is_int8 and vectors.device.type == "cpu":
             product = int8_product(torch, vectors.shape[1], self._count)
@@ -128,19 +129,20 @@ class _Search:
             rounded, self._query_scales, self._query_errors = round_rows(
                 self._queries, 1, product.most
             )
-            multiply = product.by(rounded)
-            self._multiply: Callable[[Any], Any] = lambda rows: multiply(
-                rows, lambda: self._room_for(len(rows), torch.int32)
-            )
+            self._by_int8 = product.by(rounded)
             self._is_rounded = True
             return
         ones = torch.ones(self._count, device=vectors.device)
-        transposed = self._queries.T.contiguous()
+        self._transposed = self._queries.T.contiguous()
         self._query_scales, self._query_errors = ones, ones * self._product_error
-        self._multiply = lambda rows: _product_of_floats(
-            rows, transposed, self._room_for(len(rows), torch.float32)
-        )
         self._is_rounded |= is_int8 or (self._exact and vectors.dtype != torch.float32)
+
+    # A method: in an attribute it would make a cycle, and the scan would stay until a collection.
+    def _multiply(self, rows: Any) -> Any:
+        torch, by_int8 = self._torch, self._by_int8
+        if by_int8 is not None:
+            return by_int8(rows, lambda: self._room_for(len(rows), torch.int32))
+        return _product_of_floats(rows, self._transposed, self._room_for(len(rows), torch.float32))
 
     def look_at(self, position: int, rows: Any) -> None:
         """Take the rows of a few blocks."""

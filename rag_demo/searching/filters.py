@@ -11,7 +11,7 @@ import numpy as np
 
 from rag_demo.errors import shown
 
-__all__ = ["Condition", "Where", "conditions_of", "fulfils", "predicate"]
+__all__ = ["OPERATORS", "Condition", "Where", "conditions_of", "fulfils", "predicate"]
 
 Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 """Wanted values by key, all of which must match, or a function of the metadata.
@@ -31,8 +31,8 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "$lt": operator.lt,
     "$lte": operator.le,
 }
-_OPERATORS = ("$eq", "$ne", *_COMPARE, "$in", "$nin")
-_WITHOUT_MARK = frozenset(name[1:] for name in _OPERATORS)
+OPERATORS = ("$eq", "$ne", *_COMPARE, "$in", "$nin")
+_WITHOUT_MARK = frozenset(name[1:] for name in OPERATORS)
 
 
 def conditions_of(where: Mapping[str, Any]) -> list[Condition]:
@@ -52,12 +52,12 @@ def conditions_of(where: Mapping[str, Any]) -> list[Condition]:
         if key.startswith("$"):
             raise ValueError(
                 f"where has {shown(key)} for a key: give a function of metadata; "
-                f"below a key stand {', '.join(_OPERATORS)}"
+                f"below a key stand {', '.join(OPERATORS)}"
             )
         if isinstance(wanted, Mapping) and any(str(name).startswith("$") for name in wanted):
             for name, value in wanted.items():
-                if name not in _OPERATORS:
-                    raise ValueError(f"where has {shown(name)}: use one of {', '.join(_OPERATORS)}")
+                if name not in OPERATORS:
+                    raise ValueError(f"where has {shown(name)}: use one of {', '.join(OPERATORS)}")
                 if name in _COMPARE and not isinstance(_plain(key, value), (str, int, float)):
                     raise TypeError(
                         f"where compares {shown(key)} with {shown(value)}: no text, no number"

@@ -203,8 +203,15 @@ class Model(BaseModel):
     failed: bool
 
 
-class Models(BaseModel):
-    """All that is hosted."""
+class OfAProcess(BaseModel):
+    """Who answers: each of several workers has a model and an index of its own."""
+
+    process: int = Field(description="Its number.")
+    workers: int = Field(description="How many there are.")
+
+
+class Models(OfAProcess):
+    """All that is hosted in the process that answers."""
 
     models: list[Model]
 
@@ -217,8 +224,8 @@ class Held(BaseModel):
     device: str
 
 
-class Unloaded(BaseModel):
-    """What came back."""
+class Unloaded(OfAProcess):
+    """What came back, in the process that answers."""
 
     freed_bytes: dict[str, int]
     returned_bytes: dict[str, int]
@@ -228,8 +235,8 @@ class Unloaded(BaseModel):
     summary: str
 
 
-class Reloaded(BaseModel):
-    """What is searched now."""
+class Reloaded(OfAProcess):
+    """What is searched now; other workers do the same a moment later."""
 
     documents: int
     documents_before: int

@@ -164,10 +164,21 @@ async def for_http(request: Request, error: Any) -> Response:
     return _answer(request, Problem(error.status_code, detail, headers=headers))
 
 
+_SAID = {
+    "extra_forbidden": "there is no such field; /openapi.json has those that there are",
+    "missing": "this field has to be there",
+    "model_type": "this has to be a JSON object",
+    "model_attributes_type": "this has to be a JSON object",
+    "dict_type": "this has to be a JSON object",
+    "list_type": "this has to be a list",
+    "string_type": "this has to be a text",
+}
+
+
 def _said_of(error: Mapping[str, Any]) -> str:
-    if error["type"] == "extra_forbidden":
-        return "there is no such field; /openapi.json has those that there are"
-    return str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "missing" and len(error["loc"]) == 1:
+        return "there is no body; send a JSON object, which /openapi.json has examples of"
+    return _SAID.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
 
 
 async def for_validation(request: Request, error: Any) -> Response:
@@ -185,7 +196,7 @@ async def for_validation(request: Request, error: Any) -> Response:
     )
     problem.errors = [
         {
-            "pointer": "#/" + "/".join(str(part) for part in each["loc"][1:])[:_SHOWN_CHARS],
+            "pointer": "#" + "".join(f"/{part}" for part in each["loc"][1:])[:_SHOWN_CHARS],
             "detail": _said_of(each)[:_SHOWN_CHARS],
         }
         for each in found

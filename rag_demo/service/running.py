@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -85,6 +86,7 @@ class Running:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.batcher.close()
         await asyncio.to_thread(self.opened.close)
+        log.info("stopped: the model and the index were given back")
 
     async def ask(self, request: Any, job: Job, *, is_more: bool = False) -> Any:
         """Have a job done, as long as its client is there, within the time that there is.
@@ -145,7 +147,8 @@ class Running:
         self.events.append({"at": round(time.time(), 3), "what": "reload", "model": "index"})
         seconds = time.perf_counter() - started
         log.info("reloaded: %d documents instead of %d, %.1f s", documents, was, seconds)
-        return {"documents": documents, "documents_before": was, "duration_s": seconds}
+        counts = {"documents": documents, "documents_before": was}
+        return {**counts, "duration_s": seconds, **self.who_answers}
 
     async def reload_quietly(self) -> None:
         """Reload, for a signal, which nobody can be answered for; the log has what happened.
@@ -183,7 +186,15 @@ class Running:
         except ModelInUseError:
             raise Problem(409, "it is in use at the moment; try again") from None
         self.samples.append(self._look())
-        return _report(report)
+        answer = {**_report(report), **self.who_answers}
+        if self.settings.workers > 1:
+            answer["summary"] += f", in one of {self.settings.workers} processes"
+        return answer
+
+    @property
+    def who_answers(self) -> dict[str, int]:
+        """Which process this is, of how many that each have a model and an index."""
+        return {"process": os.getpid(), "workers": self.settings.workers}
 
     def memory(self) -> dict[str, Any]:
         """Describe the memory now, and in the last minutes."""

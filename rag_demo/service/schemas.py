@@ -14,7 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from rag_demo.searching.filters import conditions_of
+from rag_demo.errors import shown
+from rag_demo.searching.filters import OPERATORS, conditions_of
 from rag_demo.searching.modes import MODES
 from rag_demo.service.settings import Limits
 
@@ -255,6 +256,13 @@ class SearchRequest(BaseModel):
         if where is None:
             return None
         check_filter(where, _MOST.where_depth, _MOST.where_values)
+        for key in where:
+            if key.startswith("$"):
+                raise ValueError(
+                    "a key is one of the documents' metadata, as answers show them, and below it "
+                    f"stands a value or {', '.join(OPERATORS)}; {shown(key)[:40]} is none; for "
+                    '"or" there are the filters of /v1/vector_stores/index/search'
+                )
         try:
             conditions_of(where)
         except TypeError as error:

@@ -58,10 +58,11 @@ async def memory(request: Request) -> AsciiJSON:
 
 @admin.get("/models", response_model=None, responses={200: {"model": Models}})
 async def models(request: Request) -> AsciiJSON:
-    """Say what is loaded, how large it is, and until when: as `ollama ps` is told."""
+    """Say what this process has loaded, how large it is, until when: as `ollama ps` is told."""
+    running = running_of(request)
     now = datetime.datetime.now(datetime.timezone.utc)
     found: list[dict[str, Any]] = []
-    for name, host in running_of(request).opened.hosts.items():
+    for name, host in running.opened.hosts.items():
         status = host.status()
         expires_at = _NEVER
         if status.expires_in_s is not None:
@@ -80,12 +81,12 @@ async def models(request: Request) -> AsciiJSON:
                 "failed": status.last_error is not None,
             }
         )
-    return AsciiJSON({"models": found})
+    return AsciiJSON({"models": found, **running.who_answers})
 
 
 @admin.post("/models/{name}/unload", response_model=None, responses={200: {"model": Unloaded}})
 async def unload(request: Request, name: str) -> AsciiJSON:
-    """Give a model, or the index, back; the next request that needs it loads it again."""
+    """Give a model, or the index, of this process back; the next request loads it again."""
     return AsciiJSON(await running_of(request).unload(name))
 
 

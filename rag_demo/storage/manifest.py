@@ -67,16 +67,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         else:  # An index is not made where other files are.
             is_empty = not any(folder.iterdir())
             why = f"holds no index; {AGAIN} {folder if is_empty else 'another folder'}"
-        raise IndexFileError(f"{folder} {why}") from None
+        raise IndexFileError(f"'{folder}' {why}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise IndexFileError(f"{path} is not a rag-demo index; {AGAIN} another folder")
+        raise IndexFileError(f"'{path}' is not a rag-demo index; {AGAIN} another folder")
     version = manifest.get("version")
     if version not in _READABLE:
         is_newer = type(version) is int and version > VERSION
         raise (NewerIndexError if is_newer else IndexFileError)(
-            f"{path} has format version {version!r}, this rag-demo reads "
+            f"'{path}' has format version {version!r}, this rag-demo reads "
             f"{' and '.join(map(str, _READABLE))}; upgrade it, or {AGAIN} {folder}"
         )
     if manifest.pop("sha256", None) != digest(manifest):
@@ -187,15 +187,15 @@ def refuse_foreign_folder(folder: Path) -> None:
     """
     try:
         if folder.exists() and not folder.is_dir():
-            raise IndexFileError(f"{folder} is a file; name a folder for the index")
+            raise IndexFileError(f"'{folder}' is a file; name a folder for the index")
         if not folder.is_dir() or _is_manifest(folder / MANIFEST):
             return
         others = [entry.name for entry in folder.iterdir() if not is_ours(entry.name)]
     except OSError as error:
-        raise IndexFileError(f"{folder} cannot be read: {error.strerror}") from error
+        raise IndexFileError(f"'{folder}' cannot be read: {error.strerror}") from error
     if others:
         raise IndexFileError(
-            f"{folder} holds other files ({others[0]}); name a new or empty folder"
+            f"'{folder}' holds other files ({others[0]}); name a new or empty folder"
         )
 
 
@@ -213,6 +213,6 @@ def _is_manifest(path: Path) -> bool:
         return False  # Damaged: ours only if all that is beside it is ours.
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise IndexFileError(
-            f"{path} is another program's and would be replaced; name another folder"
+            f"'{path}' is another program's and would be replaced; name another folder"
         )
     return True

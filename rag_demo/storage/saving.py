@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rag_demo.documents.document import Document, dump_document
 from rag_demo.documents.rows import DocumentRows
-from rag_demo.errors import IndexFileError
+from rag_demo.errors import IndexFileError, unwritable
 from rag_demo.storage.derived import check_derived, write_derived
 from rag_demo.storage.manifest import (
     new_save_id,
@@ -68,7 +68,7 @@ def save_files(
         replace_manifest(folder, save_id)
         remove_others(folder, manifest)
     except OSError as error:
-        raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
+        raise unwritable(folder, error) from error
     finally:
         remove_unfinished(folder, save_id)
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.errors import IndexFileError
+from rag_demo.errors import IndexFileError, unwritable
 from rag_demo.storage.checked_file import BLOCK_BYTES
 
 __all__ = ["LOCK", "BlockWriter", "lock", "made_and_locked", "sync"]
@@ -92,18 +92,18 @@ def lock(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise IndexFileError(
-                f"{folder} is being written by another process ({holder or 'unknown'}); "
+                f"'{folder}' is being written by another process ({holder or 'unknown'}); "
                 "wait until it has ended, or name another folder"
             ) from None
         if not os.fstat(descriptor).st_nlink:
-            raise IndexFileError(f"{folder} was removed by another process; try again")
+            raise IndexFileError(f"'{folder}' was removed by another process; try again")
         try:
             # Not what is somebody else's, and has got here by a hard link.
             if re.fullmatch(r"\d{0,20}", holder):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         except OSError as error:
-            raise IndexFileError(f"{path} cannot be written: {error.strerror}") from error
+            raise IndexFileError(f"'{path}' cannot be written: {error.strerror}") from error
         yield
     finally:
         os.close(descriptor)
@@ -120,7 +120,7 @@ def made_and_locked(folder: Path) -> Iterator[None]:
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise IndexFileError(f"the index cannot be written to {folder}: {error}") from error
+        raise unwritable(folder, error) from error
     try:
         with lock(folder):
             try:
@@ -141,10 +141,10 @@ def _open_lock(path: Path) -> int:
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
-        raise IndexFileError(f"{path} cannot be locked: {error.strerror}") from error
+        raise unwritable(path.parent, error, f"{path.name} cannot be locked: ") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise IndexFileError(f"{path} is no regular file; remove it")
+        raise IndexFileError(f"'{path}' is no regular file; remove it")
     return descriptor
 
 

@@ -380,3 +380,11 @@ def test_help_without_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.startswith("Usage: rag-demo")
     for command in ("index", "add", "delete", "search", "info", "verify", "evaluate", "demo"):
         assert f"\n  {command} " in shown
+
+
+def test_help_names_no_range_that_has_no_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """A score may be any number."""
+    run(["search", "--help"])
+    said = capsys.readouterr().out
+    assert "--min-score" in said
+    assert "None" not in said

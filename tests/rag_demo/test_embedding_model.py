@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +147,17 @@ def test_bad_options() -> None:
         EmbeddingModel(batch_size=0)
     with pytest.raises(ValueError, match="dtype must be"):
         EmbeddingModel(dtype="int8")
+
+
+@pytest.mark.parametrize("ask", [lambda model: model.load_model(), lambda model: model.identity])
+def test_a_folder_without_a_model(ask: Callable[[EmbeddingModel], object], tmp_path: Path) -> None:
+    """Said before it is compared with the model of an index, or a library looks into it."""
+    (tmp_path / "notes.txt").write_text("no model")
+    with (
+        EmbeddingModel(tmp_path) as model,
+        pytest.raises(ModelError, match=r"holds no model \(no config\.json, .*name one that does"),
+    ):
+        ask(model)
 
 
 def test_foreign_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_damage_is_named(folder: Path, part: str, damage: str) -> None:
         path.unlink()
     else:
         path.write_bytes(b"")
-    with pytest.raises(IndexFileError, match=f"{path.name} is damaged"):
+    with pytest.raises(IndexFileError, match=f"{path.name}' is damaged"):
         read_index(folder)
 
 
@@ -114,7 +114,7 @@ def test_changed_manifest(folder: Path) -> None:
     """A manifest whose content does not fit its checksum."""
     path = folder / MANIFEST
     path.write_text(path.read_text().replace('"letters"', '"lettres"'))
-    with pytest.raises(IndexFileError, match=r"manifest.json is damaged \(its checksum is wrong"):
+    with pytest.raises(IndexFileError, match=r"manifest.json' is damaged \(its checksum is wrong"):
         read_index(folder)
 
 
@@ -149,9 +149,9 @@ def test_large_index_is_checked_when_it_is_used(
         path.write_bytes(content)
     index = read_index(folder)
     assert index.documents[0] == DOCUMENTS[0]  # In a block that is whole.
-    with pytest.raises(IndexFileError, match=f"{texts.name} is damaged"):
+    with pytest.raises(IndexFileError, match=f"{texts.name}' is damaged"):
         index.documents[2]
-    with pytest.raises(IndexFileError, match=f"{vectors.name} is damaged"):
+    with pytest.raises(IndexFileError, match=f"{vectors.name}' is damaged"):
         index.check_vectors()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import queue
 import sys
+import threading
 import types
 import weakref
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
+from torch_utils import release
 
 COUNT = 2000
 MOST_BYTES = 20_000  # of an empty retriever, its lock and its fields
@@ -117,6 +120,27 @@ def test_files_are_closed(kind: Any, tmp_path: Path) -> None:
     assert mapped() is None
     maps = Path("/proc/self/maps")
     assert not maps.exists() or str(tmp_path) not in maps.read_text()
+
+
+def test_no_waiting_thread_is_named_as_a_holder(tmp_path: Path) -> None:
+    """What is released is gone, whichever threads of the program wait in code of C."""
+    lines: queue.SimpleQueue[None] = queue.SimpleQueue()
+    waiting = threading.Thread(target=_get, args=(lines,))
+    waiting.start()
+    try:
+        retriever = PyTorchGPURetriever(Model(), device="cpu")
+        fill(retriever)
+        retriever.save(tmp_path / "index")
+        retriever.load(tmp_path / "index")
+        retriever.search_batch(["number1"] * 8, top_k=3)
+        assert release(retriever).still_held == ()
+    finally:
+        lines.put(None)
+        waiting.join()
+
+
+def _get(lines: queue.SimpleQueue[None]) -> None:
+    lines.get()
 
 
 def test_faiss_index_is_emptied_in_place() -> None:

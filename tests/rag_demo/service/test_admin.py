@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,20 @@ def test_a_model_in_a_folder_named_index_is_not_the_index(index: Path) -> None:
     """Both are shown, and can be given back."""
     (shown,) = ask(index, ("GET", "/admin/models", {}), model="somewhere/index")
     assert [each["name"] for each in shown.json()["models"]] == ["model", "index"]
+
+
+def test_answers_say_whose_they_are(index: Path) -> None:
+    """Each of several processes has a model and an index of its own."""
+    shown, unloaded, reloaded = ask(
+        index,
+        ("GET", "/admin/models", {}),
+        ("POST", "/admin/models/index/unload", {}),
+        ("POST", "/admin/reload", {}),
+        workers=3,
+    )
+    for answer in (shown, unloaded, reloaded):
+        assert (answer.json()["process"], answer.json()["workers"]) == (os.getpid(), 3)
+    assert "one of 3 processes" in unloaded.json()["summary"]
 
 
 def test_reload_fails_no_request(tmp_path: Path) -> None:
@@ -146,3 +161,12 @@ def test_requests_during_an_unload_wait(index: Path) -> None:
             return [each.status_code for each in await asyncio.gather(*asked, *unloaded)]
 
     assert set(asyncio.run(main())) == {200}
+
+
+def test_the_log_ends_with_what_was_given_back(
+    index: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once it was, as its last line."""
+    with caplog.at_level("INFO", "rag_demo.service"):
+        ask(index)
+    assert caplog.messages[-1] == "stopped: the model and the index were given back"

@@ -224,15 +224,6 @@ def test_no_folder_of_this_machine_is_told(index: Path, tmp_path: Path) -> None:
         assert str(tmp_path) not in answer.text
 
 
-def test_a_forgotten_content_type_is_said(index: Path) -> None:
-    """It is what a newcomer's first curl lacks."""
-    body = b'{"query": "a"}'
-    form = {"content-type": "application/x-www-form-urlencoded"}
-    (answer,) = ask(index, ("POST", "/search", {"content": body, "headers": form}))
-    assert answer.status_code == 422
-    assert "content-type: application/json" in answer.json()["detail"]
-
-
 def test_request_ids(index: Path) -> None:
     """One that a client sends is kept, if it can do no harm in a log."""
     kept, made = ask(

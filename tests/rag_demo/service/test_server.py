@@ -167,9 +167,9 @@ def test_sigterm_in_the_middle(tmp_path: Path) -> None:
         (["--workers", "0"], "'--workers': '0' .* whole number, 1 or more"),
         (["--host", "203.0.113.1", "--token-file", "TOKEN"], "cannot be listened on"),
         (["--host", "a\udcff", "--no-token"], "name another --host"),
-        (["--token-file", "EMPTY"], "EMPTY is empty"),
-        (["--token-file", "BYTES"], "BYTES is not printable ASCII"),
-        (["--token-file", "ABSENT"], "ABSENT cannot be read: No such file"),
+        (["--token-file", "EMPTY"], "EMPTY' is empty"),
+        (["--token-file", "BYTES"], "BYTES' is not printable ASCII"),
+        (["--token-file", "ABSENT"], "ABSENT' cannot be read: No such file"),
     ],
 )
 def test_wrong_use_is_said(

@@ -64,7 +64,7 @@ def test_damage_is_found_when_it_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     index = read_index(folder)
     assert not index.derived["a"].any()
     for _ in range(2):
-        with pytest.raises(IndexFileError, match=f"{path.name} is damaged"):
+        with pytest.raises(IndexFileError, match=f"{path.name}' is damaged"):
             index.derived["b"]
     assert list(index.documents) == DOCUMENTS
 
@@ -80,7 +80,7 @@ def test_a_missing_file_is_named(tmp_path: Path, damage: str) -> None:
         path.write_bytes(content[:-1])
     elif damage == "folder":
         path.mkdir()
-    with pytest.raises(IndexFileError, match=f"{path.name} is damaged"):
+    with pytest.raises(IndexFileError, match=f"{path.name}' is damaged"):
         read_index(folder)
 
 

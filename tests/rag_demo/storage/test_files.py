@@ -317,3 +317,20 @@ def test_a_lock_that_was_removed_is_none(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(writing, "_open_lock", slowly)
     with pytest.raises(IndexFileError, match="was removed by another process"):
         write_index(tmp_path / "i", "m", VECTORS, DOCUMENTS)
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_cannot_be_written_to(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Said of the folder, which is what somebody named, with the way out."""
+
+    def refuse(path: Path, *_: object) -> int:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr("rag_demo.storage.writing.os.open", refuse)
+    with pytest.raises(IndexFileError) as error:
+        write_index(folder, "m", VECTORS, DOCUMENTS)
+    said = str(error.value)
+    assert said.startswith(f"the index cannot be written to '{folder}': lock cannot be locked: ")
+    assert said.endswith(f"{os.strerror(code)}; mend that, or name another folder")
