@@ -74,18 +74,26 @@ def run_interrupted(
 
 @functools.cache
 def _leaving_with(code: CodeType) -> frozenset[int]:
-    """Find the instructions that put three times None on the stack, for ``__exit__``."""
+    """Find the instructions that put three times None on the stack, for ``__exit__``.
+
+    And those before them that only move what is there.
+    """
     found: set[int] = set()
-    run: list[int] = []
+    moving: list[int] = []
+    nones = 0
     for instruction in dis.get_instructions(code):
-        name, value = instruction.opname, instruction.argval
-        if (name == "LOAD_CONST" and value is None) or (run and name == "DUP_TOP"):
-            run.append(instruction.offset)
-        else:
-            if len(run) == 3 and "CALL" in name:
-                found.update(run, [instruction.offset])
-            if name not in ("PRECALL", "CACHE", "EXTENDED_ARG"):
-                run = []
+        name = instruction.opname
+        if name in ("SWAP", "ROT_TWO", "NOP", "POP_BLOCK") and not nones:
+            moving.append(instruction.offset)
+        elif (name == "LOAD_CONST" and instruction.argval is None) or (nones and name == "DUP_TOP"):
+            moving.append(instruction.offset)
+            nones += 1
+        elif name == "PRECALL" and nones:
+            moving.append(instruction.offset)
+        elif name not in ("CACHE", "EXTENDED_ARG"):
+            if nones == 3 and "CALL" in name:
+                found.update(moving, [instruction.offset])
+            moving, nones = [], 0
     return frozenset(found)
 
 
