@@ -90,4 +90,4 @@ def test_all_is_written_at_the_end() -> None:
     result = run(PROGRAM)
     assert result.returncode == 0, str(result)
     for who in ("parent", "child"):
-        assert result.stderr.count(f" {who} ") == 1000, who
+        assert result.stderr.count(f"] {who} ") == 1000, who
