@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-import queue
 import select
+import selectors
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,13 +55,17 @@ def configure_logging(layout: str, level: str) -> None:
 class _Lines(logging.Handler):
     """Hands lines to a thread, which alone waits until they can be written.
 
-    Not by `sys.stderr`, whose lock that thread would hold when the interpreter ends.
+    Not by `sys.stderr`, whose lock that thread would hold when the interpreter ends. It waits in a
+    selector, which `torch_utils.release` knows to be at work with no tensor; and nothing here takes
+    a lock that a signal handler's line could find taken.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._waiting: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+        self._waiting: deque[str | threading.Event] = deque()
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
         self._dropped = 0
         self._pid = os.getpid()
         threading.Thread(target=self._write_all, name="rag_demo.log", daemon=True).start()
@@ -73,28 +79,38 @@ class _Lines(logging.Handler):
             return
         if self._pid != os.getpid():  # A fork, which has no such thread.
             self._write(line)
-        elif self._waiting.qsize() >= _MOST_LINES:
+        elif len(self._waiting) >= _MOST_LINES:
             self._dropped += 1
         else:
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
                 log.warning("%d lines of the log were dropped: nobody read them", dropped)
-            self._waiting.put(line)
+            self._put(line)
 
     def flush(self) -> None:
         """Wait until those that wait are written, or nobody has read for a second."""
         if self._pid == os.getpid():
             written = threading.Event()
-            self._waiting.put(written)
+            self._put(written)
             written.wait(_LAST_S)
 
+    def _put(self, line: str | threading.Event) -> None:
+        self._waiting.append(line)
+        with contextlib.suppress(BlockingIOError):  # It has been woken often enough.
+            os.write(self._wake, b".")
+
     def _write_all(self) -> None:
-        while True:
-            line = self._waiting.get()
-            if isinstance(line, threading.Event):
-                line.set()
-            else:
-                self._write(line)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                selector.select()
+                os.read(self._woken, _MOST_LINES)  # First: what comes from here on wakes it again.
+                while self._waiting:
+                    line = self._waiting.popleft()
+                    if isinstance(line, threading.Event):
+                        line.set()
+                    else:
+                        self._write(line)
 
     def _write(self, line: str) -> None:
         left = memoryview(f"{line}\n".encode(errors="backslashreplace"))

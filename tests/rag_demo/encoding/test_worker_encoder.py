@@ -29,6 +29,7 @@ def stub(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(worker_encoder, "Worker", StubWorker)
     folder = tmp_path / "model"
     folder.mkdir()
+    (folder / "config.json").touch()
     opened = []
 
     def make(**options) -> EmbeddingModel:
@@ -242,6 +243,7 @@ def test_leaves_cleanly(tmp_path: Path, monkeypatch, end: str) -> None:
     monkeypatch.setenv("PYTHONPATH", path)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(end=end))
+    (tmp_path / "config.json").touch()
     report = check([str(program), str(tmp_path)], timeout_s=TIMEOUT_S, max_shutdown_s=120)
     assert report.clean, str(report)
     assert (report.exit_code, report.stderr) == (0, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from service_program import service
 
 from programs import run
 from rag_demo.service import log_lines
+from torch_utils._releasing import in_use
+from watching import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes are others there")
 
@@ -91,3 +94,11 @@ def test_all_is_written_at_the_end() -> None:
     assert result.returncode == 0, str(result)
     for who in ("parent", "child"):
         assert result.stderr.count(f"] {who} ") == 1000, who
+
+
+def test_its_thread_is_none_at_work(full_pipe: tuple[int, int]) -> None:
+    """A release keeps no tensor for it, as it would for one that may be computing."""
+    before = set(threading.enumerate())
+    log_lines._Lines(full_pipe[1])
+    (thread,) = set(threading.enumerate()) - before
+    wait_for(lambda: thread.ident not in in_use._places_of_others())
