@@ -37,7 +37,7 @@ def packages_of(folder: Path) -> Path | None:
 
 def headers(packages: Path) -> list[Path]:
     """Return the folders of CUDA's headers: of its own packages, and Triton's for the rest."""
-    own = sorted(packages.glob("nvidia/*/include/cuda_runtime_api.h"))
+    own = sorted(packages.glob("nvidia/cu13/include/cuda_runtime_api.h"))
     rest = packages / "triton" / "backends" / "nvidia" / "include" / "crt"
     return [own[0].parent, rest.parent] if own and rest.exists() else []
 
