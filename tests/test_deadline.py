@@ -101,15 +101,19 @@ def test_ci_fails_by_all_of_them(tmp_path: Path) -> None:
     said, _, end = second.rpartition(" ")
     assert said == "make test-slow, no new test after"
     assert before + 800 < int(end) <= time.time() + 841
-    assert run_ci(tmp_path, fails="lint test").returncode == 1
+    assert run_ci(tmp_path, fails="lint test\nlint test-again").returncode == 1
     assert run_ci(tmp_path, fails="test-slow\ntest-again").returncode == 1
 
 
 def test_ci_runs_again_what_failed_beside_others(tmp_path: Path) -> None:
     """However late it is: what is not run again would not decide."""
+    again = "test-again, no new test after the end of time"
     done = run_ci(tmp_path, fails="test-slow")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[2:] == ["make test-again, no new test after the end of time"]
+    assert done.stdout.splitlines()[2:] == [f"make {again}"]
+    done = run_ci(tmp_path, fails="lint test")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1] == f"make lint {again}"
 
 
 def test_ci_without_time_for_the_slow_ones(tmp_path: Path) -> None:
@@ -119,4 +123,5 @@ def test_ci_without_time_for_the_slow_ones(tmp_path: Path) -> None:
         0,
         ["no time left: none of the slow tests ran"],
     )
-    assert run_ci(tmp_path, fails="lint test", so_far_s=1500).returncode == 1
+    fails = "lint test\nlint test-again"
+    assert run_ci(tmp_path, fails=fails, so_far_s=1500).returncode == 1
