@@ -28,12 +28,12 @@ ROWS = {
 SHOWN = ("torch", "numpy", "sentence-transformers", "transformers", "faiss-cpu", "fastapi")
 
 
-def test_tools() -> list[str]:
+def tools() -> list[str]:
     """Return what the tests themselves need; pytest as in constraints.txt, which says why."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     lines = [line.split(";") for line in requires("torch-cleanup") or ()]
-    tools = [name for name, *extra in lines if extra and "'test'" in extra[0]]
-    return [*tools, *(pin for pin in pins if pin.startswith("pytest=="))]
+    names = [name for name, *extra in lines if extra and "'test'" in extra[0]]
+    return [*names, *(pin for pin in pins if pin.startswith("pytest=="))]
 
 
 def make_environment(row: str, folder: Path) -> Path:
@@ -49,7 +49,7 @@ def make_environment(row: str, folder: Path) -> Path:
         install = [*uv, "pip", "install", "--python", made]
         checkout = ["--editable", f"{ROOT}[rag,pdf,model,service]"]
         subprocess.run([*install, *checkout, *asked], check=True)
-        subprocess.run([*install, *test_tools()], check=True)
+        subprocess.run([*install, *tools()], check=True)
         (folder / "made").touch()
     return made
 

@@ -236,13 +236,13 @@ class Expressions:
         if key in self._seen:
             frame.facts = frame.facts.plus(self._seen[key])
             return
-        line, path = function.node.lineno, there
-        if any(step.line == line and step.path == path for step in frame.trace):
+        line = function.node.lineno
+        if any(step.line == line and step.path == there for step in frame.trace):
             return
         self._seen[key] = Facts()
         own = is_self and function.owner in self.evaluator.linear(frame.destroyed)[0][:1]
         bare = own or (is_self and function is _resolved(self.evaluator, frame.destroyed, function))
-        step = Step(function.name if bare else function.label, path, line)
+        step = Step(function.name if bare else function.label, there, line)
         inner = Frame(
             self.evaluator,
             function,

@@ -67,7 +67,8 @@ class ThreadTenant(Tenant):
         own = storage_bytes(self.model)
         if len(sys.modules) > imported:  # Modules are no model, and stay when it goes.
             self.is_measured = bool(own)
-            seen["host"] = 0 if self.is_measured else seen["host"]
+            if own:
+                seen["host"] = 0
         # Not less than its own tensors: others may have given memory back meanwhile.
         places = {**seen, **own}
         self.added_bytes = {place: max(seen.get(place, 0), own.get(place, 0)) for place in places}
