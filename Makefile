@@ -10,32 +10,25 @@ FOUND = $(shell $(PYTHON) -c 'import sys; print("fine" if $(AT_LEAST) else sys.v
 BIN := .venv/bin
 # Four, for two cores: some of the tests wait for others to end, or to hang. In the order that
 # tests/conftest.py gives them.
-PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder --dist loadgroup
+# PYTEST_OPTIONS adds to them: .ci/run asks for a second try of tests that fail.
+PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder --dist loadgroup $(PYTEST_OPTIONS)
 # The packaged model is a local folder: nothing has to be looked up on a hub.
 export HF_HUB_OFFLINE := 1
 
 # Two runs of the tests at once would each take the cores that the other needs.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-again test-exhaustive test-real test-pythons test-ray test-versions test-service test-all hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples clean
+.PHONY: demo test test-slow test-real test-pythons test-ray test-versions test-service test-all freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples clean
 
 # Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
 demo: .venv/.installed
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo --progress terminal
 
-# A few minutes; the three that follow are what it leaves out, test-all is all of them.
+# Four minutes on two cores; the two that follow are what it leaves out, test-all is all of them.
 test: .venv/.installed
 	$(PYTEST) -m "not slow"
 
 test-slow: .venv/.installed
-	$(PYTEST) -m "slow and not real and not exhaustive"
-
-# Those that failed the last time, one by one.
-test-again: .venv/.installed
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
-
-# An interrupt at every single instruction of each change of a retriever: an hour or more.
-test-exhaustive: .venv/.installed
-	$(PYTEST) -m exhaustive
+	$(PYTEST) -m "slow and not real"
 
 # Servers, pools and launchers of other packages under clean-exit; downloads many of them.
 test-real: .venv/.installed .venv/.corpus
@@ -44,13 +37,13 @@ test-real: .venv/.installed .venv/.corpus
 # The same on each Python from 3.10 to 3.13 that there is, in environments made for it; a table.
 # PYTHONS="3.11 3.13" makes these columns anew.
 test-pythons: .venv/.installed .venv/.corpus
-	$(BIN)/python tests/torch_utils/clean_exit/real_table.py
+	PYTHONPATH=tests $(BIN)/python -m support.real_table
 
 # The tests with the oldest and the newest packages that pyproject.toml allows; a table. Downloads
 # gigabytes. ROWS=oldest makes this row anew, KEPT=folder keeps the environments.
 test-versions: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	$(BIN)/python tests/versions.py $(KEPT)
+	PYTHONPATH=tests $(BIN)/python -m support.versions $(KEPT)
 
 # Actors of a real Ray on this machine; downloads it.
 test-ray: .venv/.installed
@@ -63,7 +56,7 @@ test-service: .venv/.installed
 		-c constraints.txt -e '.[service-test]'
 	$(PYTEST) tests/rag_demo/service
 
-test-all: test test-slow test-real test-exhaustive
+test-all: test test-slow test-real
 
 # On a machine with a GPU, by whatever Python it has with torch: no environment is made for it.
 # RESULTS names the folder for what is measured; benchmarks/results/gpu if it is not given.
@@ -79,65 +72,69 @@ test-gpu-stand-in: .venv/.installed
 	$(BIN)/python tests/gpu/stand_in/run.py $(ENVIRONMENT)
 
 bench-gpu:
-	RESULTS=$(RESULTS) $(GPU_PYTHON) benchmarks/gpu.py
+	RESULTS=$(RESULTS) $(GPU_PYTHON) -m benchmarks.gpu
+
+# After a decision that changes what must hold: see tests/acceptance/README.md.
+freeze: .venv/.installed
+	PYTHONPATH=tests $(BIN)/python tests/test_frozen.py
 
 hazards: .venv/.installed
-	$(PYTEST) -q tests/hazards
+	$(PYTEST) -q tests/acceptance/hazards
 
 bench-exit: .venv/.installed
-	$(BIN)/python benchmarks/bench_exit.py
-	$(BIN)/python benchmarks/bench_resource.py
+	$(BIN)/python -m benchmarks.bench_exit
+	$(BIN)/python -m benchmarks.bench_resource
 
 bench-release: .venv/.installed
-	$(BIN)/python benchmarks/bench_release.py
-	$(BIN)/python benchmarks/plot_memory.py
+	$(BIN)/python -m benchmarks.bench_release
+	$(BIN)/python -m benchmarks.plot_memory
 
 bench-clean-exit: .venv/.installed
-	$(BIN)/python benchmarks/bench_clean_exit.py
-	$(BIN)/python benchmarks/bench_clean_exit_lint.py
+	$(BIN)/python -m benchmarks.bench_clean_exit
+	$(BIN)/python -m benchmarks.bench_clean_exit_lint
 
 bench-rag: .venv/.installed
-	$(BIN)/python benchmarks/bench_rag.py
-	$(BIN)/python benchmarks/bench_open.py
-	$(BIN)/python benchmarks/bench_change.py
+	$(BIN)/python -m benchmarks.bench_rag
+	$(BIN)/python -m benchmarks.bench_open
+	$(BIN)/python -m benchmarks.bench_change
 
 # BEIR names a folder with corpus.jsonl and queries.jsonl, such as that of SciFact.
 bench-encode: .venv/.installed
-	$(BIN)/python benchmarks/bench_encode.py $(if $(BEIR),--beir $(BEIR))
+	$(BIN)/python -m benchmarks.bench_encode $(if $(BEIR),--beir $(BEIR))
 
 bench-cache: .venv/.installed
-	$(BIN)/python benchmarks/bench_cache.py
+	$(BIN)/python -m benchmarks.bench_cache
 
 bench-unload: .venv/.installed
-	$(BIN)/python benchmarks/bench_unload.py
+	$(BIN)/python -m benchmarks.bench_unload
 
 bench-start: .venv/.installed
-	$(BIN)/python benchmarks/bench_start.py
+	$(BIN)/python -m benchmarks.bench_start
 
 # BEIR names a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv.
 bench-quality: .venv/.installed
-	$(BIN)/python benchmarks/bench_quality.py --beir $(BEIR)
+	$(BIN)/python -m benchmarks.bench_quality --beir $(BEIR)
 
 bench-host: .venv/.installed
-	$(BIN)/python benchmarks/bench_host.py
-	$(BIN)/python benchmarks/bench_cycles.py
+	$(BIN)/python -m benchmarks.bench_host
+	$(BIN)/python -m benchmarks.bench_cycles
 
 torture-save: .venv/.installed
-	$(BIN)/python tests/rag_demo/torture.py save 200
-	$(BIN)/python tests/rag_demo/torture_ingest.py 200
+	PYTHONPATH=tests $(BIN)/python -m acceptance.torture.saves save 200
+	PYTHONPATH=tests $(BIN)/python -m acceptance.torture.ingestion 200
 
 fuzz-index: .venv/.installed
-	$(BIN)/python tests/rag_demo/torture.py fuzz 100000
+	PYTHONPATH=tests $(BIN)/python -m acceptance.torture.saves fuzz 20000
 
 # SOAK_S=3600 for an hour; SIGTERM comes in the middle of the load.
 soak: .venv/.installed
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/soak_service.py
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_service
 
 # The page, light and dark; needs Debian's chromium (apt-get install chromium).
 screenshots: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e '.[service-test]'
-	$(BIN)/python benchmarks/screenshots.py
+	$(BIN)/python -m benchmarks.screenshots
 
 examples: .venv/.installed
 	$(PYTEST) -q tests/test_readme.py tests/rag_demo/test_examples.py tests/examples
@@ -146,6 +143,7 @@ lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict torch_utils rag_demo
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python -m torch_utils.clean_exit_lint
 
 format: .venv/.installed

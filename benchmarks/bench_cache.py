@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from results_file import write
 
+from benchmarks.results_file import write
 from rag_demo.encoding.embedding_cache import EmbeddingCache
 from torch_utils import measuring
 

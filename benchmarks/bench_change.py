@@ -19,9 +19,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import bm25s
 import faiss
 import numpy as np
-from bench_rag import DIMENSION, make
-from results_file import write
 
+from benchmarks.bench_rag import DIMENSION, make
+from benchmarks.results_file import write
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 
 WORDS = 20_000  # different ones; their counts fall as those of a language do

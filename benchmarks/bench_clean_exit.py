@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from results_file import write
-
+from benchmarks.results_file import write
 from torch_utils.clean_exit.command import add_probe
 
 ROUNDS = 5

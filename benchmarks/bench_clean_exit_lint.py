@@ -11,8 +11,7 @@ import sys
 import sysconfig
 import time
 
-from results_file import write
-
+from benchmarks.results_file import write
 from torch_utils.clean_exit_lint import python_files
 
 

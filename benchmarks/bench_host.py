@@ -14,8 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
-from results_file import write
 
+from benchmarks.results_file import write
 from torch_utils import ModelHost
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 27)

@@ -17,8 +17,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import faiss
 import numpy as np
-from results_file import write
 
+from benchmarks.results_file import write
 from rag_demo import PyTorchGPURetriever
 from rag_demo.documents.document import Document
 from rag_demo.documents.rows import DocumentRows

@@ -9,8 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from results_file import write
-
+from benchmarks.results_file import write
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
 from rag_demo.console import print_scores
 from rag_demo.evaluate import evaluate, read_beir, searching

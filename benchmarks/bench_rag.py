@@ -19,11 +19,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import faiss
 import numpy as np
 import torch
-from results_file import write
 from sentence_transformers.util import semantic_search
 from usearch.index import MetricKind
 from usearch.index import search as usearch_search
 
+from benchmarks.results_file import write
 from rag_demo import PyTorchGPURetriever
 from torch_utils import measure, measuring
 from torch_utils.memory import trim_host

@@ -14,7 +14,7 @@ import timeit
 from pathlib import Path
 from typing import Any
 
-from results_file import RESULTS, machine, write
+from benchmarks.results_file import RESULTS, machine, write
 
 CELL = Path(__file__).resolve().parent / "release_cell.py"
 METHODS = ("del", "del+gc", "accelerate", "torch_utils")

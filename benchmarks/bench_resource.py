@@ -7,8 +7,7 @@ import statistics
 import weakref
 from collections.abc import Callable
 
-from results_file import write
-
+from benchmarks.results_file import write
 from torch_utils import Resource, measuring, memory_snapshot
 from torch_utils._registry import REGISTRY
 

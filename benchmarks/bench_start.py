@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from results_file import write
 
+from benchmarks.results_file import write
 from rag_demo.index import read_index
 
 QUESTION = "how do I give cached GPU memory back?"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any
 
-from results_file import write
+from benchmarks.results_file import write
 
 PROGRAM = """
 import gc, json, sys

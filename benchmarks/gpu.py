@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-import results_file
+from benchmarks import results_file
 
 # In the order of what matters, each with its share of the time.
 SHARES = {
@@ -38,9 +38,7 @@ SHARES = {
 
 def parts() -> dict[str, Callable[[Any], Any]]:
     """Import what measures, which takes long."""
-    import gpu_encode
-    import gpu_release
-    import gpu_search
+    from benchmarks import gpu_encode, gpu_release, gpu_search
 
     return {
         "bandwidth": lambda setting: setting.bandwidth(),
@@ -67,7 +65,7 @@ def main() -> int:
     # Whatever hangs: the parts that were measured by then are written.
     faulthandler.dump_traceback_later(options.seconds + 30, exit=True)
     started, failed = time.monotonic(), 0
-    from gpu_setting import Setting, describe_gpu
+    from benchmarks.gpu_setting import Setting, describe_gpu
 
     if options.rehearse:
         import torch

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_setting import Setting
 
+from benchmarks.gpu_setting import Setting
 from rag_demo import EmbeddingModel
 from torch_utils import measuring, release
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_setting import GB, Setting
 
 import torch_utils
+from benchmarks.gpu_setting import GB, Setting
 
 
 def model_of(nbytes: int, each: int, device: str) -> Any:

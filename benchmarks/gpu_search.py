@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_setting import Setting
 
+from benchmarks.gpu_setting import Setting
 from rag_demo.searching import scan as scans
 from rag_demo.searching.streamed_scan import make_streamed_scan
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from results_file import RESULTS, write
+from benchmarks.results_file import RESULTS, write
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 METHODS = {
@@ -40,7 +40,7 @@ def thinned(samples: Samples, points: int = POINTS) -> Samples:
 
 def measure() -> dict[str, Any]:
     """Run the three ways, each in a process of its own, and write what they took."""
-    from bench_release import cell
+    from benchmarks.bench_release import cell
 
     curves = {method: cell("curve", method) for method in METHODS}
     for curve in curves.values():

@@ -7,11 +7,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "rag_demo")]
-
-from browsing import browser, serving_on_a_port
+sys.path.insert(0, str(ROOT / "tests"))
 
 from rag_demo import EmbeddingModel, FaissRetriever
+from support.browsing import browser, serving_on_a_port
 
 TEXTS = [
     "A lease lends a model for the length of a block. The clock starts when the last lease ends.",

@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from results_file import write
+from benchmarks.results_file import write
 
 SOAK_S = float(os.environ.get("SOAK_S", 300))
 ROUND_S = float(os.environ.get("ROUND_S", 10))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tiny_model import write_tiny_model
-from zygotes import ZYGOTES
+from support.tiny_model import write_tiny_model
+from support.zygotes import ZYGOTES
 
-pytest_plugins = ["pytester", "deadline", "hazards.summary"]
+pytest_plugins = ["pytester", "support.second_try"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two workers on two cores: threads of torch that wait for each other by spinning keep those from
 # running that they wait for. Sleeping instead makes the tests with torch three times as fast.

@@ -7,14 +7,14 @@ import re
 from typing import Any
 
 import pytest
-import versions
-from bench_clean_exit import costs
-from bench_cycles import table
-from plot_memory import POINTS, thinned
-from results_file import described
 
-from clean_exit.real_table import summarise
-from programs import ROOT
+from benchmarks.bench_clean_exit import costs
+from benchmarks.bench_cycles import table
+from benchmarks.plot_memory import POINTS, thinned
+from benchmarks.results_file import described
+from support import versions
+from support.programs import ROOT
+from support.real_table import summarise
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
 PAGES = sorted((ROOT / "docs").glob("*.md"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import torch_utils
-from programs import ROOT
+from support.programs import ROOT
 
 
 def test_wheel_holds_both_packages(tmp_path: Path) -> None:

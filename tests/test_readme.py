@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from programs import ROOT, Result, assert_clean, run_forked
+from support.programs import ROOT, Result, assert_clean, run_forked
 from torch_utils.clean_exit import check
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

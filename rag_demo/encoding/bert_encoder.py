@@ -241,13 +241,18 @@ class BertEncoder(nn.Module):
         return self.get_buffer(f"{name}_weight"), self.get_buffer(f"{name}_bias")
 
 
+# BERT tokenizers remove these without a space, but `str.split` takes them for spaces.
+_REMOVED_CONTROLS = dict.fromkeys((0x1C, 0x1D, 0x1E, 0x1F, 0x85))
+
+
 def _beginning(text: str, tokens: int) -> str:
     """Return as much of a long text as so many tokens can be of, without making tokens of it all.
 
     A word is a token at least, and so is a sign or a character of Chinese; of a word that is
     longer than a hundred letters only that is seen.
     """
-    text = _LONG_WORD.sub(r"\1", " ".join(text.split(None, tokens)[:tokens]))
+    words = text.translate(_REMOVED_CONTROLS).split(None, tokens)[:tokens]
+    text = _LONG_WORD.sub(r"\1", " ".join(words))
     last = next(itertools.islice(_TOKEN_BY_ITSELF.finditer(text), tokens, None), None)
     return text[: len(text) if last is None else last.end()][: tokens * _CHARS_PER_TOKEN]
 

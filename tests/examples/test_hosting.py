@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watched_models import environment, problems
 
-from programs import ROOT
-from torch_utils.clean_exit import ExitReport, check
+from support.clean_exit import ExitReport, check
+from support.model_counts import environment, problems
+from support.programs import ROOT
 
 EXAMPLES = ROOT / "examples"
 BIN = Path(sysconfig.get_path("scripts"))
@@ -114,13 +114,17 @@ def test_fastapi_with_two_workers(tmp_path: Path) -> None:
 
 
 HANGING = """
-import os, signal
+import os, signal, socket
 
 @app.get("/hang")
-async def hang():
+async def hang(request: Request):
     os.kill(os.getpid(), signal.SIGINT)
-    await asyncio.sleep(1)  # The server waits for this request by now.
-    os.kill(os.getpid(), signal.SIGINT)
+    try:
+        while True:
+            socket.create_connection((request.url.hostname, request.url.port)).close()
+            await asyncio.sleep(0.01)
+    except ConnectionError:  # The server listens no more: it waits for this request.
+        os.kill(os.getpid(), signal.SIGINT)
     await asyncio.Event().wait()
 """
 

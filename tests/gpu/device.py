@@ -7,6 +7,7 @@ the storages of what it has made that are still alive.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import re
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
-import programs
 from gpu import driver
+from support import programs
 
 MB = 1 << 20
 
@@ -112,7 +113,6 @@ class Cuda(Device):
 
     name, torch_name, place = "cuda", "cuda:0", "cuda:0"
     model_bytes, large_bytes = 1 << 30, 64 * MB
-    _noise: set[str] | None = None
 
     @staticmethod
     def why_not() -> str | None:
@@ -261,12 +261,15 @@ class Cuda(Device):
         return programs.run(self.source(source), env=env)
 
     def noise(self) -> set[str]:
-        if Cuda._noise is None:
-            Cuda._noise = set()
-            bare = programs.run('import torch; torch.ones(8, device="cuda").sum().item()')
-            assert bare.returncode == 0, str(bare)
-            Cuda._noise = set(bare.stderr.splitlines())
-        return Cuda._noise
+        return noise_of_cuda()
+
+
+@functools.cache
+def noise_of_cuda() -> set[str]:
+    """What a program that only uses CUDA writes to stderr, on this machine."""
+    bare = programs.run('import torch; torch.ones(8, device="cuda").sum().item()')
+    assert bare.returncode == 0, str(bare)
+    return set(bare.stderr.splitlines())
 
 
 class Rehearsal(Device):

@@ -87,9 +87,9 @@ def rewrite_asserts() -> None:
 def main(kind: str, journal: Path, only: str = "") -> int:
     """Run those that the journal does not have yet, up to the first that fails."""
     rewrite_asserts()
-    import programs
     from gpu.device import Cuda, Rehearsal
     from gpu.stand_in.device import StandIn
+    from support import programs
 
     programs.TIMEOUT_S = round(0.8 * TEST_S)
 

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 GPU_S, ALL_S = 320.0, 460.0
 LAST_WORDS_S = 15.0
 PATHS = [str(ROOT), str(ROOT / "tests")]
-sys.path[:0] = [*PATHS, str(ROOT / "benchmarks")]
+sys.path[:0] = PATHS
 
 
 def limited(command: list[str], deadline: float, **env: str) -> int | None:
@@ -116,12 +116,13 @@ def on_device(
     only: str,
     python: str = sys.executable,
     env: Mapping[str, str] = MappingProxyType({}),
+    script: str = "tests/gpu/plain.py",
 ) -> dict[str, Any]:
     """Run the tests on a device, or rehearse them; a new process for what follows a failure."""
     from gpu import plain
 
     journal, done = folder / "gpu", -1
-    command = [python, "tests/gpu/plain.py", kind, str(journal), only]
+    command = [python, script, kind, str(journal), only]
     code: int | None = 1
     while code not in (0, None) and done < len(plain.read(journal)):
         done = len(plain.read(journal))
@@ -172,8 +173,7 @@ def _importing(where: list[str]) -> set[str]:
 
 def main(*, rehearse: bool, only: str = "", cpu: str = "tests/torch_utils") -> int:
     """Run both, write the results down if they are a GPU's, and say how it went."""
-    from results_file import machine
-
+    from benchmarks.results_file import machine
     from gpu.device import Cuda
 
     started = time.monotonic()

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import SkipTest
 
 from gpu.device import slow_rehearsal
-from programs import IMPORT_PATH
+from support.programs import IMPORT_PATH
 from torch_utils.clean_exit import ExitReport, check
 
 MB = 1 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import IMPORT_PATH, ROOT
+from support.programs import IMPORT_PATH, ROOT
 
 WITHOUT_PYTEST = """
 import sys
@@ -109,19 +109,14 @@ sys.exit(plain.main("rehearsal", Path(sys.argv[2])))
 """
 
 
-def test_what_crashes_or_hangs_costs_itself_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_crashes_or_hangs_costs_itself_alone(tmp_path: Path) -> None:
     """The others run all the same, and each is written down with what became of it."""
     from gpu import run as runner
 
-    real = runner.limited
-
-    def limited(command: list[str], deadline: float, **env: str) -> int | None:
-        return real([sys.executable, "-c", STAND_IN, *command[2:]], deadline, **env)
-
-    monkeypatch.setattr(runner, "limited", limited)
-    result = runner.on_device(tmp_path, "rehearsal", time.monotonic() + 600, "")
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    deadline = time.monotonic() + 600
+    result = runner.on_device(tmp_path, "rehearsal", deadline, "", script=str(script))
     assert {name: test["outcome"] for name, test in result["tests"].items()} == {
         "crashes": "failed",
         "fails": "failed",

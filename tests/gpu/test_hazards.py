@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import programs
 from gpu.device import slow_rehearsal
+from support import programs
 
 RESOURCE = """
 import atexit, gc, os, sys

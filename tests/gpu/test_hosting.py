@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
-import programs
 from gpu.device import slow_rehearsal
+from support import programs
 
 PROGRAM = """
 import os, sys, time

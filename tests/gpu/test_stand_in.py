@@ -14,7 +14,7 @@ from gpu import plain
 from gpu.stand_in import run as runner
 from gpu.stand_in.controls import CONTROLS
 from gpu.stand_in.device import SKIPPED
-from programs import ROOT
+from support.programs import ROOT
 
 RESULT = ROOT / "benchmarks" / "results" / f"{runner.RESULT}.json"
 PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
@@ -70,22 +70,23 @@ def test_control_has_to_fail_of_its_defect(outcome: str, reason: str, as_expecte
     assert found["as_expected"] is as_expected
 
 
-def test_controls_break_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a control replaces in the library is called so; else it would break nothing."""
-    pytest.importorskip("torch")
-    import torch.cuda
-
-    from torch_utils import memory
-    from torch_utils._releasing import other_caches
-
-    places = [(memory, "_is_capturing"), (other_caches, "captures_graph"), (other_caches, "STEPS")]
-    places.append((torch.cuda, "empty_cache"))
-    before = [getattr(*place) for place in places]
-    for place, value in zip(places, before, strict=True):
-        monkeypatch.setattr(*place, value)  # So that it is put back.
-    for control in CONTROLS.values():
-        control.breaks()
-    assert all(getattr(*p) is not value for p, value in zip(places, before, strict=True))
+def test_controls_replace_what_torch_has() -> None:
+    """Each that breaks something breaks it in torch; those names are there, or would do nothing."""
+    torch = pytest.importorskip("torch")
+    places = {
+        (torch.cuda, "is_current_stream_capturing"),
+        (torch.cuda, "empty_cache"),
+        (vars(torch)["_C"], "_cuda_clearCublasWorkspaces"),  # Only where torch is built for CUDA.
+    }
+    before = {place: getattr(*place, None) for place in places}
+    try:
+        for control in CONTROLS.values():
+            control.breaks()
+        assert {place for place in places if getattr(*place) is before[place]} == set()
+    finally:
+        for (owner, name), value in before.items():
+            delattr(owner, name) if value is None else setattr(owner, name, value)
+    assert all(before[place] is not None for place in places if place[0] is torch.cuda)
 
 
 def test_sources_compile() -> None:

@@ -1,393 +1,224 @@
-"""Ingestion: streamed, interrupted and continued, and only what changed embedded again."""
+"""`rag-demo index`, again and again: what is embedded, kept, and saved when something ends it."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from programs import IMPORT_PATH
-from rag_demo import PyTorchGPURetriever
-from rag_demo.documents.document import Document
-from rag_demo.errors import IndexFileError, OtherIndexError
-from rag_demo.index import read_index, read_manifest
-from rag_demo.ingest import BATCH, ingest
-from rag_demo.storage.writing import lock
+from rag_demo import EmbeddingModel, PyTorchGPURetriever
+from support.interrupts import Place, interrupt_everywhere
+from support.programs import assert_clean, run_forked
+from support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
+from support.waiting import wait_for
+from support.zygotes import Zygotes
+
+BATCHES = 4500  # Documents; the first 2,048 of them are embedded before the next are read.
 
 
-class Counting:
-    """An embedding model that says what it was asked for."""
-
-    name = "counting"
-    dimension = 16
-
-    def __init__(self, fail_at: int | None = None) -> None:
-        self.embedded: list[str] = []
-        self._fail_at = fail_at
-
-    def embed_documents(self, texts: Any) -> Any:
-        if self._fail_at is not None and len(self.embedded) >= self._fail_at:
-            raise KeyboardInterrupt
-        self.embedded += texts
-        return np.stack([self.embed_query(text) for text in texts])
-
-    def embed_query(self, text: str) -> Any:
-        return np.random.default_rng(len(text) + sum(map(ord, text))).standard_normal(16)
+@pytest.fixture
+def command(tiny_model: Path, tmp_path: Path) -> list[str | Path]:
+    options = ("--out", tmp_path / "i", "--model", tiny_model, "--device", "cpu", "--no-cache")
+    return ["index", tmp_path / "s.jsonl", *options]
 
 
-def documents(count: int, changed: int = -1) -> Iterator[Document]:
-    for n in range(count):
-        yield Document(str(n), f"text {n}" + (" new" if n == changed else ""), {"n": n})
+def write(tmp_path: Path, count: int, **changed: str) -> None:
+    texts = {str(n): f"text {n}" for n in range(count)} | changed
+    records = [{"id": name, "text": text, "n": len(text)} for name, text in texts.items() if text]
+    write_lines(tmp_path / "s.jsonl", records)
 
 
-def ids(folder: Path) -> list[str]:
-    index = read_index(folder)
-    index.check_vectors()
-    return [document.id for document in index.documents]
+def texts(folder: Path) -> dict[str, str]:
+    """Return the texts by the ids that they have in the source."""
+    return {name.rpartition("#")[2]: each["text"] for name, each in documents(folder).items()}
 
 
-def test_only_what_changed_is_embedded_again(tmp_path: Path) -> None:
+def test_index_follows_its_source(command: list[str | Path], tmp_path: Path) -> None:
     """A changed text, a new one, one that went; metadata are taken as they are now."""
-    ingest(documents(100), Counting(), tmp_path / "i")
-    model = Counting()
-    changed = [d for d in documents(101, changed=7) if d.id != "50"]
-    changed[3].metadata["n"] = "three"
-    done = ingest(changed, model, tmp_path / "i")
-    assert model.embedded == ["text 7 new", "text 100"]
-    assert (done.embedded, done.reused, done.finished) == (2, 98, True)
-    assert ids(tmp_path / "i") == [d.id for d in changed]
-    assert read_index(tmp_path / "i").documents[3].metadata == {"n": "three"}
-    with PyTorchGPURetriever(Counting(), device="cpu") as retriever:
-        retriever.load(tmp_path / "i")
-        for text in ("text 7 new", "text 99", "text 100"):
-            assert retriever.search(text, top_k=1)[0].text == text
+    write(tmp_path, 100)
+    assert "unchanged" not in succeed(*command)
+    write(tmp_path, 101, **{"7": "text 7 new", "50": ""})
+    assert "98 of them unchanged" in succeed(*command)
+    found = documents(tmp_path / "i")
+    expected = {str(n): f"text {n}" for n in range(101) if n != 50} | {"7": "text 7 new"}
+    assert texts(tmp_path / "i") == expected
+    assert len(found) == 100
+    for text in ("text 7 new", "text 99", "text 100"):
+        (best,) = nearest(tmp_path / "i", text, 1)
+        assert best["text"] == text
+    write_lines(tmp_path / "s.jsonl", [{"id": "7", "text": "text 7 new", "n": "seven"}])
+    assert "1 of them unchanged" in succeed(*command)
+    ((document,),) = [documents(tmp_path / "i").values()]
+    assert document["metadata"]["n"] == "seven"
 
 
-def test_ctrl_c_and_again(tmp_path: Path) -> None:
-    """What was done is a usable index, and the next run goes on from it."""
-    count = 3 * BATCH
-    first = Counting(fail_at=2 * BATCH)
-    done = ingest(documents(count), first, tmp_path / "i")
-    assert not done.finished
-    assert len(ids(tmp_path / "i")) == 2 * BATCH
-    second = Counting()
-    assert ingest(documents(count), second, tmp_path / "i").finished
-    assert len(second.embedded) == BATCH
-    assert ids(tmp_path / "i") == [str(n) for n in range(count)]
-    assert len(list((tmp_path / "i").iterdir())) == 6
+def nearest(folder: Path, text: str, count: int) -> list[dict[str, Any]]:
+    options = ("--mode", "dense", "--top-k", str(count), "--json")
+    results: list[dict[str, Any]] = json.loads(succeed("search", folder, text, *options))["results"]
+    return results
 
 
-def test_ctrl_c_keeps_what_was_not_reached(tmp_path: Path) -> None:
-    """Indexing again, and stopping early, does not lose the rest of the index."""
-    ingest(documents(3 * BATCH), Counting(), tmp_path / "i")
-    changed = (Document(d.id, d.text + "!", d.metadata) for d in documents(3 * BATCH))
-    assert not ingest(changed, Counting(fail_at=BATCH), tmp_path / "i").finished
-    texts = {document.id: document.text for document in read_index(tmp_path / "i").documents}
-    assert len(texts) == 3 * BATCH
-    assert sum(text.endswith("!") for text in texts.values()) == BATCH
+def test_changed_title_is_embedded_again(command: list[str | Path], tmp_path: Path) -> None:
+    """It is part of each passage of a long text."""
+    long = "A sentence of some length, for a start. " * 60
+    records = [{"id": "long", "text": long}, {"id": "short", "text": "Few words"}]
+    write_lines(tmp_path / "s.jsonl", records)
+    succeed(*command)
+    write_lines(tmp_path / "s.jsonl", [{**records[0], "title": "A title"}, records[1]])
+    assert "1 of them unchanged" in succeed(*command)
+    assert "2 of them unchanged" in succeed(*command)
 
 
-def test_checkpoints(tmp_path: Path) -> None:
-    """A run that is killed loses no more than what came after the last save."""
-    seen: list[int] = []
-
-    def watched() -> Iterator[Document]:
-        for document in documents(4 * BATCH):
-            if document.id == str(3 * BATCH):
-                seen.append(len(ids(tmp_path / "i")))
-            yield document
-
-    ingest(watched(), Counting(), tmp_path / "i", checkpoint_s=0)
-    assert seen == [3 * BATCH]
-    assert len(ids(tmp_path / "i")) == 4 * BATCH
-
-
-def test_one_writer(tmp_path: Path) -> None:
-    """A second ingestion into the same folder is refused before any work."""
-    ingest(documents(10), Counting(), tmp_path / "i")
-    model = Counting()
-    with lock(tmp_path / "i"), pytest.raises(IndexFileError, match="written by another process"):
-        ingest(documents(11), model, tmp_path / "i")
-    assert model.embedded == []
-
-
-@pytest.mark.slow
-def test_memory_is_bounded(tmp_path: Path) -> None:
-    """100,000 documents of a kilobyte: the growth is a fraction of what they take."""
-    program = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_ingest import Counting
-from rag_demo.documents.document import Document
-from rag_demo.ingest import ingest
-from torch_utils import memory_snapshot
-import numpy as np, pathlib, resource
-class Fast(Counting):
-    def embed_documents(self, texts):
-        return np.ones((len(texts), 16), np.float32)
-ingest((Document(str(n), "x" * 1000, {{}}) for n in range(2100)), Fast(), pathlib.Path("warm"))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-ingest((Document(str(n), "x" * 1000, {{}}) for n in range(100_000)), Fast(), pathlib.Path("i"))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
-"""
-    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 40e6
-
-
-def spooled(pid: int) -> Iterator[int]:
-    """Yield the sizes of the nameless files that a process has open."""
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if "/#" in os.readlink(link) and "(deleted)" in os.readlink(link):
-                yield link.stat().st_size
-
-
-@pytest.mark.slow
-def test_ctrl_c_on_the_command_line(tiny_model: Path, tmp_path: Path) -> None:
-    """Exit code 130, one line that says how to go on, and the same command does."""
-    lines = [f'{{"text": "document number {n} about memory", "id": "{n}"}}' for n in range(60_000)]
-    (tmp_path / "many.jsonl").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "rag_demo", "index", "many.jsonl", "--out", "i"]
-    command += ["--model", str(tiny_model), "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while process.poll() is None:
-            # The vectors of two batches are written: the first one counts.
-            if max(spooled(process.pid), default=0) >= 2 * BATCH * 32 * 4:
-                break
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=600)
-    assert process.returncode == 130, said
-    assert said.startswith("rag-demo: interrupted; ")
-    assert "the same command goes on from there" in said
-    assert len(ids(tmp_path / "i")) >= BATCH
-
-
-def test_progress_within_a_long_document_counts(tmp_path: Path) -> None:
-    """A book that is interrupted goes on where it was; the control embeds all of it again."""
-    book = [Document("book", "".join(f"Sentence number {n}. " for n in range(60_000)), {})]
-    chunks: list[list[str]] = []
-
-    class Watched(Counting):
-        stop_at = 2
-        looked = 0
-
-        def embed_documents(self, texts: Any) -> Any:
-            if len(chunks) == self.stop_at:
-                self.looked = len(read_index(tmp_path / "i").derived.get("pending.keys", ()))
-                raise KeyboardInterrupt
-            chunks.append(list(texts))
-            return super().embed_documents(texts)
-
-    first = Watched()
-    assert not ingest(book, first, tmp_path / "i", checkpoint_s=0).finished
-    done = [text for chunk in chunks for text in chunk]
-    assert first.looked == len(chunks[0]) + len(chunks[1])  # Saved while the batch was on.
-    assert ids(tmp_path / "i") == []
-    second = Counting()
-    assert ingest(book, second, tmp_path / "i").finished
-    assert not set(done) & set(second.embedded)
-    control = Counting()
-    ingest(book, control, tmp_path / "control")
-    assert sorted(control.embedded) == sorted([*done, *second.embedded])
-    found, expected = read_index(tmp_path / "i"), read_index(tmp_path / "control")
-    assert np.array_equal(found.vectors, expected.vectors)
-    assert not [name for name in found.derived if name.startswith("pending.")]
-
-
-def test_what_was_pending_waits_for_its_turn(tmp_path: Path) -> None:
-    """It is kept while other documents are taken, and over another interruption."""
-    book = Document("book", "".join(f"Sentence number {n}. " for n in range(60_000)), {})
-    calls = 0
-
-    class Stopped(Counting):
-        def embed_documents(self, texts: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls in (3, 5):
-                raise KeyboardInterrupt
-            return super().embed_documents(texts)
-
-    models = [Stopped(), Stopped(), Stopped()]
-    sources = [[book], [*documents(BATCH), book], [*documents(BATCH), book]]
-    for model, source in zip(models, sources, strict=True):
-        finished = ingest(source, model, tmp_path / "i", checkpoint_s=0).finished
-    assert finished
-    embedded = [text for model in models for text in model.embedded]
-    assert len(embedded) == len(set(embedded))
-
-
-def test_an_error_saves_what_was_done(tmp_path: Path) -> None:
-    """A source that breaks off, an id that stands twice: the next run goes on."""
-
-    def broken() -> Iterator[Document]:
-        yield from documents(2 * BATCH)
-        raise ValueError("the disk is gone")
-
-    with pytest.raises(ValueError, match="the disk is gone"):
-        ingest(broken(), Counting(), tmp_path / "i")
-    assert len(ids(tmp_path / "i")) == 2 * BATCH
-    twice = [*documents(2 * BATCH), *documents(1)]
-    with pytest.raises(IndexFileError, match="the id '0' stands twice"):
-        ingest(twice, Counting(), tmp_path / "i")
-    assert len(ids(tmp_path / "i")) == 2 * BATCH
-    assert len(list((tmp_path / "i").iterdir())) == 5
-
-
-TERMINATED = """
-import os, signal, sys, pathlib
-sys.path.insert(0, sys.argv[1])
-from test_ingest import BATCH, Counting, documents
-from rag_demo.ingest import ingest
-def source():
-    for document in documents(4 * BATCH):
-        if document.id == str(2 * BATCH):
-            os.kill(os.getpid(), signal.SIGTERM)
-        yield document
-ingest(source(), Counting(), pathlib.Path("i"))
-"""
-
-
-def test_sigterm(tmp_path: Path) -> None:
-    """It saves as Ctrl-C does, ends with 128 + 15, and leaves nothing but the index."""
-    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
-    command = [sys.executable, "-c", TERMINATED, str(Path(__file__).parent)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (143, "")
-    assert len(ids(tmp_path / "i")) == 2 * BATCH
-    assert len(list((tmp_path / "i").iterdir())) == 5
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_another_index_is_not_replaced_unasked(tmp_path: Path) -> None:
-    """Of another source or model, or by a program: nothing is embedded, and the error says how."""
-
-    class Other(Counting):
-        name = "other"
-
-    folder = tmp_path / "i"
-    ingest(documents(10), Counting(), folder, source="/books")
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
-    for model, source, message in (
-        (Counting(), "/letters", "holds the index of /books, not of /letters"),
-        (Counting(), None, "holds the index of /books, not of what a program hands over"),
-        (Other(), "/books", "holds vectors of the model 'counting', not of 'other'"),
-    ):
-        with pytest.raises(OtherIndexError, match=f"{message}; name another folder, or replace"):
-            ingest(documents(10), model, folder, source=source)
-        assert model.embedded == []
-        files = {path.name: path.read_bytes() for path in folder.iterdir()}
-        assert {**files, "lock": b""} == {**before, "lock": b""}
-    assert ingest(documents(10), Counting(), folder, source="/books").reused == 10
-    replaced = ingest(documents(10), Other(), folder, source="/letters", replace=True)
-    assert (replaced.embedded, replaced.reused) == (10, 0)
-    manifest = read_manifest(folder)
-    assert (manifest["model"], manifest["source"], manifest["finished"]) == (
-        "other",
-        "/letters",
-        True,
-    )
-
-
-def test_passages_are_not_mixed_with_none(tmp_path: Path) -> None:
-    """A long document of an index without them is embedded anew; a short one is not."""
-    long = Document("long", "A sentence of some length, for a start. " * 60, {})
-    short = Document("short", "Few words", {})
-    with PyTorchGPURetriever(Counting(), device="cpu") as retriever:
-        retriever.add([long.text, short.text], ids=["long", "short"])
-        retriever.save(tmp_path / "i")
-    model = Counting()
-    done = ingest([long, short], model, tmp_path / "i")
-    assert (done.embedded, done.reused) == (1, 1)
-    assert short.text not in model.embedded
-    assert len(read_index(tmp_path / "i").vectors) == len(model.embedded) + 1 > 4
-    titled = long._replace(metadata={"title": "A title"})  # It is part of each passage.
-    assert ingest([titled, short], Counting(), tmp_path / "i").embedded == 1
-    assert ingest([titled, short], Counting(), tmp_path / "i").embedded == 0
-
-
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One error that names the folder; the index stays that of the last save."""
-    ingest(documents(10), Counting(), tmp_path / "i")
-
-    class Full:
-        def write(self, data: bytes) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        def seek(self, position: int) -> int:
-            return position
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr("rag_demo.index_builder._nameless", lambda folder: Full())
-    with pytest.raises(IndexFileError, match=r"cannot be written to .*No space left on device"):
-        ingest(documents(20), Counting(), tmp_path / "i")
-    assert len(ids(tmp_path / "i")) == 10
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_an_end_while_the_last_save_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+def test_passages_are_not_mixed_with_none(
+    tiny_model: Path, command: list[str | Path], tmp_path: Path
 ) -> None:
-    """What was embedded is saved, though everything was seen; the next run embeds nothing."""
-    import rag_demo.index_builder
-
-    def interrupted(*_: object) -> Any:
-        raise error
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rag_demo.index_builder, "derived_arrays", interrupted)
-        with contextlib.nullcontext() if error is KeyboardInterrupt else pytest.raises(error):
-            assert not ingest(documents(20), Counting(), tmp_path).finished
-    assert ids(tmp_path) == [str(n) for n in range(20)]
-    again = ingest(documents(20), Counting(), tmp_path)
-    assert (again.embedded, again.reused, again.finished) == (0, 20, True)
+    """A long text of an index without them is embedded anew; a short one stays as it is."""
+    long, out = "A sentence of some length, for a start. " * 60, tmp_path / "i"
+    with (
+        EmbeddingModel(tiny_model, device="cpu") as model,
+        PyTorchGPURetriever(model, device="cpu") as retriever,
+    ):
+        retriever.add([long, "Few words"], ids=["long", "short"])
+        retriever.save(out)
+    assert info(out)["vectors"] == 2
+    succeed("add", out, "-", stdin="Other words")
+    assert info(out)["vectors"] > 5
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (("a", "text", {}), "is no Document"),
-        (None, "is no Document"),
-        (Document(1, "text", {}), "the id of"),  # type: ignore[arg-type]
-        (Document("a", None, {}), "the text of"),  # type: ignore[arg-type]
-        (Document("a", "text", None), "must be a mapping"),  # type: ignore[arg-type]
-        (Document("a", "text", {1: 2}), "keys are text"),  # type: ignore[dict-item]
-        (Document("a", "text", {"n": np.int64(1)}), "JSON has"),
-        (
-            Document("a", "text", {"n": json.loads("[" * 150 + "]" * 150)}),
-            "nested more than 100 deep",
-        ),
-    ],
-)
-def test_what_is_no_document(tmp_path: Path, wrong: Any, message: str) -> None:
-    """One error before it is embedded; what came before is saved, and can be searched."""
-    with pytest.raises(IndexFileError, match=message):
-        ingest(itertools.chain(documents(BATCH), [wrong]), Counting(), tmp_path / "i")
-    with PyTorchGPURetriever(Counting()) as retriever:
-        assert retriever.load(tmp_path / "i") == BATCH
-        assert retriever.search("text", 1, mode="hybrid")
+def start(zygotes: Zygotes, tmp_path: Path, *command: str | Path) -> int:
+    files = {name: tmp_path / name for name in ("stdout", "stderr")}
+    for file in files.values():
+        file.write_text("")
+    program = 'from rag_demo.cli import main\nprint("ready", flush=True)\nmain()'
+    return zygotes.start(program, *map(str, command), **files)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_run_saves_what_was_done_and_goes_on(
+    command: list[str | Path], tmp_path: Path, number: int, code: int
+) -> None:
+    """The source is a pipe, which says when the second batch is read."""
+    lines = [f'{{"id": "{n}", "text": "text {n}"}}\n' for n in range(BATCHES)]
+    command[1] = "-"
+    program = """
+    import io, os, signal, sys
+    from rag_demo.cli import main
+    class Source(io.RawIOBase):
+        lines = iter(open(sys.argv.pop(1), "rb"))
+        read_lines = 0
+        def readable(self):
+            return True
+        def readinto(self, target):
+            line = next(self.lines, b"")
+            self.read_lines += 1
+            if self.read_lines == 4400:
+                os.kill(os.getpid(), int(sys.argv_signal))
+            target[:len(line)] = line
+            return len(line)
+    sys.argv_signal = sys.argv.pop(1)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(Source(), 100))
+    main()
+    """
+    (tmp_path / "lines").write_text("".join(lines))
+    arguments = (str(tmp_path / "lines"), str(number), *map(str, command))
+    done = run_forked(program, *arguments, quick_end=True)
+    assert done.returncode == code, str(done)
+    if number == signal.SIGINT:
+        assert done.stderr.startswith("rag-demo: interrupted; "), str(done)
+        assert "the same command goes on from there" in done.stderr
+        assert done.stderr.count("\n") == 1
+    else:
+        assert done.stderr == "", str(done)
+    part = texts(tmp_path / "i")
+    assert 2048 <= len(part) < BATCHES
+    assert info(tmp_path / "i")["finished"] is False
+    said = succeed(*command, stdin="".join(lines))
+    assert f"{len(part)} of them unchanged" in said
+    assert len(texts(tmp_path / "i")) == BATCHES
+    assert info(tmp_path / "i")["finished"] is True
+
+
+def test_bad_line_after_many_good_ones_is_found_first(
+    command: list[str | Path], tmp_path: Path
+) -> None:
+    """Nothing is embedded, and there is no index."""
+    write(tmp_path, 100)
+    with (tmp_path / "s.jsonl").open("a") as file:
+        file.write("{")
+    assert "s.jsonl" in fail(*command)
+    assert not (tmp_path / "i").exists()
+
+
+def test_second_run_into_a_folder_is_refused(command: list[str | Path], tmp_path: Path) -> None:
+    """Before any work; the first one goes on."""
+    write(tmp_path, 10)
+    succeed(*command)
+    write(tmp_path, 30_000)
+    zygotes = Zygotes()
+    pid = start(zygotes, tmp_path, *command)
+    wait_for((tmp_path / "stdout").read_text)
+    refused = ""
+
+    def is_refused() -> bool:
+        nonlocal refused
+        done = rag_demo("delete", tmp_path / "i", "nosuch")
+        refused = done.stderr if done.returncode == 2 else ""
+        return bool(refused)
+
+    wait_for(is_refused)
+    os.kill(pid, signal.SIGKILL)
+    zygotes.wait()
+    zygotes.close()
+    assert f"'{tmp_path / 'i'}' is being written by another process ({pid})" in refused
+    assert len(texts(tmp_path / "i")) == 10
+    succeed("verify", tmp_path / "i")
+
+
+def test_interrupted_delete_leaves_the_old_or_the_new_index(
+    command: list[str | Path], tmp_path: Path
+) -> None:
+    write(tmp_path, 6)
+    succeed(*command)
+    left = set(texts(tmp_path / "i"))
+
+    def check(place: Place) -> None:
+        gone = min(left)
+        place.run(lambda: rag_demo("delete", tmp_path / "i", f"s.jsonl#{gone}"))
+        found = set(texts(tmp_path / "i"))
+        assert found in (left, left - {gone}), place
+        if found != left:
+            write(tmp_path, 6)
+            succeed(*command)
+
+    interrupt_everywhere(check, package="rag_demo", minimum=20, at_most=30)
+
+
+MEMORY = """
+import resource, sys
+from rag_demo.cli import main
+few, many, *options = sys.argv[1:]
+peaks = []
+for source in (few, many):
+    sys.argv[1:] = ["index", source, "--out", f"{source}.index", *options]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 0, end.code
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+assert peaks[1] - peaks[0] < 40e6, peaks
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_a_batch(tiny_model: Path, tmp_path: Path) -> None:
+    """Ten times as many documents of a kilobyte take hardly more."""
+    for name, count in (("few", 2100), ("many", 20_000)):
+        write_lines(tmp_path / name, [{"text": f"{n} {'x' * 990}"} for n in range(count)])
+        (tmp_path / name).rename(tmp_path / f"{name}.jsonl")
+    sources = [str(tmp_path / f"{name}.jsonl") for name in ("few", "many")]
+    options = ["--model", str(tiny_model), "--device", "cpu", "--no-cache"]
+    assert_clean(run_forked(MEMORY, *sources, *options, quick_end=True))

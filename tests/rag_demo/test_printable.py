@@ -1,24 +1,32 @@
-"""What others wrote cannot drive a terminal."""
+"""Texts that others wrote cannot drive a terminal."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
+from pathlib import Path
 
-from rag_demo.printable import on_one_line, printable
+import pytest
+
+from support.rag_command import succeed, write_lines
+
+# Everything below the CJK characters, half pairs, private characters and the last of the plane.
+EVERYTHING = "".join(map(chr, [*range(0x3000), *range(0xD700, 0x10000)]))
 
 
-def test_nothing_harmful_is_left() -> None:
+@pytest.mark.parametrize("layout", ["plain", "table"])
+def test_no_character_that_a_terminal_obeys_is_printed(
+    layout: str, tmp_path: Path, tiny_model: Path
+) -> None:
     """No control character but the line's end and the tab, no change of direction, no half pair."""
-    everything = "".join(map(chr, [*range(0x3000), *range(0xD700, 0x10000)]))
-    for char in set(printable(everything)) - {"\n", "\t"}:
+    parts = [EVERYTHING[start : start + 60] for start in range(0, len(EVERYTHING), 60)]
+    records = [{"text": f"words {part}"} for part in parts]
+    source = write_lines(tmp_path / "c.jsonl", [*records, {"text": "Zürich 漢字 \U0001f600"}])
+    succeed("index", source, "--out", tmp_path / "i", "--model", tiny_model)
+    printed = succeed("search", tmp_path / "i", "words", "--top-k", "1000", "--format", layout)
+    assert len(set(printed) & set(EVERYTHING)) > 15_000
+    for char in set(printed) - {"\n", "\t"}:
         assert unicodedata.category(char) not in ("Cc", "Cs", "Zl", "Zp"), hex(ord(char))
         assert unicodedata.bidirectional(char) not in ("RLO", "LRO", "RLE", "RLI", "PDF"), char
-    assert printable("Zürich 漢字 \U0001f600\n\tx") == "Zürich 漢字 \U0001f600\n\tx"
-
-
-def test_it_is_written_out() -> None:
-    """A reader sees what is there; control: as it is, a terminal would obey it."""
-    evil = "\x1b]0;title\x07\x9b31m\rgone\udcff"
-    assert on_one_line(f"a  \n b{evil}") == r"a b\x1b]0;title\x07\x9b31m gone\udcff"
-    assert re.search("[\x1b\x07\x9b]", evil)
+    if layout == "plain":
+        assert "Zürich 漢字 \U0001f600" in printed
+        assert r"\x1b" in printed and r"\x9b" in printed

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
+import os
 import queue
-import sys
 import threading
-import types
+import tracemalloc
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, Retriever
-from torch_utils import release
+from torch_utils import ReleasedError, release
 
+KINDS = [PyTorchGPURetriever, FaissRetriever]
 COUNT = 2000
-MOST_BYTES = 20_000  # of an empty retriever, its lock and its fields
+MOST_BYTES = 100 * COUNT
 
 
 class Model:
@@ -35,101 +36,95 @@ class Model:
         return np.ones(16)
 
 
-class VectorsOnly(PyTorchGPURetriever):
-    """The control: what a subclass gave up when the base class gave up nothing."""
-
-    def _release(self) -> None:
-        self._held = dataclasses.replace(self._held, vectors=self._held.vectors.emptied())
+class Text(str):
+    """A text that can be referred to weakly."""
 
 
-class NoOverride(PyTorchGPURetriever):
-    """A subclass that does nothing about it."""
+class Keeps(PyTorchGPURetriever):
+    """The control: a retriever that does not give up all that it holds."""
 
-    _release = Retriever._release
+    def add(self, texts: Any, *arguments: Any, **options: Any) -> Any:
+        self.kept = [(text, text.split()) for text in texts]
+        return super().add(texts, *arguments, **options)
 
 
-def fill(retriever: Retriever) -> None:
-    texts = [f"document {n} is about the word number{n % 97}" for n in range(COUNT)]
+def texts_to_add() -> list[Text]:
+    return [Text(f"document {n} is about the word number{n % 97}") for n in range(COUNT)]
+
+
+def fill(retriever: Retriever, texts: list[Text]) -> None:
+    """Add documents, and search them in all ways."""
     retriever.add(texts, [{"n": n} for n in range(COUNT)], passages=True)
-    retriever.search("number1", mode="hybrid")
+    retriever.search("number1", mode="hybrid", where={"n": {"$gt": 3}})
     retriever.search_batch(["number1"] * 8, top_k=3)
 
 
-def reachable_bytes(retriever: Retriever) -> int:
-    """Add up what a retriever leads to, but for classes, modules, code, and its model."""
-    seen = {id(retriever.embedding_model)}
-    pending: list[Any] = list(retriever.__dict__.values())
-    total = 0
-    while pending:
-        found = pending.pop()
-        if id(found) in seen or isinstance(found, (type, types.ModuleType, types.FunctionType)):
-            continue
-        seen.add(id(found))
-        total += sys.getsizeof(found) + (found.nbytes if hasattr(found, "nbytes") else 0)
-        pending += gc.get_referents(found)
-    return total
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
-@pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever, NoOverride])
-def test_nothing_is_reachable(kind: Any) -> None:
-    """What a closed retriever leads to is no more than an empty one is made of."""
-    retriever = kind(Model())
-    fill(retriever)
-    assert reachable_bytes(retriever) > 100 * COUNT
-    retriever.close()
-    assert reachable_bytes(retriever) < MOST_BYTES
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize(("kind", "is_empty"), [*((kind, True) for kind in KINDS), (Keeps, False)])
+def test_closed_retriever_holds_nothing(kind: Any, is_empty: bool) -> None:
+    """Neither texts nor what was made of them, and no cycle has to be collected first."""
+    with kind(Model()) as first:  # Imports what is needed, and fills the caches of libraries.
+        fill(first, texts_to_add())
+    retriever, texts = kind(Model()), texts_to_add()
+    references = list(map(weakref.ref, texts))
+    tracemalloc.start()
+    try:
+        fill(retriever, texts)
+        del texts
+        retriever.close()
+        kept_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(references) == COUNT
+    assert all(reference() is None for reference in references) is is_empty
+    assert (kept_bytes < MOST_BYTES) is is_empty, kept_bytes
     assert len(retriever) == 0
 
 
-def test_control_vectors_only() -> None:
-    """The count sees documents and words that stay."""
-    retriever = VectorsOnly(Model(), device="cpu")
-    fill(retriever)
-    retriever.close()
-    assert reachable_bytes(retriever) > 100 * COUNT
+def files_open_in(folder: Path) -> set[str]:
+    """Return files that this process has open or mapped."""
+    maps = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    links = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            links.add(os.readlink(descriptor))
+        except FileNotFoundError:  # The descriptor that lists the folder.
+            continue
+    return {name for name in maps | links if name.startswith(str(folder))}
 
 
-@pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
-def test_everything_goes_at_once(kind: Any) -> None:
-    """Without a collection: no cycle keeps documents, words or rows."""
-    retriever = kind(Model())
-    fill(retriever)
-    held = [retriever._held.documents, retriever._held.words, retriever._held.rows]
-    references = [weakref.ref(each) for each in held]
-    del held
-    gc.disable()
-    try:
-        retriever.close()
-        assert [reference() for reference in references] == [None, None, None]
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
-def test_files_are_closed(kind: Any, tmp_path: Path) -> None:
-    """An opened index is mapped no longer."""
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("kind", KINDS)
+def test_closed_retriever_has_no_files_open(kind: Any, tmp_path: Path) -> None:
     with kind(Model()) as writer:
-        fill(writer)
+        fill(writer, texts_to_add())
         writer.save(tmp_path / "index")
+    assert not files_open_in(tmp_path)
     retriever = kind(Model())
     retriever.load(tmp_path / "index")
     retriever.search("number1")
-    mapped = weakref.ref(retriever._held.documents._source)
-    assert mapped() is not None
+    assert files_open_in(tmp_path)
     retriever.close()
-    assert mapped() is None
-    maps = Path("/proc/self/maps")
-    assert not maps.exists() or str(tmp_path) not in maps.read_text()
+    assert not files_open_in(tmp_path)
 
 
-def test_no_waiting_thread_is_named_as_a_holder(tmp_path: Path) -> None:
+def test_no_waiting_thread_is_reported_as_a_holder(tmp_path: Path) -> None:
     """What is released is gone, whichever threads of the program wait in code of C."""
     lines: queue.SimpleQueue[None] = queue.SimpleQueue()
-    waiting = threading.Thread(target=_get, args=(lines,))
+    waiting = threading.Thread(target=lines.get)
     waiting.start()
     try:
         retriever = PyTorchGPURetriever(Model(), device="cpu")
-        fill(retriever)
+        fill(retriever, texts_to_add())
         retriever.save(tmp_path / "index")
         retriever.load(tmp_path / "index")
         retriever.search_batch(["number1"] * 8, top_k=3)
@@ -139,25 +134,35 @@ def test_no_waiting_thread_is_named_as_a_holder(tmp_path: Path) -> None:
         waiting.join()
 
 
-def _get(lines: queue.SimpleQueue[None]) -> None:
-    lines.get()
+def test_close_empties_the_tensor_in_place() -> None:
+    """A variable that names the tensor keeps no memory."""
+    retriever = PyTorchGPURetriever(Model())
+    fill(retriever, texts_to_add())
+    tensor = retriever.embeddings_tensor
+    assert tensor.shape == (COUNT, 16)
+    retriever.close()
+    assert retriever.embeddings_tensor is None
+    assert tensor.numel() == 0
 
 
-def test_faiss_index_is_emptied_in_place() -> None:
-    """A variable that leads to the index keeps no vectors."""
-    from torch_utils import ReleasedError
+def test_close_empties_the_faiss_index_in_place() -> None:
+    import faiss
 
+    def indexes() -> list[Any]:
+        return [each for each in gc.get_objects() if type(each) is faiss.IndexFlatIP]
+
+    before = set(map(id, indexes()))
     retriever = FaissRetriever(Model())
-    fill(retriever)
-    index = retriever._held.vectors.index
+    fill(retriever, texts_to_add())
+    (index,) = (each for each in indexes() if id(each) not in before)
+    assert index.ntotal == COUNT
     retriever.close()
     with pytest.raises(ReleasedError, match="was released"):
         _ = index.ntotal
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int3"}, {"memory_budget": 0}])
-def test_half_built(options: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """One whose arguments were refused is given up without a word."""
+def test_half_built_retriever_is_silent(options: Any, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match="must be"):
         PyTorchGPURetriever(Model(), **options)
     gc.collect()

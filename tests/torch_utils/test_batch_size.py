@@ -1,14 +1,23 @@
-"""find_batch_size: nothing of a failed try is left when the next one starts."""
+"""find_batch_size: smaller sizes until one fits, and nothing of a failed try is left."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
+import gc
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from programs import assert_clean, run_forked
+from support.programs import ROOT, assert_clean, run_forked
+from support.stand_in_torch import installed, stand_in
 from torch_utils import find_batch_size
 
 
@@ -76,8 +85,7 @@ def test_batch_size_from_the_caller_is_refused() -> None:
         work(128, 1, 2)
 
 
-def test_other_errors_go_on() -> None:
-    """An error that is not about memory is the caller's, at once."""
+def test_other_errors_are_raised_at_once() -> None:
     tried: list[int] = []
 
     @find_batch_size
@@ -109,15 +117,29 @@ def test_restores_upward_when_asked() -> None:
     assert tried == [16, 8, 4, 4, 8, 8, 16, 16, 16, 16]
 
 
-def test_failed_try_is_gone_when_caches_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+def naive(*, starting_batch_size: int) -> Callable[..., Any]:
+    """The control: it tries again inside of the handler."""
+
+    def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(batch_size: int = starting_batch_size) -> Any:
+            try:
+                return function(batch_size)
+            except (RuntimeError, ValueError):
+                sys.modules["torch"].cuda.empty_cache()
+                return wrapper(batch_size // 2)
+
+        return wrapper
+
+    return decorator
+
+
+@pytest.mark.parametrize("decorator", [find_batch_size, naive])
+def test_failed_try_is_gone_when_caches_are_emptied(decorator: Any) -> None:
     """Its tensor, in a frame of the exception, does not outlive the clearing."""
     alive: list[bool] = []
     storages: list[StorageWeakRef] = []
-    monkeypatch.setattr(
-        "torch_utils.batch_size.empty_caches", lambda: alive.append(not storages[-1].expired())
-    )
 
-    @find_batch_size(starting_batch_size=4)
+    @decorator(starting_batch_size=4)
     def work(batch_size: int) -> None:
         tensor = torch.ones(1000 * batch_size)
         storages.append(StorageWeakRef(tensor.untyped_storage()))
@@ -127,35 +149,12 @@ def test_failed_try_is_gone_when_caches_are_emptied(monkeypatch: pytest.MonkeyPa
             except RuntimeError as error:
                 raise ValueError("while working") from error
 
-    work()
-    assert alive == [False, False]
+    with installed(stand_in(empty_cache=lambda: alive.append(not storages[-1].expired()))):
+        work()
+    assert alive == [decorator is naive] * 2
 
 
-def test_peers_way_keeps_the_failed_try_alive() -> None:
-    """Negative control: in accelerate's decorator the tensor is alive at every clearing."""
-    memory = pytest.importorskip("accelerate.utils.memory", reason="needs accelerate")
-    alive: list[bool] = []
-    storages: list[StorageWeakRef] = []
-
-    def work(batch_size: int) -> None:
-        tensor = torch.ones(10)
-        storages.append(StorageWeakRef(tensor.untyped_storage()))
-        if batch_size > 120:
-            raise RuntimeError("CUDA out of memory.")
-
-    original = memory.clear_device_cache
-    memory.clear_device_cache = lambda **_: alive.append(
-        bool(storages) and not storages[-1].expired()
-    )
-    try:
-        memory.find_executable_batch_size(work)()
-    finally:
-        memory.clear_device_cache = original
-    assert True in alive
-
-
-def test_under_a_real_limit() -> None:
-    """With the address space limited, a size that fits is found, and the process lives."""
+def test_size_that_fits_into_a_real_limit_is_found() -> None:
     program = """
     import resource, torch
     from torch_utils import find_batch_size, is_out_of_memory
@@ -176,7 +175,7 @@ def test_under_a_real_limit() -> None:
     assert_clean(run_forked(program))
 
 
-def test_an_error_while_an_older_one_is_handled() -> None:
+def test_memory_error_that_is_older_than_the_call_does_not_count() -> None:
     """Only what the call itself raised counts, and the older error's variables are left alone."""
     tried: list[int] = []
 
@@ -204,8 +203,8 @@ def test_an_error_while_an_older_one_is_handled() -> None:
         assert not older.args[0].expired()
 
 
-def test_the_older_error_itself_raised_again() -> None:
-    """What was raised before the call is no lack of memory for this size of batch."""
+def test_older_error_that_is_raised_again_reduces_nothing() -> None:
+    """What was raised before the call says nothing about this size of batch."""
     tried: list[int] = []
 
     @find_batch_size(starting_batch_size=8)
@@ -221,7 +220,7 @@ def test_the_older_error_itself_raised_again() -> None:
     assert tried == [8]
 
 
-def test_what_the_call_handles_itself_counts() -> None:
+def test_memory_error_that_the_call_handles_itself_counts() -> None:
     """An error out of the call's own handling of a lack of memory means a lack of memory."""
     tried: list[int] = []
 
@@ -242,7 +241,7 @@ def test_what_the_call_handles_itself_counts() -> None:
     assert tried == [8, 4, 2]
 
 
-def test_another_factor() -> None:
+def test_own_factor_down_and_up() -> None:
     """The sizes go down by the factor that is asked for, and up again by the same."""
     tried: list[int] = []
     limit = 5
@@ -265,13 +264,266 @@ def test_another_factor() -> None:
 
 
 @pytest.mark.parametrize("size", ["a", 2.5, -1, True])
-def test_no_size(size: Any) -> None:
-    """What is no size is refused when decorating."""
+def test_invalid_sizes_are_refused_when_decorating(size: Any) -> None:
     with pytest.raises(ValueError, match="starting_batch_size must be"):
         find_batch_size(starting_batch_size=size)(len)
 
 
-def test_a_size_for_a_function() -> None:
-    """The size in the function's place is told where it belongs."""
+def test_size_in_the_functions_place_is_refused() -> None:
     with pytest.raises(TypeError, match="starting_batch_size="):
         find_batch_size(5)  # type: ignore[call-overload]
+
+
+# What it decorates
+
+
+def test_coroutine_functions_are_awaited() -> None:
+    """The failed try's tensor, in a coroutine's frame, is gone each time."""
+    storages: list[StorageWeakRef] = []
+    gone: list[bool] = []
+
+    async def compute(batch_size: int) -> None:
+        tensor = torch.ones(100 * batch_size)
+        storages.append(StorageWeakRef(tensor.untyped_storage()))
+        await asyncio.sleep(0)
+        if batch_size > 2:
+            out_of_memory()
+
+    @find_batch_size(starting_batch_size=8)
+    async def work(batch_size: int, text: str) -> str:
+        """Say it."""
+        gone.extend(storage.expired() for storage in storages[-1:])
+        await compute(batch_size)
+        return f"{text} {batch_size}"
+
+    class Instance:
+        async def __call__(self, batch_size: int) -> int:
+            return batch_size if batch_size < 8 else out_of_memory()  # type: ignore[return-value]
+
+    async def main() -> None:
+        assert await work("x") == "x 2"
+        assert gone == [True, True]
+        assert await work("y") == "y 2"
+        assert await find_batch_size(functools.partial(work.__wrapped__, text="z"), 4)() == "z 2"  # type: ignore[attr-defined]
+        assert await find_batch_size(Instance(), 8)() == 4
+
+    assert work.__doc__ == "Say it."
+    asyncio.run(main())
+
+
+def test_a_cancelled_coroutine_is_not_tried_again() -> None:
+    """A cancellation goes on to the caller at once."""
+    tried: list[int] = []
+
+    @find_batch_size(starting_batch_size=8)
+    async def work(batch_size: int) -> None:
+        tried.append(batch_size)
+        await asyncio.sleep(100)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(work())
+        while not tried:
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    asyncio.run(main())
+    assert tried == [8]
+
+
+def numbers(batch_size: int) -> Iterator[int]:
+    yield batch_size
+
+
+async def stream(batch_size: int) -> AsyncIterator[int]:
+    yield batch_size
+
+
+class Numbers:
+    def __call__(self, batch_size: int) -> Iterator[int]:
+        yield batch_size
+
+
+@pytest.mark.parametrize("function", [numbers, stream, functools.partial(numbers), Numbers()])
+def test_generator_functions_are_refused(function: Callable[..., Any]) -> None:
+    """Decorating one is an error, not a decorator that silently does nothing."""
+    with pytest.raises(TypeError, match=r"cannot repeat .*a generator function"):
+        find_batch_size(function)
+    with pytest.raises(TypeError, match=r"cannot repeat .*a generator function"):
+        find_batch_size(starting_batch_size=4)(function)
+
+
+def test_a_coroutine_from_a_plain_function_is_refused() -> None:
+    """Where only the call shows it, the call says what to decorate instead."""
+
+    async def work(batch_size: int) -> None: ...
+
+    with pytest.raises(TypeError, match="decorate the `async def` function itself"):
+        find_batch_size(lambda batch_size: work(batch_size))()
+
+
+TYPED = """
+from torch_utils import find_batch_size
+
+@find_batch_size(starting_batch_size=64)
+def embed(batch_size: int, texts: list[str], *, normalize: bool = True) -> bytes:
+    return b""
+
+@find_batch_size
+async def encode(batch_size: int, text: str) -> float:
+    return 0.0
+
+reveal_type(embed)
+reveal_type(encode)
+embed("one text")
+embed(["texts"], normalise=True)
+"""
+
+
+@pytest.mark.slow
+def test_type_checkers_see_the_functions_own_arguments(tmp_path: Path) -> None:
+    """Without the first one; and its result."""
+    pytest.importorskip("mypy", reason="needs mypy")
+    (tmp_path / "typed.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [*command, str(tmp_path / "typed.py")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    embed, encode = (line for line in done.stdout.splitlines() if "Revealed type" in line)
+    assert "def (texts: list[str], *, normalize: bool" in embed and embed.endswith('-> bytes"'), (
+        done
+    )
+    assert "def (text: str) ->" in encode and 'float]"' in encode, done
+    assert 'incompatible type "str"; expected "list[str]"' in done.stdout, done
+    assert 'Unexpected keyword argument "normalise"' in done.stdout, done
+    assert done.stdout.count("error:") == 2, done
+
+
+def test_wrong_use_is_refused() -> None:
+
+    def embed(batch_size: int, texts: list[str]) -> int:
+        return batch_size
+
+    with pytest.raises(TypeError, match="must take the batch size as its first argument"):
+        find_batch_size(lambda: 1)()
+    with pytest.raises(TypeError, match=r"does so: `embed\(texts=\['a'\]\)`"):
+        find_batch_size(embed)(batch_size=3, texts=["a"])
+    with pytest.raises(TypeError, match="reduce_batch_size_fn must be a function, not 64"):
+        find_batch_size(embed, reduce_batch_size_fn=64)
+    for wrong in ("5", 0, True):
+        with pytest.raises(ValueError, match="restore_after must be a whole number of calls"):
+            find_batch_size(embed, restore_after=wrong)
+    with pytest.raises(TypeError, match="reduce_batch_size_fn returned None"):
+        find_batch_size(lambda batch_size: out_of_memory(), reduce_batch_size_fn=lambda: None)()
+
+
+def test_builtins_without_a_signature_are_decorated() -> None:
+    """Functions made in C, torch's too, often have no signature."""
+    assert find_batch_size(torch.zeros, starting_batch_size=3)().shape == (3,)
+
+
+# Beside accelerate's decorator, whose wheel does not contain its own tests
+
+
+def answers(
+    decorator: Any, function: Callable[..., Any], *args: Any, calls: int = 2, **options: Any
+) -> Any:
+    """Return the sizes that a decorator tries in some calls, and what these return or raise."""
+    tried: list[int] = []
+
+    @decorator(**options)
+    @functools.wraps(function)
+    def work(batch_size: int, *args: Any) -> Any:
+        tried.append(batch_size)
+        return function(batch_size, *args)
+
+    results: list[Any] = []
+    for _ in range(calls):
+        try:
+            results.append(work(*args))
+        except Exception as error:
+            text = " ".join(str(error).replace("called.Remove", "called. Remove").split())
+            results.append((type(error), text))
+    return tried, results
+
+
+def multiplies(peer: Any) -> bool:
+    """Say whether this version of accelerate multiplies by 0.9; older ones halve."""
+    tried, _ = answers(peer, limited(90, "CUDA out of memory."), starting_batch_size=100)
+    return tried[1] == 90
+
+
+def limited(fits: int, message: str) -> Callable[..., Any]:
+    def embed(batch_size: int, text: str = "") -> tuple[int, str]:
+        if batch_size > fits:
+            raise RuntimeError(message)
+        return batch_size, text
+
+    return embed
+
+
+def refused(batch_size: int, first: str, second: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Any]:
+    memory = pytest.importorskip("accelerate.utils.memory", reason="needs accelerate")
+    gc.collect()
+    gc.freeze()  # It collects garbage at each try.
+    yield memory.find_executable_batch_size
+    gc.unfreeze()
+
+
+SAME: dict[str, tuple[Any, ...]] = {
+    "cuda": (limited(8, "CUDA out of memory."), "text"),
+    "xpu": (limited(8, "XPU out of memory."), "text"),
+    "mps": (limited(8, "MPS backend out of memory (MPS allocated: 9 GB)"), "text"),
+    "cpu": (limited(1, "DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), "text"),
+    "nothing fits": (limited(0, "CUDA out of memory."), "text"),
+    "everything fits": (limited(100, ""), "text"),
+    "another error": (limited(8, "oops"), "text"),
+    "batch size passed": (refused, 128, "hello", "world"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SAME)
+@pytest.mark.parametrize("start", [12, 1, 0])
+def test_same_as_accelerate(peer: Any, case: str, start: int) -> None:
+    ours = functools.partial(find_batch_size, factor=0.9 if multiplies(peer) else 0.5)
+    # Where nothing fits, ours tries 1 again in the next call: memory may be free then.
+    options = {"starting_batch_size": start, "calls": 1 if case == "nothing fits" else 2}
+    assert answers(ours, *SAME[case], **options) == answers(peer, *SAME[case], **options)
+
+
+@pytest.mark.slow
+def test_same_as_accelerate_with_an_own_reduction(peer: Any) -> None:
+    function = limited(5, "CUDA out of memory.")
+    both = [
+        answers(
+            decorator,
+            function,
+            starting_batch_size=99,
+            reduce_batch_size_fn=functools.partial(next, iter([50, 20, 3])),
+        )
+        for decorator in (peer, find_batch_size)
+    ]
+    assert both[0] == both[1] == ([99, 50, 20, 3, 3], [(3, ""), (3, "")])
+
+
+@pytest.mark.slow
+def test_control_of_another_factor_than_accelerates(peer: Any) -> None:
+    if not multiplies(peer):
+        pytest.skip("this version of accelerate halves as well")
+    theirs, ours = (
+        answers(decorator, *SAME["cuda"], starting_batch_size=16)[0]
+        for decorator in (peer, find_batch_size)
+    )
+    assert ours == [16, 8, 8]
+    assert theirs != ours

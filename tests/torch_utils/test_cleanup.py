@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import logging
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from programs import assert_clean, run
+from support.programs import assert_clean, run
 from torch_utils import (
     CleanupError,
     ReleasedError,
@@ -61,8 +66,7 @@ def test_manage_with_a_closer() -> None:
     assert (one.stopped, two.stopped, three.stopped) == (1, 1, 1)
 
 
-def test_the_exception_of_the_block_wins() -> None:
-    """It is the same object, with a note for each failure, which is logged once too."""
+def test_exception_of_the_block_wins_with_a_note_for_each_failure() -> None:
     error = KeyError("mine")
     scope = SafePyTorchCleanup(strict=True)
     with pytest.raises(KeyError) as caught, scope:
@@ -75,8 +79,9 @@ def test_the_exception_of_the_block_wins() -> None:
     assert sum("also failed" in note for note in error.__notes__) == 2
 
 
-def test_errors_are_reported_logged_and_skip_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Without strict, an error is in the report and in the log, and the rest is released."""
+def test_failure_is_reported_logged_once_and_skips_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with SafePyTorchCleanup() as scope:
         tensor = scope.manage(torch.ones(10))
         scope.callback(failing(ValueError("no")))
@@ -85,8 +90,7 @@ def test_errors_are_reported_logged_and_skip_nothing(caplog: pytest.LogCaptureFi
     assert len([r for r in caplog.records if r.levelno == logging.ERROR]) == 1
 
 
-def test_strict_raises_a_group() -> None:
-    """With strict, all failures come as one group after everything was released."""
+def test_strict_raises_all_failures_as_a_group() -> None:
     tensor = torch.ones(10)
     with pytest.raises(CleanupError, match="2 steps of the cleanup failed") as caught:
         with SafePyTorchCleanup(tensor, strict=True) as scope:
@@ -98,8 +102,7 @@ def test_strict_raises_a_group() -> None:
         assert caught.value.subgroup(OSError).exceptions[0].args == ("b",)
 
 
-def test_interrupt_arrives_after_the_rest() -> None:
-    """KeyboardInterrupt out of one step is raised when all the others have run."""
+def test_interrupt_out_of_a_step_is_raised_after_the_rest() -> None:
     order: list[str] = []
     with pytest.raises(KeyboardInterrupt), SafePyTorchCleanup() as scope:
         scope.callback(order.append, "ran")
@@ -107,8 +110,7 @@ def test_interrupt_arrives_after_the_rest() -> None:
     assert order == ["ran"]
 
 
-def test_bad_arguments() -> None:
-    """Mistakes are errors when they are made, and outside of a block there is no scope."""
+def test_mistakes_are_refused_when_they_are_made() -> None:
     with pytest.raises(TypeError, match=r"^SafePyTorchCleanup\(\) does not know how"):
         SafePyTorchCleanup(object())
     with pytest.raises(ValueError, match="collect must be"):
@@ -117,73 +119,13 @@ def test_bad_arguments() -> None:
     for use in (lambda: scope.manage(torch.ones(1)), lambda: scope.callback(print)):
         with pytest.raises(TorchUtilsError, match="not open; use it inside its with block"):
             use()
-    with scope, pytest.raises(TypeError, match=r"^manage\(\) does not know how"):
-        scope.manage(object())
-
-
-def test_decorator_of_a_function() -> None:
-    """Each call is a use; metadata and results are the function's."""
-    scope = SafePyTorchCleanup()
-
-    @scope
-    def work(size: int) -> torch.Tensor:
-        """Work."""
-        return scope.manage(torch.ones(size))
-
-    assert work(3).numel() == 0
-    assert work.__doc__ == "Work."
-    assert scope.report.freed_bytes == {"host": 12}
-
-
-def test_decorator_of_generators() -> None:
-    """The scope is open while the generator runs, and closed however it ends."""
-    scope = SafePyTorchCleanup()
-    tensors: list[torch.Tensor] = []
-
-    @scope
-    def numbers() -> Any:
-        tensors.append(scope.manage(torch.ones(5)))
-        got = yield 1
-        yield got
-        return "end"
-
-    generator = numbers()
-    assert next(generator) == 1
-    assert tensors[0].numel() == 5
-    assert generator.send("sent") == "sent"
-    with pytest.raises(StopIteration) as stop:
-        next(generator)
-    assert (stop.value.value, tensors[0].numel()) == ("end", 0)
-    unfinished = numbers()
-    next(unfinished)
-    unfinished.close()
-    assert tensors[1].numel() == 0
-
-
-def test_restore_flags() -> None:
-    """torch's switches are as before, also after an error; untouched ones are not touched."""
-    before = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())
-    with pytest.raises(ValueError, match="mine"), SafePyTorchCleanup(restore_flags=True):
-        torch.set_default_dtype(torch.float64)
-        torch.set_grad_enabled(False)
-        torch.set_num_threads(1)
-        torch.backends.cudnn.benchmark = True
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.set_default_device("meta")
-        raise ValueError("mine")
-    assert (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()) == before
-    assert torch.backends.cudnn.benchmark is False
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.ones(1).device.type == "cpu"
-    assert getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is None
-
-
-def test_flags_stay_without_restore() -> None:
-    """Negative control: by default nothing is put back."""
-    with SafePyTorchCleanup():
-        torch.backends.cudnn.benchmark = True
-    assert torch.backends.cudnn.benchmark is True
-    torch.backends.cudnn.benchmark = False
+    with scope:
+        with pytest.raises(TypeError, match=r"^manage\(\) does not know how"):
+            scope.manage(object())
+        for call in (lambda: scope.callback(None), lambda: scope.manage(object(), close=5)):
+            with pytest.raises(TypeError, match="pass it without calling it"):
+                call()
+    assert scope.report.errors == ()
 
 
 def test_nested_reports_count_once() -> None:
@@ -194,7 +136,6 @@ def test_nested_reports_count_once() -> None:
             self.tensor = torch.ones(1000)
 
         def _release(self) -> None:
-
             release(self.tensor)
 
     with SafePyTorchCleanup() as scope:
@@ -203,8 +144,40 @@ def test_nested_reports_count_once() -> None:
     assert scope.report.freed_bytes == {"host": 4040}
 
 
-def test_open_scope_is_closed_at_exit() -> None:
-    """In order with resources, whoever has forgotten it; weights are left to the system."""
+def test_restore_flags() -> None:
+    """torch's switches are as before, also after an error; without the option they stay."""
+
+    def flags() -> tuple[Any, ...]:
+        return (
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.get_num_threads(),
+            torch.backends.cudnn.benchmark,
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.get_float32_matmul_precision(),
+        )
+
+    before = flags()
+    with pytest.raises(ValueError, match="mine"), SafePyTorchCleanup(restore_flags=True):
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(1 if before[2] > 1 else 2)
+        torch.backends.cudnn.benchmark = True
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_float32_matmul_precision("medium")
+        torch.set_default_device("meta")
+        assert not any(new == old for new, old in zip(flags(), before, strict=True))
+        raise ValueError("mine")
+    assert flags() == before
+    assert torch.ones(1).device.type == "cpu"
+    with SafePyTorchCleanup():
+        torch.backends.cudnn.benchmark = True
+    assert torch.backends.cudnn.benchmark is True  # The control.
+    torch.backends.cudnn.benchmark = False
+
+
+def test_scope_that_is_open_at_exit_is_closed_in_order_with_resources() -> None:
     result = run("""
     from torch_utils import Resource, SafePyTorchCleanup
 
@@ -226,9 +199,368 @@ def test_open_scope_is_closed_at_exit() -> None:
     assert result.stdout == "generator\nlast\nscope\nfirst\n"
 
 
-def test_decorator_without_parentheses() -> None:
-    """The error says what is missing, and not that a function cannot be released."""
+def test_dropped_exit_stack_ends_its_scope() -> None:
+    stack, scope = contextlib.ExitStack(), SafePyTorchCleanup()
+    stack.enter_context(scope)
+    tensor = scope.manage(torch.ones(5))
+    del stack
+    gc.collect()
+    assert tensor.numel() == 0
+
+
+def test_forked_child_leaves_its_parents_scope_alone() -> None:
+    """It runs nothing of its parent's, is told that it cannot add to it, and may open its own."""
+    result = run("""
+    import os, sys
+    from torch_utils import SafePyTorchCleanup, TorchUtilsError
+    with SafePyTorchCleanup() as scope:
+        scope.callback(print, "parent's", flush=True)
+        if os.fork() == 0:
+            try: scope.callback(print, "lost", flush=True)
+            except TorchUtilsError as error: print("parent process" in str(error), flush=True)
+            own = SafePyTorchCleanup()
+            with own: own.callback(print, "child's", flush=True)
+            sys.exit(0)
+        os.wait()
+        scope.callback(print, "parent's newest", flush=True)
+    """)
+    assert_clean(result)
+    assert result.stdout.splitlines() == ["True", "child's", "parent's newest", "parent's"]
+
+
+# Decorators
+
+
+@pytest.mark.parametrize("wrong", [int, None, 5])
+def test_only_functions_are_decorated(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="decorates functions and methods, not "):
+        SafePyTorchCleanup()(wrong)
+
+
+def test_decorator_without_parentheses_is_refused() -> None:
     with pytest.raises(TypeError, match=r"@SafePyTorchCleanup\(\), with parentheses"):
 
         @SafePyTorchCleanup
         def function() -> None: ...
+
+
+def test_decorator_releases_at_the_end_of_each_call() -> None:
+    """Of functions and coroutine functions; metadata and results are the function's."""
+    closed: list[int] = []
+
+    class Model(Resource):
+        def _release(self) -> None:
+            closed.append(1)
+
+    models = [Model(), Model()]
+
+    @SafePyTorchCleanup(models[0])
+    def work(size: int) -> list[int]:
+        """Work."""
+        return [size, *closed]
+
+    @SafePyTorchCleanup(models[1])
+    async def work_async(size: int) -> list[int]:
+        await asyncio.sleep(0)
+        return [size, *closed]
+
+    assert work(3) == [3]
+    assert work.__doc__ == "Work."
+    assert closed == [1]
+    assert asyncio.run(work_async(4)) == [4, 1]
+    assert closed == [1, 1]
+    assert work(5) == [5, 1, 1]  # Each call opens a scope; what is closed is not closed again.
+
+
+def test_decorator_of_generators() -> None:
+    """The scope is open while the generator runs, and closed however it ends."""
+    tensors = [torch.ones(5), torch.ones(5)]
+
+    def numbers() -> Any:
+        got = yield 1
+        yield got
+        return "end"
+
+    generator = SafePyTorchCleanup(tensors[0])(numbers)()
+    assert next(generator) == 1
+    assert tensors[0].numel() == 5
+    assert generator.send("sent") == "sent"
+    with pytest.raises(StopIteration) as stop:
+        next(generator)
+    assert (stop.value.value, tensors[0].numel()) == ("end", 0)
+    unfinished = SafePyTorchCleanup(tensors[1])(numbers)()
+    next(unfinished)
+    unfinished.close()
+    assert tensors[1].numel() == 0
+
+
+def test_decorator_of_asynchronous_generators() -> None:
+    """Finished, broken off and thrown into."""
+    tensors = [torch.ones(5) for _ in range(3)]
+
+    async def numbers() -> Any:
+        try:
+            got = yield 1
+        except ValueError:
+            got = "caught"
+        yield got
+
+    async def main() -> None:
+        kinds = [SafePyTorchCleanup(tensor)(numbers) for tensor in tensors]
+        assert [n async for n in kinds[0]()] == [1, None]
+        generator = kinds[1]()
+        assert await generator.asend(None) == 1
+        assert await generator.asend("sent") == "sent"
+        assert [t.numel() for t in tensors] == [0, 5, 5]
+        await generator.aclose()
+        thrown = kinds[2]()
+        await thrown.asend(None)
+        assert await thrown.athrow(ValueError()) == "caught"
+        await thrown.aclose()
+
+    asyncio.run(main())
+    assert [t.numel() for t in tensors] == [0] * 3
+
+
+# Coroutines
+
+
+def test_coroutine_in_a_plain_with_is_an_error_in_the_report() -> None:
+    async def closer() -> None: ...
+
+    with SafePyTorchCleanup() as scope:
+        scope.callback(closer)
+    assert "use `async with`" in str(scope.report.errors[0])
+
+
+def test_cancellation_skips_no_step() -> None:
+    """A task that is cancelled in its block, and in two steps of its end, does all the others."""
+    order: list[str] = []
+    tensor = torch.ones(5)
+
+    async def main() -> None:
+        at_a_step = asyncio.Queue[str]()
+
+        async def step(name: str, waits: bool) -> None:
+            order.append(name)
+            at_a_step.put_nowait(name)
+            await (asyncio.Future() if waits else asyncio.sleep(0))
+            order.append("after " + name)
+
+        async def work() -> None:
+            async with SafePyTorchCleanup(tensor) as scope:
+                scope.callback(step, "fourth", False)
+                scope.callback(step, "third", True)
+                scope.callback(step, "second", True)
+                scope.callback(step, "first", False)
+                at_a_step.put_nowait("block")
+                await asyncio.Future()
+
+        task = asyncio.create_task(work())
+        for name in ("block", "second", "third"):
+            while await at_a_step.get() != name:
+                pass
+            await asyncio.sleep(0)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert order == ["first", "after first", "second", "third", "fourth", "after fourth"]
+    assert tensor.numel() == 0
+
+
+def test_task_started_in_a_callback_releases_by_itself() -> None:
+    """It inherits the context of a release that is over: its own collects all the same."""
+    tasks: list[Any] = []
+
+    class Node:
+        pass
+
+    async def later() -> bool:
+        await over.wait()
+        model = nn.Linear(2, 2)
+        cycle = Node()
+        cycle.me, cycle.weight = cycle, model.weight
+        del cycle
+        return not release(model).still_held
+
+    async def main() -> bool:
+        async with SafePyTorchCleanup() as scope:
+            scope.callback(lambda: tasks.append(asyncio.create_task(later())))
+        over.set()
+        return await tasks[0]
+
+    over = asyncio.Event()
+    assert asyncio.run(main())
+
+
+@pytest.mark.parametrize("in_block", [True, False])
+def test_closing_a_coroutine_does_what_needs_no_waiting(in_block: bool) -> None:
+    """In the block and in the middle of the end; what must be awaited is in the report."""
+    order: list[str] = []
+    tensor = torch.ones(5)
+    scope = SafePyTorchCleanup()
+
+    async def endless() -> None:
+        try:
+            await asyncio.Future()
+        finally:
+            order.append("left")
+
+    async def never() -> None:
+        order.append("awaited")
+
+    async def work() -> None:
+        async with scope:
+            scope.manage(tensor)
+            scope.callback(order.append, "plain")
+            scope.callback(never)
+            if in_block:
+                await endless()
+            scope.callback(endless)
+
+    async def drive() -> None:
+        coroutine = work()
+        coroutine.send(None)
+        coroutine.close()
+
+    asyncio.run(drive())
+    assert order == ["left", "plain"]
+    assert tensor.numel() == 0
+    assert "must be awaited" in str(scope.report.errors[0])
+
+
+# One scope object, opened again, and several times at once
+
+
+def test_scope_is_reusable_after_its_block() -> None:
+    scope = SafePyTorchCleanup()
+    for size in (1, 2):
+        with scope:
+            tensor = scope.manage(torch.ones(size))
+        assert tensor.numel() == 0
+        assert scope.report.freed_bytes == {"host": 4 * size}
+
+
+def test_helper_threads_manage_into_the_open_block() -> None:
+    made: list[torch.Tensor] = []
+    with SafePyTorchCleanup() as scope:
+        thread = threading.Thread(target=lambda: made.append(scope.manage(torch.ones(5))))
+        thread.start()
+        thread.join()
+        assert made[0].numel() == 5
+    assert made[0].numel() == 0
+
+    async def main() -> None:
+        async with scope:
+            made.append(await asyncio.to_thread(scope.manage, torch.ones(5)))
+            assert made[1].numel() == 5
+        assert made[1].numel() == 0
+
+    asyncio.run(main())
+
+
+def nested(scope: Any) -> None:
+    with scope:
+        outer = scope.manage(torch.ones(1))
+        with scope:
+            inner = scope.manage(torch.ones(1))
+        assert (inner.numel(), outer.numel()) == (0, 1)
+    assert outer.numel() == 0
+
+
+def generators(scope: Any) -> None:
+    """Two generators in blocks of their own, resumed in turn; the first one ends first."""
+
+    def manage(tensors: list[torch.Tensor]) -> Any:
+        with scope:
+            for _ in range(2):
+                tensors.append(scope.manage(torch.ones(5)))
+                yield
+
+    first, second = [], []
+    a, b = manage(first), manage(second)
+    next(a), next(b), next(a), next(b)
+    a.close()
+    assert [t.numel() for t in (*first, *second)] == [0, 0, 5, 5]
+    b.close()
+    assert [t.numel() for t in second] == [0, 0]
+
+
+def exit_stacks(scope: Any) -> None:
+    """Two exit stacks that are closed in the order in which they were opened."""
+    stacks = [contextlib.ExitStack(), contextlib.ExitStack()]
+    tensors: list[torch.Tensor] = []
+    for stack in stacks:
+        stack.enter_context(scope)
+        tensors.append(scope.manage(torch.ones(5)))
+    stacks[0].pop_all().close()
+    assert [t.numel() for t in tensors] == [0, 5]
+    stacks[1].close()
+    assert tensors[1].numel() == 0
+
+
+@pytest.mark.parametrize("use", [nested, generators, exit_stacks])
+def test_each_block_of_one_scope_releases_its_own(use: Callable[[Any], None]) -> None:
+    use(SafePyTorchCleanup())
+
+
+def test_call_that_is_in_none_of_several_blocks_is_refused() -> None:
+    scope = SafePyTorchCleanup()
+
+    @contextlib.contextmanager
+    def session() -> Any:
+        with scope:
+            yield
+
+    with session(), session(), pytest.raises(TorchUtilsError, match="open 2 times"):
+        scope.manage(torch.ones(1))
+
+
+def test_threads_and_tasks_in_one_scope_release_their_own() -> None:
+    scope = SafePyTorchCleanup()
+    barrier = threading.Barrier(4)
+    wrong: list[object] = []
+
+    def use(size: int) -> None:
+        for _ in range(20):
+            with scope:
+                tensor = scope.manage(torch.ones(size))
+                barrier.wait()
+                if tensor.numel() != size:
+                    wrong.append("released by another thread")
+                barrier.wait()
+            if scope.report.freed_bytes != {"host": 4 * size}:
+                wrong.append(scope.report)
+
+    threads = [threading.Thread(target=use, args=(size,)) for size in (10, 20, 30, 40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+    async def use_async(size: int) -> None:
+        async with scope:
+            tensor = await asyncio.to_thread(scope.manage, torch.ones(size))
+            for _ in range(5 - size):
+                await asyncio.sleep(0)
+            assert tensor.numel() == size
+        assert tensor.numel() == 0
+
+    async def main() -> None:
+        await asyncio.gather(*(use_async(size) for size in range(1, 5)))
+
+    asyncio.run(main())
+
+
+def test_scope_that_was_entered_by_hand_is_ended_by_hand() -> None:
+    scope = SafePyTorchCleanup()
+    scope.__enter__()
+    tensor = scope.manage(torch.ones(5))
+    with scope:
+        pass
+    assert tensor.numel() == 5
+    scope.__exit__(None, None, None)
+    assert tensor.numel() == 0

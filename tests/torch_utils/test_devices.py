@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from programs import assert_clean, run, run_forked
+from support.programs import assert_clean, run
+from support.stand_in_torch import installed, stand_in
 from torch_utils import (
     get_device_info,
     get_optimal_device,
@@ -20,65 +21,15 @@ from torch_utils import (
     memory_snapshot,
     safe_cuda_empty_cache,
 )
-from torch_utils.devices import initialized_memory
-
-
-def stand_in(**cuda: Any) -> types.SimpleNamespace:
-    """A torch with two CUDA devices, the second of which has no context."""
-    visited: list[str] = []
-
-    class Guard:
-        def __init__(self, index: int) -> None:
-            self.index = index
-
-        def __enter__(self) -> None:
-            visited.append(f"enter {self.index}")
-
-        def __exit__(self, *error: object) -> None:
-            visited.append(f"exit {self.index}")
-
-    defaults: dict[str, Any] = dict(  # noqa: C408  (names, as they are torch's)
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-        device_count=lambda: 2,
-        current_device=lambda: 0,
-        get_device_name=lambda index: f"stand-in {index}",
-        memory_allocated=lambda index: 10,
-        memory_reserved=lambda index: [20, 0][index],
-        mem_get_info=lambda index: (70, 100),
-        device=Guard,
-        empty_cache=lambda: visited.append("empty"),
-    )
-    return types.SimpleNamespace(
-        cuda=types.SimpleNamespace(**{**defaults, **cuda}),
-        version=types.SimpleNamespace(cuda="13.0"),
-        backends=types.SimpleNamespace(mps=types.SimpleNamespace(is_available=lambda: False)),
-        __version__="9.9",
-        visited=visited,
-    )
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    torch = stand_in()
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    return torch
+def fake() -> Iterator[Any]:
+    with installed(stand_in()) as torch:
+        yield torch
 
 
-def test_memory_is_read_at_once(fake: types.SimpleNamespace) -> None:
-    """Sorting all counters for one of them takes most of a millisecond, twice for each release."""
-    counters = {
-        f"{n}_bytes": {"all": {"current": v}} for n, v in (("allocated", 3), ("reserved", 4))
-    }
-    fake.cuda.memory_stats_as_nested_dict = lambda index: counters
-    del fake.cuda.memory_allocated
-    fake._C = types.SimpleNamespace(_cuda_hasPrimaryContext=lambda index: index == 1)
-    assert initialized_memory() == {
-        "cuda:1": {"allocated_bytes": 3, "reserved_bytes": 4, "free_bytes": 70, "total_bytes": 100}
-    }
-
-
-def test_with_a_device(fake: types.SimpleNamespace) -> None:
+def test_with_a_device(fake: Any) -> None:
     """The answers about a machine with CUDA, and memory only where there is a context."""
     assert is_cuda_available() is True
     assert get_optimal_device() == "cuda"
@@ -93,27 +44,28 @@ def test_with_a_device(fake: types.SimpleNamespace) -> None:
     assert (snapshot - snapshot).devices["cuda:0"].free_bytes == 0
 
 
-def test_empty_cache_visits_only_devices_in_use(fake: types.SimpleNamespace) -> None:
+def test_empty_cache_visits_only_devices_in_use(fake: Any) -> None:
     """One device has a context: it is emptied inside its guard, the other is left alone."""
     assert safe_cuda_empty_cache() is True
     assert fake.visited == ["enter 0", "empty", "exit 0"]
 
 
-def test_empty_cache_asks_for_contexts_where_it_can(fake: types.SimpleNamespace) -> None:
+def test_empty_cache_asks_for_contexts_where_it_can() -> None:
     """torch's own answer about contexts goes before the guess from reserved memory."""
-    fake._C = types.SimpleNamespace(_cuda_hasPrimaryContext=lambda index: index == 1)
-    assert safe_cuda_empty_cache() is True
-    assert fake.visited == ["enter 1", "empty", "exit 1"]
+    with installed(stand_in(has_context=lambda index: index == 1)) as fake:
+        assert safe_cuda_empty_cache() is True
+        assert fake.visited == ["enter 1", "empty", "exit 1"]
+        assert list(memory_snapshot().devices) == ["cuda:1"]
 
 
-def test_empty_cache_leaves_a_capture_alone(fake: types.SimpleNamespace) -> None:
+def test_empty_cache_leaves_a_capture_alone(fake: Any) -> None:
     """Memory given back while a CUDA graph is captured would spoil the graph."""
     fake.cuda.is_current_stream_capturing = lambda: fake.visited[-1] == "enter 0"
     assert safe_cuda_empty_cache() is False
     assert fake.visited == ["enter 0", "exit 0"]
 
 
-def test_uninitialised_cuda_is_not_touched(fake: types.SimpleNamespace) -> None:
+def test_uninitialised_cuda_is_not_touched(fake: Any) -> None:
     """Before the program uses CUDA, nothing but is_initialized is asked."""
 
     def forbidden(*args: object) -> None:
@@ -127,31 +79,28 @@ def test_uninitialised_cuda_is_not_touched(fake: types.SimpleNamespace) -> None:
     assert get_device_info()["current_device"] is None
 
 
+@pytest.mark.parametrize("chosen", [None, "0"])
 def test_check_does_not_poison_a_later_fork(
-    fake: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    fake: Any, monkeypatch: pytest.MonkeyPatch, chosen: str | None
 ) -> None:
-    """torch is asked in the way that asks NVML, and the environment is never changed."""
+    """NVML is asked, without a change of the environment; unless the program has chosen."""
     asked: list[str] = []
-    fake.cuda.is_available = lambda: bool(asked.append("is_available"))
-    fake.cuda.device_count = lambda: asked.append("device_count") or 2
+    variable = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    if chosen is None:
+        monkeypatch.delenv(variable, raising=False)
+    else:
+        monkeypatch.setenv(variable, chosen)
+    before = dict(os.environ)
 
-    class Environment(dict[str, str]):
-        def __setitem__(self, name: str, value: str) -> None:
-            raise AssertionError("other threads would see this")
+    def answer(name: str, value: int) -> int:
+        assert dict(os.environ) == before, "other threads would see this"
+        asked.append(name)
+        return value
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "environ", Environment())
-        assert is_cuda_available()
-    assert asked == ["device_count"]
-
-
-def test_the_programs_choice_of_check_stands(
-    fake: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the program has set torch's variable, torch is asked as it says."""
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
-    fake.cuda.is_available = lambda: False
-    assert is_cuda_available() is False
+    fake.cuda.is_available = lambda: bool(answer("is_available", 0))
+    fake.cuda.device_count = lambda: answer("device_count", 2)
+    assert is_cuda_available() is (chosen is None)
+    assert asked == (["device_count"] if chosen is None else ["is_available"])
 
 
 def raising(*args: object) -> Any:
@@ -168,22 +117,19 @@ BROKEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_torch(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_broken_torch(kind: str) -> None:
     """No installation, however broken, makes a check raise."""
-    monkeypatch.setitem(sys.modules, "torch", BROKEN[kind])
     expected = kind == "half failing"
-    assert is_cuda_available() is expected
-    assert get_optimal_device() == ("cuda" if expected else "cpu")
-    assert get_device_info()["cuda_available"] is expected
-    assert safe_cuda_empty_cache() is False
-    assert memory_snapshot().devices == {}
+    with installed(BROKEN[kind]):
+        assert is_cuda_available() is expected
+        assert get_optimal_device() == ("cuda" if expected else "cpu")
+        assert get_device_info()["cuda_available"] is expected
+        assert safe_cuda_empty_cache() is False
+        assert memory_snapshot().devices == {}
 
 
-def test_half_imported_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch whose import is still running counts as missing."""
-    torch = stand_in()
-    torch.__spec__ = types.SimpleNamespace(_initializing=True)
-    monkeypatch.setitem(sys.modules, "torch", torch)
+def test_half_imported_torch_counts_as_missing(fake: Any) -> None:
+    fake.__spec__ = types.SimpleNamespace(_initializing=True)
     assert is_cuda_available() is False
 
 
@@ -195,22 +141,21 @@ def test_this_machine() -> None:
     assert info["backend"] == get_optimal_device()
 
 
-def test_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_backends() -> None:
     """No backend hides another: without CUDA, XPU and then MPS are found."""
-    fake = stand_in(device_count=lambda: 0, is_initialized=lambda: False)
-    fake.xpu = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False)
-    monkeypatch.setitem(sys.modules, "torch", fake)
-    assert get_optimal_device() == "xpu"
-    del fake.xpu
-    fake.backends.mps.is_available = lambda: True
-    fake.mps = types.SimpleNamespace(
-        driver_allocated_memory=lambda: 50,
-        current_allocated_memory=lambda: 40,
-        recommended_max_memory=lambda: 100,
-        device_count=lambda: 1,
-    )
-    assert get_optimal_device() == "mps"
-    assert memory_snapshot().devices["mps:0"].reserved_bytes == 50
+    with installed(stand_in(device_count=lambda: 0, is_initialized=lambda: False)) as fake:
+        fake.xpu = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False)
+        assert get_optimal_device() == "xpu"
+        del fake.xpu
+        fake.backends.mps.is_available = lambda: True
+        fake.mps = types.SimpleNamespace(
+            driver_allocated_memory=lambda: 50,
+            current_allocated_memory=lambda: 40,
+            recommended_max_memory=lambda: 100,
+            device_count=lambda: 1,
+        )
+        assert get_optimal_device() == "mps"
+        assert memory_snapshot().devices["mps:0"].reserved_bytes == 50
 
 
 def test_host_memory_is_that_of_the_system() -> None:
@@ -260,29 +205,3 @@ def test_checks_at_exit_do_not_import() -> None:
     result = run(program)
     assert_clean(result)
     assert result.stdout == "asked\n"
-
-
-def test_checks_in_every_phase() -> None:
-    """From a destructor that runs when this package's own modules are gone, too."""
-    program = """
-    import sys
-    import torch
-    import torch_utils
-    class Last:
-        def __del__(self, t=torch_utils, checks=(
-            torch_utils.is_shutting_down, torch_utils.is_cuda_available,
-            torch_utils.get_optimal_device, torch_utils.get_device_info,
-            torch_utils.safe_cuda_empty_cache, torch_utils.memory_snapshot,
-            torch_utils.release,
-        ), clean=torch_utils.safe_tensor_cleanup, write=sys.__stdout__.write,
-           flush=sys.__stdout__.flush):
-            self.x = [1]
-            answers = [check() for check in checks]
-            write(f"{answers[:3]} {clean('x', self)}\\n"); flush()
-    sys.kept = Last()
-    torch.kept = Last()
-    torch_utils.resource.kept = Last()
-    """
-    result = run_forked(program)
-    assert_clean(result)
-    assert result.stdout == "[True, False, 'cpu'] True\n" * 3

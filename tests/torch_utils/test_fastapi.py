@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from programs import assert_clean, run
+from support.clean_exit import ExitReport, check
+from support.programs import IMPORT_PATH, assert_clean, run
 from torch_utils import ModelHost, ModelPool, Resource, SafePyTorchCleanup
 from torch_utils.fastapi import lifespan
 
@@ -159,44 +165,6 @@ def test_host_that_stays_lent_is_named_and_the_others_closed(
     lease.__exit__(None, None, None)
     status = lender.status()["lent"] if pooled else lender.status()
     assert status.state == "closed"
-
-
-@pytest.mark.slow
-def test_what_hangs_does_not_hold_up_the_exit() -> None:
-    """Exit waits for threads that close something, but not once more for this one."""
-    program = """
-        import asyncio, threading, time
-        from torch_utils import Resource
-        from torch_utils.fastapi import lifespan
-
-        class Hangs(Resource):
-            def _release(self):
-                threading.Event().wait()
-
-        @lifespan(deadline_s=0.2)
-        async def models(app, scope):
-            scope.manage(Hangs())
-            yield
-
-        async def main():
-            async with models(None):
-                pass
-
-        asyncio.run(main())
-        {control}
-        start = time.monotonic()
-        import atexit
-        from torch_utils import _registry
-        wait = _registry.Registry.wait
-        _registry.Registry.wait = lambda *a, **k: (print("waits"), wait(*a, **k))
-    """
-    done = run(program.format(control=""))
-    assert done.returncode == 0, str(done)
-    assert done.stdout == "", str(done)
-    assert "Hangs is still being closed" in done.stderr
-    control = "from torch_utils._registry import REGISTRY\n        "
-    control += "for entry in REGISTRY.open_entries(): entry.at_exit = True"
-    assert "waits" in run(program.format(control=control)).stdout
 
 
 def test_error_in_the_body_wins() -> None:
@@ -365,8 +333,8 @@ def test_needs_no_framework() -> None:
     assert "torch" in run(program.format(control="sys.modules['torch'] = 1")).stdout
 
 
-def test_loop_without_a_thread_to_spare_closes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a limit of threads nothing is left open."""
+def test_without_a_thread_to_spare_the_loop_closes_everything() -> None:
+    """Where the system refuses a thread, nothing is left open."""
     closed: list[Any] = []
 
     @lifespan
@@ -375,9 +343,215 @@ def test_loop_without_a_thread_to_spare_closes_by_itself(monkeypatch: pytest.Mon
         scope.callback(asyncio.sleep, 0)  # Cannot be awaited there, and must not wait for ever.
         yield
 
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    serve(models)
+    before = threading.stack_size(1 << 46)  # More than there is: no thread can start.
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threading.Thread().start()
+        serve(models)
+    finally:
+        threading.stack_size(before)
     assert [thread for _, thread in closed] == [threading.main_thread()]
+
+
+# What closing raises
+
+FAILING = """
+    import asyncio, sys
+    from torch_utils import ModelHost, Resource
+    from torch_utils.fastapi import lifespan
+    {configure}
+
+    class Fails(Resource):
+        def _release(self):
+            raise OSError("cannot close")
+
+    host = ModelHost(object, name="lent")
+
+    @lifespan(deadline_s=0.5)
+    async def models(app, scope):
+        {hangs}
+        scope.manage(Fails())
+        scope.manage(host)
+        scope.callback(sys.exit, 3)
+        yield
+
+    async def main():
+        async with models(None):
+            host.load()
+            main.lease = host.lease()
+            main.lease.__enter__()
+
+    asyncio.run(main())
+    main.lease.__exit__(None, None, None)
+"""
+
+
+@pytest.mark.parametrize(("configured", "hangs"), [(False, True), (True, False)])
+def test_failures_of_the_closing_are_logged_once(configured: bool, hangs: bool) -> None:
+    """uvicorn's root logger has no handler; what hangs afterwards silences nobody."""
+    configure = "import logging; logging.basicConfig()" if configured else ""
+    wait = "scope.callback(__import__('threading').Event().wait)" if hangs else ""
+    done = run(FAILING.format(configure=configure, hangs=wait))
+    assert done.returncode == 0, str(done)
+    assert done.stderr.count("lent is lent 1 time: taken at ") == 1, str(done)
+    assert done.stderr.count("\nOSError: cannot close") == 1, str(done)
+    assert done.stderr.count("\nSystemExit: 3") == 1, str(done)
+    assert done.stderr.count("Traceback") == 2, str(done)
+    assert done.stderr.count("still being closed") == hangs, str(done)
+
+
+# Real servers
+
+APPLICATION = """
+import os, pathlib, signal, sys, threading
+from torch_utils import Resource
+from torch_utils.fastapi import lifespan
+
+FOLDER = pathlib.Path(__file__).parent
+
+class Model(Resource):
+    def __init__(self, name):
+        self.name = name
+
+    def _release(self):
+        # In one piece: workers share stderr.
+        os.write(2, f"released {self.name} {os.getpid()}\\n".encode())
+
+@lifespan(deadline_s=float(os.environ.get("DEADLINE_S", "60")))
+async def models(app, scope):
+    scope.manage(Model("older"))
+    scope.manage(Model("newer"))
+    if os.environ.get("HANGS"):
+        scope.callback(threading.Event().wait)
+    if os.environ.get("AGAIN"):  # A second Ctrl-C, while things are being closed.
+        scope.callback(os.kill, os.getpid(), signal.SIGINT)
+    (FOLDER / f"started-{os.getpid()}").touch()
+    yield
+    os.write(2, f"stopping {os.getpid()}\\n".encode())
+
+def application():
+    from starlette.applications import Starlette
+    return Starlette(lifespan=models)
+
+app = application()
+"""
+
+
+def run_server(
+    tmp_path: Path, server: list[str], stop: signal.Signals, processes: int = 1, **env: str
+) -> ExitReport:
+    """Run the application below a server until as many processes of it have started."""
+    (tmp_path / "application.py").write_text(APPLICATION)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [word.format(port=port, folder=tmp_path) for word in server]
+    # Says when all have started: the server's own words differ, and so does their number.
+    waiter = tmp_path / "waiter.py"
+    waiter.write_text(
+        "import pathlib, sys, threading, time, runpy\n"
+        "def wait():\n"
+        f"    while len(list(pathlib.Path({str(tmp_path)!r}).glob('started-*'))) < {processes}:\n"
+        "        time.sleep(0.05)\n"
+        "    print('all have started', flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    threading.Thread(target=wait, daemon=True).start()\n"
+        f"    sys.argv = {words!r}\n"
+        f"    runpy.run_module({words[0]!r}, run_name='__main__', alter_sys=True)\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{IMPORT_PATH}"
+    return check(
+        [sys.executable, str(waiter)],
+        stop_signal=stop,
+        stop_when="all have started",
+        timeout_s=300,
+        max_shutdown_s=120,
+        env={**os.environ, "PYTHONPATH": path, **env},
+        cwd=tmp_path,
+    )
+
+
+def released(report: ExitReport) -> dict[str, list[str]]:
+    """What each process released, in order."""
+    by_process: dict[str, list[str]] = {}
+    for line in report.stderr.splitlines():
+        if line.startswith("released "):
+            _, name, pid = line.split()
+            by_process.setdefault(pid, []).append(name)
+    return by_process
+
+
+UVICORN = ["uvicorn", "application:app", "--port", "{port}", "--log-level", "warning"]
+SERVERS = {
+    "uvicorn, TERM": (UVICORN, signal.SIGTERM, 1),
+    "uvicorn, INT": (UVICORN, signal.SIGINT, 1),
+    "uvicorn, two workers": ([*UVICORN, "--workers", "2"], signal.SIGTERM, 2),
+    "uvicorn, reload": ([*UVICORN, "--reload", "--reload-dir", "{folder}"], signal.SIGINT, 1),
+    "gunicorn": (
+        "gunicorn -k uvicorn_worker.UvicornWorker -w 2 -b 127.0.0.1:{port} application:app".split(),
+        signal.SIGTERM,
+        2,
+    ),
+    "hypercorn": (["hypercorn", "-b", "127.0.0.1:{port}", "application:app"], signal.SIGTERM, 1),
+    "granian": (
+        "granian --interface asgi --host 127.0.0.1 --port {port} application:app".split(),
+        signal.SIGTERM,
+        1,
+    ),
+}
+QUICK = {"uvicorn, TERM"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SERVERS],
+)
+def test_released_once_in_each_process(name: str, tmp_path: Path) -> None:
+    """In reverse order, and clean-exit finds nothing."""
+    server, stop, processes = SERVERS[name]
+    needed = [server[0], "starlette", *(["uvicorn_worker"] if name == "gunicorn" else [])]
+    for package in needed:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    report = run_server(tmp_path, server, stop, processes)
+    assert report.clean, str(report) + report.stderr
+    assert list(released(report).values()) == [["newer", "older"]] * processes, report.stderr
+
+
+@pytest.mark.slow
+def test_second_interrupt_while_closing(tmp_path: Path) -> None:
+    """Ctrl-C twice: still all of it, once."""
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    report = run_server(tmp_path, UVICORN, signal.SIGINT, AGAIN="1")
+    assert list(released(report).values()) == [["newer", "older"]], report.stderr
+
+
+@pytest.mark.slow
+def test_what_hangs_is_named_and_the_server_stops(tmp_path: Path) -> None:
+    """By its deadline, and on stderr although nobody has configured this library's log."""
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    report = run_server(tmp_path, UVICORN, signal.SIGTERM, HANGS="1", DEADLINE_S="0.5")
+    assert report.exit_code in (0, 120), str(report)
+    assert "Event.wait is still being closed" in report.stderr
+    assert "not begun: Model, Model" in report.stderr
+    assert released(report) == {}
+    assert not [one for one in report.findings if one.id == "hang"]
+
+
+def test_test_client_of_starlette() -> None:
+    """Its test client starts and stops the application in a thread of its own."""
+    pytest.importorskip("httpx", reason="httpx is not installed")
+    testclient = pytest.importorskip("starlette.testclient", reason="starlette is not installed")
+    from starlette.applications import Starlette
+
+    closed: list[Any] = []
+
+    @lifespan
+    async def models(app: object, scope: SafePyTorchCleanup):  # type: ignore[no-untyped-def]
+        yield {"model": scope.manage(Model("one", closed))}
+
+    for count in (1, 2):
+        with testclient.TestClient(Starlette(lifespan=models)) as client:
+            assert not client.app_state["model"].closed
+            assert client.get("/").status_code == 404
+        assert len(closed) == count

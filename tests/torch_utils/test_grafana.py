@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from programs import IMPORT_PATH, ROOT
+from support.programs import IMPORT_PATH, ROOT
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 
@@ -32,12 +32,23 @@ SERVICE = """
 import sys, threading
 import prometheus_client as client
 import torch
-from torch_utils import DeviceMemory, MemorySnapshot, ModelHost, find_batch_size, release
-from torch_utils import prometheus
+from torch_utils import ModelHost, find_batch_size, memory_snapshot, release
+from torch_utils.prometheus import register
 
-device = DeviceMemory(allocated_bytes=1, reserved_bytes=2, free_bytes=3, total_bytes=4)
-prometheus.memory_snapshot = lambda: MemorySnapshot(devices={"cuda:0": device})  # none is here
-prometheus.register()
+register()
+class Devices:  # What docs/hosting.md says of them, where there are none.
+    def describe(self):
+        return []
+
+    def collect(self):
+        name = "torch_utils_device_memory_bytes"
+        memory = client.metrics_core.GaugeMetricFamily(name, "stand-in", labels=["device", "kind"])
+        for kind in ("allocated", "reserved", "free", "total"):
+            memory.add_metric(["cuda:0", kind], 1)
+        yield memory
+
+if not memory_snapshot().devices:
+    client.REGISTRY.register(Devices())
 host = ModelHost(lambda: torch.nn.Linear(100, 100), name="minilm", keep_alive=0)
 broken = ModelHost(lambda: 1 / 0, name="broken")
 

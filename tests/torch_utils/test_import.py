@@ -1,14 +1,11 @@
-"""Importing torch_utils loads neither torch nor numpy, and the test that says so can fail."""
+"""Importing torch_utils loads almost nothing, and leaving the program imports nothing."""
 
 from __future__ import annotations
 
 import ast
-import builtins
-import dis
 import importlib
 import inspect
 import pkgutil
-import pydoc
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,7 @@ from typing import Any
 import pytest
 
 import torch_utils
-from programs import assert_clean, run, run_forked
-from torch_utils._runtime import early_bound
+from support.programs import assert_clean, run, run_forked
 
 CHECK = """
 import sys
@@ -27,17 +23,38 @@ assert not loaded, f"loaded: {{loaded}}"
 """
 
 
-def test_import_loads_nothing() -> None:
-    """The package itself, and its exit registration, need only a few builtin modules."""
+def test_import_loads_neither_torch_nor_numpy() -> None:
     assert_clean(run(CHECK.format("import torch_utils")))
+    result = run(CHECK.format("import torch_utils, numpy"))  # The control.
+    assert "loaded: " in result.stderr
 
 
-def test_lazy_names_load_no_torch() -> None:
-    """Using every name still imports neither torch nor numpy; only a question does."""
+def test_import_only_registers_with_atexit() -> None:
+    program = """
+    import atexit, gc, os, signal, sys, threading, warnings
+    def state():
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        hooks = sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook
+        lists = list(gc.callbacks), list(warnings.filters), list(sys.meta_path), list(sys.path)
+        return [handlers, hooks, lists, dict(os.environ), threading.active_count(), gc.isenabled()]
+    before, callbacks = state(), atexit._ncallbacks()
+    import torch_utils
+    for name in dir(torch_utils):
+        getattr(torch_utils, name)
+    assert state() == before
+    print(atexit._ncallbacks() - callbacks)
+    """
+    result = run(program)
+    assert_clean(result)
+    # What it imports registers too: concurrent.futures and weakref do.
+    assert 1 <= int(result.stdout) <= 3
+
+
+def test_use_of_every_name_loads_no_torch() -> None:
     program = """
     import sys
     import torch_utils
-    for name in torch_utils.__all__:
+    for name in dir(torch_utils):
         getattr(torch_utils, name)
     torch_utils.memory_snapshot(); torch_utils.safe_cuda_empty_cache(); torch_utils.release([])
     assert not {"torch", "numpy", "psutil"} & set(sys.modules)
@@ -45,16 +62,7 @@ def test_lazy_names_load_no_torch() -> None:
     assert_clean(run(program))
 
 
-def test_check_can_fail() -> None:
-    """Negative control: the same check on a program that does import numpy."""
-    result = run(CHECK.format("import torch_utils, numpy"))
-    assert "loaded: " in result.stderr
-    with pytest.raises(AssertionError):
-        assert_clean(result)
-
-
-def test_public_names() -> None:
-    """Each public name exists, is documented, and is in its package's list."""
+def test_public_names_exist_and_are_documented() -> None:
     assert sorted(torch_utils.__all__) == sorted(dir(torch_utils))
     for name in torch_utils.__all__:
         assert getattr(torch_utils, name).__doc__, name
@@ -64,31 +72,26 @@ def test_public_names() -> None:
 
 def names_for_type_checkers(source: str) -> dict[str, str]:
     """Read the imports under ``if TYPE_CHECKING``: each name, and the module that it is from."""
-    (block,) = (
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    )
     return {
-        alias.asname: node.module.removeprefix("torch_utils.")
-        for node in block.body
+        alias.asname: node.module
+        for block in ast.parse(source).body
+        if not (isinstance(block, ast.If) and "not " in ast.unparse(block.test))
+        for node in ast.walk(block)
         if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
-        if alias.asname == alias.name
+        if alias.asname == alias.name and alias.name != "__version__"
     }
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    """The list that type checkers read is the one by which names are loaded."""
     source = Path(torch_utils.__file__).read_text()
-    assert names_for_type_checkers(source) == torch_utils._MODULE_OF
-    moved = source.replace(
-        "from torch_utils.oom import is_out", "from torch_utils.exit import is_out"
-    )
+    names = names_for_type_checkers(source)
+    assert sorted(names) == sorted(torch_utils.__all__)
+    for name, module in names.items():
+        found = getattr(importlib.import_module(module), name)
+        assert found is getattr(torch_utils, name)
     missing = source.replace("import Resource as Resource", "import Resource")
-    for wrong in (moved, missing):  # The control: either mistake is noticed.
-        assert wrong != source
-        assert names_for_type_checkers(wrong) != torch_utils._MODULE_OF
+    assert "Resource" not in names_for_type_checkers(missing)  # The control.
 
 
 def public_functions() -> dict[str, Any]:
@@ -110,65 +113,86 @@ def private_parameters(function: Any) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name.startswith("_")]
 
 
-def test_signatures_are_public() -> None:
-    """No public function has a parameter that is none of its caller's business."""
+def test_signatures_have_only_public_parameters() -> None:
     functions = public_functions()
     assert len(functions) > 20
-    assert not {
-        name: private_parameters(f) for name, f in functions.items() if private_parameters(f)
-    }
+    assert not [name for name, f in functions.items() if private_parameters(f)]
     assert private_parameters(lambda *, _modules=sys.modules: None) == ["_modules"]
 
 
-def test_help_is_short() -> None:
-    """Help on a function is its documentation, and none of what it binds."""
-    for name, function in public_functions().items():
-        assert len(pydoc.render_doc(function)) < 6000, name
-
-
-def early_bound_functions() -> dict[str, Any]:
-    """Collect what `early_bound` has made, in all of the package's modules."""
-    found = {}
+def test_public_names_are_not_hidden_by_modules() -> None:
+    """``release`` stays the function although a module may have the same name."""
+    before = {name: getattr(torch_utils, name) for name in torch_utils.__all__}
+    imported = 0
     for info in pkgutil.iter_modules(torch_utils.__path__):
-        if info.name.startswith(("pytest_", "clean_exit")):
-            continue
         try:
-            module = importlib.import_module(f"torch_utils.{info.name}")
-        except ImportError as error:
-            if "pip install" not in str(error):
-                raise
-            continue  # It needs an extra, which is not installed.
-        for owner in (module, *(v for v in vars(module).values() if inspect.isclass(v))):
-            for value in list(vars(owner).values()):
-                if inspect.isfunction(value) and maker(value) == "early_bound":
-                    found[f"{info.name}.{value.__qualname__}"] = value
-    return found
+            importlib.import_module(f"torch_utils.{info.name}")
+        except ImportError as error:  # It needs an extra, which is not installed.
+            assert "pip install" in str(error)
+        else:
+            imported += 1
+    assert imported > 10
+    assert {name: getattr(torch_utils, name) for name in torch_utils.__all__} == before
 
 
-def maker(function: Any) -> str:
-    """Name what made a function: its globals are its module's own, or `early_bound`'s."""
-    wrapped = getattr(function, "__wrapped__", None)
-    same = getattr(wrapped, "__code__", None) is function.__code__
-    return "early_bound" if same and function.__globals__ is not wrapped.__globals__ else ""
+# Destructors and the end of the program
+
+LEAVING = """
+import atexit, gc, sys
+TORCH
+import torch_utils
+from torch_utils import Resource, SafePyTorchCleanup
+
+class R(Resource):
+    def __init__(self, name):
+        self.name = name
+    def _release(self):
+        if self.name == "naive":
+            import fractions
+        print("released", self.name, flush=True)
+
+names = sys.argv[1:]
+imports = []
+sys.addaudithook(lambda event, details: imports.append(details[0]) if event == "import" else None)
+def tell(what, imports=imports, write=sys.__stdout__.write, flush=sys.__stdout__.flush):
+    write(f"{what} {imports}\\n")
+    flush()
+    imports.clear()
+
+with SafePyTorchCleanup(R("warm-up")) as scope:
+    scope.callback(print, "callback", flush=True)
+imports.clear()
+import warnings
+warnings.simplefilter("ignore", ResourceWarning)
+imports.clear()
+dropped = R("dropped")
+del dropped
+gc.collect()
+tell("destructor:")
+kept = [R(name) for name in names]
+scope = SafePyTorchCleanup(R("managed"))
+scope.__enter__()
+class Last:
+    def __del__(self, tell=tell):
+        tell("teardown:")
+sys.last = Last()
+atexit.register(imports.clear)
+"""
 
 
-def unbound_names(function: Any) -> set[str]:
-    """List the globals that a function loads and cannot find."""
-    loaded = {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
-    return loaded - function.__globals__.keys() - vars(builtins).keys()
+@pytest.mark.parametrize("torch", ["", "import torch"], ids=["without torch", "with torch"])
+def test_nothing_is_imported_in_destructors_and_at_exit(torch: str) -> None:
+    start = run_forked if torch else run
+    result = start(LEAVING.replace("TORCH", torch), "kept")
+    assert_clean(result)
+    lines = result.stdout.splitlines()
+    assert lines[2:4] == ["released dropped", "destructor: []"]
+    assert lines[4:] == ["released managed", "released kept", "teardown: []"]
 
 
-def test_early_bound_functions_have_all_they_name() -> None:
-    """The decorator stands below everything that its function uses."""
-    functions = early_bound_functions()
-    assert {f.rpartition(".")[2] for f in functions} >= SAFE
-    assert not {name: unbound_names(f) for name, f in functions.items() if unbound_names(f)}
-
-    @early_bound
-    def too_early() -> None:
-        defined_later()
-
-    assert unbound_names(too_early) == {"defined_later"}  # The control.
+def test_control_of_a_release_that_imports() -> None:
+    result = run(LEAVING.replace("TORCH", ""), "naive")
+    assert result.stdout.splitlines()[-1].startswith("teardown: ['fractions'"), str(result)
 
 
 SAFE = {
@@ -179,54 +203,53 @@ SAFE = {
 
 
 @pytest.mark.parametrize("torch", ["", "import torch"], ids=["without torch", "with torch"])
-def test_safe_functions_without_their_modules(torch: str) -> None:
-    """What destructors call works when teardown has set all globals of the package to None."""
+def test_checks_work_when_all_modules_have_been_taken_apart(torch: str) -> None:
+    """The interpreter sets the globals of modules to None, and clears ``sys`` last of all."""
     program = f"""
     import sys
     {torch}
     import torch_utils
-    from torch_utils import _runtime
-    from torch_utils.resource import Resource
-    safe = {{name: getattr(torch_utils, name) for name in {sorted(SAFE)}}}
-    class Kept(Resource):
-        def _release(self): print("released")
-    kept = Kept()
-    def naive(): return is_shutting_down()
-    torch_utils.exit.naive = naive = type(naive)(naive.__code__, vars(torch_utils._runtime))
-    assert naive() is False
-    _runtime.PHASE.exiting = True
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "torch_utils":
-            for key in [key for key in vars(module) if key != "__builtins__"]:
-                vars(module)[key] = None
-    class Owner: tensor = [1]
-    owner = Owner()
-    for name, function in safe.items():
-        print(name, function("tensor", owner) if name == "safe_tensor_cleanup" else function())
-    assert owner.tensor is None
-    del kept
-    try:
-        naive()
-    except TypeError as error:
-        print("naive:", error)
+    def helper(): pass
+    class Last:
+        def __init__(self, name): self.name = name
+        def __del__(self, safe={{name: getattr(torch_utils, name) for name in {sorted(SAFE)}}},
+                    write=sys.__stdout__.write, flush=sys.__stdout__.flush):
+            self.tensor = [1]
+            for name, function in safe.items():
+                arguments = ("tensor", self) if name == "safe_tensor_cleanup" else ()
+                answer = function(*arguments)
+                answer = answer if isinstance(answer, (bool, str)) else type(answer).__name__
+                write(f"{{self.name}} {{name}} {{answer}}\\n")
+            write(f"{{self.name}} tensor {{self.tensor}}\\n")
+            try:
+                helper()
+            except Exception as error:
+                write(f"{{self.name}} naive {{type(error).__name__}}\\n")
+            flush()
+    for name in dir(torch_utils):
+        getattr(torch_utils, name)
+    # A module that something keeps is cleared; others only disappear.
+    cleared = ("__main__", "torch_utils")
+    sys.kept_modules = [m for n, m in sys.modules.items() if n.partition(".")[0] in cleared]
+    sys.kept = Last("sys")
+    sys.modules[torch_utils.Resource.__module__].kept = Last("library")
+    {"torch.kept = Last('torch')" if torch else ""}
     """
     result = run_forked(program) if torch else run(program)
-    answers = dict(line.split(" ", 1) for line in result.stdout.splitlines() if " " in line)
-    assert answers["is_shutting_down"] == "True", str(result)
-    assert answers["is_cuda_available"] == "False"
-    assert answers["get_optimal_device"] == "cpu"
-    assert answers["safe_cuda_empty_cache"] == "False"
-    assert answers["safe_tensor_cleanup"] == "True"
-    assert set(answers) == {*SAFE, "naive:"}, str(result)
-    assert "released" in result.stdout.splitlines(), str(result)
-    assert "NoneType" in answers["naive:"]  # The control: this is what it is all about.
-
-
-def test_function_is_not_hidden_by_its_module() -> None:
-    """``release`` stays the function although a module has the same name."""
-    import torch_utils.release
-
-    assert callable(torch_utils.release)
-    from torch_utils import release
-
-    assert release is torch_utils.release
+    assert_clean(result)
+    answers: dict[str, dict[str, str]] = {}
+    for line in result.stdout.splitlines():
+        place, name, answer = line.split(" ", 2)
+        answers.setdefault(place, {})[name] = answer
+    assert set(answers) == {"sys", "library", *(["torch"] if torch else [])}
+    for given in answers.values():
+        assert set(given) - {"naive"} == {*SAFE, "tensor"}
+        assert given["is_shutting_down"] == "True"
+        assert given["is_cuda_available"] == "False"
+        assert given["get_optimal_device"] == "cpu"
+        assert given["safe_cuda_empty_cache"] == "False"
+        assert given["safe_tensor_cleanup"] == "True"
+        assert given["tensor"] == "None"
+        assert given["memory_snapshot"] == "MemorySnapshot"
+        assert given["release"] == "CleanupReport"
+    assert "naive" in answers["sys"]  # The control: this is what it is all about.

@@ -1,45 +1,58 @@
-"""Ctrl-C at any instruction: what was begun is finished, exactly once, and the caller is told."""
+"""Ctrl-C anywhere: each release runs exactly once, no lock stays held, no interrupt is lost."""
 
 from __future__ import annotations
 
+import gc
 import logging
+import signal
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from interrupts import everywhere, run_interrupted
 from torch import nn
 
-from programs import assert_clean, run
-from torch_utils import Resource, SafePyTorchCleanup, release
-from torch_utils._registry import REGISTRY
-from torch_utils._releasing.claims import _CLAIMED
-from torch_utils._releasing.work import _enclosing
+from support.counted_resource import Counted
+from support.interrupts import Place, interrupt_everywhere, raise_interrupt, send_sigint
+from support.programs import assert_clean, run
+from torch_utils import SafePyTorchCleanup, exit_on_signals, release
 
-HERE = "torch_utils/_registry", "torch_utils/resource", "torch_utils/_interrupts", "/_coroutines"
-# Each kind of instruction comes several times; all of them take a minute.
-STEPS = [31, pytest.param(3, marks=pytest.mark.slow)]
-SCOPE = *HERE, "torch_utils/_scope", "torch_utils/cleanup", "_releasing/work", "/closables"
+PACKAGE = "torch_utils"
+deliveries = pytest.mark.parametrize("deliver", [raise_interrupt, send_sigint])
+# How many places are interrupted: each kind of instruction comes several times.
+places = pytest.mark.parametrize("at_most", [100, pytest.param(600, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Any:
+def quiet() -> Iterator[None]:
     """Each interrupt of a release is logged, with its traceback."""
-    logger = logging.getLogger("torch_utils")
+    logger = logging.getLogger(PACKAGE)
     logger.disabled = True
-    yield
+    with warnings.catch_warnings():
+        # Of a resource that the interrupt kept from being managed, or a coroutine from being run.
+        warnings.simplefilter("ignore", ResourceWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
     logger.disabled = False
 
 
-class Counted(Resource):
-    def __init__(self) -> None:
-        self.released = 0
+def assert_no_lock_is_held() -> None:
+    """A scope and a release in another thread come to their ends."""
+    done: list[int] = []
 
-    def _release(self) -> None:
-        self.released += 1
+    def work() -> None:
+        resource = Counted()
+        with SafePyTorchCleanup(resource, collect="never") as scope:
+            scope.callback(done.append, 1)
+        release(torch.ones(1), collect="never")
+        done.append(resource.released)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done == [1, 1], "a lock stays held" if thread.is_alive() else done
 
 
 class Naive:
@@ -53,112 +66,122 @@ class Naive:
         if self.lock.acquire(blocking=False):
             self.released += 1
 
-    def __enter__(self) -> Naive:
-        return self
 
-    def __exit__(self, *details: object) -> None:
-        self.close()
+@deliveries
+@pytest.mark.parametrize("in_block", [False, True])
+def test_resource_is_released_once(in_block: bool, deliver: Callable[[], object]) -> None:
+    """By the close that was interrupted, or else by the next one."""
 
-
-def by_close(resource: Any, entered: list[bool]) -> None:
-    entered.append(True)
-    resource.close()
-
-
-def by_with(resource: Any, entered: list[bool]) -> None:
-    with resource:
-        entered.append(True)
-
-
-@pytest.mark.parametrize("way", [by_close, by_with])
-def test_a_resource(way: Callable[[Any, list[bool]], None]) -> None:
-    """A close that was interrupted has run to its end, or the next one does."""
-
-    def check(number: int) -> bool:
+    def check(place: Place) -> None:
         resource = Counted()
-        entered: list[bool] = []
-        reached, arrived = run_interrupted(lambda: way(resource, entered), number, *HERE)
-        assert reached == arrived
-        closed = resource.released == 1
-        assert resource.close() is not closed
-        assert (resource.released, resource.closed, len(REGISTRY)) == (1, True, before)
-        if entered and not closed:
-            later.append(number)
-        return reached
 
-    before = len(REGISTRY)
-    later: list[int] = []
-    assert everywhere(check) > 50
-    # Only at the very entry nothing had begun: the call, and the first two instructions.
-    assert len(later) <= 5, later
+        def use() -> None:
+            with resource:
+                pass
+
+        place.run(use if in_block else resource.close)
+        assert place.propagated == place.delivered
+        was_closed = resource.released
+        assert resource.close() is not bool(was_closed)
+        assert resource.close() is False
+        assert (resource.released, resource.closed) == (1, True)
+        other = Counted()
+        other.close()
+        assert other.released == 1
+
+    interrupt_everywhere(check, package=PACKAGE, minimum=50, deliver=deliver)
+    assert_no_lock_is_held()
 
 
-def test_control_of_a_naive_one() -> None:
-    """Negative control: the same interrupts leave a lock and a flag claimed, and unreleased."""
-    lost: list[int] = []
+def test_control_of_a_naive_resource() -> None:
+    released: set[int] = set()
 
-    def check(number: int) -> bool:
+    def check(place: Place) -> None:
         resource = Naive()
-        reached, _ = run_interrupted(lambda: by_with(resource, []), number, __file__)
+        place.run(resource.close)
         resource.close()
-        if resource.released != 1:
-            lost.append(number)
-        return reached
+        released.add(resource.released)
 
-    everywhere(check)
-    assert lost
+    interrupt_everywhere(check, package=__name__, minimum=5)
+    assert released == {0, 1}
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_scope(step: int) -> None:
-    """Whatever was managed when the interrupt came is released at once, and nothing is open."""
+def test_signal_handler_that_closes_the_same_resource_releases_once() -> None:
+    resources: list[Counted] = []
 
-    def check(number: int) -> bool:
+    def check(place: Place) -> None:
+        resources.append(Counted())
+        place.run(resources[-1].close)
+        resources[-1].close()
+        assert (resources[-1].released, resources[-1].closed) == (1, True)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: resources[-1].close())
+    try:
+        interrupt_everywhere(
+            check, package=PACKAGE, minimum=50, deliver=lambda: signal.raise_signal(signal.SIGUSR1)
+        )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@deliveries
+@places
+def test_scope_releases_everything_once(at_most: int, deliver: Callable[[], object]) -> None:
+    """At once, or when the scope is collected; at the latest at exit, which is tested below."""
+
+    def check(place: Place) -> None:
         calls: list[str] = []
         managed: list[Counted] = []
-        entered: list[bool] = []
         tensor = torch.ones(3)
+        steps: list[str] = []
 
         def program() -> None:
             with SafePyTorchCleanup(tensor, collect="never") as scope:
-                entered.append(True)
+                steps.append("entered")
                 managed.append(scope.manage(Counted()))
                 scope.callback(calls.append, "first")
+                steps.append("first")
                 managed.append(scope.manage(Counted()))
                 scope.callback(lambda: calls.append("second"))
-                entered.append(True)
+                steps.append("second")
 
-        with warnings.catch_warnings():
-            # Of a resource that the interrupt kept from being managed.
-            warnings.simplefilter("ignore", ResourceWarning)
-            reached, arrived = run_interrupted(program, number, *SCOPE)
-        assert reached == arrived, number
-        if entered:
-            assert tensor.numel() == 0, number
-        if len(entered) == 2:
-            assert calls == ["second", "first"], number
-        assert [r.released for r in managed] == [1] * len(managed), number
-        assert _enclosing() is None, number
-        calls.clear()
-        del managed[:]
-        assert len(REGISTRY) == before, (number, REGISTRY.open_entries())
-        return reached
+        place.run(program)
+        assert place.propagated == place.delivered
+        gc.collect()
+        assert calls in ([], ["first"], ["second", "first"])
+        if steps and tensor.numel():
+            for_exit.append(place)
+            assert (calls, sum(r.released for r in managed)) == ([], 0)
+            return
+        assert len(calls) >= len(steps) - 1
+        assert [r.released for r in managed] == [1] * len(managed)
 
-    before = len(REGISTRY)
-    assert everywhere(check, step) > 500
+    for_exit: list[Place] = []
+    gc.freeze()  # The many collections need not walk what was there before.
+    try:
+        count = interrupt_everywhere(
+            check, package=PACKAGE, minimum=at_most // 3, at_most=at_most, deliver=deliver
+        )
+    finally:
+        gc.unfreeze()
+    assert len(for_exit) <= count // 20, for_exit
+    assert_no_lock_is_held()
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_an_async_scope(step: int) -> None:
-    """The same, with coroutines to await."""
+@deliveries
+@places
+def test_async_scope_releases_everything_once(at_most: int, deliver: Callable[[], object]) -> None:
+    """The same with coroutines; one that nobody can await any more is not run by half."""
 
-    def check(number: int) -> bool:
-        calls: list[str] = []
-        entered: list[bool] = []
+    def check(place: Place) -> None:
+        begun: list[str] = []
+        ended: list[str] = []
         managed: list[Counted] = []
+        entered: list[bool] = []
 
         async def closer(name: str) -> None:
-            calls.append(name)
+            begun.append(name)
+            ended.append(name)
 
         async def work() -> None:
             async with SafePyTorchCleanup(collect="never") as scope:
@@ -173,96 +196,188 @@ def test_an_async_scope(step: int) -> None:
             except StopIteration:
                 pass
 
-        with warnings.catch_warnings():
-            # Of a coroutine that the interrupt kept from being awaited.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            warnings.simplefilter("ignore", ResourceWarning)
-            reached, arrived = run_interrupted(drive, number, *SCOPE)
-        assert reached == arrived, number
-        if entered and calls != ["second", "first"]:
-            refused.append(number)
-        assert [r.released for r in managed] == [1] * len(managed), number
-        assert _enclosing() is None, number
-        managed.clear()
-        assert len(REGISTRY) == before, (number, REGISTRY.open_entries())
-        return reached
+        place.run(drive)
+        assert place.propagated == place.delivered
+        gc.collect()
+        assert begun == ended
+        assert begun in ([], ["first"], ["second"], ["second", "first"])
+        if entered and len(ended) < 2:
+            refused.append(place.number)
+        assert [r.released for r in managed] == [1] * len(managed)
 
-    before = len(REGISTRY)
     refused: list[int] = []
-    assert everywhere(check, step) > 500
-    # Before the coroutine of the end has begun, an interrupt leaves nobody to await anything.
-    assert len(refused) <= 200 / step, refused
+    gc.freeze()
+    try:
+        count = interrupt_everywhere(
+            check, package=PACKAGE, minimum=at_most // 3, at_most=at_most, deliver=deliver
+        )
+    finally:
+        gc.unfreeze()
+    assert_no_lock_is_held()
+    # Only before the coroutine of the end has begun, or while it is on its way out.
+    assert len(refused) <= count // 5, refused
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_release(step: int) -> None:
-    """All that was to be released is, or nothing was touched yet; later releases are whole."""
-
-    def check(number: int) -> bool:
+@deliveries
+@places
+def test_release_is_whole_or_not_begun(at_most: int, deliver: Callable[[], object]) -> None:
+    def check(place: Place) -> None:
         models, tensor = [nn.Linear(2, 2), nn.Linear(2, 2)], torch.ones(2)
         closing = Counted()
-        reached, arrived = run_interrupted(
-            lambda: release(*models, [tensor], closing, collect="never"), number, *files
-        )
-        assert reached == arrived, number
-        released = {"released" in repr(model) for model in models} | {closing.released == 1}
-        released.add(tensor.numel() == 0)
-        assert not _CLAIMED, number
-        assert len(released) == 1, number
-        assert _enclosing() is None, number
-        closing.close()
-        assert closing.released == 1
-        return reached
+        place.run(lambda: release(*models, [tensor], closing, collect="never"))
+        assert place.propagated == place.delivered
+        released = {"released" in repr(model) for model in models}
+        released |= {closing.released == 1, tensor.numel() == 0}
+        assert len(released) == 1, (models, closing.released, tensor)
+        release(*models, [tensor], closing, collect="never")
+        assert all("released" in repr(model) for model in models)
+        assert (closing.released, tensor.numel()) == (1, 0)
 
-    files = "/work.py", "/closables", "/claims", "/target.py", "_releasing/tensors.py"
-    assert everywhere(check, step) > 200
+    interrupt_everywhere(
+        check, package=PACKAGE, minimum=at_most // 3, at_most=at_most, deliver=deliver
+    )
+    assert_no_lock_is_held()
 
 
-def test_a_timeout_in_a_release() -> None:
-    """What a handler raises may be an Exception: it skips no object but the one it comes to."""
+@places
+def test_handler_that_raises_an_error_skips_one_object_at_most(at_most: int) -> None:
+    """A program's own timeout is an Exception: it comes out, or it is in the report."""
 
     def time_out() -> None:
         raise TimeoutError("of the program's own handler")
 
-    def check(number: int) -> bool:
+    outcomes: set[str] = set()
+
+    def check(place: Place) -> None:
         models, reports = [nn.Linear(2, 2), nn.Linear(2, 2)], []
         try:
-            reached, _ = run_interrupted(
-                lambda: reports.append(release(*models, collect="never")),
-                number,
-                "/work.py",
-                handler=time_out,
-            )
+            place.run(lambda: reports.append(release(*models, collect="never")))
         except TimeoutError:
-            return True
-        assert sum("released" in repr(model) for model in models) >= 2 - reached, number
-        assert not reached or "handler" in str(reports[0].errors), number
-        return reached
+            outcomes.add("raised")
+            return
+        skipped = sum("released" not in repr(model) for model in models)
+        assert skipped <= place.delivered, models
+        if skipped:
+            assert "handler" in str(reports[0].errors)
+            outcomes.add("reported")
 
-    assert everywhere(check, 7) > 20
+    interrupt_everywhere(
+        check, package=PACKAGE, minimum=at_most // 3, at_most=at_most, deliver=time_out
+    )
+    assert "raised" in outcomes
+    assert_no_lock_is_held()
 
 
-def test_real_signals() -> None:
-    """A timer that interrupts at any time: nothing is claimed and lost, nobody hangs."""
+def test_orderly_exit_releases_everything_once() -> None:
+    """A signal of `exit_on_signals` anywhere: it ends the program, after what was begun."""
+
+    def check(place: Place) -> None:
+        outer, inner = Counted(), Counted()
+        statuses: list[Any] = []
+
+        def program() -> None:
+            try:
+                with outer:
+                    inner.close()
+            except SystemExit as error:
+                statuses.append(error.code)
+
+        with exit_on_signals(signal.SIGUSR1):
+            place.run(program)
+        assert statuses == [128 + signal.SIGUSR1] * place.delivered
+        for resource in (outer, inner):
+            resource.close()
+            assert resource.released == 1
+
+    interrupt_everywhere(
+        check, package=PACKAGE, minimum=100, deliver=lambda: signal.raise_signal(signal.SIGUSR1)
+    )
+    assert_no_lock_is_held()
+
+
+EXIT = """
+import os, sys
+from support.interrupts import interrupt_everywhere, raise_interrupt, send_sigint
+from torch_utils import Resource, SafePyTorchCleanup
+
+class R(Resource):
+    def __init__(self, name): self.name = name
+    def _release(self): os.write(write, self.name)
+
+def program():
+    kept.append(R(b"a"))
+    kept.append(R(b"b"))
+    kept[-1].close()
+    with SafePyTorchCleanup(kept[0], collect="never") as scope:
+        kept.append(scope)
+        scope.callback(os.write, write, b"c")
+        kept.append("callback")
+
+def check(place):
+    global kept, write
+    kept = []
+    if place.number == 0:
+        write = os.open(os.devnull, os.O_WRONLY)
+        return place.run(program)
+    read, write = os.pipe()
+    if os.fork() == 0:
+        place.run(program)
+        os.write(write, b"!" * place.delivered)
+        os.write(write, b"ABsC"[:len(kept)])
+        sys.exit(0)  # The end of the program closes what is still open.
+    os.close(write)
+    with open(read, "rb") as file:
+        written = file.read().decode()
+    assert os.wait()[1] == 0, written
+    place.delivered = "!" in written
+    released = [letter for letter in written if letter in "abc"]
+    assert len(released) == len(set(released)), written
+    for letter in "abc":
+        assert letter in released or letter.upper() not in written, written
+    print(written)
+
+AT_MOST, DELIVER = int(sys.argv[1]), globals()[sys.argv[2]]
+interrupt_everywhere(
+    check, package="torch_utils", minimum=AT_MOST // 2, at_most=AT_MOST, deliver=DELIVER
+)
+"""
+
+
+@deliveries
+@pytest.mark.parametrize("at_most", [30, pytest.param(200, marks=pytest.mark.slow)])
+def test_end_of_the_program_closes_what_an_interrupt_left_open(
+    at_most: int, deliver: Callable[[], object]
+) -> None:
+    """Each release runs exactly once, whether at once, at the next collection or at exit."""
+    result = run(EXIT, str(at_most), deliver.__name__)
+    assert_clean(result)
+    after_the_interrupt = {line.partition("!")[2] for line in result.stdout.splitlines()}
+    assert any("a" in rest for rest in after_the_interrupt)  # Some were left to the exit.
+
+
+def test_timer_that_interrupts_at_any_time() -> None:
+    """Also inside of C, and between the end of a block and its ``__exit__``."""
     result = run("""
-    import signal
+    import gc, signal
     from torch_utils import Resource, SafePyTorchCleanup
 
     class R(Resource):
-        released = 0
         def __init__(self): self.released = 0
         def _release(self): self.released += 1
 
     def handler(*_): raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, handler)
     interrupts, wrong, kept = 0, 0, []
-    for count in range(2000):
-        a, b, entered = R(), R(), False
+    def call(): calls.append(1)
+    for count in range(1000):
+        a, b, entered, calls, expected = R(), R(), False, [], 0
         kept += [a, b]  # An interrupt of a destructor is printed, by CPython.
         try:
             signal.setitimer(signal.ITIMER_REAL, 1e-5 + count % 100 * 3e-6)
-            with SafePyTorchCleanup(a, collect="never"):
+            with SafePyTorchCleanup(a, collect="never") as scope:
                 entered = True
+                scope.callback(call)
+                expected = 1
                 b.close()
             signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
@@ -271,8 +386,54 @@ def test_real_signals() -> None:
         b.close()
         if not entered:
             a.close()
-        wrong += (a.released, b.released) != (1, 1)
+        if not a.released:
+            gc.collect()
+        wrong += (a.released, b.released) != (1, 1) or not expected <= len(calls) <= 1
     assert interrupts, "not one came"
     assert not wrong, (wrong, interrupts)
     """)
     assert_clean(result)
+
+
+DESTRUCTOR = """
+import signal
+from torch_utils import Resource
+
+class Safe(Resource):
+    def __init__(self): pass
+    def _release(self):
+        COME
+        print("released")
+class Naive:
+    def __del__(self):
+        COME
+kept = SUBJECT()
+try:
+    del kept
+    for _ in range(10_000):
+        pass
+    print("went on")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+CTRL_C = "signal.raise_signal(signal.SIGINT)"
+
+
+@pytest.mark.parametrize("imports", ["", "import threading\n"])
+def test_interrupt_of_a_destructor_reaches_the_code_that_dropped_it(imports: str) -> None:
+    result = run(imports + DESTRUCTOR.replace("SUBJECT", "Safe").replace("COME", CTRL_C))
+    assert_clean(result)
+    assert result.stdout.splitlines()[-1:] == ["interrupted"]
+
+
+def test_control_of_a_naive_destructor() -> None:
+    result = run(DESTRUCTOR.replace("SUBJECT", "Naive").replace("COME", CTRL_C))
+    assert result.stdout == "went on\n"
+    assert "Exception ignored" in result.stderr
+
+
+def test_interrupt_that_a_release_itself_raises_is_not_a_ctrl_c() -> None:
+    """In a destructor that is an error of the release, which is logged."""
+    result = run(DESTRUCTOR.replace("SUBJECT", "Safe").replace("COME", "raise KeyboardInterrupt"))
+    assert_clean(result)
+    assert result.stdout == "went on\n"

@@ -9,8 +9,8 @@ import traceback
 import pytest
 import torch
 
-from hazards.pythons import other_pythons
-from programs import assert_clean, run
+from acceptance.hazards.pythons import other_pythons
+from support.programs import assert_clean, run
 from torch_utils import (
     CleanupReport,
     SafePyTorchCleanup,
@@ -49,21 +49,18 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_recognised(shape: str) -> None:
-    """Each of the shapes in which memory runs out."""
+def test_memory_errors_are_recognised(shape: str) -> None:
     assert is_out_of_memory(SHAPES[shape])
 
 
-def test_real_error_of_the_cpu_allocator() -> None:
-    """What torch really raises on a CPU."""
+def test_real_error_of_the_cpu_allocator_is_recognised() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs exception groups")
-def test_groups() -> None:
-    """Members of groups count, however deep."""
+def test_members_of_groups_count() -> None:
     group = ExceptionGroup("g", [ValueError("x"), ExceptionGroup("h", [MemoryError()])])
     assert is_out_of_memory(group)
     assert not is_out_of_memory(ExceptionGroup("g", [ValueError("out of memory")]))
@@ -97,8 +94,7 @@ LOOK_ALIKES = [
 
 
 @pytest.mark.parametrize("error", LOOK_ALIKES, ids=repr)
-def test_look_alikes(error: BaseException) -> None:
-    """What only sounds like it is no memory error."""
+def test_look_alikes_are_not_memory_errors(error: BaseException) -> None:
     assert not is_out_of_memory(error)
 
 
@@ -133,8 +129,8 @@ def test_frames_of_the_whole_chain_are_cleared(how: str) -> None:
         assert traceback.format_exception(error) == before
 
 
-def test_clearing_only_the_top_is_not_enough() -> None:
-    """Negative control: the standard library's helper leaves a chained tensor alive."""
+def test_control_of_clearing_only_the_top() -> None:
+    """The standard library's helper leaves a chained tensor alive."""
     try:
         try:
             fail_with_tensor()
@@ -256,8 +252,8 @@ def test_what_lives_on_is_not_cleared(version: str) -> None:
     assert_clean(run(SURVIVORS.replace("{clear}", "clear_exception_frames"), python=python))
 
 
-def test_clearing_every_frame_kills_what_lives_on() -> None:
-    """Negative control: the standard library's helper closes the generator before Python 3.13."""
+def test_control_of_clearing_every_frame() -> None:
+    """The standard library's helper closes the generator before Python 3.13."""
     program = SURVIVORS.replace("clear = {clear}", CLEAR_EVERYTHING)
     if sys.version_info >= (3, 13):
         assert_clean(run(program))

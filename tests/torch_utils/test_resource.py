@@ -1,4 +1,4 @@
-"""Resource: released exactly once, whatever happens."""
+"""Resource: released exactly once, whoever closes it, and at exit at the latest."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import asyncio
 import copy
 import gc
 import logging
+import os
 import pickle
+import signal
+import sys
 import threading
 import tracemalloc
 import warnings
 from typing import Any
 
 import pytest
-from counted import Counted
 
+from support.counted_resource import Counted
+from support.programs import TIMEOUT_S, assert_clean, run
 from torch_utils import Resource, ResourceClosedError
-from torch_utils._registry import REGISTRY
 
 
-def test_close_is_idempotent() -> None:
-    """The first call releases and says so; the others do nothing."""
+def test_close_runs_release_once() -> None:
     resource = Counted()
     assert not resource.closed
     assert resource.close() is True
@@ -33,35 +35,35 @@ def test_close_is_idempotent() -> None:
         pass
 
 
-def test_with_and_async_with() -> None:
-    """Both kinds of block close at their end, the asynchronous one also when cancelled."""
+def test_blocks_close_at_their_end_also_when_cancelled() -> None:
     with Counted() as resource:
         assert not resource.closed
     assert resource.released == 1
+    opened: list[Counted] = []
 
-    async def use(cancelled: bool) -> Counted:
+    async def use(started: asyncio.Event, cancelled: bool) -> None:
         async with Counted() as inner:
             opened.append(inner)
+            started.set()
             if cancelled:
-                await asyncio.sleep(100)
-        return inner
+                await asyncio.Future()
 
-    async def both() -> None:
-        await use(False)
-        task = asyncio.create_task(use(True))
-        await asyncio.sleep(0.01)
+    async def main() -> None:
+        await use(asyncio.Event(), False)
+        started = asyncio.Event()
+        task = asyncio.create_task(use(started, True))
+        await started.wait()
+        assert opened[1].released == 0
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await Counted().aclose()
 
-    opened: list[Counted] = []
-    asyncio.run(both())
+    asyncio.run(main())
     assert [r.released for r in opened] == [1, 1]
 
 
-def test_dropped_resource_is_released_then_warns() -> None:
-    """The release comes first: under -W error the warning is an exception."""
+def test_dropped_resource_is_released_and_then_warns() -> None:
     order: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -70,37 +72,36 @@ def test_dropped_resource_is_released_then_warns() -> None:
         gc.collect()
     assert order[0] == "released"
     assert "unclosed Counted was garbage-collected" in order[1]
-
-
-def test_closed_resource_does_not_warn() -> None:
-    """A resource that was closed goes silently (warnings are errors here)."""
-    Counted().close()
+    Counted().close()  # This one does not warn: warnings are errors here.
     gc.collect()
 
 
-class HalfBuilt(Resource):
-    releases = 0
+@pytest.mark.parametrize("release_fails", [False, True])
+def test_object_whose_init_failed_is_released_without_a_warning(
+    release_fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody ever had it in hand to close it; what its release misses is not an error either."""
+    releases: list[int] = []
 
-    def __init__(self) -> None:
-        raise ValueError("in the middle")
+    class HalfBuilt(Resource):
+        def __init__(self) -> None:
+            raise ValueError("in the middle")
 
-    def _release(self) -> None:
-        HalfBuilt.releases += 1
-        self.handle.close()  # type: ignore[attr-defined]
+        def _release(self) -> None:
+            releases.append(1)
+            if release_fails:
+                self.handle.close()  # type: ignore[attr-defined]
 
-
-def test_half_built_is_silent(caplog: pytest.LogCaptureFixture) -> None:
-    """No warning, no error: nobody ever had the object in hand. It is released all the same."""
-    with pytest.raises(ValueError, match="in the middle"):
-        HalfBuilt()
-    gc.collect()
-    assert HalfBuilt.releases == 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(ValueError, match="in the middle"):
+            HalfBuilt()
+        gc.collect()
+    assert (releases, caught) == ([1], [])
     assert not [r for r in caplog.records if r.levelno > logging.DEBUG]
 
 
-def test_init_is_marked_built_through_inheritance() -> None:
-    """Subclasses with and without __init__, with super() and without, all warn when dropped."""
-
+def test_subclasses_warn_with_and_without_super_init() -> None:
     class NoInit(Resource):
         def _release(self) -> None:
             pass
@@ -118,39 +119,44 @@ def test_init_is_marked_built_through_inheritance() -> None:
             kind()
 
 
-def test_release_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """An error in _release does not get out, and is seen once in the log."""
-
+def test_failed_release_is_logged_once_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
     def fail(self: Any) -> None:
         raise ValueError("no")
 
     resource = Counted(fail)
     assert resource.close() is False
-    assert resource.closed
+    resource.close()
+    assert (resource.closed, resource.released) == (True, 1)
     assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
     assert "releasing Counted failed: ValueError('no')" in caplog.text
 
 
-def test_interrupt_gets_through() -> None:
-    """KeyboardInterrupt out of a release reaches the caller; the resource is closed."""
-
+def test_interrupt_out_of_a_release_reaches_the_caller() -> None:
     def interrupt(self: Any) -> None:
         raise KeyboardInterrupt
 
     resource = Counted(interrupt)
     with pytest.raises(KeyboardInterrupt):
         resource.close()
-    assert resource.closed
+    assert resource.close() is False
+    assert (resource.closed, resource.released) == (True, 1)
     with pytest.raises(KeyboardInterrupt), Counted(interrupt):
         pass
+
+
+def test_exception_of_the_block_wins_with_a_note() -> None:
+    def interrupt(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    error = ValueError("mine")
     with pytest.raises(ValueError, match="mine") as caught, Counted(interrupt):
-        raise ValueError("mine")
-    assert "releasing Counted also failed" in caught.value.__notes__[0]
+        raise error
+    assert caught.value is error
+    assert "releasing Counted also failed" in error.__notes__[0]
 
 
 @pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_copies_are_refused(use: Any) -> None:
-    """Two owners cannot each close one thing."""
     with (
         Counted() as resource,
         pytest.raises(TypeError, match=r"Counted cannot be (copied|pickled)"),
@@ -159,8 +165,6 @@ def test_copies_are_refused(use: Any) -> None:
 
 
 def test_release_must_be_overridden() -> None:
-    """A class without _release is refused when it is used, not when it is too late."""
-
     class Empty(Resource):
         pass
 
@@ -168,9 +172,41 @@ def test_release_must_be_overridden() -> None:
         Empty()
 
 
-def test_combines_with_other_bases() -> None:
-    """__slots__, ABCs and classes that clear their own dictionary."""
+def test_release_that_runs_later_is_refused() -> None:
+    """Nobody would await or iterate what such a function returns."""
 
+    async def coroutine(self: Any) -> None: ...
+
+    def generator(self: Any) -> Any:
+        yield
+
+    async def both(self: Any) -> Any:
+        yield
+
+    for function in (coroutine, generator, both):
+        with pytest.raises(TypeError, match=r"Late\._release must be a plain function"):
+            type("Late", (Resource,), {"_release": function})
+        mixin = type("Mixin", (), {"_release": function})
+        with pytest.raises(TypeError, match=r"Late\._release must be a plain function"):
+            type("Late", (mixin, Resource), {})
+
+
+@pytest.mark.filterwarnings("error")
+def test_release_that_returns_a_coroutine_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def later() -> None: ...
+
+    class Late(Resource):
+        def _release(self) -> Any:
+            return later()
+
+    resource = Late()
+    assert not resource.close()
+    assert resource.closed
+    assert [r.levelno for r in caplog.records] == [logging.ERROR]
+    gc.collect()
+
+
+def test_combines_with_slots_and_abstract_classes() -> None:
     class Slots(Resource):
         __slots__ = ("value",)
 
@@ -197,32 +233,28 @@ def test_combines_with_other_bases() -> None:
         type("Missing", (Resource, Abstract), {"_release": lambda self: None})()
 
 
-@pytest.mark.slow
-def test_a_million_resources_leave_nothing() -> None:
-    """No memory stays behind, and the registry is as it was (a tenth of the million here)."""
+def test_closed_resources_leave_no_memory_behind() -> None:
     with Counted():
-        registered = len(REGISTRY)
+        for _ in range(1000):
+            Counted().close()
         tracemalloc.start()
         try:
             for _ in range(1000):
                 Counted().close()
             before = tracemalloc.get_traced_memory()[0]
-            for _ in range(10_000):
+            for _ in range(1000):
                 Counted().close()
             grown = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
-        for _ in range(100_000):
-            Counted().close()
-        assert len(REGISTRY) == registered
-        assert grown < 2000, grown
+    assert grown < 2000
 
 
 class Model(Counted):
-    """What a framework keeps; see `test_frameworks_that_call_the_destructor`."""
+    """What a framework keeps."""
 
 
-def test_frameworks_that_call_the_destructor() -> None:
+def test_frameworks_may_call_the_destructor() -> None:
     """Ray Serve calls __del__ itself, in another thread, and then drops the model: no warning."""
     kept = [Model()]
     released: list[int] = []
@@ -242,43 +274,266 @@ def test_frameworks_that_call_the_destructor() -> None:
         cycle.me = cycle
         del cycle
         gc.collect()
+    actor = Model()
+    actor.__ray_shutdown__()  # Ray calls this when an actor ends in order.
+    assert actor.released == 1
 
 
-def test_ray_ends_an_actor_in_order() -> None:
-    """Ray calls a method of this name."""
-    resource = Counted()
-    resource.__ray_shutdown__()
-    assert (resource.closed, resource.released) == (True, 1)
+# Threads and processes
 
 
-def test_a_release_that_runs_later_is_refused() -> None:
-    """A coroutine that nobody awaits would release nothing, and `close` would say True."""
+def test_second_closer_waits_for_the_first() -> None:
+    started, go = threading.Event(), threading.Event()
+    order: list[str] = []
 
-    async def coroutine(self: Any) -> None: ...
+    def slow(self: Any) -> None:
+        started.set()
+        go.wait(TIMEOUT_S)
+        order.append("released")
 
-    def generator(self: Any) -> Any:
-        yield
+    resource = Counted(slow)
+    first = threading.Thread(target=resource.close)
+    first.start()
+    started.wait(TIMEOUT_S)
+    second = threading.Thread(target=lambda: (resource.close(), order.append("second")))
+    second.start()
+    second.join(0.1)  # A closer that did not wait would have ended by now.
+    assert second.is_alive()
+    assert resource.closed  # For everyone but the thread that is closing it.
+    go.set()
+    first.join()
+    second.join()
+    assert (order, resource.released) == (["released", "second"], 1)
 
-    async def both(self: Any) -> Any:
-        yield
 
-    for function in (coroutine, generator, both):
-        with pytest.raises(TypeError, match=r"Late\._release must be a plain function"):
-            type("Late", (Resource,), {"_release": function})
-        mixin = type("Mixin", (), {"_release": function})
-        with pytest.raises(TypeError, match=r"Late\._release must be a plain function"):
-            type("Late", (mixin, Resource), {})
-
-
-def test_a_release_that_returns_a_coroutine_has_failed() -> None:
-    """Nobody awaits it: that is logged as any failure is, and nothing is left to warn."""
-
-    async def later() -> None: ...
-
-    class Late(Resource):
-        def _release(self) -> Any:
-            return later()
-
-    resource = Late()
-    assert not resource.close()
+def test_close_inside_of_release_returns() -> None:
+    seen: list[bool] = []
+    resource = Counted(lambda self: seen.append(self.close() or self.closed))
+    resource.close()
+    assert seen == [False]
     assert resource.closed
+
+
+def test_threads_and_a_signal_handler_release_each_once() -> None:
+    resources = [Counted() for _ in range(1000)]
+    barrier = threading.Barrier(5)
+
+    def close_all(*args: object) -> None:
+        for resource in resources:
+            resource.close()
+
+    def begin_together() -> None:
+        barrier.wait()
+        close_all()
+
+    def close_all_and_again(*args: object) -> None:
+        close_all()
+        signal.setitimer(signal.ITIMER_REAL, 0.001)  # Not before: handlers would nest.
+
+    before, interval = signal.signal(signal.SIGALRM, close_all_and_again), sys.getswitchinterval()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        threads = [threading.Thread(target=begin_together) for _ in range(4)]
+        sys.setswitchinterval(1e-6)
+        for thread in threads:
+            thread.start()
+        begin_together()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert {r.released for r in resources} == {1}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_releases_that_close_each_other_in_a_circle_end(count: int) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(100):
+            barrier = threading.Barrier(count)
+            ring: list[Counted] = []
+
+            def action(self: Any, barrier: Any = barrier, ring: Any = ring) -> None:
+                barrier.wait()
+                ring[(ring.index(self) + 1) % count].close()
+
+            ring += [Counted(action) for _ in range(count)]
+            threads = [threading.Thread(target=r.close, daemon=True) for r in ring]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+                assert not thread.is_alive(), "deadlock"
+            assert [r.released for r in ring] == [1] * count
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
+def test_forked_child_never_releases_its_parents() -> None:
+    resource = Counted(lambda self: os.write(write, b"parent's"))
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        own = Counted(lambda self: os.write(write, b"own,"))
+        resource.close()
+        own.close()
+        os._exit(own.released + 10 * resource.released)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert os.read(read, 100) == b"own,"
+    assert resource.close() is True
+    assert os.read(read, 100) == b"parent's"
+    os.close(read)
+    os.close(write)
+
+
+# The end of a program
+
+EXIT = """
+import atexit, gc
+from torch_utils import Resource, is_shutting_down
+
+class R(Resource):
+    def __init__(self, n):
+        self.n = n
+    def _release(self):
+        import json  # Every module is intact.
+        print(self.n, is_shutting_down(), json.dumps(1), flush=True)
+"""
+
+
+def test_exit_closes_newest_first_after_the_users_callbacks() -> None:
+    result = run(
+        EXIT
+        + """
+class Opens(R):  # What is opened while everything is closed is closed as well.
+    def _release(self):
+        super()._release()
+        if self.n: kept.append(Opens(self.n - 1))
+a, b, c, kept = R("a"), R("b"), R("c"), []
+kept.append(Opens(2))
+b.close()
+class D(R):
+    close_at_exit = False
+d = D("left to the program")
+atexit.register(lambda: print("open" if not a.closed else "closed", is_shutting_down()))
+"""
+    )
+    assert_clean(result)
+    lines = result.stdout.splitlines()
+    late = ["0 True 1", "1 True 1"]
+    order = ["b False 1", "open False", "2 True 1", "c True 1", "a True 1"]
+    assert [line for line in lines if line not in late] == order
+    assert sorted(lines) == sorted([*order, *late])
+
+
+def test_errors_at_exit_skip_nothing_and_change_no_exit_code() -> None:
+    result = run(
+        EXIT
+        + """
+class Bad(R):
+    def _release(self):
+        super()._release()
+        raise self.n
+kept = [R(0), Bad(ValueError()), R(1), Bad(SystemExit('no')), R(2), Bad(KeyboardInterrupt()), R(3)]
+"""
+    )
+    assert_clean(result)
+    numbers = [line.split()[0] for line in result.stdout.splitlines() if line[0].isdigit()]
+    assert numbers == ["3", "2", "1", "0"]
+    assert result.stdout.count("True") == 7
+
+
+def test_warnings_as_errors_keep_nothing_from_being_released() -> None:
+    """The dropped one's warning is an exception; the one that is open at exit does not warn."""
+    result = run(EXIT + 'kept = R("kept")\nR("dropped")\n', options=("-W", "error"))
+    assert result.returncode == 0, str(result)
+    assert result.stdout.splitlines() == ["dropped False 1", "kept True 1"]
+    assert result.stderr.count("ResourceWarning: unclosed R was") == 1, str(result)
+
+
+@pytest.mark.parametrize("collector", ["gc.enable()", "gc.disable()"])
+def test_resource_of_a_late_atexit_callback_is_closed(collector: str) -> None:
+    """Callbacks that were registered before the import run after the library's own."""
+    result = run(
+        f"""
+import atexit, gc
+{collector}
+kept = []
+atexit.register(lambda: (kept.append(R(7)), gc.collect()))
+"""
+        + EXIT
+    )
+    assert_clean(result)
+    assert result.stdout == "7 True 1\n"
+
+
+def test_daemon_thread_that_uses_a_closed_resource_ends_quietly() -> None:
+    result = run(
+        """
+import atexit, threading
+threads = []
+atexit.register(lambda: (threads[0].join(60), print("ended:", not threads[0].is_alive())))
+"""
+        + EXIT
+        + """
+r = R(1)
+def use():
+    while True:
+        r.ensure_open()
+threads.append(threading.Thread(target=use, daemon=True))
+threads[0].start()
+"""
+    )
+    assert_clean(result)
+    assert result.stdout == "1 True 1\nended: True\n"
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_multiprocessing_child_closes_only_its_own(method: str) -> None:
+    result = run(
+        EXIT
+        + f"""
+import multiprocessing
+def work():
+    global child
+    child = R("child")
+if __name__ == "__main__":
+    parent = R("parent")
+    context = multiprocessing.get_context("{method}")
+    process = context.Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == 0, process.exitcode
+""",
+        as_file=True,
+    )
+    assert_clean(result)
+    assert result.stdout.splitlines() == ["child True 1", "parent True 1"]
+
+
+def test_releases_that_open_others_without_end_come_to_an_end() -> None:
+    """A thousand of them are closed; the log says once that more were opened."""
+    result = run(
+        EXIT
+        + """
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+kept, releases = [], []
+class Next(Resource):
+    def _release(self):
+        releases.append(len(kept))
+        kept.append(Next())
+kept.append(Next())
+first = R("first")
+"""
+    )
+    assert_clean(result)
+    first, message = result.stdout.splitlines()
+    assert first == "first True 1"
+    assert message.startswith("ERROR more than 1000 were opened")

@@ -94,8 +94,8 @@ def slotted() -> WithSlots:
         lambda: Plain({"a": torch.ones(3)}),
     ],
 )
-def test_safe_tensor_cleanup(make: Any) -> None:
-    """Every kind of attribute becomes None; a second time there is nothing."""
+def test_every_kind_of_attribute_becomes_none(make: Any) -> None:
+    """A second time there is nothing."""
     owner = make()
     assert safe_tensor_cleanup("tensor", owner) is True
     assert getattr(owner, "tensor", None) is None
@@ -103,8 +103,24 @@ def test_safe_tensor_cleanup(make: Any) -> None:
 
 
 @pytest.mark.parametrize("owner", [Frozen(), ReadOnly(), None, WithSlots(), object()])
-def test_safe_tensor_cleanup_refused(owner: Any) -> None:
-    """An owner that refuses, or has nothing, is left as it was."""
+def test_owner_that_refuses_is_left_as_it_was(owner: Any) -> None:
+    """Or one that has nothing."""
     before = getattr(owner, "tensor", None)
     assert safe_tensor_cleanup("tensor", owner) is False
     assert getattr(owner, "tensor", None) is before
+
+
+class Broken:
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("half built")
+
+
+def test_it_never_raises() -> None:
+    assert safe_tensor_cleanup("tensor", Broken()) is False
+
+
+def test_tensor_stays_whole_for_others() -> None:
+    owner = Plain(torch.ones(3))
+    tensor = owner.tensor
+    assert safe_tensor_cleanup("tensor", owner) is True
+    assert tensor.sum() == 3

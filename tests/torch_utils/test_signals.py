@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
-from programs import assert_clean, run
+from support.programs import assert_clean, run
 from torch_utils import SignalError, TorchUtilsError, exit_on_signals
 
+# What must be ended by a signal sleeps for so long that the test fails otherwise.
 PRELUDE = """
 import atexit, os, signal, sys, threading, time
 from torch_utils import Resource, SafePyTorchCleanup, exit_on_signals
@@ -22,15 +23,16 @@ class R(Resource):
         if self.action: self.action()
         print("end", self.name, flush=True)
 
-def kill(number): os.kill(os.getpid(), number); time.sleep(0.01)
+def kill(number): os.kill(os.getpid(), number)
+
+def wait_until_ended():
+    time.sleep(60)
+    print("never")
 """
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 
 
-@pytest.mark.parametrize("name", SIGNALS)
-def test_orderly_exit(name: str) -> None:
-    """with blocks end, atexit runs, resources are closed; the status says which signal."""
-    number = getattr(signal, name)
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_signal_ends_blocks_runs_atexit_and_closes_resources(name: str) -> None:
     result = run(
         PRELUDE
         + f"""
@@ -39,63 +41,56 @@ r = R("kept")
 atexit.register(print, "atexit", flush=True)
 with R("block"):
     kill(signal.{name})
-    print("never")
+    wait_until_ended()
 """
     )
-    assert_clean(result, 128 + number)
-    assert result.stdout.split("\n")[:-1] == [
-        *("begin block", "end block", "atexit", "begin kept", "end kept"),
-    ]
+    assert_clean(result, 128 + getattr(signal, name))
+    order = ["begin block", "end block", "atexit", "begin kept", "end kept"]
+    assert result.stdout.splitlines() == order
 
 
-def test_default_action_closes_nothing() -> None:
-    """Negative control: without it SIGTERM ends the process with everything open."""
+def test_control_of_the_default_action() -> None:
     result = run(PRELUDE + 'r = R("kept")\nkill(signal.SIGTERM)\n')
     assert (result.returncode, result.stdout) == (-signal.SIGTERM, "")
 
 
-def test_during_a_release_it_waits() -> None:
-    """The release in progress ends first, then the program does; each resource closes once."""
-    result = run(
-        PRELUDE
-        + """
-exit_on_signals()
-r = R("kept")
-R("slow", action=lambda: kill(signal.SIGTERM)).close()
-print("never")
-"""
-    )
-    assert_clean(result, 143)
-    assert result.stdout.split("\n")[:-1] == ["begin slow", "end slow", "begin kept", "end kept"]
-
-
-def test_during_the_end_of_a_scope_it_waits() -> None:
-    """A scope's steps all run, nested resources included."""
-    result = run(
-        PRELUDE
-        + """
-exit_on_signals()
+IN_THE_MIDDLE = {
+    "release": 'R("slow", action=lambda: kill(signal.SIGTERM)).close()',
+    "end of a scope": """
 with SafePyTorchCleanup(R("outer")) as scope:
-    scope.manage(R("inner", action=lambda: kill(signal.SIGTERM)))
-print("never")
-"""
-    )
+    scope.manage(R("slow", action=lambda: kill(signal.SIGTERM)))
+""",
+}
+
+
+@pytest.mark.parametrize("place", IN_THE_MIDDLE)
+def test_cleanup_in_progress_ends_first(place: str) -> None:
+    program = f'exit_on_signals()\nr = R("kept")\n{IN_THE_MIDDLE[place]}\nwait_until_ended()\n'
+    result = run(PRELUDE + program)
     assert_clean(result, 143)
-    assert result.stdout.split() == "begin inner end inner begin outer end outer".split()
+    names = ["slow", "outer", "kept"] if "scope" in place else ["slow", "kept"]
+    assert result.stdout.split() == " ".join(f"begin {n} end {n}" for n in names).split()
 
 
-def test_at_exit_the_programs_own_status_stays() -> None:
-    """A program that is ending already ends as it was going to."""
+@pytest.mark.parametrize("step", ["callback", "release"])
+def test_program_that_is_ending_keeps_its_own_status(step: str) -> None:
+    """Neither an exit callback nor a release at exit is broken off."""
     result = run(
         PRELUDE
         + """
 exit_on_signals()
-a, b = R("a"), R("b", action=lambda: kill(signal.SIGTERM))
+a, b = R("a"), R("b")
+if sys.argv[1] == "release":
+    b.action = lambda: kill(signal.SIGTERM)
+else:
+    atexit.register(lambda: (kill(signal.SIGTERM), print("whole", flush=True)))
 sys.exit(5)
-"""
+""",
+        step,
     )
     assert_clean(result, 5)
-    assert result.stdout.split() == "begin b end b begin a end a".split()
+    whole = "whole " if step == "callback" else ""
+    assert result.stdout.split() == f"{whole}begin b end b begin a end a".split()
 
 
 def test_second_signal_ends_at_once() -> None:
@@ -104,31 +99,55 @@ def test_second_signal_ends_at_once() -> None:
         PRELUDE
         + """
 exit_on_signals()
-r = R("hangs", action=lambda: (kill(signal.SIGTERM), time.sleep(100)))
+r = R("hangs", action=lambda: (kill(signal.SIGTERM), time.sleep(60)))
 kill(signal.SIGTERM)
+wait_until_ended()
 """
     )
     assert_clean(result, -signal.SIGTERM)
     assert result.stdout == "begin hangs\n"
 
 
-DELAYS_S = [
-    delay_s if delay_s == 0.3 else pytest.param(delay_s, marks=pytest.mark.slow)
-    for delay_s in (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
-]
-
-
-@pytest.mark.parametrize("delay_s", DELAYS_S)
-def test_during_import(delay_s: float) -> None:
-    """A signal in the middle of loading torch ends the program in order, as soon as it can."""
+@pytest.mark.parametrize(
+    "number", [300, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 700))]
+)
+def test_signal_while_torch_is_imported_ends_the_program_in_order(number: int) -> None:
+    """The signal comes when the import looks for its Nth module."""
     result = run(
         PRELUDE
         + f"""
+class Finder:
+    left = {number}
+    def find_spec(self, name, path, target=None):
+        self.left -= 1
+        if self.left == 0:
+            print("signal", flush=True)
+            kill(signal.SIGTERM)
 exit_on_signals()
 r = R("kept")
-threading.Timer({delay_s}, os.kill, (os.getpid(), signal.SIGTERM)).start()
+sys.meta_path.insert(0, Finder())
 import torch
-time.sleep(20)
+wait_until_ended()
+"""
+    )
+    assert_clean(result, 143)
+    assert result.stdout == "signal\nbegin kept\nend kept\n"
+
+
+@pytest.mark.slow  # The import gets ten seconds.
+def test_import_that_never_ends_is_ended() -> None:
+    result = run(
+        PRELUDE
+        + """
+import pathlib, tempfile
+exit_on_signals()
+r = R("kept")
+folder = tempfile.TemporaryDirectory()
+pathlib.Path(folder.name, "endless.py").write_text(
+    "import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+)
+sys.path.insert(0, folder.name)
+import endless
 print("never")
 """
     )
@@ -136,28 +155,7 @@ print("never")
     assert result.stdout == "begin kept\nend kept\n"
 
 
-def test_during_an_import_that_never_ends() -> None:
-    """A program that runs inside of an import is ended all the same."""
-    result = run(
-        PRELUDE
-        + """
-import pathlib, tempfile, torch_utils.signals as signals
-signals.IMPORT_WAIT_S = 0.2
-exit_on_signals()
-r = R("kept")
-folder = tempfile.TemporaryDirectory()
-pathlib.Path(folder.name, "endless.py").write_text("import time; time.sleep(50)")
-sys.path.insert(0, folder.name)
-threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-import endless
-"""
-    )
-    assert_clean(result, 143)
-    assert result.stdout == "begin kept\nend kept\n"
-
-
 def test_earlier_handler_is_called_and_restored() -> None:
-    """What was installed before is called first, and back in its place after the block."""
     result = run(
         PRELUDE
         + """
@@ -168,6 +166,7 @@ with exit_on_signals():
 assert signal.getsignal(signal.SIGTERM) is earlier
 handlers = exit_on_signals()
 kill(signal.SIGTERM)
+wait_until_ended()
 """
     )
     assert_clean(result, 143)
@@ -175,7 +174,6 @@ kill(signal.SIGTERM)
 
 
 def test_restore_leaves_newer_handlers_alone() -> None:
-    """Only what is still in place is taken back."""
     before = signal.getsignal(signal.SIGUSR1)
     handlers = exit_on_signals(signal.SIGUSR1)
     try:
@@ -186,12 +184,11 @@ def test_restore_leaves_newer_handlers_alone() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_clear_errors() -> None:
-    """Outside the main thread, and for signals that cannot be caught or do not exist."""
+def test_mistakes_are_refused_and_change_no_handler() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    named = "no signal of this system; name each as signal.SIGTERM does"
-    wrong = ((signal.SIGKILL, "SIGKILL cannot be caught"), (999, named), ("SIGINT", named))
-    for number, message in (*wrong, ([signal.SIGINT], named)):
+    unknown = "no signal of this system; name each as signal.SIGTERM does"
+    wrong = ((signal.SIGKILL, "SIGKILL cannot be caught"), (999, unknown), ("SIGINT", unknown))
+    for number, message in (*wrong, ([signal.SIGINT], unknown)):
         with pytest.raises(SignalError, match=message):
             exit_on_signals(signal.SIGTERM, number)
     assert signal.getsignal(signal.SIGTERM) is before
@@ -207,43 +204,6 @@ def test_clear_errors() -> None:
     thread.start()
     thread.join()
     assert "works only in the main thread" in str(errors[0])
-
-
-def test_signal_storm_closes_once() -> None:
-    """A signal at a random moment of opening and closing: each resource closes exactly once."""
-    program = (
-        PRELUDE
-        + """
-exit_on_signals()
-class Quiet(Resource):
-    begun = ended = 0
-    def __init__(self): Quiet.begun += 1
-    def _release(self):
-        Quiet.ended += 1
-        self.twice = self.__dict__.get("twice", 0) + 1
-        assert self.twice == 1
-atexit.register(lambda: None)
-kept = []
-signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-import torch_utils._registry as registry
-def check():
-    print(len(registry.REGISTRY), Quiet.begun - Quiet.ended, flush=True)
-import torch_utils.exit
-signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))
-while True:
-    with Quiet():
-        kept.append(Quiet())
-    if len(kept) > 3: kept.pop(0).close()
-"""
-    )
-    check = "import atexit; atexit.register(lambda: check())\n"
-    for delay in range(5):
-        result = run(check + program, str(0.01 + delay * 0.0089))
-        assert result.returncode == 143, str(result)
-        assert result.stderr == "", str(result)
-        left, unreleased = map(int, result.stdout.split())
-        assert left == 0
-        assert unreleased <= 1  # One whose creation was interrupted before it was registered.
 
 
 LOSSES = {
@@ -270,71 +230,50 @@ sys.unraisablehook = lambda lost: print(lost.exc_type.__name__, flush=True)
 o = O(); r = weakref.ref(o, fails); del o
 """,
 }
-
-
-@pytest.mark.parametrize("place", LOSSES)
-@pytest.mark.parametrize("safe", [True, False])
-def test_where_python_prints_and_goes_on(place: str, safe: bool) -> None:
-    """It is raised again where it gets through; the control, a plain handler, is lost."""
-    if place.startswith("replaced") and not safe:
-        pytest.skip("the plain handler's loss is what the others show")
-    install = "exit_on_signals()" if safe else "signal.signal(signal.SIGTERM, plain)"
-    result = run(
-        PRELUDE
-        + f"""
+SIGNALLED = """
 import ctypes, gc, weakref
 def plain(number, frame): raise SystemExit(143)
 class O: pass
 def signalled(*_):
-    os.kill(os.getpid(), signal.SIGTERM)
+    kill(signal.SIGTERM)
     for _ in range(100): time.sleep(0.0001)
-r0 = R("kept")
-{install}
-{LOSSES[place]}
-time.sleep({20 if safe else 0.1})
-print("never")
 """
-    )
-    if safe:
-        assert_clean(result, 143)
-        assert result.stdout.replace("ZeroDivisionError\n", "") == "begin kept\nend kept\n"
-    else:
-        assert (result.returncode, "never" in result.stdout) == (0, True)
-        assert "SystemExit: 143" in result.stderr
 
 
-def test_in_an_atexit_callback_nothing_is_broken_off() -> None:
-    """The program is ending already, with its own status."""
-    result = run(
-        PRELUDE
-        + """
-exit_on_signals()
-r = R("kept")
-atexit.register(lambda: (kill(signal.SIGTERM), print("whole", flush=True)))
-sys.exit(5)
-"""
-    )
-    assert_clean(result, 5)
-    assert result.stdout == "whole\nbegin kept\nend kept\n"
+@pytest.mark.parametrize("place", LOSSES)
+def test_exit_is_raised_again_where_python_prints_and_goes_on(place: str) -> None:
+    program = f'r0 = R("kept")\nexit_on_signals()\n{LOSSES[place]}\nwait_until_ended()\n'
+    result = run(PRELUDE + SIGNALLED + program)
+    assert_clean(result, 143)
+    assert result.stdout.replace("ZeroDivisionError\n", "") == "begin kept\nend kept\n"
+
+
+def test_control_of_a_plain_handler() -> None:
+    program = f"signal.signal(signal.SIGTERM, plain)\n{LOSSES['finalize']}\nprint('went on')\n"
+    result = run(PRELUDE + SIGNALLED + program)
+    assert (result.returncode, result.stdout) == (0, "went on\n")
+    assert "SystemExit: 143" in result.stderr
 
 
 def test_overlapping_cleanups_of_tasks_do_not_put_it_off_for_ever() -> None:
-    """Those that were under way end; those that begin meanwhile do not count."""
+    """Each cleanup waits for later ones: some are always under way."""
     result = run(
         PRELUDE
         + """
-import asyncio
+import asyncio, collections
 exit_on_signals()
 r = R("kept")
+begun = collections.defaultdict(asyncio.Event)
 async def one(n):
     async with SafePyTorchCleanup(collect="never") as scope:
-        scope.callback(asyncio.sleep, 0.05)
+        begun[n].set()
+        scope.callback(begun[n + 3].wait)
 async def main():
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    tasks = set()
-    for n in range(3000):
-        tasks.add(asyncio.create_task(one(n)))
-        await asyncio.sleep(0.01)
+    tasks = collections.deque(maxlen=10)
+    for n in range(100_000):
+        tasks.append(asyncio.create_task(one(n)))
+        await begun[n].wait()
+        if n == 20: kill(signal.SIGTERM)
     print("never")
 asyncio.run(main())
 """
@@ -345,17 +284,14 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("place", ["task", "generator"])
 @pytest.mark.parametrize("safe", [True, False])
-def test_in_a_task_that_nobody_awaits(place: str, safe: bool) -> None:
-    """asyncio logs the exception of such a task, which is what ends the program here."""
+def test_task_that_nobody_awaits_is_ended_without_a_word(place: str, safe: bool) -> None:
+    """Of a plain handler's exception, asyncio logs that it was never retrieved."""
     install = "exit_on_signals()" if safe else "signal.signal(signal.SIGTERM, plain)"
     result = run(
         PRELUDE
+        + SIGNALLED
         + f"""
 import asyncio
-def plain(number, frame): raise SystemExit(143)
-def signalled():
-    os.kill(os.getpid(), signal.SIGTERM)
-    for _ in range(100): time.sleep(0.0001)
 async def task():
     signalled()
 async def generator():
@@ -368,7 +304,7 @@ async def main():
         g = generator()
         await g.__anext__()
         del g  # The loop closes it, in a task.
-    await asyncio.sleep(20)
+    await asyncio.sleep(60)
 r0 = R("kept")
 {install}
 asyncio.run(main())

@@ -149,13 +149,14 @@ class Tenancy:
 
     def expires_at(self) -> float | None:
         """Say when it goes if nobody wants it; None while somebody does, or if it stays."""
-        if not self.can_unload() or self.wanted or self.idle_since is None:
+        idle_since = self.idle_since  # Read once: a signal handler may unload it meanwhile.
+        if not self.can_unload() or self.wanted or idle_since is None:
             return None
         if self.is_closing:
-            return self.idle_since
+            return idle_since
         if self.keep_alive_s is None or (self.keep_alive_s == 0 and not self.was_lent):
             return None
-        return self.idle_since + self.keep_alive_s
+        return idle_since + self.keep_alive_s
 
     def can_make_room(self) -> bool:
         """Say whether it can go because another model needs its room."""

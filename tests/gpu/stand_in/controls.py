@@ -1,7 +1,8 @@
 """What has to fail over the stand-in, for a test that cannot fail says nothing.
 
-``controls.py NAME JOURNAL TEST`` breaks the library as a control says, and runs one test. Faults of
-the stand-in are switched on by the environment that `run.py` gives.
+``controls.py NAME JOURNAL TEST`` replaces a function of torch as a control says, so that a release
+does what it must not, and runs one test. Faults of the stand-in are switched on by the environment
+that `run.py` gives.
 """
 
 from __future__ import annotations
@@ -24,21 +25,19 @@ class Control:
     breaks: Callable[[], None] = lambda: None
 
 
-def _release_during_captures() -> None:
-    import torch_utils._releasing.other_caches as other_caches
-    import torch_utils.memory as memory
+def _hide_captures() -> None:
+    import torch.cuda
 
-    memory._is_capturing = lambda module: False
-    other_caches.captures_graph = lambda torch: False
+    torch.cuda.is_current_stream_capturing = lambda: False
 
 
-def _keep_caches() -> None:
-    import torch_utils._releasing.other_caches as other_caches
+def _keep_workspaces() -> None:
+    import torch
 
-    other_caches.STEPS = ()
+    vars(vars(torch)["_C"])["_cuda_clearCublasWorkspaces"] = lambda: None
 
 
-def _release_nothing() -> None:
+def _keep_cache() -> None:
     import torch.cuda
 
     torch.cuda.empty_cache = lambda: None
@@ -73,17 +72,17 @@ CONTROLS: Mapping[str, Control] = {
     "a release that empties caches during a capture": Control(
         "test_shared_use::test_release_during_a_capture_spoils_nothing",
         "operation failed due to a previous error during capture",
-        breaks=_release_during_captures,
+        breaks=_hide_captures,
     ),
     "a release that leaves the cuBLAS workspaces": Control(
         "test_memory_is_back::test_after_a_scope",
         "assert device.reserved_bytes() == before",
-        breaks=_keep_caches,
+        breaks=_keep_workspaces,
     ),
     "a release that leaves torch's cache": Control(
         "test_memory_is_back::test_after_a_release_of_the_model_alone",
         "assert device.reserved_bytes() == before",
-        breaks=_release_nothing,
+        breaks=_keep_cache,
     ),
 }
 

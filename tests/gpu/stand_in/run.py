@@ -108,8 +108,8 @@ def summarise(result: Mapping[str, Any]) -> list[str]:
 
 def about(python: Path) -> dict[str, Any]:
     """Describe the machine and the environment, by the environment's own Python."""
-    code = "import json, results_file; print(json.dumps(results_file.machine()))"
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")}
+    code = "import json; from benchmarks.results_file import machine; print(json.dumps(machine()))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     said = subprocess.run([python, "-c", code], env=env, capture_output=True, check=True)
     found: dict[str, Any] = json.loads(said.stdout)
     return found
@@ -140,8 +140,8 @@ def main(kept: str | None = None) -> int:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         print("needs a C++ compiler: g++, or the one that CXX names")
         return 1
-    from results_file import write
-    from versions import make_environment
+    from benchmarks.results_file import write
+    from support.versions import make_environment
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(kept).absolute() if kept else Path(temporary, "environment")

@@ -24,6 +24,6 @@ def heap_of_others_put_aside() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small index, which no test changes."""
-    from serving import make_index
+    from support.serving import make_index
 
     return make_index(tmp_path_factory.mktemp("service") / "index")

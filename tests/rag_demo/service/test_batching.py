@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import TEXTS, Embedder, serving
 
-from rag_demo.service.settings import Limits
+from support.serving import TEXTS, Embedder, Limits, serving
 
 CLIENTS = 20
 
@@ -37,6 +36,12 @@ async def wait_until(condition: Any) -> None:
         await asyncio.sleep(0.005)
 
 
+async def until_waiting(client: Any, count: int) -> None:
+    """Wait until so many texts are in the queue."""
+    while f"\nrag_demo_waiting_texts {count}.0\n" not in (await client.get("/metrics")).text:
+        await asyncio.sleep(0.005)
+
+
 def test_concurrent_requests_are_embedded_together(index: Path) -> None:
     """However they differ, each gets its own answer. One by one is the control."""
 
@@ -45,7 +50,6 @@ def test_concurrent_requests_are_embedded_together(index: Path) -> None:
         embedder = Embedder(gate)
         limits = Limits(batch_texts=batch_texts)
         async with serving(index, embedder, limits=limits) as client:
-            batcher = client.app.state.running.batcher
             first = asyncio.create_task(post(client, "first"))
             await wait_until(gate.entered.is_set)
             before = len(embedder.calls)
@@ -53,7 +57,7 @@ def test_concurrent_requests_are_embedded_together(index: Path) -> None:
                 asyncio.create_task(post(client, TEXTS[n % 4], top_k=1 + n % 3))
                 for n in range(CLIENTS)
             ]
-            await wait_until(lambda: batcher._waiting_texts == CLIENTS)
+            await until_waiting(client, CLIENTS)
             gate.opened.set()
             answers = await asyncio.gather(*others)
             assert (await first).status_code == 200
@@ -74,11 +78,10 @@ def test_a_full_queue_refuses(index: Path) -> None:
     async def main() -> list[Any]:
         gate = Gate()
         async with serving(index, Embedder(gate), limits=Limits(waiting_texts=3)) as client:
-            batcher = client.app.state.running.batcher
             tasks = [asyncio.create_task(post(client, "first"))]
             await wait_until(gate.entered.is_set)
             tasks += [asyncio.create_task(post(client, "a")) for _ in range(3)]
-            await wait_until(lambda: batcher._waiting_texts == 3)
+            await until_waiting(client, 3)
             refused = await post(client, "a")
             gate.opened.set()
             return [refused, *await asyncio.gather(*tasks)]
@@ -104,7 +107,7 @@ def test_a_bad_neighbour_harms_nobody(index: Path) -> None:
             first = asyncio.create_task(post(client, "first"))
             await wait_until(gate.entered.is_set)
             tasks = [asyncio.create_task(post(client, each)) for each in ("a", "poison", "b")]
-            await wait_until(lambda: client.app.state.running.batcher._waiting_texts == 3)
+            await until_waiting(client, 3)
             gate.opened.set()
             return [await first, *await asyncio.gather(*tasks)]
 
@@ -143,8 +146,6 @@ def test_a_client_that_goes_away_costs_nothing_more(index: Path, goes_away: bool
         gate = Gate()
         embedder = Embedder(gate)
         async with serving(index, embedder) as client:
-            app = client.app
-            batcher = app.state.running.batcher
             first = asyncio.create_task(post(client, "first"))
             await wait_until(gate.entered.is_set)
             gone = asyncio.Event()
@@ -173,10 +174,9 @@ def test_a_client_that_goes_away_costs_nothing_more(index: Path, goes_away: bool
                 "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
                 "client": ("127.0.0.1", 1),
                 "server": ("127.0.0.1", 8000),
-                "state": {"running": app.state.running},
             }
-            asked = asyncio.create_task(app(scope, receive, send))
-            await wait_until(lambda: batcher._waiting_texts == 1)
+            asked = asyncio.create_task(client.app(scope, receive, send))
+            await until_waiting(client, 1)
             if goes_away:
                 gone.set()
                 await asked

@@ -1,135 +1,188 @@
-"""Clients that say nothing, or half of something, or do not read: each is cut off."""
+"""Connections that are silent, half open, endless or not read are closed; others are served."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import Any
+import json
+import os
+import re
+import resource
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import uvicorn
-from serving import TEXTS  # noqa: F401  (Skips where the service's packages are missing.)
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
-from rag_demo.service.connections import protocol_for
-from rag_demo.service.settings import Limits
+from support.programs import TIMEOUT_S
+from support.service_program import Service, service
+from support.serving import TEXTS, make_index
+from support.waiting import wait_for
 
-REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
-LONG = 60 << 20
-
-
-async def answer(scope: Any, receive: Any, send: Any) -> None:
-    size = LONG if scope["path"] == "/long" else 2
-    headers = [(b"content-length", b"%d" % size)]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"x" * size})
+GET = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n"
+SEARCH = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+CHUNKED = SEARCH + b"transfer-encoding: chunked\r\n\r\n"
+TEXT_BYTES = 4 << 20
+LIMITS = ["header_s=0.5", "body_s=0.5", "send_s=0.5", "body_bytes=100000", "chunks=100"]
 
 
-def with_server(limits: Limits | None, use: Callable[[int], Any]) -> Any:
-    """Serve on loopback; uvicorn's own protocol, the control, where there are no limits."""
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with narrow limits, whose answers can be long."""
+    texts = [f"{text} {'x' * TEXT_BYTES}" for text in TEXTS]
+    index = make_index(tmp_path_factory.mktemp("connections") / "index", texts)
+    environment = {**os.environ, "LEVEL": "INFO"}
+    with service(index, *LIMITS, "connections=20", env=environment) as started:
+        yield started
+        assert started.stop() == 143
+        output = started.output()
+    assert "\x1b" not in output and "FAKE" not in output and "pip install" not in output
+    assert all(json.loads(line) for line in output.splitlines())
 
-    async def main() -> Any:
-        config = uvicorn.Config(answer, log_config=None, lifespan="off")
-        config.load()
-        state = ServerState()
-        protocol = H11Protocol if limits is None else protocol_for(limits)
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: protocol(config, state, {}), "127.0.0.1", 0)
+
+def connect(served: Service) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", served.port), TIMEOUT_S)
+
+
+def conversation(served: Service, *parts: bytes) -> bytes:
+    """Send parts, with nothing after them; return all that comes until the service hangs up."""
+    with connect(served) as connection:
+        received = b""
         try:
-            return await asyncio.wait_for(use(server.sockets[0].getsockname()[1]), 60)
-        finally:
-            server.close()
-            for connection in list(state.connections):
-                connection.transport.abort()
-            await asyncio.sleep(0)
-
-    return asyncio.run(main())
-
-
-async def is_cut_off(reader: asyncio.StreamReader, wait_s: float) -> bool:
-    try:
-        return await asyncio.wait_for(reader.read(1), wait_s) == b""
-    except ConnectionError:
-        return True
-    except asyncio.TimeoutError:
-        return False
+            for part in parts:
+                connection.sendall(part)
+            while data := connection.recv(65536):
+                received += data
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        return received
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HT", REQUEST[:-2]])
-def test_silent_and_half_open_connections(said: bytes) -> None:
-    """They have a time for a whole head; uvicorn itself would wait for ever."""
-
-    async def use(port: int) -> bool:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(said)
-        cut_off = await is_cut_off(reader, 30 if limits else 0.6)
-        writer.close()
-        return cut_off
-
-    limits: Limits | None = Limits(header_s=0.2)
-    assert with_server(limits, use)
-    limits = None
-    assert not with_server(limits, use)
+def has_open(served: Service, connection: socket.socket) -> bool:
+    """Whether the service has its end open; what it has sent may still be on its way."""
+    ends = (f":{served.port:04X}", f":{connection.getsockname()[1]:04X}")
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(
+        int(row[9]) != 0  # The number of an open file.
+        for row in rows
+        if row[1].endswith(ends[0]) and row[2].endswith(ends[1])
+    )
 
 
-def test_dripping_is_no_progress() -> None:
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", GET, SEARCH])
+def test_silent_and_half_open_connections_are_closed(served: Service, sent: bytes) -> None:
+    assert conversation(served, sent) == b""
+
+
+def test_dripping_a_head_is_not_progress(served: Service) -> None:
     """A byte now and then does not start the time anew, in a later request either."""
-
-    async def use(port: int) -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(REQUEST)
-        assert b"200" in await reader.readline()
+    with connect(served) as connection:
+        connection.sendall(GET + b"\r\n")
+        received = b""
+        while not received.endswith(b"}"):
+            received += connection.recv(65536)
+        assert b" 200 " in received.split(b"\r\n")[0]
         sent = 0
-        while not reader.at_eof() and sent < 1000:
-            writer.write(b"G")
-            sent += 1
-            await asyncio.sleep(0.02)
-            with_data = asyncio.ensure_future(reader.read(1000))
-            await asyncio.wait({with_data}, timeout=0.02)
-            with_data.cancel()
-            try:
-                await with_data
-            except (asyncio.CancelledError, ConnectionError):
-                pass
-            if reader.exception() is not None:
-                break
-        writer.close()
-        return sent
-
-    assert with_server(Limits(header_s=0.2), use) < 1000
+        try:
+            while not select.select([connection], [], [], 0.02)[0]:
+                connection.sendall(b"G")
+                sent += 1
+                assert sent < TIMEOUT_S / 0.02
+            assert connection.recv(1) == b""
+        except ConnectionError:
+            pass
+    assert sent
 
 
-def test_the_longest_silent_goes_first() -> None:
-    """Ten thousand that say nothing leave room for one that asks."""
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ([SEARCH, b"content-length: 100\r\n\r\n{"], b" 408 "),
+        ([CHUNKED, b"1\r\n{\r\n"], b" 408 "),
+        ([CHUNKED, *[b"1000\r\n" + b" " * 4096 + b"\r\n"] * 30], b" 413 "),
+        ([CHUNKED, b"1\r\n \r\n" * 101], b" 400 "),
+    ],
+    ids=["silent", "dripping", "endless", "in too many chunks"],
+)
+def test_bodies_that_never_end_are_given_up(
+    served: Service, parts: list[bytes], status: bytes
+) -> None:
+    assert status in conversation(served, *parts).split(b"\r\n")[0]
 
-    async def use(port: int) -> None:
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(REQUEST)
-        assert b"200" in await reader.readline()
-        assert await is_cut_off(silent[0][0], 30)
-        assert not await is_cut_off(silent[-1][0], 0.1)
-        for _, other in [*silent, (reader, writer)]:
-            other.close()
 
-    with_server(Limits(connections=10), use)
-
-
-def test_a_client_that_does_not_read() -> None:
+def test_client_that_does_not_read_is_cut_off(served: Service) -> None:
     """What it was sent is not kept for ever."""
-
-    async def use(port: int) -> bool:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
-        writer.write(REQUEST.replace(b"/ ", b"/long "))
-        await asyncio.sleep(1)  # It reads nothing, and its buffers are full.
+    body = json.dumps({"queries": ["a"] * 4, "top_k": 4, "mode": "dense"}).encode()
+    with connect(served) as connection:
+        connection.sendall(SEARCH + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert select.select([connection], [], [], TIMEOUT_S)[0]  # Its answer has begun.
+        wait_for(lambda: not has_open(served, connection))
         received = 0
         try:
-            while data := await reader.read(1 << 20):
+            while data := connection.recv(1 << 20):
                 received += len(data)
         except ConnectionError:
             pass
-        writer.close()
-        return received < LONG
+    assert received < 16 * TEXT_BYTES
 
-    assert with_server(Limits(send_s=0.1), use)
+
+def test_connection_that_was_silent_longest_makes_room(served: Service) -> None:
+    silent = [connect(served) for _ in range(40)]
+    assert served.ask("/livez")[0] == 200
+    assert silent[0].recv(1) == b""
+    for connection in silent:
+        connection.close()
+
+
+def test_requests_that_are_invalid_http_are_refused(served: Service) -> None:
+    """With a problem, as any other that is refused; none of them forges a line of the log."""
+    bad = [
+        b"\x16\x03\x01 a TLS hello\r\n\r\n",
+        GET + b"host: b\r\n\r\n",
+        GET + b"x-request-id: a\nFAKE\r\n\r\n",
+        SEARCH + b"content-length: -1\r\n\r\n",
+        GET + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GET + b"\r\n",
+    ]
+    for each in bad:
+        head, _, body = conversation(served, each).partition(b"\r\n\r\n")
+        assert b" 400 " in head.split(b"\r\n")[0], each[:60]
+        found = re.search(rb"x-request-id: (\w+)", head)
+        assert found and json.loads(body)["request_id"] == found[1].decode()
+
+
+def test_odd_requests_that_are_valid_are_answered(served: Service) -> None:
+    with connect(served) as answered:
+        answered.sendall(GET + b"transfer-encoding: chunked\r\n\r\n")
+        assert b" 200 " in answered.recv(65536).split(b"\r\n")[0]
+        answered.sendall(b"no length\r\n")
+        rest = b"".join(iter(lambda: answered.recv(65536), b""))
+        assert b"HTTP/1.1" not in rest
+    upgrade = GET + b"connection: upgrade, close\r\nupgrade: websocket\r\n\r\n"
+    assert b" 200 " in conversation(served, upgrade)
+    enough = SEARCH + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    enough += b"1\r\n \r\n" * 99 + b"2\r\n{}\r\n0\r\n\r\n"
+    assert b" 422 " in conversation(served, enough).split(b"\r\n")[0]
+    coloured = b"GET /\x1b[31m%0aFAKE HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    conversation(served, coloured)
+    assert served.ask("/%1b[31m%0aFAKE")[0] == 404
+
+
+@pytest.mark.slow
+def test_more_connections_than_open_files(index: Path) -> None:
+    """The service goes on answering, and says how few files there are."""
+    most = 300
+
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    count = min(7 * most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200)
+    assert count > most, "needs more open files: ulimit -n"
+    with service(index, preexec_fn=few_files) as started:
+        assert started.ask("/readyz")[0] == 200
+        silent = [connect(started) for _ in range(count)]
+        assert started.search(TEXTS[0])[0] == 200
+        assert len(os.listdir(f"/proc/{started.process.pid}/fd")) <= most
+        assert started.stop() == 143
+        for connection in silent:
+            connection.close()
+    assert f"{most} open files are allowed" in started.output()
+    assert "Too many open files" not in started.output()

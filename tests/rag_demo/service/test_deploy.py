@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving import serving  # noqa: F401  (Skips where the service's packages are missing.)
 
-from programs import ROOT
+from support.programs import ROOT
+from support.serving import serving  # noqa: F401  (Skips where the service's packages are missing.)
 
 DEPLOY = ROOT / "deploy"
 MADE_BY_THE_USER = {"../index", "./token"}
@@ -33,7 +33,7 @@ def test_dockerfile() -> None:
 
 def test_health_check(index: Path) -> None:
     """What the Dockerfile asks says yes to a service, and no to none."""
-    from browsing import serving_on_a_port
+    from support.browsing import serving_on_a_port
 
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     command = json.loads(re.findall(r"^ +CMD (\[.*\])$", text, re.M)[0])

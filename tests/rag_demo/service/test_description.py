@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 import subprocess
 import sys
@@ -11,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Embedder, make_index, serving
 
-from rag_demo.service.openai_routes import where_of
-from rag_demo.service.problems import Problem
-from rag_demo.service.schemas import SearchRequest, StoreSearchRequest
-from rag_demo.service.settings import Limits
+from support.serving import Embedder, ask, search
 
 FUZZ_S = 45
 SETTINGS = """
@@ -34,7 +28,7 @@ checks.positive_data_acceptance.expected-statuses = [200, 413, 422, 429]
 
 def fuzz(tmp_path: Path, index: Path, load_model: Any, *options: str) -> tuple[int, str]:
     """Let schemathesis ask a service whatever its description allows, and what it does not."""
-    from browsing import serving_on_a_port
+    from support.browsing import serving_on_a_port
 
     pytest.importorskip("schemathesis", reason="needs schemathesis: the extra service-test")
     (tmp_path / "settings.toml").write_text(SETTINGS)
@@ -74,61 +68,78 @@ def test_the_fuzzer_finds_what_is_wrong(tmp_path: Path, index: Path) -> None:
     assert "[503]" in output
 
 
-def test_every_answer_is_described(tmp_path: Path) -> None:
-    """Each route's, in good times and bad; what a filter may be is said as it is checked."""
+@pytest.fixture(scope="module")
+def described(index: Path) -> Any:
+    (answer,) = ask(index, ("GET", "/openapi.json", {}))
+    return answer.json()
+
+
+def validator(described: Any, request: str) -> Any:
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema: the extra test")
-    folder = make_index(tmp_path / "index")
+    schema = {"$ref": f"#/components/schemas/{request}", "components": described["components"]}
+    return jsonschema.Draft202012Validator(schema)
 
-    async def main() -> Any:
-        async with serving(folder) as client:
-            return (await client.get("/openapi.json")).json()
 
-    described = asyncio.run(main())
+def test_every_answer_is_described(described: Any) -> None:
+    """Each route's, in good times and bad."""
+    assert len(described["paths"]) > 10
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
             answers = operation["responses"]
             assert set(answers) > {"200"}, (method, path)
             assert answers["200"]["content"], (method, path)
-    schema = {
-        "$ref": "#/components/schemas/SearchRequest",
-        "components": described["components"],
-    }
-    check = jsonschema.Draft202012Validator(schema)
-    for where, is_right in (
-        ({"year": 2000}, True),
-        ({"year": {"$gte": 2000, "$lt": 2010}}, True),
-        ({"year": {"$near": 2000}}, False),
-        ({"year": {"$gte": []}}, False),
-        ({"a": [[[[["deep"]]]]]}, False),
-    ):
-        assert check.is_valid({"query": "a", "where": where}) is is_right, where
-    assert not check.is_valid({"query": "a", "queries": ["b"]})
-    assert not check.is_valid({"query": "   "})
-    schema["$ref"] = "#/components/schemas/StoreSearchRequest"
-    check = jsonschema.Draft202012Validator(schema)
-    for kind, value, is_right in (
-        ("eq", None, True),
-        ("eq", [None, "a"], True),
-        ("eq", {"a": 1}, False),
-        ("eq", [["a"]], False),
-        ("in", "a", False),
-        ("gt", None, False),
-    ):
+
+
+WHERES = [
+    ({"query": "a", "where": {"year": 2000}}, True),
+    ({"query": "a", "where": {"year": {"$gte": 2000, "$lt": 2010}}}, True),
+    ({"query": "a", "where": {"year": {"$near": 2000}}}, False),
+    ({"query": "a", "where": {"year": {"$gte": []}}}, False),
+    ({"query": "a", "where": {"a": [[[[["deep"]]]]]}}, False),
+    ({"query": "a", "queries": ["b"]}, False),
+    ({"query": "   "}, False),
+]
+FILTERS = [
+    ("eq", None, True),
+    ("eq", [None, "a"], True),
+    ("eq", {"a": 1}, False),
+    ("eq", [["a"]], False),
+    ("in", "a", False),
+    ("gt", None, False),
+]
+
+
+def test_searches_are_described_as_they_are_checked(index: Path, described: Any) -> None:
+    """Above all what a filter may be."""
+    check = validator(described, "SearchRequest")
+    answers = ask(index, *(search(body) for body, _ in WHERES))
+    for (body, is_right), answer in zip(WHERES, answers, strict=True):
+        assert check.is_valid(body) is is_right, body
+        assert answer.status_code == (200 if is_right else 422), body
+
+
+def test_filters_of_openai_are_described_as_they_are_checked(index: Path, described: Any) -> None:
+    check = validator(described, "StoreSearchRequest")
+    bodies = []
+    for kind, value, is_right in FILTERS:
         one = {"type": kind, "key": "a", "value": value}
-        both = {"type": "and", "filters": [one]}
-        for filters in (one, both):
-            assert check.is_valid({"query": "a", "filters": filters}) is is_right, filters
-            with contextlib.ExitStack() as stack:
-                if not is_right:
-                    stack.enter_context(pytest.raises(Problem, match="filters cannot be used"))
-                where_of(filters, Limits())
+        bodies += [
+            ({"query": "a", "filters": filters}, is_right)
+            for filters in (one, {"type": "and", "filters": [one]})
+        ]
+    path = "/v1/vector_stores/index/search"
+    answers = ask(index, *(("POST", path, {"json": body}) for body, _ in bodies))
+    for (body, is_right), answer in zip(bodies, answers, strict=True):
+        assert check.is_valid(body) is is_right, body
+        assert answer.status_code == (200 if is_right else 400), body
 
 
-def test_bounds_of_numbers_are_described() -> None:
-    """What is refused by its size is not allowed by the description either."""
-    for request, name, most in (
-        (SearchRequest, "top_k", 1000),
-        (StoreSearchRequest, "max_num_results", 50),
-    ):
-        described = request.model_json_schema()["properties"][name]
-        assert (described["minimum"], described["maximum"]) == (1, most)
+@pytest.mark.parametrize(
+    ("request_name", "name", "most"),
+    [("SearchRequest", "top_k", 1000), ("StoreSearchRequest", "max_num_results", 50)],
+)
+def test_bounds_of_numbers_are_described(
+    described: Any, request_name: str, name: str, most: int
+) -> None:
+    found = described["components"]["schemas"][request_name]["properties"][name]
+    assert (found["minimum"], found["maximum"]) == (1, most)

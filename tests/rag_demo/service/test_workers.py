@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from serving import TEXTS
 
-from programs import ROOT, TIMEOUT_S, UNDER_CLEAN_EXIT
 from rag_demo import EmbeddingModel, FaissRetriever
+from support.programs import ROOT, TIMEOUT_S, UNDER_CLEAN_EXIT
+from support.serving import TEXTS
+from support.waiting import is_there, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -32,105 +37,142 @@ def real_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(index: Path) -> tuple[subprocess.Popen[str], int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    serve = ["-m", "rag_demo", "serve", "--index", str(index), "--workers", "2"]
-    server = subprocess.Popen(
-        [
-            sys.executable,
-            *UNDER_CLEAN_EXIT,
-            *serve,
-            "--port",
-            str(port),
-        ],
+class Service:
+    """``rag-demo serve --workers 2``, and its log so far."""
+
+    def __init__(self, index: Path, temporary: Path, *under: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        options = ["--index", str(index), "--retriever", "faiss", "--workers", "2"]
+        self.process = subprocess.Popen(
+            [sys.executable, *under, "-m", "rag_demo", "serve", *options, "--port", str(self.port)],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(temporary)},
+        )
+        self.log: list[str] = []
+        self.reader = threading.Thread(target=self.read)
+        self.reader.start()
+
+    def read(self) -> None:
+        assert self.process.stderr is not None
+        self.log.extend(self.process.stderr)
+
+    def count(self, words: str) -> int:
+        """Count the lines of the log that have some words."""
+        return sum(words in line for line in list(self.log))
+
+    def wait_for_lines(self, count: int, words: str) -> None:
+        def are_there() -> bool:
+            assert self.process.poll() is None, self.log
+            return self.count(words) >= count
+
+        wait_for(are_there)
+
+    def workers(self) -> list[int]:
+        """Return the processes that have served."""
+        return [int(pid) for pid in re.findall(r"serving at .* process (\d+)", "".join(self.log))]
+
+    def ask(self, path: str, body: Any = None) -> str:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return str(answer.read().decode())
+
+    def search(self) -> str:
+        answer = json.loads(self.ask("/search", {"query": TEXTS[1], "mode": "dense"}))
+        return str(answer["results"][0]["id"])
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def serve(index: Path, temporary: Path, *under: str) -> Iterator[Service]:
+    """Start a service, and wait until both of its workers serve."""
+    service = Service(index, temporary, *under)
+    try:
+        service.wait_for_lines(2, "serving at")
+        yield service
+    finally:
+        if service.process.poll() is None:
+            service.process.kill()
+        service.process.wait(TIMEOUT_S)
+        service.reader.join(TIMEOUT_S)
+        assert service.process.stderr is not None
+        service.process.stderr.close()
+
+
+def test_workers_reload_and_stop(real_index: Path, tmp_path: Path) -> None:
+    """Signals and `/admin/reload` reach both, once; the metrics are of both; the exit is clean."""
+    with serve(real_index, tmp_path, *UNDER_CLEAN_EXIT) as service:
+        assert service.search() == "1"
+        service.process.send_signal(signal.SIGHUP)
+        service.wait_for_lines(2, "reloaded")
+        service.ask("/admin/reload", {})
+        service.wait_for_lines(4, "reloaded")
+        assert service.search() == "1"
+        assert 'torch_utils_model_loaded{model="all-MiniLM-L6-v2"} 2.0' in service.ask("/metrics")
+        assert service.stop() == 143
+    assert service.count("clean-exit: clean") == 1
+    assert service.count("reloaded") == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_worker_that_ends_is_replaced(real_index: Path, tmp_path: Path) -> None:
+    """The other one answers meanwhile. One that was stopped ends with the rest."""
+    with serve(real_index, tmp_path) as service:
+        first, _ = service.workers()
+        os.kill(first, signal.SIGTERM)
+        wait_for(lambda: not is_there(first))
+        assert service.search() == "1"
+        service.wait_for_lines(3, "serving at")
+        assert service.search() == "1"
+        *_, last = workers = service.workers()
+        os.kill(last, signal.SIGSTOP)
+        assert service.stop() == 143
+    assert not any(map(is_there, workers))
+
+
+def test_workers_do_not_outlive_a_supervisor_that_is_killed(
+    real_index: Path, tmp_path: Path
+) -> None:
+    """The next service removes its files, and nothing of a service that runs."""
+    with serve(real_index, tmp_path) as killed:
+        left_behind = set(tmp_path.iterdir())
+        assert killed.search() == "1"
+        with serve(real_index, tmp_path) as running:
+            assert left_behind < set(tmp_path.iterdir())
+            assert "torch_utils_model_loaded" in killed.ask("/metrics")
+            killed.process.kill()
+            killed.process.wait(TIMEOUT_S)
+            wait_for(lambda: not any(map(is_there, killed.workers())))
+            (tmp_path / "of others").mkdir()
+            with serve(real_index, tmp_path) as again:
+                assert not left_behind & set(tmp_path.iterdir())
+                assert "torch_utils_model_loaded" in running.ask("/metrics")
+                assert again.search() == running.search() == "1"
+                assert again.stop() == 143
+            assert running.stop() == 143
+    assert list(tmp_path.iterdir()) == [tmp_path / "of others"]
+
+
+def test_workers_that_cannot_start_end_the_service(real_index: Path, tmp_path: Path) -> None:
+    """With the reason, once."""
+    options = ["--index", str(real_index), "--workers", "2", "--port", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rag_demo", "serve", *options, "--model", str(tmp_path / "none")],
         cwd=ROOT,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
+        timeout=TIMEOUT_S,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
-    assert server.stderr is not None
-    served = 0
-    while served < 2:
-        line = server.stderr.readline()
-        assert line, "it ended before it served"
-        served += "serving at" in line
-    return server, port
-
-
-def search(port: int) -> list[str]:
-    body = json.dumps({"query": TEXTS[1], "mode": "dense"}).encode()
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/search", body, headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        return [each["id"] for each in json.load(answer)["results"]]
-
-
-def test_workers_reload_and_stop(real_index: Path) -> None:
-    """SIGHUP and SIGTERM reach both; the metrics are those of both; the exit is clean."""
-    server, port = start(real_index)
-    said: list[str] = []
-    assert server.stderr is not None
-    stderr = server.stderr
-    reader = threading.Thread(target=lambda: said.extend(stderr))
-    reader.start()
-    try:
-        assert search(port)[0] == "1"
-        server.send_signal(signal.SIGHUP)
-        while sum("reloaded" in line for line in said) < 2:
-            assert server.poll() is None
-            threading.Event().wait(0.1)
-        assert search(port)[0] == "1"
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            metrics = answer.read().decode()
-        assert 'torch_utils_model_loaded{model="all-MiniLM-L6-v2"} 2.0' in metrics
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(TIMEOUT_S) == 143
-    finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
-        reader.join(TIMEOUT_S)
-        stderr.close()
-    assert "clean-exit: clean" in "".join(said)
-
-
-def test_workers_do_not_outlive_their_supervisor(real_index: Path) -> None:
-    """By SIGKILL, which nobody can handle; the index is intact, and is served again."""
-    program = "from rag_demo.cli import main; main()"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = ["serve", "--index", str(real_index), "--retriever", "faiss", "--workers", "2"]
-    server = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments, "--port", str(port)],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stderr is not None
-    pids: list[int] = []
-    while len(pids) < 2:
-        line = server.stderr.readline()
-        assert line, "it ended before it served"
-        if "serving at" in line:
-            pids.append(int(line.rsplit(" ", 1)[1]))
-    assert search(port)[0] == "1"
-    server.kill()
-    server.wait(TIMEOUT_S)
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        threading.Event().wait(0.1)
-    server.stderr.close()
-    again, port = start(real_index)
-    assert again.stderr is not None
-    try:
-        assert search(port)[0] == "1"
-        again.send_signal(signal.SIGTERM)
-        again.stderr.read()
-        assert again.wait(TIMEOUT_S) == 143
-    finally:
-        if again.poll() is None:
-            again.kill()
-            again.wait()
-        again.stderr.close()
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("rag-demo: error: ") == 1, done.stderr
+    assert str(tmp_path / "none") in done.stderr
+    assert "Traceback" not in done.stderr

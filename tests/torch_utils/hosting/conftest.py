@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hosting_stub import Stub
+
+from support.hosting_stub import Stub
 
 
 @pytest.fixture(autouse=True)

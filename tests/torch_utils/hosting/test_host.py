@@ -9,14 +9,17 @@ import random
 import sys
 import threading
 import time
-import warnings
+import weakref
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
-from hosting_stub import Stub, in_threads
-from interrupts import Interrupt, everywhere, run_interrupted
 
+from support.hosting_stub import Stub, in_threads, run, threads_inside
+from support.programs import assert_clean
+from support.programs import run as run_program
+from support.waiting import wait_for
 from torch_utils import (
     CleanupReport,
     ModelHost,
@@ -24,14 +27,13 @@ from torch_utils import (
     ResourceClosedError,
     TorchUtilsError,
 )
-from torch_utils.hosting.core import Core
-from torch_utils.hosting.tenants import ThreadTenant
-from watching import wait_for
+
+# Loading
 
 
 def test_many_threads_load_once() -> None:
-    """All get the same model, and asking for the status loads nothing."""
-    host = ModelHost(lambda: (time.sleep(0.05), Stub())[1], name="stub")
+    """All get the same model; asking for the status loads nothing."""
+    host = ModelHost(lambda: (wait_for(lambda: threads_inside("torch_utils") > 8), Stub())[1])
     assert (host.status().state, len(Stub.made)) == ("unloaded", 0)
     models = []
 
@@ -42,187 +44,75 @@ def test_many_threads_load_once() -> None:
     assert in_threads(64, work) == []
     assert len(set(map(id, models))) == 1
     status = host.status()
-    assert (status.state, status.loads, status.leases, status.name) == ("loaded", 1, 0, "stub")
-    assert 0 <= status.idle_s < 300
-    assert 0 < status.expires_in_s <= 300
+    assert (status.state, status.loads, status.leases) == ("loaded", 1, 0)
     host.close()
     assert [stub.closed for stub in Stub.made] == [1]
 
 
 @pytest.mark.parametrize("kind", [OSError, StopIteration])
-def test_failed_load_reaches_everybody_and_can_be_tried_again(kind: type[Exception]) -> None:
-    """Each waiter gets its error; the next lease loads."""
-    fails, begun = [True], threading.Semaphore(0)
+def test_failed_load_reaches_all_who_wait_and_can_be_tried_again(kind: type[Exception]) -> None:
+    tries, fails = [], True
 
     def load() -> Stub:
-        if fails[0]:
-            wait_for(lambda: len(host._core.tenancy.wanted) == 16)
+        tries.append(1)
+        if fails:
+            wait_for(lambda: threads_inside("torch_utils") == 16)
             raise kind("no weights")
         return Stub()
 
     host = ModelHost(load)
-    assert [repr(e) for e in in_threads(16, lambda: host.lease().__enter__())] == [
-        f"{kind.__name__}('no weights')"
-    ] * 16
+    errors = in_threads(16, lambda: host.lease().__enter__())
+    assert list(map(repr, errors)) == [f"{kind.__name__}('no weights')"] * 16
+    assert len(tries) < 16  # Not each by itself.
     status = host.status()
     assert (status.state, status.loads, str(status.last_error)) == ("unloaded", 0, "no weights")
-    fails[0] = False
+    fails = False
     with host.lease() as model:
         assert model.use()
     assert host.status().last_error is None
     host.close()
-    del begun
 
 
 def test_failed_load_keeps_nothing_alive() -> None:
     """What it had loaded before it failed does not live on in the error's frames."""
+    half = []
 
     def load() -> None:
-        half = Stub()
+        stub = Stub()
         Stub.made.clear()
-        sys.modules[__name__].half = __import__("weakref").ref(half)
+        half.append(weakref.ref(stub))
         raise OSError("disk")
 
     host = ModelHost(load)
     with pytest.raises(OSError, match="disk"):
         host.load()
     gc.collect()
-    assert sys.modules[__name__].half() is None
+    assert half[0]() is None
     assert host.status().last_error is not None
     host.close()
 
 
-def test_never_unloaded_under_a_lease() -> None:
-    """Callers, an unloader and a short keep_alive fight; nobody meets a closed model."""
-    host = ModelHost(Stub, keep_alive="10ms")
-    stop = threading.Event()
-    refused = []
-
-    def unload() -> None:
-        while not stop.is_set():
-            try:
-                host.unload()
-            except ModelInUseError:
-                refused.append(1)
-
-    unloader = threading.Thread(target=unload)
-    unloader.start()
-
-    def work() -> None:
-        for _ in range(150):
-            with host.lease() as model:
-                for _ in range(20):
-                    model.use()
-            time.sleep(random.random() / 100)
-
-    errors = in_threads(6, work)
-    stop.set()
-    unloader.join()
-    assert errors == []
-    assert refused
-    host.close()
-    status = host.status()
-    assert status.loads == status.unloads == len(Stub.made) > 1
-    assert all(stub.closed == 1 for stub in Stub.made)
-
-
-def test_control_without_the_count_of_leases_it_is_unloaded(monkeypatch) -> None:
-    """The fight above finds a host that forgets who has its model."""
-    monkeypatch.setattr("torch_utils.hosting.tenancy.Tenancy.can_unload", lambda t: t.tenant_there)
-    from torch_utils.hosting.tenancy import Tenancy
-
-    monkeypatch.setattr(Tenancy, "tenant_there", property(lambda t: t.state == "loaded"), False)
-    monkeypatch.setattr(Tenancy, "start_unloading", lambda t: t._go("unloading", "loaded"))
-    host = ModelHost(Stub)
+def test_models_that_release_does_not_know() -> None:
+    """Functions and plain objects are lent too, and go with their last reference."""
+    host = ModelHost(lambda: lambda text: text[::-1])
     with host.lease() as model:
-        host._core._take_out(host._core.tenancy.can_unload, "asked")
-        with pytest.raises(AssertionError):
-            model.use()
-    host.close()
-
-
-def test_idle_ones_expire_and_are_loaded_again() -> None:
-    """By the timer, whose thread is there only as long as something is to come."""
-    host = ModelHost(Stub, keep_alive=0.02)
-    for count in (1, 2):
-        with host.lease() as model:
-            time.sleep(0.05)
-            assert model.use()
-        wait_for(lambda: host.status().state == "unloaded")
-        assert host.status().unloads == count
-    wait_for(lambda: "torch_utils-timer" not in [t.name for t in threading.enumerate()])
-    host.close()
-
-
-def test_keep_alive_of_zero_and_of_ever() -> None:
-    """Gone when the block has ended; or still there."""
-    host = ModelHost(Stub, keep_alive=0)
-    with host.lease() as outer, host.lease() as inner:
-        assert outer is inner
-    assert host.status().state == "unloaded"
-    host.load()
-    assert host.status().state == "loaded"
-    forever = ModelHost(Stub, keep_alive=-1)
-    with forever.lease():
-        pass
-    assert forever.status().expires_in_s is None
-    host.close()
-    forever.close()
-
-
-def test_unload_says_who_has_it() -> None:
-    """Where in the program the lease was taken; and it reports what came back."""
-    host = ModelHost(Stub)
+        assert model("ab") == "ba"
     assert isinstance(host.unload(), CleanupReport)
-    with host.lease():
-        with pytest.raises(
-            ModelInUseError, match=rf"{Path(__file__).name}:\d+ in test_unload_says"
-        ):
-            host.unload()
-        assert host.status().leases == 1
-    assert host.load() is False
-    host.unload()
-    assert host.load() is True
     host.close()
+    with ModelHost(lambda: None) as host, pytest.raises(TypeError, match="returned None"):
+        host.load()
+    with ModelHost(lambda: asyncio.sleep(0)) as host, pytest.raises(TypeError, match="is async"):
+        host.load()
 
 
-def test_close_waits_for_leases() -> None:
-    """And lends nothing meanwhile."""
-    host = ModelHost(Stub)
-    lent, go_on = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with host.lease() as model:
-            lent.set()
-            go_on.wait()
-            model.use()
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    lent.wait()
-    closer = threading.Thread(target=host.close)
-    closer.start()
-    wait_for(lambda: host._core.tenancy.is_closing)
-    with pytest.raises(ResourceClosedError):
-        host.lease().__enter__()
-    go_on.set()
-    closer.join()
-    worker.join()
-    assert host.status().state == "closed"
-    assert Stub.made[0].closed == 1
-
-
-def test_close_names_who_has_it_after_the_deadline() -> None:
-    """The model lives until the lease ends; a lease of the closing thread is not waited for."""
-    host = ModelHost(Stub)
-    with host.lease() as model:
-        with pytest.raises(ModelInUseError, match="in test_close_names"):
-            host.close()
-        assert model.use()
-        with pytest.raises(ResourceClosedError):
-            host.lease().__enter__()
-    assert host.status().state == "closed"
-    assert model.closed == 1
+@pytest.mark.parametrize("what", [5, None, asyncio.sleep])
+def test_wrong_arguments_are_refused_at_once(what) -> None:
+    with pytest.raises(TypeError, match="load must be a function"):
+        ModelHost(what)
+    with pytest.raises(ValueError, match="isolation must be"):
+        ModelHost(Stub, isolation="fork")
+    with pytest.raises(TypeError, match='isolation="thread"'):
+        ModelHost(lambda: 1, isolation="process")
 
 
 def test_wait_for_others_ends_in_time() -> None:
@@ -247,11 +137,89 @@ def test_wait_for_others_ends_in_time() -> None:
     host.close()
 
 
-def test_load_that_asks_for_its_own_lease() -> None:
-    """Is told so, instead of waiting for itself for ever."""
-    host: ModelHost[object] = ModelHost(lambda: host.lease().__enter__(), name="snake")
-    with pytest.raises(TorchUtilsError, match="what loads snake asks for a lease of snake"):
-        host.load()
+# Leases
+
+
+class NaiveHost:
+    """Lends a model without counting who has it."""
+
+    def __init__(self) -> None:
+        self.model: Stub | None = None
+
+    @contextmanager
+    def lease(self):
+        self.model = model = self.model or Stub()
+        yield model
+
+    def unload(self) -> None:
+        model, self.model = self.model, None
+        if model is not None:
+            model.close()
+
+
+def use_while_unloading(host, rounds: int, seed: int) -> tuple[list[BaseException], int]:
+    """Lend and unload at once; return what failed, and how often unloading was refused."""
+    chance = random.Random(seed)
+    stop = threading.Event()
+    refused = []
+
+    def unload() -> None:
+        while not stop.is_set():
+            try:
+                host.unload()
+            except ModelInUseError:
+                refused.append(1)
+
+    def work() -> None:
+        for _ in range(rounds):
+            with host.lease() as model:
+                for _ in range(20):
+                    model.use()
+                    time.sleep(0)
+            time.sleep(chance.random() / 100)
+
+    unloader = threading.Thread(target=unload)
+    unloader.start()
+    errors = in_threads(6, work)
+    stop.set()
+    unloader.join()
+    return errors, len(refused)
+
+
+def test_never_unloaded_under_a_lease() -> None:
+    """Callers, an unloader and a short keep_alive compete; nobody meets a closed model."""
+    seed = random.randrange(1 << 30)
+    host = ModelHost(Stub, keep_alive="10ms")
+    errors, refused = use_while_unloading(host, 20, seed)
+    assert errors == [], seed
+    assert refused
+    host.close()
+    status = host.status()
+    assert status.loads == status.unloads == len(Stub.made) > 1
+    assert all(stub.closed == 1 for stub in Stub.made)
+
+
+def test_control_host_that_counts_no_leases_is_found() -> None:
+    host = NaiveHost()
+    while not (errors := use_while_unloading(host, 5, 0)[0]):
+        pass
+    assert {type(error) for error in errors} == {AssertionError}
+    Stub.made.clear()
+
+
+def test_unload_says_who_has_it() -> None:
+    """Where in the program the lease was taken; and it reports what came back."""
+    host = ModelHost(Stub, name="stub")
+    assert host.status().name == "stub"
+    assert isinstance(host.unload(), CleanupReport)
+    with host.lease():
+        where = rf"{Path(__file__).name}:\d+ in test_unload_says"
+        with pytest.raises(ModelInUseError, match=where):
+            host.unload()
+        assert host.status().leases == 1
+    assert host.load() is False
+    host.unload()
+    assert host.load() is True
     host.close()
 
 
@@ -267,82 +235,122 @@ def test_lease_that_is_dropped_has_ended() -> None:
     host.close()
 
 
-def test_models_that_release_does_not_know() -> None:
-    """Functions and plain objects are lent too, and go with their last reference."""
-    host = ModelHost(lambda: lambda text: text[::-1])
-    with host.lease() as model:
-        assert model("ab") == "ba"
-    assert isinstance(host.unload(), CleanupReport)
-    host.close()
-    with ModelHost(lambda: None) as host, pytest.raises(TypeError, match="returned None"):
+# How long an idle model is kept
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (300, 300), (0.5, 0.5), ("90s", 90), ("10m", 600), ("1h", 3600), ("1h30m", 5400),
+        ("1.5m", 90), ("250ms", 0.25), (" 10m ", 600), (-1, None), (-1.0, None), ("-1", None),
+    ],
+)  # fmt: skip
+def test_keep_alive_counts_from_the_end_of_the_last_lease(value, seconds) -> None:
+    """Numbers are seconds; texts have a unit; -1 is for ever."""
+    with ModelHost(Stub, keep_alive=value) as host:
+        with host.lease() as outer:
+            with host.lease() as inner:
+                assert inner is outer
+            status = host.status()
+            assert (status.leases, status.idle_s, status.expires_in_s) == (1, None, None)
+            ends = time.monotonic()
+        status = host.status()
+        if seconds is None:
+            assert status.expires_in_s is None
+        elif status.state == "loaded":
+            assert 0 <= status.idle_s <= time.monotonic() - ends
+            assert status.idle_s + status.expires_in_s == pytest.approx(seconds)
+        else:  # On a machine that stood still.
+            assert time.monotonic() - ends > seconds
+
+
+@pytest.mark.parametrize("value", [0, "0"])
+def test_keep_alive_of_zero(value) -> None:
+    """It goes when the block has ended; what is loaded beforehand is kept."""
+    with ModelHost(Stub, keep_alive=value) as host:
+        with host.lease() as outer, host.lease() as inner:
+            assert outer is inner
+        assert host.status().state == "unloaded"
         host.load()
-    with ModelHost(lambda: asyncio.sleep(0)) as host, pytest.raises(TypeError, match="is async"):
-        host.load()
+        assert (host.status().state, host.status().expires_in_s) == ("loaded", None)
 
 
-@pytest.mark.parametrize("what", [5, None, asyncio.sleep])
-def test_what_does_not_load(what) -> None:
-    """Refused before anything happens."""
-    with pytest.raises(TypeError, match="load must be a function"):
-        ModelHost(what)
-    with pytest.raises(ValueError, match="isolation must be"):
-        ModelHost(Stub, isolation="fork")
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("", ValueError), ("soon", ValueError), ("10", ValueError), ("10 m", ValueError),
+        ("-5m", ValueError), ("5d", ValueError), ("m", ValueError), (-2, ValueError),
+        (float("nan"), ValueError), (float("inf"), ValueError), (None, TypeError),
+        (True, TypeError), ([], TypeError), (b"5m", TypeError),
+    ],
+)  # fmt: skip
+def test_wrong_keep_alive_is_refused_with_what_it_may_be(value, error) -> None:
+    with pytest.raises(error, match="90s") as caught:
+        ModelHost(int, keep_alive=value)
+    assert repr(value) in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
-def test_interrupts_leave_no_lease_and_no_half_load() -> None:
-    """At any instruction of loading, leasing and unloading; afterwards all goes on as before."""
-    counts = {"arrived": 0}
-
-    def check(number: int) -> bool:
-        host = ModelHost(Stub, keep_alive=0 if number % 2 else "5m")
-
-        def use() -> None:
-            with host.lease() as model:
-                model.use()
-            host.unload()
-
-        ended, arrived = run_interrupted(
-            use, number, "hosting/core.py", "hosting/lending.py", "hosting/lease.py"
-        )
-        counts["arrived"] += arrived
-        gc.collect()
-        wait_for(lambda: host.status().leases == 0)
-        with host.lease(timeout_s=60) as model:
+def test_idle_model_expires_and_is_loaded_again() -> None:
+    """Not under a lease that lasts longer; no thread stays behind."""
+    before = threading.active_count()
+    host = ModelHost(Stub, keep_alive=0.02)
+    for count in (1, 2):
+        with host.lease() as model:
+            time.sleep(0.05)
             assert model.use()
-        host.close()
-        return ended
-
-    gc.collect()
-    gc.freeze()  # To collect what a check has left takes no walk over all that others have.
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            everywhere(check, step=29)
-            gc.collect()  # What an interrupt kept from its owner says so when it goes.
-    finally:
-        gc.unfreeze()
-    assert counts["arrived"] > 20
-    assert all(stub.closed == 1 for stub in Stub.made)
-
-
-def test_interrupt_of_a_load_is_its_threads_alone() -> None:
-    """Those who wait load it themselves."""
-    tries = []
-
-    def load() -> Stub:
-        tries.append(1)
-        if len(tries) == 1:
-            wait_for(lambda: len(host._core.tenancy.wanted) == 4)
-            raise Interrupt
-        return Stub()
-
-    host = ModelHost(load)
-    errors = in_threads(4, lambda: host.lease().__enter__())
-    assert [type(error) for error in errors] == [Interrupt]
-    gc.collect()
-    assert (host.status().loads, len(tries)) == (1, 2)
+        wait_for(lambda: host.status().state == "unloaded")
+        assert host.status().unloads == count
+    wait_for(lambda: threading.active_count() == before)
     host.close()
+
+
+# Closing
+
+
+def test_close_waits_for_leases_and_lends_nothing_meanwhile() -> None:
+    host = ModelHost(Stub)
+    lent, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with host.lease() as model:
+            lent.set()
+            go_on.wait()
+            model.use()
+
+    def is_refused() -> bool:
+        try:
+            with host.lease():
+                return False
+        except ResourceClosedError:
+            return True
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    lent.wait()
+    closer = threading.Thread(target=host.close)
+    closer.start()
+    wait_for(is_refused)
+    go_on.set()
+    closer.join()
+    worker.join()
+    assert host.status().state == "closed"
+    assert Stub.made[0].closed == 1
+
+
+def test_close_names_who_has_it_after_the_deadline() -> None:
+    """The model lives until the lease ends; a lease of the closing thread is not waited for."""
+    host = ModelHost(Stub)
+    with host.lease() as model:
+        with pytest.raises(ModelInUseError, match="in test_close_names"):
+            host.close()
+        assert model.use()
+        with pytest.raises(ResourceClosedError):
+            host.lease().__enter__()
+    assert host.status().state == "closed"
+    assert model.closed == 1
+
+
+# Forks
 
 
 def test_fork_has_a_host_that_is_not_loaded() -> None:
@@ -366,26 +374,217 @@ def test_fork_has_a_host_that_is_not_loaded() -> None:
     assert mine.closed == 1
 
 
-def test_fake_clock_and_timer() -> None:
-    """What the timer is asked to do, without waiting for it."""
-    now, calls = [100.0], []
+def test_no_thread_is_there_in_a_fork() -> None:
+    """Python 3.12 warns of forks of a process with threads; the host goes on afterwards."""
+    program = """
+        import os, threading
+        from pathlib import Path
+        from support.waiting import wait_for
+        counts = []
+        count = lambda: counts.append(len(os.listdir("/proc/self/task")))
+        os.register_at_fork(before=count)
+        from torch_utils import ModelHost  # Its callbacks come first: they were registered later.
+        class Model:
+            def close(self): print("closed", flush=True)
 
-    class Clockwork:
-        def call_at(self, when, method) -> None:
-            calls.append(when)
+        def fork():
+            pid = os.fork()
+            if not pid:
+                os._exit(threading.active_count() - 1)
+            assert os.waitpid(pid, 0)[1] == 0
 
-        def cancel(self, method) -> None:
-            calls.append("cancelled")
+        host = ModelHost(Model, keep_alive=0.5)
+        with host.lease(): pass
+        for _ in range(3): fork()
+        count()  # The control: a thread waits for the model's end.
+        wait_for(lambda: host.status().state == "unloaded")
+        host.close()
+        print(*counts)
+    """
+    result = run_program(program)
+    assert_clean(result)
+    assert result.stdout == "closed\n1 1 1 2\n"
 
-    core = Core(
-        "stub", partial(ThreadTenant, "stub", Stub), 60, clock=lambda: now[0], timer=Clockwork()
+
+def test_fork_while_a_model_expires() -> None:
+    """A model that forks while it is unloaded: nobody waits for himself."""
+    result = run_program(
+        """
+        import os
+        from torch_utils import ModelHost
+        from support.waiting import wait_for
+        class Model:
+            def close(self):
+                pid = os.fork()
+                if pid == 0:
+                    os._exit(0)
+                os.waitpid(pid, 0)
+        host = ModelHost(Model, keep_alive=0.01)
+        for _ in range(3):
+            with host.lease(): pass
+            wait_for(lambda: host.status().state == "unloaded")
+        host.close()
+        """,
+        options=("-W", "ignore::DeprecationWarning"),
     )
-    assert core.load_now()
-    assert calls == [160.0]
-    now[0] = 159
-    core.expire()
-    assert (core.status().state, calls[-1]) == ("loaded", 160.0)
-    now[0] = 160
-    core.expire()
-    assert (core.status().state, calls[-1]) == ("unloaded", "cancelled")
-    core.shut(0)
+    assert_clean(result)
+
+
+# Coroutines
+
+
+def test_coroutines_load_once_and_do_not_stop_the_loop() -> None:
+    """The loop goes round while the model is loaded, by a thread that ends with that."""
+    turns = []
+    go_on = threading.Event()
+
+    def load() -> Stub:
+        assert threading.current_thread() is not threading.main_thread()
+        go_on.wait()
+        return Stub()
+
+    async def main() -> None:
+        host = ModelHost(load)
+
+        async def work() -> object:
+            async with host.alease() as model:
+                return model
+
+        tasks = [asyncio.create_task(work()) for _ in range(64)]
+        while len(turns) < 100:
+            await asyncio.sleep(0)
+            turns.append(host.status().state)
+        assert turns[-1] == "loading"
+        go_on.set()
+        assert len(set(await asyncio.gather(*tasks))) == 1
+        assert host.status().leases == 0
+        await host.aclose()
+        assert host.closed
+
+    run(main)
+    assert len(Stub.made) == 1
+
+
+def test_cancelled_coroutines_leave_no_lease() -> None:
+    """At each step that they may be at; the load goes on, and is there for the next."""
+
+    async def main() -> None:
+        host = ModelHost(lambda: (time.sleep(0.01), Stub())[1], keep_alive=-1)
+        for steps in range(12):
+
+            async def work() -> None:
+                async with host.alease():
+                    await asyncio.sleep(600)
+
+            task = asyncio.create_task(work())
+            for _ in range(steps):
+                await asyncio.sleep(0.002)
+            task.cancel()
+            await asyncio.wait([task])
+            assert host.status().leases == 0
+        async with host.alease(timeout_s=60) as model:
+            assert model.use()
+        await host.aclose()
+
+    run(main)
+
+
+@pytest.mark.parametrize("error", [OSError("no such file"), SystemExit(3)])
+def test_failed_load_reaches_all_coroutines_and_is_tried_once(error: BaseException) -> None:
+    """Whether it fails while they wait, or before the first of them has begun to."""
+    tries: list[int] = []
+    go_on = threading.Event()
+
+    def load() -> Stub:
+        tries.append(1)
+        go_on.wait()
+        raise error
+
+    async def attempt(host: ModelHost[Stub]) -> type[BaseException] | None:
+        try:
+            async with host.alease():
+                return None
+        except Exception as raised:
+            return type(raised)
+
+    expected = OSError if isinstance(error, OSError) else TorchUtilsError
+
+    async def main() -> None:
+        async with ModelHost(load) as host:
+            tasks = [asyncio.create_task(attempt(host)) for _ in range(16)]
+            for _ in range(100):
+                await asyncio.sleep(0)
+            go_on.set()
+            assert await asyncio.gather(*tasks) == [expected] * 16
+            assert (len(tries), host.status().leases) == (1, 0)
+            assert await attempt(host) is expected
+            assert (len(tries), host.status().leases) == (2, 0)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # The thread that loads does not let this one go on before its end.
+    try:
+        run(main)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_model_that_nobody_waits_for_any_more_expires() -> None:
+    """A keep_alive of 0 keeps what is loaded beforehand, not what was loaded for one that left."""
+    go_on = threading.Event()
+
+    async def main() -> None:
+        async with ModelHost(lambda: (go_on.wait(), Stub())[1], keep_alive=0) as host:
+            task = asyncio.create_task(host.alease().__aenter__())
+            while host.status().state != "loading":
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            go_on.set()
+            while host.status().unloads != 1:
+                await asyncio.sleep(0.001)
+
+    run(main)
+
+
+def test_coroutines_hear_of_errors_and_of_time() -> None:
+    """A load that fails, one that takes too long, one that wants to end the program."""
+    go_on = threading.Event()
+
+    async def main() -> None:
+        for load, error in (
+            (lambda: 1 / 0, ZeroDivisionError),
+            (lambda: go_on.wait() and Stub(), TimeoutError),
+            (partial(sys.exit, 3), TorchUtilsError),
+        ):
+            go_on.clear()
+            host = ModelHost(load)
+            with pytest.raises(error):
+                await host.alease(timeout_s=60 if error is not TimeoutError else 0.01).__aenter__()
+            assert host.status().leases == 0
+            go_on.set()
+            await host.aclose()
+
+    run(main)
+
+
+def test_aclose_waits_off_the_loop() -> None:
+    """For a lease of a coroutine of the same loop, which goes on."""
+
+    async def main() -> None:
+        host = ModelHost(Stub, keep_alive=0)
+        entered = asyncio.Event()
+
+        async def work() -> None:
+            async with host.alease() as model:
+                entered.set()
+                while not host.closed:
+                    await asyncio.sleep(0)
+                model.use()
+
+        async with host:
+            task = asyncio.create_task(work())
+            await entered.wait()
+        await task
+        assert host.status().state == "closed"
+
+    run(main)

@@ -2,150 +2,180 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
-import select
 import signal
+import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hosted_models import Model, load_and_leave, load_nothing
-from interrupts import Interrupt, everywhere, run_interrupted
 
-import torch_utils.hosting.process as process_module
-from torch_utils.errors import ModelProcessError
-from torch_utils.hosting.process import ModelProcess, pickled_load
-from torch_utils.oom import is_out_of_memory
-from watching import wait_for
+from support.hosted_models import Model, load_and_leave, load_nothing
+from support.hosting_stub import in_threads
+from support.hosting_stub import run as run_loop
+from support.interrupts import Interrupt, Place, interrupt_everywhere
+from support.programs import Result, assert_clean, run
+from support.waiting import is_there, wait_for
+from torch_utils import (
+    ModelHost,
+    ModelProcessError,
+    ResourceClosedError,
+    is_out_of_memory,
+)
 
 
-def start(load=Model) -> ModelProcess:
-    process = ModelProcess(pickled_load(load), name="stub")
-    process.wait_until_loaded()
-    return process
+def host_of(load: Any = Model) -> ModelHost[Any]:
+    return ModelHost(load, name="stub", isolation="process", keep_alive=-1)
 
 
 @pytest.fixture(scope="module")
-def shared():
-    """One process for all tests that leave it as it was."""
-    process = start(partial(Model, "an argument"))
-    yield process
-    process.end()
+def shared() -> Iterator[Any]:
+    """One model for all tests that leave it as it was."""
+    with host_of(partial(Model, "an argument")) as host, host.lease() as model:
+        yield model
 
 
 @pytest.fixture
-def process():
-    process = start()
-    yield process
-    process.end()
+def host() -> Iterator[ModelHost[Any]]:
+    with host_of() as host:
+        yield host
 
 
-def test_calls_and_attributes(shared) -> None:
-    """Arguments by place and by name, attributes, and what can be called."""
-    assert shared.call("echo", 1) == 1
-    assert shared.call("echo", "ä", key=[None]) == ("ä", {"key": [None]})
-    assert shared.call("__call__", 5) == [5]
-    assert shared.get("dimension") == (False, 3)
-    assert shared.get("arguments") == (False, ("an argument",))
-    assert shared.get("echo") == (True, None)
-    assert {"echo", "say"} <= shared.methods
-    assert not {"dimension", "arguments", "__init__"} & shared.methods
-    assert shared.call("pid") == shared.pid != os.getpid()
+@pytest.fixture
+def model(host) -> Iterator[Any]:
+    with host.lease() as model:
+        yield model
+
+
+# Calls
+
+
+def test_lease_is_a_proxy(host) -> None:
+    """Methods, attributes and the call travel; the lease's end is the proxy's."""
+    with host.lease() as model:
+        pid = model.pid()
+        assert pid != os.getpid()
+        assert (model.echo(1, key=2), model.dimension, model(3)) == ((1, {"key": 2}), 3, [3])
+        assert host.status().nbytes > 1_000_000
+        with pytest.raises(AttributeError, match="nothing"):
+            _ = model.nothing
+        with pytest.raises(AttributeError, match="cannot be set"):
+            model.dimension = 4
+    with pytest.raises(ResourceClosedError, match="has ended"):
+        model.echo(1)
+    report = host.unload()
+    assert report.freed_bytes["host"] > 1_000_000
+    assert not is_there(pid)
+    assert host.status().state == "unloaded"
+
+
+def test_arguments_of_the_load_travel(shared) -> None:
+    assert shared.arguments == ("an argument",)
 
 
 @pytest.mark.parametrize("count", [0, 10, 100_000, 3_000_000])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_arrive_whole(shared, count: int, order: str) -> None:
-    """Through the socket and through shared memory; what comes may be written to."""
+    """Of any size and layout; what is returned may be written to."""
     sent = np.asarray(np.random.default_rng(count).random((2, count // 2)), np.float64, order=order)
-    came = shared.call("echo", sent)
-    assert came.dtype == sent.dtype
-    assert np.array_equal(came, sent)
-    came += 1
-    assert np.array_equal(shared.call("echo", [sent[:, ::2], b"x" * count])[0], sent[:, ::2])
+    received = shared.echo(sent)
+    assert received.dtype == sent.dtype
+    assert np.array_equal(received, sent)
+    received += 1
+    parts = shared.echo([sent[:, ::2], b"x" * count])
+    assert np.array_equal(parts[0], sent[:, ::2])
+    assert parts[1] == b"x" * count
+
+
+@pytest.mark.slow
+def test_a_gigabyte(shared) -> None:
+    """As an argument and as a result."""
+    assert int(shared.ones(1 << 30).sum()) == 1 << 30
+    assert len(shared.echo(np.ones(1 << 30, np.uint8))) == 1 << 30
 
 
 def test_no_answer_changes_an_earlier_one(shared) -> None:
-    """More results are held than there are segments, which are used again when they are not."""
-    held = [shared.call("echo", np.full(300_000, n, np.int16)) for n in range(40)]
+    """However many are kept; and no descriptor stays behind."""
+    kept = [shared.echo(np.full(300_000, n, np.int16)) for n in range(40)]
     for n in range(40):
-        shared.call("echo", np.full(300_000, -n, np.int16))
-    assert all((array == n).all() for n, array in enumerate(held))
+        shared.echo(np.full(300_000, -n, np.int16))
+    assert all((array == n).all() for n, array in enumerate(kept))
     before = len(os.listdir("/proc/self/fd"))
-    del held
+    del kept
     for n in range(100):
-        assert (shared.call("echo", np.full(300_000, n, np.int16)) == n).all()
+        assert (shared.echo(np.full(300_000, n, np.int16)) == n).all()
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_arguments_stay_as_they_were(shared) -> None:
     """The model may keep what it got: later calls do not write over it."""
-    shared.call("keep", np.full(1_000_000, 7, np.uint8))
+    shared.keep(np.full(1_000_000, 7, np.uint8))
     for n in range(5):
-        shared.call("echo", np.full(1_000_000, n, np.uint8))
-    assert (shared.get("kept")[1] == 7).all()
-    shared.call("keep", None)
+        shared.echo(np.full(1_000_000, n, np.uint8))
+    assert (shared.kept == 7).all()
+    shared.keep(None)
 
 
-def test_fork_gets_results_of_its_own(shared) -> None:
-    """Neither it nor its parent nor later answers change what the other sees."""
-    mine = shared.call("echo", np.zeros(1_000_000, np.uint8))
-    if os.fork() == 0:
-        mine[:] = 1
-        os._exit(int(mine.min()) - 1)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
-    for n in range(5):
-        shared.call("echo", np.full(1_000_000, n, np.uint8))
-    assert not mine.any()
+def test_many_threads_get_their_own_answers(shared) -> None:
+    def work() -> None:
+        me = threading.get_ident()
+        for n in range(50):
+            assert shared.echo((me, n)) == (me, n)
+
+    assert in_threads(8, work) == []
+
+
+# Errors
 
 
 def test_errors_come_as_they_are(shared) -> None:
     """With their type, and the traceback of the other side as a note."""
     with pytest.raises(ValueError, match="no such text") as caught:
-        shared.call("fail")
+        shared.fail()
     assert "in fail\n" in "".join(traceback.format_exception(caught.value))
-    with pytest.raises(AttributeError, match="no_such_method"):
-        shared.call("no_such_method")
     with pytest.raises(MemoryError):
-        shared.call("out_of_memory")
-    assert shared.call("echo", 1) == 1
+        shared.out_of_memory()
+    assert shared.echo(1) == 1
 
 
-def test_errors_that_cannot_come(shared, tmp_path: Path, monkeypatch) -> None:
-    """Their text does: what cannot be pickled, what this process has not imported, Ctrl-C."""
+def test_text_of_errors_that_cannot_come_is_kept(
+    shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be pickled, what this process has not imported, Ctrl-C."""
     (tmp_path / "only_in_the_child.py").write_text(
         "class Trouble(RuntimeError): pass\nclass Thing: pass\n"
     )
     with pytest.raises(ModelProcessError, match=r"Picky\('one and two'\)"):
-        shared.call("fail", "Picky")
+        shared.fail("Picky")
     with pytest.raises(ModelProcessError, match="stub raised KeyboardInterrupt"):
-        shared.call("fail", "interrupt")
-    shared.call("echo", 0)
+        shared.fail("interrupt")
+    assert shared.echo(0) == 0
     monkeypatch.syspath_prepend(str(tmp_path))
-    process = start()
-    with pytest.raises(ModelProcessError, match=r"Trouble\('of its own'\)"):
-        process.call("fail", "elsewhere")
-    with pytest.raises(ModelProcessError, match="has not imported only_in_the_child"):
-        process.call("give", "elsewhere")
-    assert "only_in_the_child" not in sys.modules
-    assert process.call("echo", 2) == 2
-    process.end()
+    with host_of() as host, host.lease() as model:
+        with pytest.raises(ModelProcessError, match=r"Trouble\('of its own'\)"):
+            model.fail("elsewhere")
+        with pytest.raises(ModelProcessError, match="has not imported only_in_the_child"):
+            model.give("elsewhere")
+        assert "only_in_the_child" not in sys.modules
+        assert model.echo(2) == 2
 
 
-def test_what_cannot_be_pickled(shared) -> None:
-    """Said to whoever sends or returns it; the process goes on."""
-    for ask in (shared.call, shared.begin):
-        for argument in (threading.Lock(), lambda: 1):
-            with pytest.raises(pickle.PicklingError, match=r"stub\.echo\(\) runs in another proc"):
-                ask("echo", [argument])
+def test_what_cannot_be_pickled_is_refused(shared) -> None:
+    """As an argument and as a result; the process goes on."""
+    for argument in (threading.Lock(), lambda: 1):
+        with pytest.raises(pickle.PicklingError, match=r"stub\.echo\(\) runs in another proc"):
+            shared.echo([argument])
     with pytest.raises(pickle.PicklingError, match=r"builtins.generator that cannot be pickled"):
-        shared.call("give", "generator")
-    assert shared.call("echo", 1) == 1
+        shared.give("generator")
+    assert shared.echo(1) == 1
 
 
 def test_text_of_memory_errors_is_understood() -> None:
@@ -154,7 +184,22 @@ def test_text_of_memory_errors_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("load", "error", "text"),
+    [
+        (load_nothing, OSError, "no such weights"),
+        (load_and_leave, ModelProcessError, "exit code 7; its last words: out of shells"),
+    ],
+)
+def test_load_that_fails(load: Any, error: type[Exception], text: str) -> None:
+    with host_of(load) as host, pytest.raises(error, match=text):
+        host.load()
+
+
+# Ends
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
     [
         ("sys.exit", "exit code 3"),
         ("_exit", "exit code 4"),
@@ -162,59 +207,117 @@ def test_text_of_memory_errors_is_understood() -> None:
         ("kill", "(SIGKILL)"),
     ],
 )
-def test_end_in_the_middle_of_a_call(capfd, how: str, said: str) -> None:
-    """Whoever waits learns how, with the last words, which also go on to stderr; no zombie."""
-    process = start()
-    with pytest.raises(ModelProcessError, match="has ended") as caught:
-        process.call("leave", how)
-    assert said in str(caught.value)
-    assert "last words: these are my last words" in str(caught.value)
-    assert "these are my last words" in capfd.readouterr().err
-    assert not Path(f"/proc/{process.pid}").exists()
-    assert not process.is_alive()
-    with pytest.raises(ModelProcessError, match="has ended"):
-        process.call("echo", 1)
+def test_end_in_the_middle_of_a_call(host, capfd, how: str, text: str) -> None:
+    """The error says how, with the last words, which also go on to stderr; the next lease loads."""
+    with host.lease() as model:
+        pid = model.pid()
+        with pytest.raises(ModelProcessError, match="has ended") as caught:
+            model.leave(how)
+        assert text in str(caught.value)
+        assert "last words: these are my last words" in str(caught.value)
+        assert "these are my last words" in capfd.readouterr().err
+        assert not Path(f"/proc/{pid}").exists()
+        with pytest.raises(ModelProcessError, match="has ended"):
+            model.echo(1)
+    with host.lease() as model:
+        assert model.pid() != pid
+    assert (host.status().loads, host.status().unloads) == (2, 1)
 
 
-def test_one_that_hangs_up_and_stays_is_killed(process, monkeypatch) -> None:
-    """And that is what the error says: memory has not run out."""
-    monkeypatch.setattr(process_module, "GRACE_S", 0.25)
-    with pytest.raises(ModelProcessError, match=r"was still there 0\.25 s later") as caught:
-        process.call("hang_up")
-    assert "memory" not in str(caught.value)
-    assert not Path(f"/proc/{process.pid}").exists()
-
-
-def test_end_between_calls(process) -> None:
+def test_end_between_calls(model) -> None:
     """Found by the next call; what its own children hold open does not hide it."""
-    pid = process.call("fork")
-    os.kill(process.pid, signal.SIGKILL)
+    child = model.fork()
+    os.kill(model.pid(), signal.SIGKILL)
     with pytest.raises(ModelProcessError, match="SIGKILL"):
-        process.call("echo", 1)
+        model.echo(1)
+    os.kill(child, signal.SIGKILL)
+
+
+def test_end_between_leases(host) -> None:
+    """The next lease starts it again."""
+    with host.lease() as model:
+        pid = model.pid()
     os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with host.lease() as model:
+        assert model.pid() != pid
 
 
-def test_load_that_fails() -> None:
-    """Its error comes, and nothing stays behind."""
-    for load, error, text in (
-        (load_nothing, OSError, "no such weights"),
-        (load_and_leave, ModelProcessError, "exit code 7; its last words: out of shells"),
-    ):
-        process = ModelProcess(pickled_load(load), name="stub")
-        with pytest.raises(error, match=text):
-            process.wait_until_loaded()
-        assert not Path(f"/proc/{process.pid}").exists()
+@pytest.mark.slow
+def test_process_that_hangs_up_and_stays_is_killed(model) -> None:
+    """And that is what the error says: memory has not run out."""
+    pid = model.pid()
+    with pytest.raises(ModelProcessError, match="was still there") as caught:
+        model.hang_up()
+    assert "memory" not in str(caught.value)
+    assert not is_there(pid)
 
 
-def test_lambda_is_refused() -> None:
-    """At once, and with what to do instead."""
-    with pytest.raises(TypeError, match='isolation="thread"'):
-        pickled_load(lambda: 1)
+def test_lives_longer_than_the_thread_that_started_it(host) -> None:
+    """PR_SET_PDEATHSIG would kill it then."""
+    thread = threading.Thread(target=host.load)
+    thread.start()
+    thread.join()
+    with host.lease() as model:
+        assert model.echo(1) == 1
+    assert host.status().loads == 1
 
 
-def test_interrupt_of_a_call_ends_the_process(process, tmp_path: Path) -> None:
+def test_cancelled_call_does_not_hang(host, tmp_path: Path) -> None:
+    """The caller is cancelled in a method of ten minutes: its process ends, and its thread too."""
+    begun = tmp_path / "begun"
+
+    async def main() -> None:
+        async def work() -> None:
+            async with host.alease() as model:
+                await asyncio.to_thread(model.touch_and_sleep, str(begun))
+
+        task = asyncio.create_task(work())
+        while not begun.exists():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        async with host.alease() as model:
+            assert await asyncio.to_thread(model.echo, 5) == 5
+
+    run_loop(main)  # Its end waits for the thread.
+    assert host.status().loads == 2
+
+
+# Forks
+
+
+def test_fork_gets_results_of_its_own(shared) -> None:
+    """Neither it nor its parent nor later answers change what the other sees."""
+    mine = shared.echo(np.zeros(1_000_000, np.uint8))
+    if os.fork() == 0:
+        mine[:] = 1
+        os._exit(int(mine.min()) - 1)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    for n in range(5):
+        shared.echo(np.full(1_000_000, n, np.uint8))
+    assert not mine.any()
+
+
+def test_fork_neither_uses_nor_ends_it(model) -> None:
+    """Its call is an error; its end is not the process's."""
+    if os.fork() == 0:
+        try:
+            model.echo(1)
+        except ModelProcessError as error:
+            os._exit(0 if "a fork" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    assert model.echo(2) == 2
+
+
+# Interrupts
+
+
+def test_interrupt_of_a_call_ends_the_process(model, tmp_path: Path) -> None:
     """At once, although the method takes ten minutes."""
     begun = tmp_path / "begun"
+    pid = model.pid()
 
     def interrupt() -> None:
         wait_for(begun.exists)
@@ -223,151 +326,300 @@ def test_interrupt_of_a_call_ends_the_process(process, tmp_path: Path) -> None:
     helper = threading.Thread(target=interrupt)
     helper.start()
     with pytest.raises(KeyboardInterrupt):
-        process.call("touch_and_sleep", str(begun))
+        model.touch_and_sleep(str(begun))
     helper.join()
-    assert not Path(f"/proc/{process.pid}").exists()
+    wait_for(lambda: not is_there(pid))
 
 
-def test_interrupts_never_shift_answers() -> None:
-    """At any instruction: the next answer is the next call's, or there is none."""
-    process = start()
-    counts = {"ended": 0, "lived": 0}
+def check_answers(host: Any, minimum: int, at_most: int, package: str) -> dict[str, int]:
+    """Interrupt a call everywhere: the next answer is the next call's, or an error.
 
-    def check(number: int) -> bool:
-        nonlocal process
-        if not process.is_alive():
-            process = start()
-        ended, arrived = run_interrupted(
-            lambda: process.call("echo", number), number, "hosting/process.py", "hosting/frames.py"
-        )
-        try:
-            assert process.call("echo", -number) == -number
-            counts["lived"] += 1
-        except ModelProcessError:
-            assert arrived
-            counts["ended"] += 1
-        return ended
-
-    everywhere(check, step=41)
-    assert min(counts.values()) > 0, counts
-    process.end()
-
-
-def test_an_interrupt_that_is_kept_keeps_no_lock(process) -> None:
-    """Its frames live as long as it does; another thread gets an answer all the same, or an error.
-
-    A context manager of Python's that is interrupted at its beginning or before its end is left by
-    nobody: as long as the exception lives, what it has taken stays taken.
+    Another thread asks for it, while the interrupt's traceback, and so its frames, are alive.
     """
-    kept = []
+    kept: list[Interrupt] = []
+    counts = {"answered": 0, "ended": 0}
 
-    def keep() -> None:
+    def interrupt() -> None:
         kept.append(Interrupt())
         raise kept[-1]
 
-    def check(number: int) -> bool:
-        nonlocal process
-        if not process.is_alive():
-            process = start()
-        files = ("hosting/process.py", "contextlib.py")
-        ended, _ = run_interrupted(
-            lambda: process.call("echo", number), number, *files, handler=keep, calls_only=True
-        )
-        answers = []
+    def check(place: Place) -> None:
+        answers: list[Any] = []
+        with host.lease() as model:
 
-        def ask() -> None:
+            def ask() -> None:
+                try:
+                    answers.append(model.echo(-place.number))
+                except ModelProcessError as error:
+                    answers.append(error)
+
+            place.run(lambda: model.echo(place.number))
+            thread = threading.Thread(target=ask, daemon=True)
+            thread.start()
+            thread.join(60)
+            assert answers, "no answer: a lock is still held"
+            kept.clear()
+        if isinstance(answers[0], ModelProcessError):
+            assert place.delivered
+            counts["ended"] += 1
+        else:
+            assert answers == [-place.number], "the answer to another call"
+            counts["answered"] += 1
+
+    interrupt_everywhere(
+        check, package=package, minimum=minimum, at_most=at_most, deliver=interrupt
+    )
+    return counts
+
+
+def test_interrupts_never_shift_answers_nor_keep_locks(host) -> None:
+    counts = check_answers(host, 35, 50, "torch_utils")
+    assert all(counts.values()), counts
+
+
+class NaiveHost:
+    """Sends questions to a thread, and takes the next answer for its own."""
+
+    def __init__(self) -> None:
+        self.here, self.there = socket.socketpair()
+        self.thread = threading.Thread(target=self.answer)
+        self.thread.start()
+
+    def answer(self) -> None:
+        with self.there:
+            while data := self.there.recv(4):
+                self.there.sendall(data)
+
+    def close(self) -> None:
+        self.here.shutdown(socket.SHUT_WR)
+        self.thread.join()
+        self.here.close()
+
+    def lease(self) -> NaiveHost:
+        return self
+
+    def __enter__(self) -> NaiveHost:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def echo(self, number: int) -> int:
+        self.here.sendall(number.to_bytes(4, "big", signed=True))
+        return int.from_bytes(self.here.recv(4), "big", signed=True)
+
+
+def test_control_answers_without_numbers_shift() -> None:
+    host = NaiveHost()
+    with pytest.raises(AssertionError, match="the answer to another call"):
+        check_answers(host, 1, 100, __name__)
+    host.close()
+
+
+# Programs
+
+PRELUDE = """
+import sys
+from functools import partial
+from support.hosted_models import Model
+from torch_utils import ModelHost
+def start(load):
+    return ModelHost(load, name="stub", isolation="process")
+"""
+
+
+def run_program(source: str, *arguments: str, as_file: bool = False, **how: Any) -> Result:
+    return run(PRELUDE + source, *arguments, options=("-W", "error"), as_file=as_file, **how)
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["", *(pytest.param(e, marks=pytest.mark.slow) for e in ("host.close()", "sys.exit(0)"))],
+)
+def test_leaves_with_the_program(end: str) -> None:
+    """Closed or left open: nothing on stderr, and no process."""
+    result = run_program(
+        f"host = start(Model)\nwith host.lease() as model: print(model.pid())\n{end}"
+    )
+    assert_clean(result)
+    assert not is_there(int(result.stdout))
+
+
+def test_parent_imports_no_torch(tmp_path: Path) -> None:
+    """Not even where the child has it, and answers with its classes."""
+    (tmp_path / "torch.py").write_text(
+        "class Tensor: pass\nclass OutOfMemoryError(RuntimeError): pass\n"
+    )
+    result = run_program(
+        """
+class Torch:
+    def give(self):
+        import torch
+        return torch.Tensor()
+    def fail(self):
+        import torch
+        raise torch.OutOfMemoryError("CUDA out of memory")
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[1])
+    with start(Torch) as host, host.lease() as model:
+        for name in ("give", "fail"):
             try:
-                answers.append(process.call("echo", -number))
-            except ModelProcessError as error:
-                answers.append(error)
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(20)
-        assert answers, f"still waiting after the interrupt at call {number}"
-        process.end()
-        return ended
-
-    assert everywhere(check) > 5
-    assert kept
+                getattr(model, name)()
+            except Exception as error:
+                print(type(error).__name__)
+    assert "torch" not in sys.modules and "numpy" not in sys.modules
+""",
+        str(tmp_path),
+        as_file=True,
+    )
+    assert_clean(result)
+    assert result.stdout.split() == ["ModelProcessError"] * 2
 
 
-def test_control_without_numbers_answers_shift(process) -> None:
-    """What an interrupt between asking and listening does to a protocol without numbers."""
-    channel = process._channel
-    channel.send(5, pickle.dumps(("call", "echo", ("A",), {}), 5))
-    select.select([channel], [], [])
-    os.kill(process.pid, signal.SIGSTOP)  # Or its second answer may be there already.
-    channel.send(6, pickle.dumps(("call", "echo", ("B",), {}), 5))
-    assert pickle.loads(channel.receive()[1]) == (True, "A")  # for whoever asked B
-    os.kill(process.pid, signal.SIGCONT)
-    process._owed = 7
-    with pytest.raises(ModelProcessError, match="message 6 came, not 7"):
-        process.finish()
-    assert not process.is_alive()
+@pytest.mark.parametrize(
+    "method", [pytest.param("touch_and_sleep", marks=pytest.mark.slow), "touch_and_spin"]
+)
+def test_goes_with_a_parent_that_is_killed(tmp_path: Path, method: str) -> None:
+    """Whatever it is doing, and although a fork of the parent lives on."""
+    begun = tmp_path / "begun"
+    result = run_program(
+        f"""
+import os, threading, time
+lease = start(Model).lease()
+model = lease.__enter__()
+print(model.pid(), flush=True)
+def kill():
+    while not os.path.exists({str(begun)!r}):
+        time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+if os.fork() == 0:
+    for descriptor in range(3):
+        os.close(descriptor)
+    time.sleep(60)
+    os._exit(0)
+threading.Thread(target=kill, daemon=True).start()
+model.{method}({str(begun)!r})
+"""
+    )
+    assert result.returncode == -9, str(result)
+    wait_for(lambda: not is_there(int(result.stdout)))
 
 
-def test_end_in_another_thread(process, tmp_path: Path) -> None:
-    """A call that is under way raises; ending does not wait for it longer than it may."""
-    begun, errors = tmp_path / "begun", []
+def test_what_it_prints_is_printed() -> None:
+    """To stdout and stderr of the parent, more than any pipe takes, beside the answers."""
+    result = run_program(
+        "with start(Model) as host, host.lease() as model:\n"
+        "    assert model.say(300_000) == 300_000"
+    )
+    assert result.returncode == 0, str(result)
+    assert result.stdout == "to stdout " * 300_000 + "\n"
+    assert result.stderr == "to stderr " * 300_000 + "\n"
 
-    def call() -> None:
+
+MAIN = """
+class Mine(Exception):
+    pass
+class Own:
+    def echo(self, value): return value
+    def fail(self): raise Mine("mine")
+{guard}
+    with start(partial(Own)) as host, host.lease() as model:
+        print(model.echo(Own()).echo(3))
         try:
-            process.call("touch_and_sleep", str(begun))
-        except ModelProcessError as error:
-            errors.append(error)
-
-    caller = threading.Thread(target=call)
-    caller.start()
-    wait_for(begun.exists)
-    process.end(grace_s=0)
-    caller.join()
-    assert len(errors) == 1
+            model.fail()
+        except Mine as error:
+            print(repr(error))
+"""
 
 
-def test_many_threads(shared) -> None:
-    """Each gets its own answers."""
-    wrong = []
-
-    def work(me: int) -> None:
-        for n in range(50):
-            if shared.call("echo", (me, n)) != (me, n):
-                wrong.append((me, n))
-
-    threads = [threading.Thread(target=work, args=(me,)) for me in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+@pytest.mark.parametrize("as_file", [True, False], ids=["file", "-c"])
+@pytest.mark.parametrize(
+    "guard", ['if __name__ == "__main__":', pytest.param("if True:", marks=pytest.mark.slow)]
+)
+def test_classes_of_the_main_module(guard: str, as_file: bool) -> None:
+    """From a file or from the command line; also where the program guards nothing."""
+    result = run_program(MAIN.format(guard=guard), as_file=as_file)
+    assert_clean(result)
+    assert result.stdout == "3\nMine('mine')\n"
 
 
-def test_lives_longer_than_the_thread_that_started_it() -> None:
-    """PR_SET_PDEATHSIG would kill it then."""
-    started = []
-    thread = threading.Thread(target=lambda: started.append(start()))
-    thread.start()
-    thread.join()
-    assert started[0].call("echo", 1) == 1
-    started[0].end()
+def test_main_module_runs_again_only_if_it_is_needed() -> None:
+    result = run_program("print('once')\nwith start(Model) as host: host.load()", as_file=True)
+    assert_clean(result)
+    assert result.stdout == "once\n"
 
 
-def test_fork_neither_uses_nor_ends_it(process) -> None:
-    """It is told whose it is; its end is not the process's."""
-    if os.fork() == 0:
-        try:
-            process.call("echo", 1)
-        except ModelProcessError as error:
-            os._exit(0 if "a fork" in str(error) else 2)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
-    assert process.call("echo", 2) == 2
+@pytest.mark.parametrize(
+    "closed",
+    [(0, 1, 2), *(pytest.param(c, marks=pytest.mark.slow) for c in ((0,), (1, 2)))],
+    ids=str,
+)
+def test_closed_standard_descriptors(closed: tuple[int, ...]) -> None:
+    """Nothing of the other process gets their numbers, which it has for other things."""
+    result = run_program(
+        f"""
+import os
+for descriptor in {closed}:
+    os.close(descriptor)
+with start(Model) as host, host.lease() as model:
+    answer = model.echo(b"x" * 1_000_000)
+os._exit(answer != b"x" * 1_000_000)
+"""
+    )
+    assert_clean(result)
 
 
-@pytest.mark.slow
-def test_a_gigabyte() -> None:
-    """As an argument and as a result."""
-    process = start()
-    assert int(process.call("ones", 1 << 30).sum()) == 1 << 30
-    assert len(process.call("echo", np.ones(1 << 30, np.uint8))) == 1 << 30
-    process.end()
+def test_program_that_is_piped_in() -> None:
+    """What it defines cannot be found from another process: it is refused at once."""
+    source = "class Own: pass\ntry:\n    start(Own)\nexcept TypeError as error:\n    print(error)"
+    result = run(Path("-"), stdin=PRELUDE + source, options=("-W", "error"))
+    assert_clean(result)
+    assert "defined in an interactive session" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "as_file", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["file", "-c"]
+)
+def test_process_of_a_process(as_file: bool) -> None:
+    """A model with a host of its own finds the main module's classes too, and takes it along."""
+    result = run_program(
+        """
+import os
+class Inner:
+    def double(self, value): return 2 * value, os.getpid()
+class Outer:
+    def __init__(self): self.host = ModelHost(Inner, isolation="process")
+    def double(self, value):
+        with self.host.lease() as model: return model.double(value)
+    def close(self): self.host.close()
+if __name__ == "__main__":
+    with ModelHost(Outer, isolation="process") as host, host.lease() as model:
+        print(*model.double(4))
+""",
+        as_file=as_file,
+    )
+    assert_clean(result)
+    value, pid = map(int, result.stdout.split())
+    assert value == 8
+    assert not is_there(pid)
+
+
+def test_start_without_descriptors_fails_and_keeps_none() -> None:
+    """However many are lacking to start a process."""
+    result = run_program(
+        """
+import os, resource
+from torch_utils import ModelProcessError
+def count(): return len(os.listdir("/proc/self/fd"))
+before = count()
+for lacking in range(12):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + lacking, 4096))
+    try:
+        with start(Model) as host: host.load()
+    except ModelProcessError:
+        print("refused")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    assert count() == before, (lacking, count(), before)
+"""
+    )
+    assert_clean(result)
+    assert result.stdout.count("refused") > 5

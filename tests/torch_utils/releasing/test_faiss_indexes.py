@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
+from operator import attrgetter
 from typing import Any
 
 import faiss
 import numpy as np
 import pytest
 
-from programs import assert_clean, run_forked
+from support.programs import assert_clean, run_forked
+from support.waiting import wait_for
 from torch_utils import ReleasedError, memory_snapshot, release
 
 VECTORS = np.random.default_rng(0).random((2000, 32), dtype=np.float32)
@@ -31,7 +33,7 @@ def build(kind: str) -> Any:
 @pytest.mark.parametrize(
     "kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
 )
-def test_use_after_release(kind: str) -> None:
+def test_every_use_after_release_is_an_error(kind: str) -> None:
     """Every kind says that it was released, whatever is done with it."""
     index = build(kind)
     report = release(index)
@@ -84,7 +86,7 @@ def test_nothing_counts_twice() -> None:
     assert release(above, below).freed_bytes == {"host": VECTORS.nbytes}
 
 
-def test_one_that_another_stands_on_stays() -> None:
+def test_index_that_another_stands_on_stays() -> None:
     """Destroying it would make a crash of the next search."""
     below = faiss.IndexFlatIP(32)
     above = faiss.IndexIDMap(below)
@@ -109,20 +111,54 @@ def test_control_destroying_it_crashes() -> None:
     assert run_forked(program, quick_end=True).returncode < 0
 
 
-def test_one_in_use_by_a_thread_stays() -> None:
-    """A search in another thread goes on to its end, and the index is whole."""
+def test_index_in_use_by_a_thread_stays() -> None:
+    """A search in another thread goes on to its end; afterwards the index can be released."""
     index = faiss.IndexFlatIP(256)
     index.add(np.ones((60_000, 256), dtype=np.float32))
     queries = np.ones((2048, 256), dtype=np.float32)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(index.search(queries, 5)))
     thread.start()
-    while "faiss" not in sys._current_frames()[thread.ident].f_code.co_filename:
-        pass
+    current_frames = attrgetter("_current_frames")(sys)
+    wait_for(lambda: "faiss" in current_frames()[thread.ident].f_code.co_filename)
     (error,) = release(index).errors
     assert "being used by another thread" in str(error)
     thread.join()
     assert found[0][0].shape == (2048, 5)
+    assert release(index).freed_bytes == {"host": 4 * 256 * 60_000}
+
+
+def test_searches_of_a_thread_are_right_or_refused() -> None:
+    """Whichever comes first: never a crash, and an index that could not be released is whole."""
+    program = """
+    import sys, threading, faiss, numpy as np
+    from torch_utils import ReleasedError, release
+    sys.setswitchinterval(1e-5)
+    for _ in range(10):
+        index = faiss.IndexFlatIP(8)
+        index.add(np.ones((2000, 8), np.float32))
+        queries, found, begun = np.ones((50, 8), np.float32), [], threading.Event()
+
+        def search():
+            try:
+                while True:
+                    distances, _ = index.search(queries, 1)
+                    assert distances.min() == distances.max() == 8, distances
+                    begun.set()
+                    sum(range(50_000))  # Releases come while it searches, and while it does not.
+            except (ReleasedError, AttributeError) as error:
+                found.append(error)
+
+        thread = threading.Thread(target=search)
+        thread.start()
+        begun.wait()
+        while (report := release(index, trim_host=False)).errors:
+            assert "being used by another thread" in str(report.errors)
+        thread.join()
+        assert report.freed_bytes == {"host": 64_000}, report
+        assert len(found) == 1
+    """
+    assert_clean(run_forked(program, quick_end=True))
 
 
 def test_a_borrowed_proxy_frees_nothing() -> None:

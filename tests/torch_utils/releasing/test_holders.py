@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from programs import assert_clean, run_forked
+from support.programs import assert_clean, run_forked
+from support.releasing import gone, release_and_search, weak
 from torch_utils import release
-
-LONG = {"search_s": 10.0}
-pytestmark = pytest.mark.usefixtures("only_own_frames")
 
 
 def holders(report: Any) -> str:
@@ -23,59 +20,68 @@ def holders(report: Any) -> str:
     return " and ".join(held.holders)
 
 
-def test_another_module() -> None:
-    """A weight that is tied to a live module."""
-    live, gone = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-    gone.weight = live.weight
-    assert "another module (Linear)" in holders(release(gone, **LONG))
-    del live
+class Cache:
+    entry: Any = None
 
 
-def test_an_optimizer() -> None:
-    """A parameter that an optimizer still updates."""
+def in_another_module(weight: nn.Parameter) -> Any:
+    live = nn.Linear(8, 8, bias=False)
+    live.weight = weight
+    return live
+
+
+def in_an_object(weight: nn.Parameter) -> Any:
+    cache = Cache()
+    cache.entry = weight
+    return cache
+
+
+def in_a_generator(weight: nn.Parameter) -> Any:
+    def batches() -> Any:
+        mine = weight
+        while True:
+            yield mine.shape
+
+    generator = batches()
+    next(generator)
+    return generator
+
+
+def in_an_error(weight: nn.Parameter) -> Any:
+    with pytest.raises(ValueError) as caught:
+        raise ValueError(weight.shape)
+    return caught
+
+
+HOLDERS: dict[str, tuple[Callable[[nn.Parameter], Any], str]] = {
+    "module": (in_another_module, "another module (Linear)"),
+    "optimizer": (lambda w: torch.optim.SGD([w], lr=0.1), "an optimizer (SGD)"),
+    "graph": (lambda w: (torch.ones(1, 8, requires_grad=True) @ w).sum(), "an autograd graph"),
+    "numpy": (lambda w: w.detach().numpy(), "a numpy view"),
+    "container": (lambda w: {"weights": [w]}, "the variable 'my_holder' of "),
+    "closure": (lambda w: lambda: w, "a closure"),
+    "object": (in_an_object, "a Cache"),
+    "generator": (in_a_generator, "the suspended"),
+    "error": (in_an_error, "a frame of in_an_error() that an exception keeps"),
+}
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_holder_is_named(kind: str) -> None:
+    make, name = HOLDERS[kind]
     model = nn.Linear(8, 8, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert "an optimizer (SGD)" in holders(release(model, **LONG))
-    del optimizer
+    my_holder = make(model.weight)
+    assert name in holders(release_and_search(model))
+    del my_holder
 
 
-def test_a_frame() -> None:
+def test_a_variable() -> None:
     """A variable of a function that is running, by its name."""
     model = nn.Linear(8, 8, bias=False)
     my_weight = model.weight
-    named = holders(release(model, **LONG))
-    assert "the variable 'my_weight' of test_a_frame()" in named
+    named = holders(release_and_search(model))
+    assert "the variable 'my_weight' of test_a_variable()" in named
     del my_weight
-
-
-def test_a_frame_that_an_exception_keeps() -> None:
-    """The frame of a function that failed, kept by its exception."""
-
-    def fail(model: nn.Module) -> None:
-        weight = model.weight
-        raise ValueError(weight.shape)
-
-    model = nn.Linear(8, 8, bias=False)
-    with pytest.raises(ValueError) as caught:
-        fail(model)
-    assert "a frame of fail()" in holders(release(model, **LONG))
-    del caught
-
-
-def test_an_autograd_graph() -> None:
-    """A graph that has saved the weight for its backward pass."""
-    model = nn.Linear(8, 8, bias=False)
-    loss = model(torch.ones(1, 8, requires_grad=True)).sum()
-    assert "an autograd graph" in holders(release(model, **LONG))
-    del loss
-
-
-def test_a_numpy_view() -> None:
-    """An array over a tensor's memory."""
-    tensor = torch.ones(100)
-    array = tensor.numpy()
-    assert "a numpy view" in holders(release(tensor, **LONG))
-    assert array.sum() == 100
 
 
 def test_a_frozen_cycle() -> None:
@@ -93,46 +99,7 @@ def test_a_frozen_cycle() -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
-def test_a_container_of_a_variable() -> None:
-    """A list that a dictionary holds: the variable that leads there is named."""
-    model = nn.Linear(8, 8, bias=False)
-    kept = {"weights": [model.weight]}
-    assert "the variable 'kept' of" in holders(release(model, **LONG))
-    del kept
-
-
-def test_a_closure_and_an_instance() -> None:
-    """A function's closure, and an object of the program's own."""
-
-    class Cache:
-        entry: Any = None
-
-    def remember(weight: torch.Tensor) -> Any:
-        return lambda: weight
-
-    models = [nn.Linear(8, 8, bias=False) for _ in range(2)]
-    function, cache = remember(models[0].weight), Cache()
-    cache.entry = models[1].weight
-    assert "a closure" in holders(release(models[0], **LONG))
-    assert "a Cache" in holders(release(models[1], **LONG))
-    del function
-
-
-def test_a_suspended_generator() -> None:
-    """A generator that waits in the middle, with the weight in a variable."""
-
-    def batches(weight: torch.Tensor) -> Any:
-        while True:
-            yield weight.shape
-
-    model = nn.Linear(8, 8, bias=False)
-    generator = batches(model.weight)
-    next(generator)
-    assert "the suspended" in holders(release(model, **LONG))
-    del generator
-
-
-def test_named_within_the_default_budget() -> None:
+def test_holder_is_named_within_the_default_time() -> None:
     """In a program of ordinary size nobody has to ask for more time."""
     program = """
     import torch
@@ -151,34 +118,10 @@ def test_looking_keeps_nothing_alive() -> None:
     """Reading a running function's variables makes a copy of them, which must not stay."""
     model, kept = nn.Linear(8, 8, bias=False), torch.ones(10)
     weight = model.weight
-    storages = [StorageWeakRef(t.untyped_storage()) for t in (weight, kept)]
-    assert holders(release(model, **LONG))
+    storages = weak(weight, kept)
+    assert holders(release_and_search(model))
     del weight, kept
-    assert [s.expired() for s in storages] == [True, True]
-
-
-def test_no_full_collection_for_what_a_variable_holds() -> None:
-    """What is reachable is no garbage; what is not may be, and is collected."""
-
-    def count_full_collections(survive: bool) -> int:
-        model = nn.Linear(8, 8, bias=False)
-        cycle: list[Any] = [model.weight] if not survive else []
-        cycle.append(cycle)
-        weight = model.weight if survive else None
-        gc.collect()  # Into the oldest generation.
-        del cycle
-        full = []
-        gc.callbacks.append(lambda when, what: full.append(what["generation"] == 2))
-        try:
-            report = release(model, **LONG)
-        finally:
-            gc.callbacks.pop()
-        assert bool(report.still_held) is survive
-        del weight
-        return sum(full)
-
-    assert count_full_collections(survive=True) == 0
-    assert count_full_collections(survive=False) > 0
+    assert gone(storages)
 
 
 def test_a_variable_of_another_thread() -> None:
@@ -194,13 +137,13 @@ def test_a_variable_of_another_thread() -> None:
     thread.start()
     ready.wait()
     try:
-        assert "the variable 'weight_of_thread' of work()" in holders(release(model, **LONG))
+        assert "the variable 'weight_of_thread' of work()" in holders(release_and_search(model))
     finally:
         done.set()
         thread.join()
 
 
-def test_freezing_is_blamed_only_where_nothing_else_is_left() -> None:
+def test_freezing_is_no_answer_where_another_is_known() -> None:
     """gc.freeze() is no answer while the search has not passed everything, or knows a graph."""
     program = """
     import gc, torch
@@ -219,11 +162,10 @@ def test_freezing_is_blamed_only_where_nothing_else_is_left() -> None:
 
 
 def test_search_is_bounded() -> None:
-    """Without time to search, what survived is still said."""
+    """Without time to search, the report still says what survived."""
     tensor = torch.ones(100)
     view = tensor[1:]
     report = release(tensor, search_s=0.0)
     assert report.still_held[0].holders == ()
     assert "something that was not found" in str(report)
-    del view
-    gc.collect()
+    assert view.sum() == 99

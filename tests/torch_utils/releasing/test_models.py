@@ -1,7 +1,9 @@
-"""release of real models: every storage goes, and every use afterwards is one clear error."""
+"""release of every layer of torch.nn and of real models: all storages go, every use is an error."""
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -11,16 +13,73 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import UninitializedTensorMixin
 
+from support.releasing import gone, weak
 from torch_utils import ReleasedError, release
 
-pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
+# Arguments that make a small layer, tried in this order.
+ARGUMENTS: tuple[tuple[Any, ...], ...] = (
+    (),
+    (2,),
+    (2, 2),
+    (2, 2, 2),
+    (2, 2, 2, 2),
+    (4, 2, 2, 2),
+    (4, 4, [2, 4]),
+    (nn.TransformerEncoderLayer(4, 2, 8), 1),
+    (nn.TransformerDecoderLayer(4, 2, 8), 1),
+)
+SMALLER = {"Transformer": (4, 2, 1, 1, 8)}  # Without arguments it has 44 million weights.
+KINDS_OF_LAYER = [
+    name
+    for name in sorted(dir(nn))
+    if inspect.isclass(getattr(nn, name)) and issubclass(getattr(nn, name), nn.Module)
+]
+LAYER_INPUTS = [torch.ones(shape) for shape in ((2,), (1, 2), (1, 2, 2), (1, 2, 4, 4))]
 
 
-def storages(model: nn.Module) -> list[StorageWeakRef]:
-    tensors = [*model.parameters(), *model.buffers()]
-    return [StorageWeakRef(t.untyped_storage()) for t in tensors]
+def make_layers() -> dict[str, Any]:
+    """Build one of each kind that takes small arguments."""
+    made: dict[str, Any] = {}
+    for name in KINDS_OF_LAYER:
+        for arguments in (SMALLER[name],) if name in SMALLER else ARGUMENTS:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    made[name] = getattr(nn, name)(*arguments)
+                break
+            except Exception:  # Layers refuse arguments that are not theirs as they like.
+                continue
+    return made
+
+
+LAYERS = make_layers()
+
+
+def test_nearly_all_layers_of_torch_are_covered() -> None:
+    assert len(LAYERS) > 0.95 * len(KINDS_OF_LAYER), sorted({*KINDS_OF_LAYER} - {*LAYERS})
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_released_layer_is_an_error(name: str) -> None:
+    """Its memory is gone, and calling it raises the same error whatever the input."""
+    layer = LAYERS[name]
+    tensors = chain(layer.parameters(), layer.buffers())
+    storages = weak(
+        *(t for t in tensors if not isinstance(t, UninitializedTensorMixin) and t.numel())
+    )
+    release(layer, collect="never", trim_host=False)
+    assert not storages or gone(storages)  # Many layers have no weights.
+    for inputs in ([], *([i] for i in LAYER_INPUTS), *([i, i] for i in LAYER_INPUTS)):
+        for use in (layer, layer.__call__):
+            with pytest.raises(ReleasedError, match=f"this {name} was released"):
+                use(*inputs)
+    with pytest.raises(ReleasedError):
+        layer.extra_repr()
+
+
+TRANSFORMERS = pytest.mark.xdist_group("transformers")  # Imported once, by one worker only.
 
 
 def gpt2() -> nn.Module:
@@ -37,16 +96,12 @@ def t5() -> nn.Module:
     return T5ForConditionalGeneration(config).eval()
 
 
-IDS = torch.ones(1, 4, dtype=torch.long)
-USES: dict[str, Callable[[Any], Any]] = {
-    "gpt2": lambda model: model.generate(IDS, max_new_tokens=2, pad_token_id=0),
-    "t5": lambda model: model(input_ids=IDS, decoder_input_ids=IDS),
-    "bert in half": lambda model: model(IDS),
-    "compiled": lambda model: model(torch.ones(1, 4)),
-    "hooked": lambda model: model(torch.ones(1, 4)),
-    "traced": lambda model: model(torch.ones(1, 4)),
-    "scripted": lambda model: model(torch.ones(1, 4)),
-}
+def bert_in_half() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=64, hidden_size=16, **sizes)
+    return BertForSequenceClassification(config).to(torch.bfloat16).eval()
 
 
 def hooked() -> nn.Module:
@@ -58,80 +113,62 @@ def hooked() -> nn.Module:
     return model
 
 
-def bert_in_half() -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        vocab_size=64,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
-    return BertForSequenceClassification(config).to(torch.bfloat16).eval()
-
-
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "gpt2": gpt2,
-    "t5": t5,
-    "bert in half": bert_in_half,
-    "compiled": lambda: torch.compile(nn.Linear(4, 4), backend="eager"),
-    "hooked": hooked,
-    "traced": lambda: torch.jit.trace(nn.Linear(4, 4), torch.ones(1, 4), check_trace=False),
-    "scripted": lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
+IDS, INPUTS = torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4)
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
+    "gpt2": (gpt2, lambda model: model.generate(IDS, max_new_tokens=2, pad_token_id=0)),
+    "t5": (t5, lambda model: model(input_ids=IDS, decoder_input_ids=IDS)),
+    "bert in half": (bert_in_half, lambda model: model(IDS)),
+    "compiled": (
+        lambda: torch.compile(nn.Linear(4, 4), backend="eager"),
+        lambda model: model(INPUTS),
+    ),
+    "hooked": (hooked, lambda model: model(INPUTS)),
+    "traced": (
+        lambda: torch.jit.trace(nn.Linear(4, 4), INPUTS, check_trace=False),
+        lambda model: model(INPUTS),
+    ),
+    "scripted": (
+        lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
+        lambda model: model(INPUTS),
+    ),
 }
 
 
+@TRANSFORMERS
 @pytest.mark.filterwarnings(
     "ignore:.*torch.jit.*:DeprecationWarning",
     "ignore:.*torch.jit.*:FutureWarning",
     "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning",
+    "ignore:.*Converting a tensor.*",
 )
-@pytest.mark.filterwarnings("ignore:.*Converting a tensor.*")
 @pytest.mark.parametrize("kind", MODELS)
 def test_used_and_released(kind: str) -> None:
     """Its weights are gone with the variable held; the same call that worked says so."""
-    model = MODELS[kind]()
+    make, use = MODELS[kind]
+    model = make()
     with torch.no_grad():
-        USES[kind](model)
-    weights = storages(model)
+        use(model)
+    weights = weak(model)
     report = release(model)
     assert not report.errors
     assert not report.still_held
-    assert weights
-    assert all(weight.expired() for weight in weights)
+    assert gone(weights)
     with pytest.raises(ReleasedError, match="was released"):
-        USES[kind](model)
+        use(model)
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.filterwarnings(
-    "ignore:.*torch.jit.*:DeprecationWarning",
-    "ignore:.*torch.jit.*:FutureWarning",
-    "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning",
-)
-def test_control_del_of_a_copy_frees_nothing(kind: str) -> None:
-    """While the caller holds the variable, dropping another reference gives nothing back."""
-    model = MODELS[kind]()
-    weights = storages(model)
-    other = model
-    del other
-    assert not any(weight.expired() for weight in weights)
-
-
+@TRANSFORMERS
 def test_tied_weights_count_once() -> None:
     """GPT-2's output layer is its embedding."""
     model = gpt2()
-    unique = {
-        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
-        for t in chain(model.parameters(), model.buffers())
-    }
-    report = release(model)
-    assert report.freed_bytes == {"host": sum(unique.values())}
+    storages = [t.untyped_storage() for t in chain(model.parameters(), model.buffers())]
+    unique = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    del storages
+    assert release(model).freed_bytes == {"host": sum(unique.values())}
 
 
-def test_tied_to_a_live_model() -> None:
-    """An encoder that another model contains too stays whole in that one."""
+@TRANSFORMERS
+def test_embedding_tied_to_a_live_model_stays() -> None:
     first, second = t5(), t5()
     second.shared = second.encoder.embed_tokens = second.decoder.embed_tokens = first.shared
     expected = second(input_ids=IDS, decoder_input_ids=IDS).logits
@@ -140,31 +177,58 @@ def test_tied_to_a_live_model() -> None:
     torch.testing.assert_close(again, expected)
 
 
+@TRANSFORMERS
 def test_sentence_transformer(tiny_model: Path) -> None:
     """Its model card refers back to it: a cycle, which needs no collection here."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(tiny_model), device="cpu")
     model.encode(["how do I give memory back"])
-    weights = storages(model)
+    weights = weak(model)
     assert not release(model, collect="never").still_held
-    assert all(weight.expired() for weight in weights)
+    assert gone(weights)
     for use in (lambda: model.encode("a"), lambda: model[0], model.__class__.__len__):
         with pytest.raises((ReleasedError, TypeError)):
             use()
 
 
+@TRANSFORMERS
 def test_cross_encoder(tiny_model: Path) -> None:
-    """A model of pairs, which has a card and a cycle as well."""
     from sentence_transformers import CrossEncoder
 
     model = CrossEncoder(str(tiny_model.parent / "transformer"), num_labels=1, device="cpu")
     model.predict([("a city", "paris"), ("a heap", "memory")])
-    weights = storages(model)
+    weights = weak(model)
     assert not release(model, collect="never").still_held
-    assert all(weight.expired() for weight in weights)
+    assert gone(weights)
     with pytest.raises(ReleasedError, match="'predict' cannot be used"):
         model.predict([("a", "b")])
+
+
+@TRANSFORMERS
+def test_released_part_of_a_live_sentence_transformer(tiny_model: Path) -> None:
+    """Its first part is read in properties as well."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(tiny_model), device="cpu")
+    release(model[0])
+    with pytest.raises(ReleasedError, match="this Transformer was released at"):
+        model.encode("a city")
+
+
+@pytest.mark.slow
+def test_compiled_model_is_released_thoroughly() -> None:
+    """It gives its weights back although compiled code exists, and so does the model in it."""
+    model = nn.Linear(32, 32)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(torch.ones(1, 32))
+    weights = weak(model)
+    release(compiled, thorough=True)
+    assert gone(weights)
+    for use in (compiled, model):
+        with pytest.raises(ReleasedError, match="was released"):
+            use(torch.ones(1, 32))
 
 
 def test_memory_mapped_tensor(tmp_path: Path) -> None:
@@ -186,14 +250,6 @@ def test_module_over_a_mapped_file(tmp_path: Path) -> None:
     state = torch.load(tmp_path / "model.pt", mmap=True, weights_only=True)
     module.load_state_dict(state, assign=True)
     del state
+    assert "model.pt" in Path("/proc/self/maps").read_text()
     assert not release(module).still_held
     assert "model.pt" not in Path("/proc/self/maps").read_text()
-
-
-def test_a_model_and_its_own_part() -> None:
-    """Named twice, in either order: released once, without an error."""
-    for order in (1, -1):
-        model = nn.Sequential(nn.Linear(4, 4))
-        report = release(*[model, model[0]][::order])
-        assert report.errors == ()
-        assert report.freed_bytes == {"host": 80}

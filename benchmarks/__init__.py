@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks.NAME`; each writes its raw result into `results/`."""

@@ -1,0 +1,12 @@
+"""The fixture of the matrix; what reports on it is the plugin `summary`."""
+
+from __future__ import annotations
+
+import pytest
+
+from acceptance.hazards.runner import Runner
+
+
+@pytest.fixture(scope="session")
+def runner() -> Runner:
+    return Runner()

@@ -1,0 +1,193 @@
+"""What the programs of the matrix keep alive: the library's objects, and a naive destructor.
+
+Each logs "made" and "released" with its process's id into a file. The logging is bound early,
+so that what fails in a late phase is the subject and never the log. Imported by the programs,
+on every Python, so nothing but the standard library at the top.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+KIND = os.environ["HAZARD_SUBJECT"]
+LOG = os.environ["HAZARD_LOG"]
+_count = 0
+_numbers_of_scopes: dict[int, int] = {}
+_ended_scopes: list[int] = []
+
+_has_threads = KIND in ("retriever", "model") and sys.version_info >= (3, 12)  # torch's, of OpenMP
+# Up to 3.13.9 a fork warns of threads that are made right after it (gh-137109): the timer's.
+if _has_threads or (KIND == "host" and (3, 13) <= sys.version_info < (3, 13, 10)):
+    import warnings
+
+    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+
+
+def log(
+    event: str,
+    number: object,
+    _open=os.open,
+    _write=os.write,
+    _close=os.close,
+    _pid=os.getpid,
+    _path=LOG,
+    _flags=os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+) -> None:
+    descriptor = _open(_path, _flags)
+    _write(descriptor, f"{event} {_pid()} {number}\n".encode())
+    _close(descriptor)
+
+
+def _next() -> int:
+    global _count
+    _count += 1
+    log("made", _count)
+    return _count
+
+
+def make(action=None):
+    """Return a new subject; ``action`` is called in its release, after the log."""
+    return _MAKERS[KIND](action)
+
+
+def close(subject) -> None:
+    """End a subject early, the way its users would."""
+    if KIND == "scope":
+        subject.__exit__(None, None, None)
+    else:
+        subject.close()
+
+
+def is_alive(subject) -> bool:
+    """Whether a subject can still be used."""
+    if KIND == "naive":
+        return subject.payload is not None
+    if KIND == "scope":
+        return _numbers_of_scopes[id(subject)] not in _ended_scopes
+    return not subject.closed
+
+
+def _resource(action):
+    from torch_utils import Resource
+
+    class Subject(Resource):
+        def __init__(self) -> None:
+            self.number = _next()
+
+        def _release(self, _log=log) -> None:
+            _log("released", self.number)
+            if action is not None:
+                action()
+
+    return Subject()
+
+
+def _scope(action):
+    from torch_utils import SafePyTorchCleanup
+
+    scope = SafePyTorchCleanup().__enter__()
+    if action is not None:
+        scope.callback(action)
+    number = _numbers_of_scopes[id(scope)] = _next()
+    scope.callback(log, "released", number)
+    scope.callback(_ended_scopes.append, number)
+    return scope
+
+
+def _host(action):
+    from torch_utils import ModelHost
+
+    number = _next()
+
+    class Model:
+        def close(self, _log=log) -> None:
+            _log("released", number)
+            if action is not None:
+                action()
+
+    subject = ModelHost(Model, keep_alive="1h")
+    with subject.lease():
+        pass  # Now the idle timer runs.
+    return subject
+
+
+def _retriever(action):
+    from rag_demo import PyTorchGPURetriever
+
+    class Letters:
+        name, dimension = "letters", 26
+
+        def embed_query(self, text):
+            return self.embed_documents([text])[0]
+
+        def embed_documents(self, texts):
+            return [[1.0 + text.count(chr(97 + i)) for i in range(26)] for text in texts]
+
+    class Subject(PyTorchGPURetriever):
+        def _release(self, _log=log) -> None:
+            super()._release()
+            _log("released", self.number)
+            if action is not None:
+                action()
+
+    subject = Subject(Letters(), device="cpu")
+    subject.number = _next()
+    subject.add(["cache", "memory"])
+    assert subject.search("caches", 1)[0].text == "cache"
+    return subject
+
+
+def _model(action):
+    from rag_demo import EmbeddingModel
+
+    class Subject(EmbeddingModel):
+        def _release(self, _log=log) -> None:
+            super()._release()
+            _log("released", self.number)
+            if action is not None:
+                action()
+
+    subject = Subject(os.environ["HAZARD_MODEL"], device="cpu")
+    subject.number = _next()
+    subject.load_model()
+    return subject
+
+
+class Naive:
+    """The control: a destructor that imports what it needs, as most do."""
+
+    def __init__(self, action) -> None:
+        self.number = _next()
+        self.payload = [self]
+        self.payload.clear()
+        self.action = action
+
+    def close(self) -> None:
+        self.__del__()
+
+    def __del__(self) -> None:
+        import json
+
+        json.dumps([])
+        log("released", self.number)
+        if self.action is not None:
+            self.action()
+
+
+_MAKERS = {
+    "resource": _resource,
+    "scope": _scope,
+    "host": _host,
+    "retriever": _retriever,
+    "model": _model,
+    "naive": Naive,
+}
+assert KIND in _MAKERS, f"unknown subject {KIND}"
+if KIND in ("resource", "scope", "host", "retriever", "model") and not os.environ.get(
+    "HAZARD_LATE"
+):
+    import torch_utils  # noqa: F401
+if KIND in ("retriever", "model"):
+    import rag_demo  # noqa: F401
+del sys

@@ -1,0 +1,45 @@
+"""The linter finds what the comments of dirty programs name, and nothing in clean ones."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from acceptance.lint.programs import MAY, MUST, found, marks, read_programs
+from support.clean_exit import RULES, lint
+
+DIRTY, CLEAN = read_programs("dirty_*.txt"), read_programs("clean_*.txt")
+
+
+@pytest.mark.parametrize("name", DIRTY)
+def test_dirty_program(name: str, tmp_path: Path) -> None:
+    must, may = marks(DIRTY[name], MUST), marks(DIRTY[name], MAY)
+    assert must or may
+    seen = found(DIRTY[name], tmp_path)
+    if name.startswith("dirty_python_312: ") and sys.version_info < (3, 12):
+        assert seen == set()
+        assert "not parsed" in str(lint([str(tmp_path / "program.py")]).notes[0])
+        return
+    assert must - seen == set(), "not found"
+    assert seen - must - may == set(), "false alarms"
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_clean_program(name: str, tmp_path: Path) -> None:
+    assert found(CLEAN[name], tmp_path) == set()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_alone_finds_its_marks(rule: str, tmp_path: Path) -> None:
+    """Without the rule exactly these are missed: the control of the tests above."""
+    programs = [text for text in DIRTY.values() if rule in {r for *_, r in marks(text, MUST)}]
+    assert len(programs) >= 4
+    for number, text in enumerate(programs):
+        folder = tmp_path / str(number)
+        every = found(text, folder)
+        assert found(text, folder, select=[rule]) == {one for one in every if one[2] == rule}
+        without = found(text, folder, ignore=[rule])
+        assert without == {one for one in every if one[2] != rule}
+        assert marks(text, MUST) - without == {one for one in marks(text, MUST) if one[2] == rule}

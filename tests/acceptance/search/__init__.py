@@ -1,0 +1,1 @@
+"""Search against a float64 reference: exact answers, filters and words."""

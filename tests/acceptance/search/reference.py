@@ -1,0 +1,168 @@
+"""A float64 reference of search, and the check that compares answers with it.
+
+What counts as exact. The reference score is the cosine of the model's float32 vectors, computed
+in float64. A retriever may store vectors as float32 of length 1, which moves a score by at most
+2 * 2**-24. `ROUNDING` is twice that, and it is all the tolerance there is:
+
+- a reported score differs from the reference score by at most `ROUNDING`;
+- the j-th answer's reference score differs from the j-th best one by at most 2 * `ROUNDING`. So
+  documents may change places only if their scores differ by less than float32 vectors can tell;
+- documents with identical vectors are exact ties: they have one score and come in order of ids.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+ROUNDING = 2.0**-22
+
+
+class GivenVectors:
+    """An embedding model whose texts are numbers of given vectors: "7", or "7 and some words"."""
+
+    name = "given vectors"
+
+    def __init__(self, documents: Any, queries: Any) -> None:
+        self.documents = np.asarray(documents, np.float32)
+        self.queries = np.asarray(queries, np.float32)
+        self.dimension = self.documents.shape[1]
+
+    def embed_documents(self, texts: Any) -> Any:
+        return self.documents[[int(text.split()[0]) for text in texts]]
+
+    def embed_queries(self, texts: Any) -> Any:
+        return self.queries[[int(text.split()[0]) for text in texts]]
+
+    def embed_query(self, text: str) -> Any:
+        return self.embed_queries([text])[0]
+
+
+class Float64Index:
+    """What a retriever should hold: texts and metadata by id, searched by brute force."""
+
+    def __init__(self, model: GivenVectors) -> None:
+        self.model = model
+        self.documents: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._directions = _directions(model.documents)
+        self._same = _first_identical(model.documents)
+
+    def add(self, texts: Any, metadata: Any, ids: Any) -> None:
+        for name, text, values in zip(ids, texts, metadata, strict=True):
+            self.documents[name] = (text, values)
+
+    def delete(self, ids: Any) -> int:
+        return sum(self.documents.pop(name, None) is not None for name in ids)
+
+    def names(self, where: Any = None) -> list[str]:
+        """Return the ids of the documents that match a filter."""
+        if where is None:
+            return list(self.documents)
+        return [name for name, (_, values) in self.documents.items() if matches(values, where)]
+
+    def check(
+        self,
+        answers: Any,
+        queries: list[str],
+        top_k: int,
+        *,
+        where: Any = None,
+        min_score: float | None = None,
+    ) -> None:
+        """Assert that answers are exact, a list of results for each query; see the module."""
+        names = self.names(where)
+        numbers = [int(self.documents[name][0].split()[0]) for name in names]
+        scores = _directions(self.model.embed_queries(queries)) @ self._directions[numbers].T
+        same, place = self._same[numbers], {name: row for row, name in enumerate(names)}
+        for results, its_scores in zip(answers, scores, strict=True):
+            self._check_documents(results)
+            rows = [place[result.id] for result in results]
+            assert len(set(rows)) == len(rows), "a document stands twice"
+            _check_scores(results, rows, its_scores, top_k, min_score)
+            _check_identical(results, same[rows].tolist(), same, names)
+
+    def _check_documents(self, results: Any) -> None:
+        assert [result.rank for result in results] == list(range(1, len(results) + 1))
+        for result in results:
+            assert (result.text, result.metadata) == self.documents[result.id]
+
+
+def _check_scores(
+    results: Any, rows: list[int], scores: Any, top_k: int, min_score: float | None
+) -> None:
+    fewest = most = min(top_k, len(scores))
+    if min_score is not None:
+        fewest = min(top_k, int((scores >= min_score + ROUNDING).sum()))
+        most = min(top_k, int((scores >= min_score - ROUNDING).sum()))
+        assert all(result.score >= min_score for result in results)
+    assert fewest <= len(results) <= most, (len(results), fewest, most)
+    _assert_close([result.score for result in results], scores[rows], ROUNDING)
+    _assert_close(scores[rows], np.sort(scores)[::-1][: len(rows)], 2 * ROUNDING)
+    order = [(-result.score, result.id) for result in results]
+    assert order == sorted(order), "not ordered by score, ties by id"
+
+
+def _check_identical(results: Any, groups: list[int], same: Any, names: list[str]) -> None:
+    """Of documents with identical vectors, the first by id are found, with one score."""
+    for group in set(groups):
+        its = [each for each, number in zip(results, groups, strict=True) if number == group]
+        assert len({result.score for result in its}) == 1, "identical vectors score differently"
+        ties = sorted(names[row] for row in np.flatnonzero(same == group))
+        assert [result.id for result in its] == ties[: len(its)], "ties are not ordered by id"
+
+
+def _directions(vectors: Any) -> Any:
+    """Return vectors of length 1 in float64: shape (n, d)."""
+    wide = np.asarray(vectors, np.float64)
+    return wide / np.linalg.norm(wide, axis=-1, keepdims=True)
+
+
+def _first_identical(vectors: Any) -> Any:
+    """Return for each row the number of the first row that has the same bits: shape (n,)."""
+    first: dict[bytes, int] = {}
+    return np.asarray([first.setdefault(row.tobytes(), n) for n, row in enumerate(vectors)])
+
+
+def _assert_close(found: Any, expected: Any, tolerance: float) -> None:
+    if len(found):
+        worst = np.abs(np.asarray(found) - expected).max()
+        assert worst <= tolerance, f"scores differ by {worst}, which is more than {tolerance}"
+
+
+ORDERED = {
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+
+
+def matches(metadata: Mapping[str, Any], where: Any) -> bool:
+    """Say whether metadata match a filter, as docs/retrieval.md describes it."""
+    if callable(where):
+        return bool(where(metadata))
+    return all(key in metadata and _fits(metadata[key], wanted) for key, wanted in where.items())
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, list):
+        return any(value == each for each in wanted)
+    if not isinstance(wanted, dict) or not any(name.startswith("$") for name in wanted):
+        return bool(value == wanted)
+    return all(_fulfils(value, name, operand) for name, operand in wanted.items())
+
+
+def _fulfils(value: Any, name: str, operand: Any) -> bool:
+    if name == "$eq":
+        return bool(value == operand)
+    if name == "$ne":
+        return bool(value != operand)
+    if name in ("$in", "$nin"):
+        return any(value == each for each in operand) is (name == "$in")
+    for kind in (str, (int, float)):
+        if isinstance(value, kind) and isinstance(operand, kind):
+            return bool(ORDERED[name](value, operand))
+    return False

@@ -1,0 +1,120 @@
+"""Short runs of the tortures; the long ones are ``make torture-save`` and ``make fuzz-index``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acceptance.torture import ingestion, saves
+from acceptance.torture.ingestion import Source
+from acceptance.torture.saves import Model, check_whole, fuzz_index, save
+from rag_demo import EmbeddingModel, PyTorchGPURetriever, RagDemoError
+
+# An interrupt between open() and the block that closes leaves the file to its destructor.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+@pytest.mark.slow
+def test_killed_save_leaves_a_whole_index() -> None:
+    assert saves.torture_kills(8)["different_states"] >= 3
+
+
+def test_interrupted_save_leaves_the_old_or_the_new_index() -> None:
+    assert saves.torture_interrupts(30)["places"] >= 15
+
+
+def test_save_on_a_full_disk_leaves_the_old_index() -> None:
+    result = saves.torture_full_disk(8)
+    assert 0 < result["failed"] < result["attempts"]
+
+
+def test_two_writers_and_a_reader_disturb_nobody() -> None:
+    result = saves.torture_writers(4)
+    assert result["saves"] + result["refused"] == 4
+    assert result["different_states"] > 1
+
+
+def test_damaged_index_is_refused_or_right() -> None:
+    assert fuzz_index(300)["refused"] > 150
+
+
+def test_interrupted_ingestion_leaves_a_consistent_index(tiny_model: Path) -> None:
+    assert ingestion.torture_interrupts(12, tiny_model)["different_states"] > 1
+
+
+def test_ingestion_on_a_full_disk_leaves_a_consistent_index(tiny_model: Path) -> None:
+    assert ingestion.torture_full_disk(6, tiny_model)["exit_codes"][2] > 0
+
+
+@pytest.mark.slow
+def test_ingestion_that_gets_signals_leaves_a_consistent_index(tiny_model: Path) -> None:
+    assert ingestion.torture_signals(2, tiny_model)["runs"] == 2
+
+
+class Careless(Model):
+    """Gives one of its texts the vector of another."""
+
+    def embed_documents(self, texts: Any) -> Any:
+        vectors = super().embed_documents(texts)
+        vectors[-1] = vectors[0]
+        return vectors
+
+
+def test_control_wrong_vector_of_a_save_is_noticed(tmp_path: Path) -> None:
+    save(tmp_path / "i", 1, 40)
+    assert check_whole(tmp_path / "i", 40) == 1
+    save(tmp_path / "i", 1, 40, Careless())
+    with pytest.raises(AssertionError, match="wrong vectors"):
+        check_whole(tmp_path / "i", 40)
+
+
+def test_control_mixture_of_two_saves_is_noticed(tmp_path: Path) -> None:
+    """Documents of one save among those of another; and files of both in one folder."""
+    with PyTorchGPURetriever(Model(), device="cpu") as retriever:
+        saves.fill(retriever, 1, 40)
+        retriever.add(["save2 document 7"], [{"save": 2, "row": 7}], ["id7"])
+        retriever.save(tmp_path / "i")
+    with pytest.raises(AssertionError):
+        check_whole(tmp_path / "i", 40)
+    for number in (1, 2):
+        save(tmp_path / str(number), number, 40)
+    for path in (tmp_path / "2").iterdir():  # What is of the same name, and more.
+        shutil.copy(path, tmp_path / "1")
+    for path in list((tmp_path / "1").iterdir())[::2]:
+        path.unlink()
+    with pytest.raises((AssertionError, RagDemoError)):
+        check_whole(tmp_path / "1", 40)
+
+
+class Mistaken(EmbeddingModel):
+    """Gives one of its texts the vector of another."""
+
+    def embed_documents(self, texts: Any, **options: Any) -> Any:
+        vectors = super().embed_documents(texts, **options)
+        vectors[-1] = vectors[0]
+        return vectors
+
+
+@pytest.mark.parametrize("mistake", ["vector", "missing", "text"])
+def test_control_mistake_of_an_ingestion_is_noticed(
+    tiny_model: Path, tmp_path: Path, mistake: str
+) -> None:
+    source = Source(tmp_path, tiny_model, 18)
+    texts = dict(source.texts[0])
+    if mistake == "missing":
+        texts.pop(min(source.both))
+    elif mistake == "text":
+        texts["3"] = "of no version"
+    kind = Mistaken if mistake == "vector" else EmbeddingModel
+    with (
+        kind(tiny_model, device="cpu") as embedder,
+        PyTorchGPURetriever(embedder, device="cpu") as retriever,
+    ):
+        retriever.add(list(texts.values()), ids=list(texts), passages=True)
+        retriever.save(tmp_path / "i")
+    wanted = {"vector": "others' vectors", "missing": "are gone", "text": "of no version"}
+    with pytest.raises(AssertionError, match=wanted[mistake]):
+        source.check(tmp_path / "i", there_before=True)

@@ -1,0 +1,421 @@
+"""The command clean-exit-lint: exit codes, formats, settings, ignores, the baseline, streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.clean_exit import ENVIRONMENT, LINT, LINT_MODULE, RULES, lint, lint_main, run_command
+from support.sarif_schema import SCHEMA
+
+DIRTY = """class A:
+    def __del__(self):
+        self.close()
+
+    def close(self):
+        import os
+"""
+SHORT = "class A:\n    def __del__(self):\n        import os\n"
+COMMAND = [sys.executable, *LINT]
+FORMATS = ("text", "json", "sarif", "github")
+Output = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a dirty and a clean file, which is the current one, and has no settings."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dirty.py").write_text(DIRTY)
+    (tmp_path / "clean.py").write_text("x = 1\n")
+    (tmp_path / "pyproject.toml").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def output(folder: Path, capsys: pytest.CaptureFixture[str]) -> Output:
+    """Run the command in this process, and return its exit code, stdout and stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = lint_main(arguments)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return run_command([*COMMAND, *arguments], **options)
+
+
+def test_exit_codes_and_text(folder: Path) -> None:
+    """0, 1 and 2; a finding has its line, a caret and what to read."""
+    done = run("clean.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "clean-exit-lint: nothing found in 1 file\n"
+    done = run(".")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout == (
+        "dirty.py:6:9: import: __del__ -> close: import os\n"
+        "  | import os\n"
+        "  | ^^^^^^^^^\n"
+        "  see clean-exit-lint --explain import\n"
+        "\n"
+        "clean-exit-lint: 1 finding in 2 files: 1 import\n"
+    )
+    for wrong in ([], ["nowhere.py"], ["--select", "no-such", "."], ["--format", "xml", "."]):
+        done = run(*wrong)
+        assert (done.returncode, done.stdout) == (2, ""), wrong
+        assert done.stderr.startswith("clean-exit-lint: "), wrong
+        assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_run_or_imported(folder: Path) -> None:
+    """A file that would end the program, and a module of the name of one that is imported here."""
+    (folder / "dirty.py").write_text(f"raise SystemExit(7)\n{DIRTY}")
+    (folder / "json.py").write_text("raise SystemExit(8)\n")
+    code = f"""
+import runpy, sys
+sys.path.pop(0)
+sys.argv[1:] = ["."]
+try: runpy.run_module({LINT_MODULE!r}, run_name="__main__")
+except SystemExit as ended: print(ended.code)
+print(sorted({{"dirty", "torch"}} & set(sys.modules)))
+"""
+    done = run_command([sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
+    assert "1 import" in done.stdout
+    assert done.stdout.endswith("1\n[]\n")
+
+
+def test_json(folder: Path, output: Output) -> None:
+    """The schema of the documentation, and nothing else."""
+    code, said, _ = output("--format", "json", ".")
+    assert code == 1
+    assert json.loads(said) == {
+        "schema_version": 1,
+        "findings": [
+            {
+                "rule": "import",
+                "path": "dirty.py",
+                "line": 6,
+                "column": 9,
+                "message": "__del__ -> close: import os",
+                "trace": ["__del__", "close"],
+                "help": "clean-exit-lint --explain import",
+            }
+        ],
+    }
+    code, said, _ = output("--format", "json", "clean.py")
+    assert (code, json.loads(said)) == (0, {"schema_version": 1, "findings": []})
+
+
+def sarif_errors(data: Any) -> list[str]:
+    jsonschema = pytest.importorskip("jsonschema")
+    schemas = [SCHEMA]
+    if path := os.environ.get("SARIF_SCHEMA"):
+        schemas.append(json.loads(Path(path).read_text()))
+    return [
+        error.message
+        for schema in schemas
+        for error in jsonschema.validators.validator_for(schema)(schema).iter_errors(data)
+    ]
+
+
+def test_sarif(folder: Path, output: Output) -> None:
+    """Valid, with the way there as a code flow, and what was not read as a notification."""
+    (folder / "ä b.py").write_text("def (:\n")
+    (folder / "dirty 2.py").write_text(f"{DIRTY}x = 1  # clean-exit-lint: ignore\n")
+    (folder / "ä b.py").write_text("__del__ = (\n")
+    code, said, noted = output("--format", "sarif", ".")
+    data = json.loads(said)
+    assert code == 1
+    assert "note: " in noted
+    assert sarif_errors(data) == []
+    (run_,) = data["runs"]
+    assert len(run_["tool"]["driver"]["rules"]) == len(RULES) + 1
+    first, unused, last = run_["results"]
+    assert first["ruleId"] == last["ruleId"] == "import"
+    assert unused["ruleId"] == "unused-ignore"
+    for result in run_["results"]:
+        assert run_["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+    steps = last["codeFlows"][0]["threadFlows"][0]["locations"]
+    assert [step["location"]["message"]["text"] for step in steps][:2] == ["__del__", "close"]
+    uri = first["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert uri == "dirty%202.py"
+    told = run_["invocations"][0]["toolExecutionNotifications"]
+    assert len(told) == 1
+
+
+def test_sarif_errors_are_seen() -> None:
+    """A control: a run without results, and a key that is not in the standard."""
+    assert sarif_errors({"version": "2.1.0", "runs": [{}]})
+    assert sarif_errors({"version": "2.1.0", "runs": [], "more": 1})
+    assert sarif_errors({"version": "2.0.0", "runs": []})
+
+
+def test_github(folder: Path, output: Output) -> None:
+    """One annotation a finding; what ends a property in a path is written otherwise."""
+    (folder / "a,b:c.py").write_text(DIRTY)
+    code, said, _ = output("--format", "github", ".")
+    lines = said.splitlines()
+    assert code == 1
+    assert lines[0].startswith("::error file=a%2Cb%3Ac.py,line=6,col=9,title=")
+    assert lines[1].endswith("import os (see clean-exit-lint --explain import)")
+
+
+def test_select_and_ignore(folder: Path, output: Output) -> None:
+    """By id and by code, with commas and repeated."""
+    (folder / "dirty.py").write_text(DIRTY + "        print(1)\n        assert os\n")
+
+    def rules(*arguments: str) -> set[str]:
+        said = json.loads(output("--format", "json", *arguments, ".")[1])
+        return {finding["rule"] for finding in said["findings"]}
+
+    assert rules() == {"import", "log", "raise"}
+    assert rules("--select", "import,CEX006") == {"import", "log"}
+    assert rules("--select", "import", "--select", "raise") == {"import", "raise"}
+    assert rules("--ignore", "CEX001,log") == {"raise"}
+    assert rules("--select", "log,raise", "--ignore", "log") == {"raise"}
+
+
+IGNORED = """class A:
+    def __del__(self):
+        import os  # clean-exit-lint: ignore[import]
+        import re  # noqa  # clean-exit-lint: ignore
+        import io  # clean-exit-lint: ignore[log, import]
+        from json import (
+            dumps,  # clean-exit-lint: ignore[import]
+        )
+        text = "# clean-exit-lint: ignore[import]"
+x = 1  # clean-exit-lint: ignore[import]
+y = 1  # clean-exit-lint: ignore
+z = 1  # clean-exit-lint: ignore[no-such]
+"""
+
+
+def test_ignores(folder: Path, output: Output) -> None:
+    """On any line of what was found; what hides nothing is reported, what is text is none."""
+    (folder / "dirty.py").write_text(IGNORED)
+    code, said, _ = output("--format", "json", ".")
+    found = [(one["rule"], one["line"]) for one in json.loads(said)["findings"]]
+    assert code == 1
+    assert found == [("unused-ignore", line) for line in (5, 10, 11, 12)]
+    code, said, _ = output("--format", "json", "--ignore", "log,import", ".")
+    found = [(one["rule"], one["line"]) for one in json.loads(said)["findings"]]
+    assert ("unused-ignore", 5) not in found  # What is not checked cannot be said to be unused.
+
+
+def test_baseline(folder: Path, output: Output) -> None:
+    """What was there is not reported, wherever it has moved; one more of it is."""
+    code, said, _ = output("--write-baseline", "known.json", ".")
+    assert (code, said) == (0, "clean-exit-lint: 1 findings are in known.json now\n")
+    (folder / "dirty.py").write_text("# moved\n\n" + DIRTY)
+    assert output("--baseline", "known.json", ".")[0] == 0
+    (folder / "dirty.py").write_text(DIRTY + "\n\n" + DIRTY.replace("A", "B"))
+    code, said, _ = output("--baseline", "known.json", ".")
+    assert code == 1
+    assert "1 finding in" in said
+    (folder / "dirty.py").write_text("")
+    code, said, noted = output("--baseline", "known.json", ".")
+    assert code == 0
+    assert "1 findings of the baseline are gone" in noted
+    for wrong in ("[]", "{", '{"version": 9, "findings": []}', '{"version": 1, "findings": [1]}'):
+        (folder / "wrong.json").write_text(wrong)
+        code, said, noted = output("--baseline", "wrong.json", ".")
+        assert (code, said) == (2, ""), wrong
+        assert "baseline" in noted
+    assert output("--baseline", "gone.json", ".")[0] == 2
+    assert output("--write-baseline", "no/such/folder.json", ".")[0] == 2
+
+
+def test_settings(folder: Path, output: Output) -> None:
+    """Defaults of a project, from its folder or one below; options come before them."""
+    toml = folder / "pyproject.toml"
+    if sys.version_info < (3, 11):
+        pytest.importorskip("tomli")
+    toml.write_text('[tool.clean_exit_lint]\npaths = ["dirty.py"]\nignore = ["import"]\n')
+    assert output()[0] == 0
+    toml.write_text('[tool.clean-exit-lint]\nexclude = ["dirty.py"]\nformat = "json"\n')
+    code, said, _ = output(".")
+    assert (code, json.loads(said)["findings"]) == (0, [])
+    assert output("--format", "github", "dirty.py")[0] == 1
+    toml.write_text('[tool.clean_exit_lint]\nselect = ["log"]\n')
+    assert output(".")[0] == 0
+    assert output("--select", "import", ".")[0] == 1
+    below = folder / "below"
+    below.mkdir()
+    toml.write_text('[tool.clean_exit_lint]\nbaseline = "known.json"\npaths = ["dirty.py"]\n')
+    assert output("--write-baseline", "known.json")[0] == 0
+    assert output()[0] == 0
+    toml.write_text('[tool.clean_exit_lint]\npaths = ["dirty.py"]\n')
+    os.chdir(below)  # Paths are relative to the file with the settings.
+    code, said, _ = output()
+    assert (code, "1 finding in 1 file" in said) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "[tool.clean_exit_lint]\nno-such = 1",
+        '[tool.clean_exit_lint]\nselect = "import"',
+        "[tool.clean_exit_lint]\nselect = [1]",
+        '[tool.clean_exit_lint]\nselect = ["no-such"]',
+        "[tool.clean_exit_lint]\nformat = 3",
+        '[tool.clean_exit_lint]\nformat = "xml"',
+        "[tool]\nclean_exit_lint = 1",
+        "[tool.clean_exit_lint]\n[tool.clean-exit-lint]",
+        "[tool.clean_exit_lint",
+    ],
+)
+def test_wrong_settings(table: str, folder: Path, output: Output) -> None:
+    """Are wrong usage, with the reason."""
+    if sys.version_info < (3, 11):
+        pytest.importorskip("tomli")
+    (folder / "pyproject.toml").write_text(table)
+    code, said, noted = output(".")
+    assert (code, said) == (2, "")
+    assert noted.startswith("clean-exit-lint: ")
+
+
+def test_other_tables_do_not_matter(folder: Path, output: Output) -> None:
+    """A file of another tool's, however broken."""
+    (folder / "pyproject.toml").write_text("[[[")
+    assert output("clean.py")[0] == 0
+
+
+def test_output_file(folder: Path, output: Output) -> None:
+    """Has the report; the summary stays here."""
+    code, said, _ = output("--format", "json", "--output", "report.json", ".")
+    assert (code, said) == (1, "clean-exit-lint: 1 finding in 2 files: 1 import\n")
+    assert len(json.loads((folder / "report.json").read_text())["findings"]) == 1
+    assert output("--output", "no/such/folder", ".")[0] == 2
+
+
+def test_terminals(folder: Path) -> None:
+    """One that cannot show what a file has; one that nobody reads; colours when asked for."""
+    (folder / "dirty.py").write_text(
+        "class A:\n    def __del__(self): 'ä\\'→'; import os\n", "utf-8"
+    )
+    env = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    done = run(".", env=env)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "\\u2192" in done.stdout
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = run("dirty.py", capture_output=False, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "\033[" in run("--color", "always", ".").stdout
+    assert "\033[" not in run(".").stdout
+
+
+def test_a_comment_for_a_rule_that_is_not_asked_for(folder: Path) -> None:
+    """It is of use, whether it names the rule or none."""
+    path = folder / "a.py"
+    path.write_text(SHORT.replace("import os", "import os  # clean-exit-lint: ignore"))
+    assert lint([str(path)], select=["log"]).findings == ()
+    assert lint([str(path)], ignore=["import"]).findings == ()
+    path.write_text("x = 1  # clean-exit-lint: ignore\n")
+    assert [one.rule for one in lint([str(path)], select=["log"]).findings] == ["unused-ignore"]
+    assert lint([str(path)], ignore=["unused-ignore"]).findings == ()
+
+
+def test_unknown_rules_are_told_which_there_are(output: Output) -> None:
+    """The same ones, whichever option names it."""
+    said = {output(option, "nosuch", "a.py") for option in ("--select", "--ignore", "--explain")}
+    ((code, out, noted),) = said
+    assert (code, out) == (2, "")
+    assert "unused-ignore" in noted
+
+
+def test_the_help_of_an_unused_comment_is_there(folder: Path, output: Output) -> None:
+    """What a report says to ask for can be asked for."""
+    (folder / "a.py").write_text("x = 1  # clean-exit-lint: ignore[lgo]\n")
+    code, said, _ = output("--format", "json", "a.py")
+    (found,) = json.loads(said)["findings"]
+    assert (code, found["message"]) == (1, "there is no rule 'lgo'")
+    assert output(*found["help"].split()[1:])[0] == 0
+    assert "**Safe.**" in output("--explain", "CEX099")[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes any bytes as a name")
+def test_odd_names(folder: Path, output: Output) -> None:
+    """Bytes that are not UTF-8, and a line's end: in all formats, and in a baseline."""
+    heir = b"from dirty import A\nclass B(A):\n    def __del__(self):\n        import json\n"
+    Path(os.fsdecode(b"\xff.py")).write_bytes(heir)
+    (folder / "two\nlines.py").write_text(SHORT)
+    for form in FORMATS:
+        code, said, _ = output("--format", form, ".")
+        assert code == 1
+        if form == "json":
+            assert len(json.loads(said)["findings"]) == 3
+        elif form == "sarif":
+            json.loads(said)
+        else:
+            assert not [line for line in said.splitlines() if line.startswith("lines.py")]
+    assert output("--write-baseline", "known.json", ".")[0] == 0
+    assert output("--baseline", "known.json", ".")[0] == 0
+
+
+def test_stdin(folder: Path) -> None:
+    """A dash is the standard input, as it is for flake8 and ruff; it is called so in the report."""
+    done = run("--format", "json", "-", input=SHORT)
+    (found,) = json.loads(done.stdout)["findings"]
+    assert (found["path"], found["line"], found["rule"]) == ("-", 3, "import")
+    assert run("-", input="").returncode == 0
+    closed = run_command(["sh", "-c", '"$@" <&-', "sh", *COMMAND, "-"])
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_a_file_that_is_called_a_dash(folder: Path) -> None:
+    """With its folder before it, it is a file."""
+    (folder / "-").write_text(SHORT)
+    assert run("./-", input="").returncode == 1
+    assert run("-", input="").returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["dirty.py"], ["--explain", "import"]])
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [(">/dev/full", "stdout: No space left on device"), (">&-", "stdout is closed")],
+)
+def test_stdout_that_takes_nothing(
+    folder: Path, arguments: list[str], where: str, said: str
+) -> None:
+    """Is told in a line, and nothing more."""
+    done = run_command(["sh", "-c", f'"$@" {where}', "sh", *COMMAND, *arguments])
+    assert (done.returncode, done.stderr) == (2, f"clean-exit-lint: {said}\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_ctrl_c_while_it_reads(folder: Path) -> None:
+    """It ends as a shell expects, without a traceback."""
+    os.mkfifo("pipe")
+    with subprocess.Popen(
+        [*COMMAND, "pipe"], stdout=-1, stderr=-1, text=True, env=ENVIRONMENT
+    ) as process:
+        with Path("pipe").open("w"):  # It is opened once the other side is.
+            process.send_signal(signal.SIGINT)
+            assert process.communicate() == ("", "")
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([""], "a PATH is empty"), (["--baseline", "damaged.json", "."], "was not written by")],
+)
+def test_wrong_usage(folder: Path, output: Output, arguments: list[str], said: str) -> None:
+    """An empty path; a baseline with a count that is not a number."""
+    row = {"path": "a", "rule": "b", "code": "c", "count": "many"}
+    (folder / "damaged.json").write_text(json.dumps({"version": 1, "findings": [row]}))
+    code, _, noted = output(*arguments)
+    assert code == 2
+    assert said in noted

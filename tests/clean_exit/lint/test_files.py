@@ -1,0 +1,250 @@
+"""What is found across files, and what is done with files that are not as they should be."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from support.clean_exit import LintFinding, LintResult, lint, python_files
+
+
+def lint_files(folder: Path, **files: str) -> LintResult:
+    """Write files, ``_S_`` in their names for a slash, and check them all."""
+    for name, source in files.items():
+        path = folder / f"{name.replace('_S_', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return lint(python_files([str(folder)]))
+
+
+def only(result: LintResult, rule: str) -> LintFinding:
+    """Return the finding of a rule; there is one."""
+    (found,) = [one for one in result.findings if one.rule == rule]
+    return found
+
+
+REMOTE = """
+from client.local import LocalClient
+class Client:
+    def __init__(self, path=None):
+        self._client: LocalClient | None = None
+        if path:
+            self._client = LocalClient(path)
+    def close(self):
+        if self._client is not None:
+            self._client.close()
+    def __del__(self):
+        self.close()
+"""
+LOCAL = """
+class LocalClient:
+    def __init__(self, path):
+        self.path = path
+        self.closed = False
+    def close(self):
+        self.closed = True
+        try:
+            import portalocker
+            portalocker.unlock(self.path)
+        except TypeError:
+            pass
+"""
+
+
+def test_import_in_another_file(tmp_path: Path) -> None:
+    """As in a client of a vector database; the way there is in the message and the trace."""
+    result = lint_files(
+        tmp_path, client_S___init__="", client_S_remote=REMOTE, client_S_local=LOCAL
+    )
+    found = only(result, "import")
+    assert found.path.endswith("local.py")
+    assert found.line == 9
+    assert found.message == "__del__ -> close -> LocalClient.close: import portalocker"
+    assert found.to_json()["trace"] == ["__del__", "close", "LocalClient.close"]
+    assert found.trace[0].path.endswith("remote.py")
+    alone = lint([str(tmp_path / "client" / "remote.py")])
+    assert alone.findings == ()  # A control: the file that imports is not known then.
+
+
+CLOSES = "def close(what):\n    print(what)\n"
+USES = "class A:\n    def __del__(self):\n        {call}\n"
+
+
+@pytest.mark.parametrize(
+    ("imports", "call"),
+    [
+        ("from .ends import close", "close(self)"),
+        ("from . import ends", "ends.close(self)"),
+        ("from .ends import close as end", "end(self)"),
+        ("from .ends import *", "close(self)"),
+        ("import pack.ends", "pack.ends.close(self)"),
+        ("import pack.ends as e", "e.close(self)"),
+        ("from pack import ends", "ends.close(self)"),
+        ("from pack import close", "close(self)"),
+        ("try:\n    from .ends import close\nexcept ImportError:\n    close = None", "close(self)"),
+        ("from .sub.deep import close", "close(self)"),
+        ("from typing import TYPE_CHECKING\nfrom .ends import close", "close(self)"),
+    ],
+)
+def test_ways_to_import(imports: str, call: str, tmp_path: Path) -> None:
+    """Relative, absolute, starred, through the package, renamed."""
+    result = lint_files(
+        tmp_path,
+        pack_S___init__="from .ends import close\n",
+        pack_S_ends=CLOSES,
+        pack_S_sub_S___init__="",
+        pack_S_sub_S_deep="from ..ends import close\n",
+        pack_S_uses=f"{imports}\n{USES.format(call=call)}",
+    )
+    found = only(result, "log")
+    assert found.path.endswith("ends.py")
+    assert found.message.startswith("__del__ -> close: ")
+
+
+def test_inherited_across_files(tmp_path: Path) -> None:
+    """A file without a word of destructors is read, because its class inherits one."""
+    base = "class Base:\n    def __del__(self):\n        self.close()\n    def close(self): ...\n"
+    child = "{}\nclass Child({}):\n    def close(self):\n        import os\n"
+    result = lint_files(
+        tmp_path,
+        base=base,
+        a=child.format("from base import Base", "Base"),
+        b=child.format("from base import Base as B", "B"),
+        c=child.format("import base", "base.Base"),
+        d=child.format("class Base: ...", "Base"),
+        e=child.format("from a import Child as Base", "Base"),
+    )
+    paths = sorted(Path(one.path).name for one in result.findings if one.rule == "import")
+    assert paths == ["a.py", "b.py", "c.py", "e.py"]
+
+
+def test_circular_imports(tmp_path: Path) -> None:
+    """Modules, classes and functions that go round end."""
+    result = lint_files(
+        tmp_path,
+        a="from b import X as Y, f\nclass A(Y):\n    def __del__(self):\n        f()\n",
+        b="from a import f\nfrom a import Y as X\ndef g():\n    h()\ndef h():\n    g()\n"
+        "class C(C):\n    def __del__(self):\n        g()\n        self.__del__()\n",
+    )
+    assert {one.rule for one in result.findings} == {"global", "explicit-call"}
+
+
+def test_names_of_the_standard_library_are_its_own(tmp_path: Path) -> None:
+    """A project's file called queue.py, in another folder, is not what ``import queue`` means."""
+    result = lint_files(
+        tmp_path,
+        tools_S_queue="class Queue:\n    def close(self):\n        print('x')\n",
+        tools_S_sub_S_uses="import queue\nclass A:\n    def __init__(self):\n"
+        "        self.q = queue.Queue()\n    def __del__(self):\n        self.q.close()\n",
+    )
+    assert result.findings == ()
+
+
+DIRTY = "class A:\n    def __del__(self):\n        import os\n"
+
+
+def test_unreadable_files_are_told(tmp_path: Path) -> None:
+    """And the others are checked: no crash, no finding, a note with the line."""
+    (tmp_path / "syntax.py").write_text(f"{DIRTY}def (:\n")
+    (tmp_path / "null.py").write_bytes(b"x = '__del__\0'\n")
+    (tmp_path / "encoding.py").write_bytes(b"# coding: no-such\n__del__ = 1\n")
+    (tmp_path / "bytes.py").write_bytes(b"x = '\xff' # __del__\n")
+    (tmp_path / "wide.py").write_bytes(DIRTY.encode("utf-16"))
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "good.py").write_text(DIRTY)
+    result = lint(python_files([str(tmp_path)]))
+    assert [Path(one.path).name for one in result.findings] == ["good.py"]
+    told = {Path(note.path).name: note for note in result.notes}
+    assert set(told) == {"syntax.py", "null.py", "encoding.py", "bytes.py", "wide.py", "gone.py"}
+    assert told["syntax.py"].line == 4
+
+
+def test_other_encodings(tmp_path: Path) -> None:
+    """Columns are characters, whatever the encoding; a mark at the beginning is none of them."""
+    source = "class A:\n    def __del__(self): 'äöü→'; import os\n"
+    (tmp_path / "utf8.py").write_text(source, encoding="utf-8-sig")
+    latin = "# -*- coding: latin-1 -*-\n" + source.replace("→", ".")
+    (tmp_path / "latin.py").write_text(latin, encoding="latin-1")
+    (tmp_path / "lines.py").write_bytes(source.replace("\n", "\r\n").encode())
+    result = lint(python_files([str(tmp_path)]))
+    assert {one.column for one in result.findings} == {32}
+    assert {one.code_line.strip()[-9:] for one in result.findings} == {"import os"}
+
+
+def test_deep_nesting(tmp_path: Path) -> None:
+    """Is told or goes well; and what is beside it is found."""
+    sums = " + ".join(["1"] * 5000)
+    brackets = "(" * 150 + "1" + ")" * 150
+    elifs = "if a: pass\n" + "elif a: pass\n" * 3000
+    (tmp_path / "sums.py").write_text(f"{DIRTY}x = {sums}\n")
+    (tmp_path / "brackets.py").write_text(f"{DIRTY}x = {brackets}\n")
+    (tmp_path / "elifs.py").write_text(f"{DIRTY}a = 1\n{elifs}")
+    inner = "".join("    " * 2 + line + "\n" for line in elifs.splitlines())
+    (tmp_path / "inside.py").write_text(f"class B:\n    def __del__(self, a=1):\n{inner}\n{DIRTY}")
+    (tmp_path / "dots.py").write_text(f"{DIRTY}\ndef f(x):\n    x{'.a()' * 3000}.__del__()\n")
+    result = lint(python_files([str(tmp_path)]))
+    found = {Path(one.path).name for one in result.findings if one.rule == "import"}
+    told = {Path(note.path).name for note in result.notes}
+    assert found | told == {"sums.py", "brackets.py", "elifs.py", "inside.py", "dots.py"}
+    assert "brackets.py" in found
+
+
+def test_folders(tmp_path: Path) -> None:
+    """Hidden ones, caches and environments are left out; a file that is named is read."""
+    for place in ("a", ".hidden", "__pycache__", "venv/lib", "node_modules", "skipped"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "x.py").write_text(DIRTY)
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    script = tmp_path / "script"
+    script.write_text(DIRTY)
+    os.symlink(tmp_path, tmp_path / "a" / "circle")
+    below = list(python_files([str(tmp_path)], ["skipped"]))
+    assert [str(Path(path).relative_to(tmp_path)) for path in below] == ["a/x.py"]
+    assert list(python_files([str(script), str(script)])) == [str(script)]
+    assert len(lint([str(script)]).findings) == 1
+    with pytest.raises(ValueError, match="there is no"):
+        list(python_files([str(tmp_path / "nowhere")]))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_what_is_not_a_file(tmp_path: Path) -> None:
+    """A pipe that nobody writes to is passed by; folders and links that end in .py are not."""
+    (tmp_path / "folder.py").mkdir()
+    for name in ("dirty.py", "folder.py/inner.py"):
+        (tmp_path / name).write_text(DIRTY)
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "itself.py").symlink_to("itself.py")
+    (tmp_path / "loop").symlink_to(".")
+    result = lint(python_files([str(tmp_path)]))
+    assert [Path(one.path).name for one in result.findings] == ["dirty.py", "inner.py"]
+    assert "symbolic links" in str(result.notes[0])
+
+
+HEIR = "from dirty import A\nclass B(A):\n    pass\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("text", [DIRTY, HEIR])
+def test_a_pipe_is_read_once(tmp_path: Path, text: str) -> None:
+    """As ``<(command)`` of a shell is; reading it twice would wait for ever, or read nothing."""
+    (tmp_path / "dirty.py").write_text(DIRTY)
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(text,), daemon=True)
+    writer.start()
+    done: list[int] = []
+    paths = list(python_files([str(tmp_path / name) for name in ("pipe", "dirty.py")]))
+    reader = threading.Thread(target=lambda: done.append(len(lint(paths).findings)), daemon=True)
+    reader.start()
+    reader.join(60)
+    assert done == [1 + (text is DIRTY)]
+
+
+def test_long_ladders_of_classes(tmp_path: Path) -> None:
+    """The order of bases takes a time that does not explode: this once took minutes."""
+    steps = [f"class A{at}(A{at - 1}):\n    pass\n" for at in range(1, 900)]
+    last = "class Z(A899):\n    def __del__(self):\n        self.close()\n"
+    first = "class A0:\n    def close(self):\n        import os\n"
+    only(lint_files(tmp_path, ladder=first + "".join(steps) + last), "import")

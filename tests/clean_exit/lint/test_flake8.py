@@ -1,0 +1,59 @@
+"""The flake8 plug-in."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.clean_exit import ENTRY_POINTS
+
+pytest.importorskip("flake8")
+
+DIRTY = """class A:
+    def __del__(self):
+        'ä'; import os
+        import re  # noqa: CEX001
+        print(os, re)
+"""
+CONFIG = """[flake8]
+select = CEX
+"""
+
+
+def flake8(folder: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "flake8", *options, "dirty.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stderr == "", done.stderr
+    return done.stdout
+
+
+def test_flake8_runs_it(tmp_path: Path) -> None:
+    """By the name of the entry point, beside a project's own torch_utils; noqa is flake8's."""
+    (tmp_path / "torch_utils").mkdir()
+    (tmp_path / "torch_utils" / "__init__.py").write_text("raise RuntimeError('another one')\n")
+    (tmp_path / "dirty.py").write_text(DIRTY, encoding="utf-8")
+    (tmp_path / ".flake8").write_text(CONFIG)
+    said = flake8(tmp_path)
+    assert said.splitlines() == [
+        "dirty.py:3:14: CEX001 import: __del__: import os",
+        "dirty.py:5:9: CEX006 log: __del__: print() prints",
+    ]
+    assert "CEX006" not in flake8(tmp_path, "--extend-ignore", "CEX006")
+    (tmp_path / "dirty.py").write_text("x = 1\n")
+    assert flake8(tmp_path) == ""
+
+
+def test_a_host_that_gives_no_lines() -> None:
+    """Other programs that take flake8's plug-ins give less."""
+    module, _, name = ENTRY_POINTS["flake8.extension", "CEX"].partition(":")
+    Plugin = getattr(importlib.import_module(module), name)
+    found = list(Plugin(ast.parse(DIRTY), "x.py", DIRTY.splitlines(keepends=True)).run())
+    assert [(line, text[:6]) for line, _, text, _ in found] == [
+        (3, "CEX001"), (4, "CEX001"), (5, "CEX006"),
+    ]  # fmt: skip
+    assert len(list(Plugin(ast.parse(DIRTY)).run())) == 3

@@ -1,0 +1,169 @@
+"""--explain of both commands, and that a wheel has the catalogues and declares the commands."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import io
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from support.clean_exit import (
+    ENTRY_POINTS,
+    FINDINGS,
+    RULES,
+    Finding,
+    LintFinding,
+    check,
+    lint,
+    lint_main,
+    main,
+)
+from support.programs import ROOT
+
+HANGS_S = 5  # How long a program that never ends is given; a slow machine changes nothing.
+Main = Callable[[Sequence[str]], int]
+
+
+def explain(command: Main, name: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert command(["--explain", name]) == 0
+    return out.getvalue().strip()
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_every_finding_is_explained(name: str) -> None:
+    """By its section, and nothing of the next one; findings say how to get there."""
+    text = explain(main, name)
+    assert text.startswith(f"{name}: {FINDINGS[name]}\n\n")
+    assert "**What it means.**" in text
+    assert "\n## " not in text
+    assert Finding(name, "").help == f"clean-exit --explain {name}"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_is_explained(name: str) -> None:
+    """By its id and its code; findings say how to get there."""
+    text = explain(lint_main, name)
+    assert text == explain(lint_main, RULES[name].code)
+    assert "**Why.**" in text
+    assert "**Safe.**" in text
+    assert "\n## " not in text
+    assert LintFinding(name, "a.py", 1, 1, "").help == f"clean-exit-lint --explain {name}"
+
+
+def test_codes_of_rules_are_distinct() -> None:
+    assert len({rule.code for rule in RULES.values()}) == len(RULES)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "arguments", "names", "other", "said"),
+    [
+        (main, 125, ["true"], FINDINGS, "wait", "a rule of clean-exit-lint: clean-exit-lint --ex"),
+        (lint_main, 2, [], RULES, "hang", "a finding of clean-exit: clean-exit --explain hang"),
+    ],
+    ids=["clean-exit", "clean-exit-lint"],
+)
+def test_an_unknown_name(
+    command: Main,
+    code: int,
+    arguments: list[str],
+    names: Sequence[str],
+    other: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing runs: all names are listed, and one of the other command's leads there."""
+
+    def ask(name: str) -> str:
+        try:
+            assert command(["--explain", name, *arguments]) == code
+        except SystemExit as ended:
+            assert ended.code == code
+        output = capsys.readouterr()
+        assert output.out == ""
+        return output.err
+
+    assert all(name in ask("what") for name in names)
+    assert said in ask(other)
+
+
+# Those whose programs take long, or need torch, are slow.
+QUICK = ("import", "register", "half-built", "wait")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RULES],
+)
+def test_programs_of_a_rule(name: str, tmp_path: Path) -> None:
+    """The bad program is found and fails as printed; in the safe one nothing is found."""
+    if name == "device" and find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    text = explain(lint_main, name)
+    bad, safe = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (output,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    path = tmp_path / f"{name}.py"
+
+    def rules() -> set[str]:
+        return {finding.rule for finding in lint([str(path)]).findings}
+
+    path.write_text(bad)
+    assert name in rules()
+    hangs = name == "wait"
+    command = [sys.executable, str(path)]
+    report = check(command, timeout_s=HANGS_S if hangs else None, max_shutdown_s=600)
+    assert report.returncode != 0 or not report.clean, str(report)
+    said = report.stderr + str(report)
+    errors = re.findall(r"^(\w+(?:Error|Exit)): (.*)", output, re.MULTILINE)
+    assert errors or hangs
+    for kind, message in errors:
+        # Other Pythons have other words for None: the kind of error is the same.
+        assert kind in said, said
+        assert "NoneType" in message or message in said, said
+    assert not hangs or report.findings[0].id == "hang"
+    path.write_text(safe)
+    assert rules() == set()
+    report = check(command, max_shutdown_s=600)
+    assert (report.returncode, report.clean) == (0, True), str(report)
+
+
+@pytest.mark.slow
+def test_a_wheel_has_commands_and_catalogues(tmp_path: Path) -> None:
+    """Built from the checkout and from the sdist; without the checkout, entries are found."""
+    pytest.importorskip("hatchling")
+
+    def build(kind: str, source: Path, folder: Path) -> None:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
+        subprocess.run(command, cwd=source, check=True, capture_output=True)
+
+    build("wheel", ROOT, tmp_path / "wheel")
+    build("sdist", ROOT, tmp_path / "sdist")
+    (sdist,) = (tmp_path / "sdist").glob("*.tar.gz")
+    subprocess.run(["tar", "xzf", str(sdist)], cwd=tmp_path, check=True)
+    (source,) = tmp_path.glob("torch_cleanup-*")
+    build("wheel", source, tmp_path / "wheel of the sdist")
+    asked = [("clean-exit", main, "hang"), ("clean-exit-lint", lint_main, "wait")]
+    for folder in (tmp_path / "wheel", tmp_path / "wheel of the sdist"):
+        (wheel,) = folder.glob("*.whl")
+        installed = folder / "installed"
+        zipfile.ZipFile(wheel).extractall(installed)
+        entries = configparser.ConfigParser()
+        (path,) = installed.glob("*.dist-info/entry_points.txt")
+        entries.read(path)
+        assert {key: entries[key[0]][key[1]] for key in ENTRY_POINTS} == ENTRY_POINTS
+        for name, command, entry in asked:
+            module, _, function = ENTRY_POINTS["console_scripts", name].partition(":")
+            # -S: not what this Python has installed.
+            program = f"import sys; sys.path.insert(0, {str(installed)!r}); "
+            program += f"from {module} import {function}; sys.exit({function}())"
+            isolated = [sys.executable, "-I", "-S", "-c", program, "--explain", entry]
+            done = subprocess.run(isolated, capture_output=True, text=True, check=False)
+            assert done.stdout.strip() == explain(command, entry), done.stderr

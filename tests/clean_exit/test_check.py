@@ -1,0 +1,359 @@
+"""`check`: its reports on programs of many kinds, and on systems that lack something."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acceptance.hazards.pythons import other_pythons
+from support.clean_exit import (
+    CHECKER,
+    CLEAN_EXIT,
+    ENVIRONMENT,
+    MODULE,
+    Finding,
+    check,
+    run_command,
+)
+from support.programs import ROOT
+
+
+def ids(report: Any) -> list[str]:
+    return [finding.id for finding in report.findings]
+
+
+# What the report says
+
+
+def test_hang_shows_every_thread() -> None:
+    """Where each of them is."""
+    program = """
+import threading, time
+def wait_for_queue(): time.sleep(60)
+threading.Thread(target=wait_for_queue).start()
+def main(): time.sleep(60)
+main()
+"""
+    report = check(["-c", program], timeout_s=6)
+    assert report.timed_out
+    (finding,) = report.findings
+    assert "in wait_for_queue" in finding.evidence
+    assert "in main" in finding.evidence
+
+
+def test_crash_shows_the_stack() -> None:
+    """Where the program's own faulthandler writes it."""
+    report = check(
+        [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-c",
+            "import ctypes\ndef inner(): ctypes.string_at(0)\ninner()",
+        ]
+    )
+    assert report.returncode == -11
+    assert report.exit_code == 139
+    assert "in inner" in report.findings[0].evidence
+    assert report.findings[0].summary == "SIGSEGV ended it"
+
+
+def test_slow_shutdown_shows_where() -> None:
+    """The time of each phase, and the stack when it had taken too long."""
+    program = "import atexit, time\ndef flush(): time.sleep(1.5)\natexit.register(flush)"
+    report = check(["-c", program], max_shutdown_s=0.5)
+    took = re.search(r"atexit callbacks: ([\d.]+)", report.findings[0].evidence)
+    assert took is not None
+    assert "in flush" in report.findings[0].evidence
+    assert report.shutdown_s is not None
+    assert 1.4 < float(took[1]) <= report.shutdown_s + 0.1  # Both are rounded.
+
+
+def test_phases() -> None:
+    """Each error is in the phase in which it happened."""
+    program = """
+import atexit, threading
+class A:
+    def __del__(self): 1 / 0
+A()
+threading.Thread(target=lambda: (threading.main_thread().join(), A())).start()
+atexit.register(A)
+last = A()
+"""
+    report = check(["-c", program])
+    assert [f.phase for f in report.findings] == ["main", "threads", "atexit", "teardown"]
+
+
+def test_through_a_shell() -> None:
+    """The first Python that a wrapper starts has the probe."""
+    command = f"{sys.executable} -c 'import atexit; atexit.register(lambda: 1/0)'; exit 0"
+    report = check(["sh", "-c", command])
+    assert [finding.id for finding in report.findings] == ["atexit-error"]
+    assert report.findings[0].phase == "atexit"
+
+
+def test_work_of_threads_is_no_shutdown() -> None:
+    """Threads that go on after the main module are work; what comes after them is the end."""
+    work = "import threading, time\nthreading.Thread(target=time.sleep, args=(1.5,)).start()\n"
+    report = check(["-c", work], max_shutdown_s=60)
+    assert report.threads_s is not None
+    assert 1.4 < report.threads_s < report.duration_s
+    assert f"{report.threads_s:.2f} s of that waiting for threads, " in str(report)
+
+
+def test_the_first_python_is_not_the_program() -> None:
+    """What is done after a Python below make or a shell is work as well."""
+    script = f"{sys.executable} -c pass; sleep 1.5; exit 0"
+    report = check(["sh", "-c", script], max_shutdown_s=1)
+    assert report.clean, report
+    assert report.shutdown_s is None
+
+
+def test_a_slow_server_without_a_probe() -> None:
+    """Its time since the signal is said, and explained."""
+    script = "trap 'sleep 1.5; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    report = check(
+        ["sh", "-c", script], stop_signal=15, stop_when="ready", max_shutdown_s=1, timeout_s=60
+    )
+    (finding,) = report.findings
+    assert finding.id == "slow-shutdown"
+    assert "ending after SIGTERM" in finding.evidence
+
+
+def test_returncode_after_a_timeout() -> None:
+    """As it ended, not what another way of waiting for it found."""
+    report = check(["sleep", "60"], timeout_s=0.5)
+    assert (report.timed_out, report.returncode) == (True, -signal.SIGTERM)
+
+
+def test_not_python() -> None:
+    """A shell, with and without a fault."""
+    assert check(["sh", "-c", "echo hello; exit 0"]).stdout == "hello\n"
+    report = check(["sh", "-c", "kill -SEGV $$"])
+    assert (report.probed, report.returncode) == (False, -11)
+    assert report.shutdown_s is None
+
+
+def test_a_checker_below_a_checker_sees_its_own() -> None:
+    inner = [*CHECKER, "-q", "--", "sh", "-c", "sleep 60 &"]
+    report = check(inner)
+    assert (report.clean, report.returncode) == (True, 120)
+
+
+@pytest.mark.slow
+def test_real_process_group() -> None:
+    """With torch's own: the default backend for the CPU says nothing when it is forgotten."""
+    program = """
+import tempfile, torch.distributed as dist
+store = f"file://{tempfile.mkdtemp()}/store"
+dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+"""
+    # On a busy machine torch takes many seconds to go away.
+    dirty = check(["-c", program], max_shutdown_s=600)
+    assert [finding.id for finding in dirty.findings] == ["process-group-not-destroyed"]
+    assert check(["-c", program + "dist.destroy_process_group()"], max_shutdown_s=600).clean
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("execv('/bin/sh', ['sh', '-c', 'exec sleep 30'])", marks=pytest.mark.slow),
+        "closerange(3, 1000); time.sleep(30)",
+    ],
+)
+def test_a_program_that_cannot_write_stacks_is_not_asked(what: str) -> None:
+    """The signal for it would end a program that has no handler for it."""
+    report = check(["-c", f"import os, time\nfrom os import *\n{what}"], timeout_s=3)
+    assert (report.timed_out, report.returncode) == (True, -signal.SIGTERM)
+
+
+# GPUs
+
+NVML = """
+import pathlib, types
+class NVMLError(Exception): ...
+def nvmlInit():
+    if not {has_driver}: raise NVMLError
+def nvmlShutdown(): ...
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    pids = [int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*")]
+    return [types.SimpleNamespace(pid=pid, usedGpuMemory=1 << 20) for pid in pids]
+"""
+
+
+@pytest.mark.parametrize(
+    ("driver", "found"),
+    [
+        (NVML.format(has_driver=True), ["left-over-process", "gpu-memory-held"]),
+        (NVML.format(has_driver=False), ["left-over-process"]),
+        ("raise ImportError", ["left-over-process"]),
+    ],
+    ids=["one GPU", "no driver", "not installed"],
+)
+def test_gpu_memory_held_by_what_outlives_the_program(
+    driver: str, found: list[str], tmp_path: Path
+) -> None:
+    """On a stand-in GPU on which every process of this machine holds 1 MB; by no other process."""
+    (tmp_path / "pynvml.py").write_text(driver)
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:{tmp_path}"}
+    report = tmp_path / "report.json"
+    for script, expected in (("sleep 60 &", found), ("sleep 0.1 & wait", [])):
+        command = [*CHECKER, "--report-json", str(report), "--", "sh", "-c", script]
+        run_command(command, env=environment)
+        findings = json.loads(report.read_text())["runs"][0]["findings"]
+        assert [finding["id"] for finding in findings] == expected
+        assert len({finding["pid"] for finding in findings}) <= 1
+        if "gpu-memory-held" in expected:
+            assert "1.0 MB by process" in findings[1]["summary"]
+
+
+# Systems
+
+# Asks for some reports where a system lacks what MISSING takes away, for the keeper as well.
+ELSEWHERE = """
+import builtins, json, os, signal, sys
+MISSING = sys.argv[1].split()
+def take_away():
+    for module, name in (os, "pidfd_open"), (signal, "pidfd_send_signal"), (os, "waitid"):
+        if name in MISSING and hasattr(module, name): delattr(module, name)
+    if "ctypes" in MISSING: sys.modules["ctypes"] = None
+    def refuse(usual):
+        def opens(path, *more, **options):
+            if "/proc" in MISSING and str(path).startswith(("/proc", "/dev/fd")):
+                raise FileNotFoundError(2, "No such file or directory", path)
+            return usual(path, *more, **options)
+        return opens
+    builtins.open, os.listdir, os.open = refuse(open), refuse(os.listdir), refuse(os.open)
+    os.scandir = refuse(os.scandir)
+take_away()
+if sys.argv[2] == "run":
+    script = sys.argv[3]
+    sys.argv = sys.argv[3:]
+    exec(compile(open(script).read(), script, "exec"), dict(__file__=script, __name__="__main__"))
+else:
+    import importlib
+    check = importlib.import_module(sys.argv[2]).check
+    sys.executable = sys.argv[3]
+    for command, options in json.loads(sys.argv[4]):
+        report = check(command, **options)
+        found = [finding.id for finding in report.findings]
+        print(json.dumps([report.timed_out, report.returncode, report.exit_code, found]))
+"""
+SYSTEMS = {
+    "no pidfd": "pidfd_open pidfd_send_signal",
+    "no prctl": "ctypes",
+    "no /proc": "/proc",
+    "none of them": "pidfd_open pidfd_send_signal waitid ctypes /proc",
+}
+MESSAGE = "Exception ignored in: <f>\nTraceback (most recent call last):\nValueError: x\n"
+REPORTS: list[tuple[list[str], dict[str, float], list[Any]]] = [
+    (["sleep", "300"], {"timeout_s": 1}, [True, -signal.SIGTERM, 124, ["hang"]]),
+    (
+        ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"],
+        {"timeout_s": 3},
+        [True, -signal.SIGKILL, 124, ["hang"]],
+    ),
+    (["sh", "-c", "exit 3"], {}, [False, 3, 3, []]),
+    (["sh", "-c", "kill -9 $$"], {}, [False, -9, 137, ["crash"]]),
+    (["sh", "-c", f"printf '%s' '{MESSAGE}' >&2"], {}, [False, 0, 120, ["unraisable"]]),
+]
+LEFT_OVER = ["sh", "-c", "setsid sleep 30 >/dev/null 2>&1 & exit 0"]
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        name if "/proc" in name or "none" in name else pytest.param(name, marks=pytest.mark.slow)
+        for name in SYSTEMS
+    ],
+)
+def test_a_system_that_lacks_something(system: str, tmp_path: Path) -> None:
+    """Times are kept and ends are told; left-over processes are found where /proc and prctl are."""
+    program, python = tmp_path / "elsewhere.py", tmp_path / "python"
+    program.write_text(ELSEWHERE)
+    missing = SYSTEMS[system]
+    # The script that an interpreter is to run is its first argument that is no option.
+    python.write_text(f"""#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+exec {sys.executable} -I -S {program} '{missing}' run "$@"
+""")
+    python.chmod(0o755)
+    left = ["left-over-process"] if system == "no pidfd" else []
+    cases = [*REPORTS, (LEFT_OVER, {}, [False, 0, 120 if left else 0, left])]
+    asked = json.dumps([(command, options) for command, options, _ in cases])
+    done = run_command([sys.executable, str(program), missing, MODULE, str(python), asked])
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [said for *_, said in cases]
+
+
+def test_no_temporary_folder() -> None:
+    """The program runs all the same."""
+    code = f"""
+import sys, tempfile
+def refuse(*_, **__): raise FileNotFoundError(2, "No usable temporary directory found")
+tempfile.mkdtemp = tempfile.mkstemp = refuse
+import importlib
+check = importlib.import_module({MODULE!r}).check
+print(check(["sh", "-c", "exit 3"]).returncode)
+"""
+    assert run_command([sys.executable, "-c", code]).stdout == "3\n"
+
+
+@pytest.mark.slow
+def test_every_python_runs_the_checker() -> None:
+    """It needs the standard library only, of each Python from 3.10 on."""
+    if not other_pythons():
+        pytest.skip("there is no other Python")
+    for python in other_pythons().values():
+        done = run_command([python, *CLEAN_EXIT, "-q", python, "-c", "print(1)"], cwd=ROOT)
+        assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
+
+
+# Wrong use
+
+# What `check` may be called with by mistake: the options, and what they are told.
+WRONG = [
+    ({"ignore": "vendor"}, TypeError, "ignore=['vendor']"),
+    ({"ignore": [b"vendor"]}, TypeError, "has to be a string"),
+    ({"timeout_s": "5"}, TypeError, "timeout_s must be a number of seconds"),
+    ({"timeout_s": float("nan")}, ValueError, "timeout_s must be more than 0 seconds"),
+    ({"max_shutdown_s": None}, TypeError, "max_shutdown_s must be a number of seconds"),
+    ({"stop_signal": 15, "stop_after_s": -1}, ValueError, "stop_after_s must be 0 seconds or"),
+    ({"stop_signal": "TERM", "stop_after_s": 1}, ValueError, "such as signal.SIGTERM, not 'TERM'"),
+    ({"stop_signal": 999, "stop_after_s": 1}, ValueError, "such as signal.SIGTERM, not 999"),
+    ({"stdin": "hello"}, TypeError, "stdin has to be a file"),
+    ({"env": {"A=B": "1"}}, ValueError, "the environment cannot have 'A=B'"),
+    ({"env": {"A": "\0"}}, ValueError, "the environment cannot have 'A'"),
+    ({"command": ["true", "\0"]}, ValueError, "null character"),
+    ({"command": []}, ValueError, "no command"),
+    ({"timeout_s": 0}, ValueError, "more than 0"),
+    ({"stop_signal": 15}, ValueError, "one of stop_after_s and stop_when"),
+    ({"stop_after_s": 1}, ValueError, "one of stop_after_s and stop_when"),
+    ({"ignore": ["("]}, ValueError, "not a regular expression"),
+    ({"command": ["no-such-command-here"]}, FileNotFoundError, "no-such-command-here"),
+    ({"cwd": "/nowhere"}, FileNotFoundError, "/nowhere"),
+    ({"command": ["true", "x" * 1_000_000]}, OSError, "Argument list too long"),
+    ({"command": None}, TypeError, "a command is a list of words"),
+    ({"command": 5}, TypeError, "a command is a list of words"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "said"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_arguments(options: Any, kind: type[Exception], said: str) -> None:
+    """Each is refused before anything runs; letters of a string would ignore every finding."""
+    with pytest.raises(kind) as caught:
+        check(**{"command": ["true"], **options})
+    assert said in str(caught.value)
+
+
+def test_a_finding_needs_an_id_that_there_is() -> None:
+    with pytest.raises(ValueError, match="there is no finding"):
+        Finding("no-such-finding", "")

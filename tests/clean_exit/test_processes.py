@@ -1,0 +1,192 @@
+"""Processes: those of the program are found and ended, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.clean_exit import CHECKER, ENVIRONMENT, QUIET, check, run_command, shell
+from support.waiting import wait_for
+
+
+def is_running(pid: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] not in "ZX" or int(fields[17]) > 1  # Its first thread may have ended alone.
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "sleep 300 & echo $!; exec CHECKER true",
+        "echo $(sleep 300 >/dev/null 2>&1 & echo $!); exec CHECKER true",
+        "sleep 300 </dev/null >/dev/null 2>&1 & echo $!; exec CHECKER sh -c 'exit 0'",
+    ],
+)
+def test_what_a_shell_had_started_lives(script: str) -> None:
+    """After exec the children of the shell are those of clean-exit, but none of the program's."""
+    with subprocess.Popen(
+        ["bash", "-c", script.replace("CHECKER", " ".join(QUIET))],
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert process.wait(timeout=300) == 0
+        assert is_running(pid)
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_what_the_program_started_is_ended() -> None:
+    """The control: the same process, started below the program."""
+    done = shell("exec CHECKER bash -c 'sleep 300 >/dev/null 2>&1 & echo $!'")
+    assert done.returncode == 120
+    wait_for(lambda: not is_running(int(done.stdout)))
+
+
+def test_a_child_that_was_killed_is_not_left_over() -> None:
+    """Though the program has not waited for it."""
+    code = "import subprocess\nsubprocess.Popen(['sleep', '300']).kill()"
+    report = check([sys.executable, "-W", "ignore", "-c", code])
+    assert report.clean, report
+
+
+def test_a_filter_of_stderr_gets_all(tmp_path: Path) -> None:
+    """``2> >(tee)`` is a child of the shell that clean-exit replaces."""
+    log = tmp_path / "log"
+    done = shell(f"exec CHECKER sh -c 'echo to stderr >&2' 2> >(tee {log} >&2)")
+    assert done.returncode == 0
+    wait_for(lambda: log.exists() and log.read_text() == "to stderr\n")
+
+
+# Each prints the process that stays behind, and ends when that is as it should be.
+DAEMONS = {
+    "no environment": "(env -i setsid sleep 300 >/dev/null 2>&1 & echo $!)",
+    "double fork": f"""exec {sys.executable} -I -c '
+import os
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        os.write(writer, b"x")
+        null = os.open(os.devnull, os.O_RDWR)
+        for file in range(3): os.dup2(null, file)
+        os.execve("/bin/sleep", ["sleep", "300"], {{}})
+    os._exit(0)
+os.read(reader, 1)
+os.wait()
+'""",
+    "only its first thread has ended": f"""exec {sys.executable} -I -c '
+import ctypes, os, threading, time
+child = os.fork()
+if child == 0:
+    print(os.getpid(), flush=True)
+    null = os.open(os.devnull, os.O_RDWR)
+    for file in range(3): os.dup2(null, file)
+    threading.Thread(target=time.sleep, args=(300,)).start()
+    ctypes.CDLL(None).pthread_exit(None)
+while open(f"/proc/{{child}}/stat").read().rpartition(")")[2].split()[0] != "Z":
+    time.sleep(0.01)
+os._exit(0)
+'""",
+    "starts another when told to stop": f"""exec {sys.executable} -I -c '
+import os, signal, time
+reader, writer = os.pipe()
+def again(*_):
+    if os.fork():
+        os._exit(0)
+    print(os.getpid(), flush=True)
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, again)
+    print(os.getpid(), flush=True)
+    os.write(writer, b"x")
+    while True: time.sleep(0.01)
+os.read(reader, 1)
+'""",
+}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [how if how == "double fork" else pytest.param(how, marks=pytest.mark.slow) for how in DAEMONS],
+)
+@pytest.mark.parametrize("by", ["command", pytest.param("check", marks=pytest.mark.slow)])
+def test_daemons_are_found(how: str, by: str, tmp_path: Path) -> None:
+    """By what they descend from, whatever they did to hide."""
+    command = ["sh", "-c", DAEMONS[how]]
+    if by == "command":
+        done = run_command([*CHECKER, "--", *command])
+        assert done.returncode == 120, done.stderr
+        output, said = done.stdout, done.stderr
+    else:
+        report = check(command)
+        output, said = report.stdout, str(report)
+    assert "left-over-process" in said
+    assert output.split()
+    wait_for(lambda: not any(is_running(int(pid)) for pid in output.split()))
+    with (tmp_path / "plain").open("w+") as plain:  # The control: nobody else ends them.
+        subprocess.run(command, stdout=plain, stdin=subprocess.DEVNULL, check=True)
+        plain.seek(0)
+        pid = int(plain.read())
+    assert is_running(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_zombies_are_reaped_while_it_runs(tmp_path: Path) -> None:
+    """Orphans that have ended leave the table of processes."""
+    script = """
+for n in 1 2 3 4 5; do (sh -c 'exit 0' & echo $!); done >pids
+for pid in $(cat pids); do
+    for n in $(seq 3000); do [ -e /proc/$pid ] || break; sleep 0.02; done
+    [ -e /proc/$pid ] && echo $pid is a zombie
+done
+wc -l <pids
+"""
+    assert run_command([*QUIET, "sh", "-c", script], cwd=tmp_path).stdout == "5\n"
+
+
+def test_a_program_does_not_outlive_its_checker() -> None:
+    """When that is killed."""
+    with subprocess.Popen(
+        [*QUIET, "sh", "-c", "echo $$; exec sleep 300"],
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+        wait_for(lambda: not is_running(pid))
+
+
+def test_a_chain_of_short_lived_processes(tmp_path: Path) -> None:
+    """Each forks the next and goes, faster than /proc can be read: found and ended all the same."""
+    program = tmp_path / "chain.py"
+    program.write_text("""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    for file in range(3):
+        os.close(file)
+    stop = time.monotonic() + 60
+    while time.monotonic() < stop:
+        if os.fork():
+            os._exit(0)
+        time.sleep(0.001)
+""")
+    report = check(program)
+    assert [finding.id for finding in report.findings] == ["left-over-process"], report
+    done = subprocess.run(
+        ["pgrep", "-f", str(program)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""

@@ -1,0 +1,582 @@
+"""The pytest plug-in: its marker and fixture, in the sessions that people have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from support.clean_exit import PYTEST_PLUGIN
+
+DIRTY = "import atexit; atexit.register(lambda: 1 / 0)"
+# Each marked test is an interpreter of its own, and these two cost more than all the rest.
+LIGHT = ["-p", "no:hypothesispytest", "-p", "no:anyio"]
+BIN = Path(sysconfig.get_path("scripts"))
+# These sessions have no PYTHONPATH, or one of their own: they find the plug-in if it is installed.
+needs_installation = pytest.mark.skipif(
+    not (BIN / "clean-exit").exists(), reason="clean-exit is not installed as a command"
+)
+
+
+@pytest.fixture
+def outer(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    pytester.makeini(f"[pytest]\naddopts = --strict-markers {' '.join(LIGHT)}\n")
+    return pytester
+
+
+def run(outer: pytest.Pytester, *options: str) -> Any:
+    return outer.runpytest_subprocess(*options)
+
+
+MARKED = """
+    import pytest
+
+    @pytest.fixture
+    def number(): return 3
+
+    @pytest.mark.clean_exit
+    @pytest.mark.parametrize("n", [1, "a b", "x::y"])
+    def test_parametrised(n, number, tmp_path):
+        assert number == 3
+
+    @pytest.mark.clean_exit
+    class TestInClass:
+        def test_dirty(self):
+            import atexit
+            atexit.register(lambda: 1 / 0)
+
+        def test_wrong(self):
+            assert 1 == 2
+
+    @pytest.mark.clean_exit
+    def test_skipped():
+        pytest.skip("not today")
+
+    @pytest.mark.clean_exit
+    @pytest.mark.xfail(strict=True, reason="it fails, and the marker lets it")
+    def test_expected_failure():
+        assert False
+
+    @pytest.mark.clean_exit
+    def test_gone():
+        import os
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(["-n", "2"], marks=pytest.mark.slow),
+        pytest.param(["-p", "no:cacheprovider"], marks=pytest.mark.slow),
+        pytest.param(["-p", "no:xdist"], marks=pytest.mark.slow),
+        pytest.param(["-x", "-v"], marks=pytest.mark.slow),
+    ],
+)
+def test_marker(outer: pytest.Pytester, options: list[str]) -> None:
+    """With parameters, fixtures and classes; skips, failures and lost interpreters."""
+    outer.makepyfile(MARKED)
+    result = run(outer, *options)
+    if "-x" in options:
+        result.assert_outcomes(passed=3, failed=1)
+        return
+    result.assert_outcomes(passed=3, failed=3, skipped=1, xfailed=1)
+    result.stdout.fnmatch_lines_random(
+        [
+            "*atexit-error: ZeroDivisionError: division by zero*",
+            "*the interpreter of this test did not leave cleanly*",
+            "*the interpreter of this test ended before the test did*",
+            "*assert 1 == 2*",
+        ]
+    )
+    text = result.stdout.str()
+    assert text.index("atexit-error: ") < text.index("Traceback (most recent call last)")
+
+
+def test_without_the_marker_the_same_test_passes(outer: pytest.Pytester) -> None:
+    outer.makepyfile(f"def test_dirty():\n    {DIRTY}\n")
+    run(outer).assert_outcomes(passed=1)
+
+
+def test_nothing_is_set_up_here(outer: pytest.Pytester) -> None:
+    """Fixtures and the test run in the fresh interpreter only."""
+    outer.makepyfile(
+        """
+        import os, pytest
+        from pathlib import Path
+
+        @pytest.fixture(autouse=True)
+        def note():
+            with Path("pids").open("a") as file: file.write(f"{os.getpid()}\\n")
+
+        @pytest.mark.clean_exit
+        def test_one(): pass
+
+        def test_two():
+            pids = Path("pids").read_text().split()
+            assert len(pids) == 2 and pids[0] != pids[1] and int(pids[1]) == os.getpid()
+        """
+    )
+    run(outer).assert_outcomes(passed=2)
+
+
+def test_options_of_the_marker(outer: pytest.Pytester) -> None:
+    """They are those of check; wrong ones get one line each, and nothing has run."""
+    outer.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.mark.clean_exit(ignore=["ZeroDivision"])
+        def test_ignored(): {DIRTY}
+
+        @pytest.mark.clean_exit(tiemout_s=2)
+        def test_unknown(): raise SystemError
+
+        @pytest.mark.clean_exit(5)
+        def test_unnamed(): raise SystemError
+
+        @pytest.mark.clean_exit(ignore="vendor")
+        def test_letters(): raise SystemError
+        """
+    )
+    result = run(outer)
+    result.assert_outcomes(passed=1, failed=3)
+    result.stdout.fnmatch_lines(["*it has no option tiemout_s; it has timeout_s, *"])
+    for said in (
+        "it takes options by name only",
+        "ignore takes a list of regular expressions: ignore=['vendor']",
+    ):
+        assert f"the marker clean_exit: {said}" in result.outlines
+    assert "SystemError" not in result.stdout.str()
+
+
+@pytest.mark.slow
+def test_hang_is_ended(outer: pytest.Pytester) -> None:
+    """After the time that the marker allows, of which a busy machine needs much for pytest."""
+    outer.makepyfile(
+        """
+        import pytest, time
+
+        @pytest.mark.clean_exit(timeout_s=15)
+        def test_hang(): time.sleep(600)
+        """
+    )
+    result = run(outer)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*hang: it did not end within 15 s*"])
+    assert "in test_hang" in result.stdout.str()
+
+
+def test_settings_are_passed_on(outer: pytest.Pytester) -> None:
+    """Warnings, ini options and plug-ins from the command line hold in there too."""
+    outer.makepyfile(
+        my_plugin="import pytest\n@pytest.fixture\ndef mine(): return 7\n",
+        test_it="""
+        import pytest, warnings
+
+        @pytest.mark.clean_exit
+        def test_fixture_of_plugin(mine): assert mine == 7
+
+        @pytest.mark.clean_exit
+        def test_warning(): warnings.warn("x", UserWarning)
+        """,
+    )
+    outer.syspathinsert()
+    result = run(outer, "-p", "my_plugin", "-W", "error", "-k", "test_", "-m", "clean_exit")
+    result.assert_outcomes(passed=1, failed=1)
+
+
+def test_fixture(outer: pytest.Pytester) -> None:
+    """Fails with the evidence; takes files, lists and strings."""
+    outer.makepyfile(
+        program="print('hello')",
+        dirty="import atexit\natexit.register(lambda: 1 / 0)\n",
+        test_it="""
+        import sys
+
+        def test_clean(clean_exit):
+            assert clean_exit("program.py").stdout == "hello\\n"
+            assert clean_exit([sys.executable, "program.py"]).clean
+            assert clean_exit(f"{sys.executable} program.py", timeout_s=30).clean
+            assert clean_exit(["-c", "raise SystemExit(3)"], returncode=3).returncode == 3
+
+        def test_dirty(clean_exit): clean_exit("dirty.py")
+
+        def test_code(clean_exit): clean_exit(["-c", "print('why'); raise SystemExit(3)"])
+        """,
+    )
+    result = run(outer)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(
+        ["*atexit-error: ZeroDivisionError*", "*Traceback*", "*expected to exit with 0*", "*why*"]
+    )
+
+
+def test_described() -> None:
+    """pytest itself says what there is."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *LIGHT]
+    markers = subprocess.run([*command, "--markers"], capture_output=True, text=True, check=True)
+    assert "@pytest.mark.clean_exit(timeout_s=300" in markers.stdout
+    options = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    assert "--clean-exit-timeout=S" in options.stdout
+
+
+def test_the_import_is_cheap() -> None:
+    """It loads itself and the standard library, and of that nothing of weight."""
+    program = f"""
+import importlib, json, pytest, sys
+before = set(sys.modules)
+importlib.import_module({PYTEST_PLUGIN!r})
+print(*sorted(set(sys.modules) - before))
+"""
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert PYTEST_PLUGIN in loaded
+    assert "torch_utils" not in loaded  # which may be the project's own
+    own = {PYTEST_PLUGIN.partition(".")[0], *sys.stdlib_module_names}
+    assert {name.partition(".")[0] for name in loaded} <= own
+    assert not {"asyncio", "multiprocessing", "socket", "unittest"} & set(loaded)
+
+
+@pytest.mark.slow
+def test_skipped_tests_in_every_report(outer: pytest.Pytester) -> None:
+    """Skipped in its body, by a fixture and by a mark; one is said to have left dirty."""
+    outer.makepyfile(
+        f"""
+        import pytest
+        pytestmark = pytest.mark.clean_exit
+
+        @pytest.fixture
+        def absent(): pytest.skip("no fixture")
+
+        def test_body(record_property):
+            record_property("seen", "yes")
+            pytest.skip("not today")
+
+        def test_fixture(absent): pass
+
+        @pytest.mark.skip(reason="never")
+        def test_mark(): pass
+
+        def test_dirty():
+            {DIRTY}
+            pytest.skip("and left")
+        """
+    )
+    result = run(outer, "-v", "-ra", "--junitxml=j.xml")
+    result.assert_outcomes(skipped=3, failed=1)
+    result.stdout.fnmatch_lines_random(["SKIPPED*not today", "SKIPPED*no fixture"])
+    suite = ElementTree.parse(outer.path / "j.xml").getroot()[0]
+    assert (suite.get("skipped"), suite.get("failures")) == ("3", "1")
+    assert suite.find(".//property[@name='seen']") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest has subtests from 9.0 on")
+def test_subtests(outer: pytest.Pytester) -> None:
+    """They are reported, and one that fails fails the session, whatever its test says."""
+    outer.makepyfile(
+        """
+        import pytest, unittest
+        class TestOld(unittest.TestCase):
+            def test_numbers(self):
+                for n in range(3):
+                    with self.subTest(n=n):
+                        assert n != 1
+        """
+    )
+    outer.makeconftest(
+        """
+        import pytest
+        def pytest_addoption(parser): parser.addoption("--fresh", action="store_true")
+        def pytest_itemcollected(item):
+            if item.config.getoption("--fresh"): item.add_marker(pytest.mark.clean_exit)
+        """
+    )
+    plain, fresh = run(outer, "-rA"), run(outer, "-rA", "--fresh")
+    assert fresh.ret == plain.ret == 1
+    assert fresh.parseoutcomes() == plain.parseoutcomes()
+    fresh.stdout.fnmatch_lines(["SUBFAILED(n=*1*) *::TestOld::test_numbers *"])
+
+
+@needs_installation
+def test_what_came_before_is_torn_down(outer: pytest.Pytester) -> None:
+    """A marked test between others: in its module, its class, and before the next module."""
+    outer.makepyfile(
+        test_a="""
+        import pytest
+        @pytest.fixture(scope="module")
+        def log():
+            yield
+            print("module a is torn down")
+
+        class TestA:
+            def test_one(self, log): pass
+            @pytest.mark.clean_exit
+            def test_two(self): pass
+        """,
+        test_b="def test_b(): pass\n",
+    )
+    result = run(outer, "-s")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["*module a is torn down*"])
+
+
+CONFTEST = """
+import enum, pytest
+
+class Device(enum.Enum):
+    cpu = 1
+    cuda = 2
+
+def pytest_addoption(parser):
+    parser.addoption("--runslow", action="store_true")
+    parser.addoption("--dev", type=Device.__getitem__, default=Device.cpu)
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: x")
+
+def pytest_runtest_setup(item):
+    if "slow" in item.keywords and not item.config.getoption("--runslow"):
+        pytest.skip("needs --runslow")
+"""
+OPTIONS = """
+import os, pytest
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("a group")
+@pytest.mark.clean_exit
+def test_options(request):
+    assert request.config.getoption("--dev").name == "cuda"
+    assert request.config.getoption("verbose") == 1
+    assert "CLEAN_EXIT_PYTEST" not in os.environ
+    assert os.environ["PYTEST_ADDOPTS"] == "-q -v -v"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "workers", [[], ["-n", "1", "--dist", "loadgroup"]], ids=["here", "worker"]
+)
+def test_options_of_the_session(
+    outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: list[str]
+) -> None:
+    """Those of a conftest, of a type that it makes itself; a folder in addopts; one test runs."""
+    outer.makeconftest(CONFTEST)
+    outer.makepyfile(test_options=OPTIONS, test_other="raise SystemError('do not collect')")
+    ini = f"[pytest]\naddopts = . {' '.join(LIGHT)} --maxfail=7 --strict-config\n"
+    outer.makeini(f"{ini}cache_dir = .cache_of_mine\nxfail_strict = true\n")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-q -v -v")
+    options = ["--runslow", "--dev", "cuda", "--ignore=test_other.py", "-k", "options", *workers]
+    result = run(outer, *options)
+    result.assert_outcomes(passed=1)
+    run(outer, *options[1:]).assert_outcomes(skipped=1)
+
+
+def test_plugins_kept_away(outer: pytest.Pytester) -> None:
+    """One whose option the other session is given, and one whose setting the project has."""
+    ini = f"[pytest]\naddopts = {' '.join(LIGHT)} --strict-config -p no:cacheprovider\n"
+    outer.makeini(f"{ini}cache_dir = .cache_of_mine\n")
+    outer.makepyfile("import pytest\n@pytest.mark.clean_exit\ndef test_here(): pass\n")
+    run(outer, "-p", "no:capture").assert_outcomes(passed=1)
+
+
+@pytest.mark.slow
+def test_orders_and_selections_are_this_sessions(outer: pytest.Pytester) -> None:
+    """--lf, --ff, --sw and --deselect: what the other session writes does not disturb them."""
+    outer.makepyfile(
+        """
+        import pytest
+        pytestmark = pytest.mark.clean_exit
+        def test_one(): pass
+        def test_two(): assert 0
+        """
+    )
+    run(outer).assert_outcomes(passed=1, failed=1)
+    run(outer, "--lf").assert_outcomes(failed=1)
+    result = run(outer, "--ff", "-v", "--deselect=test_x.py::test_none")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*test_two FAILED*", "*test_one PASSED*"])
+    run(outer, "--sw").assert_outcomes(passed=1, failed=1)
+    run(outer, "--sw").assert_outcomes(failed=1, deselected=1)
+
+
+@pytest.mark.slow
+def test_outside_of_the_root(outer: pytest.Pytester) -> None:
+    """A file that the ini file is not above of, in a folder whose name looks like parameters."""
+    inside = outer.mkdir("inside")
+    (inside / "pytest.ini").write_text(f"[pytest]\naddopts = {' '.join(LIGHT)}\n")
+    outside = outer.mkdir("outside")
+    (outside / "test_o.py").write_text(
+        "import pytest\n@pytest.mark.clean_exit\n@pytest.mark.parametrize('n', ['[1]', 'a::b'])\n"
+        "def test_o(n): pass\n"
+    )
+    run(outer, "-c", "inside/pytest.ini", "--rootdir=inside", "outside").assert_outcomes(passed=2)
+    odd = outer.mkdir("odd[1]")
+    (odd / "test_odd.py").write_text((outside / "test_o.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", *LIGHT, "test_odd.py"]
+    done = subprocess.run(command, cwd=odd, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_expected_to_fail(outer: pytest.Pytester) -> None:
+    """Leaving dirty is a failure that can be expected, unless another one is."""
+    outer.makepyfile(
+        f"""
+        import pytest
+        pytestmark = pytest.mark.clean_exit
+
+        @pytest.mark.xfail(strict=True)
+        def test_strict(): {DIRTY}
+
+        @pytest.mark.xfail
+        def test_lenient(): {DIRTY}
+
+        @pytest.mark.xfail(strict=True, raises=KeyError)
+        def test_other_error(): {DIRTY}
+
+        @pytest.mark.xfail
+        def test_gone():
+            import os
+            os._exit(0)
+
+        @pytest.mark.xfail(strict=True)
+        def test_clean(): pass
+
+        @pytest.mark.xfail(run=False)
+        def test_not_run(): raise SystemError
+        """
+    )
+    result = run(outer, "-rA")
+    result.assert_outcomes(xfailed=4, failed=2)
+    result.stdout.fnmatch_lines_random(["FAILED *test_other_error*", "FAILED *test_clean*"])
+
+
+@pytest.mark.slow
+def test_run_again(outer: pytest.Pytester) -> None:
+    """--reruns starts another interpreter, until one leaves cleanly."""
+    pytest.importorskip("pytest_rerunfailures", reason="needs pytest-rerunfailures")
+    outer.makepyfile(
+        f"""
+        import pytest
+        from pathlib import Path
+
+        @pytest.mark.clean_exit
+        def test_second_time():
+            first = not Path("seen").exists()
+            Path("seen").touch()
+            if first:
+                {DIRTY}
+
+        @pytest.mark.flaky(reruns=1)
+        @pytest.mark.clean_exit
+        def test_never():
+            with Path("runs").open("a") as file:
+                file.write("x")
+            assert 0
+        """
+    )
+    result = run(outer, "--reruns", "2")
+    assert "1 failed, 1 passed, 2 rerun" in result.stdout.str()
+    assert (outer.path / "runs").read_text() == "xx"
+
+
+@pytest.mark.slow
+def test_coverage(outer: pytest.Pytester) -> None:
+    """--cov: the session's report stays its own, and is made once."""
+    pytest.importorskip("pytest_cov", reason="needs pytest-cov")
+    outer.makepyfile(
+        test_it="""
+        import pytest
+        def test_here(): assert 1
+        @pytest.mark.clean_exit
+        def test_there(): assert 1
+        """
+    )
+    outer.makeini("[pytest]\naddopts = --cov=. --cov-report=term --cov-fail-under=50\n")
+    result = run(outer)
+    result.assert_outcomes(passed=2)
+    assert result.ret == 0
+    assert result.stdout.str().count("TOTAL") == 1
+    assert (outer.path / ".coverage").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([sys.executable, "-m", "pytest"], id="module", marks=pytest.mark.slow),
+        pytest.param([str(BIN / "pytest")], id="command"),
+    ],
+)
+@needs_installation
+def test_project_with_its_own_torch_utils(
+    outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """It starts pytest, its name means its own, there and here; marker and fixture work."""
+    if not Path(command[0]).exists():
+        pytest.skip("pytest is not installed as a command")
+    (outer.mkpydir("torch_utils") / "own.py").write_text("NAME = 'mine'\n")
+    outer.makepyfile(
+        """
+        import pytest
+
+        def test_name():
+            from torch_utils.own import NAME
+            assert NAME == "mine"
+
+        test_there = pytest.mark.clean_exit(test_name)
+
+        def test_fixture(clean_exit):
+            assert clean_exit(["-c", "import torch_utils.own"]).clean
+        """
+    )
+    outer.makeini("[pytest]\npythonpath = .\n")
+    monkeypatch.setenv("PYTHONPATH", str(outer.path))
+    done = subprocess.run([*command, *LIGHT], capture_output=True, text=True, check=False)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+@needs_installation
+def test_command_beside_another_torch_utils(
+    outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command starts as well, and what it runs means its own."""
+    (outer.mkpydir("torch_utils") / "own.py").write_text("print('mine')\n")
+    monkeypatch.setenv("PYTHONPATH", str(outer.path))
+    done = subprocess.run(
+        [BIN / "clean-exit", "-c", "import torch_utils.own"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_settings_of_the_project(outer: pytest.Pytester) -> None:
+    """[tool.clean-exit] holds for both, and the marker's own options win; errors are said."""
+    settings = outer.path / "pyproject.toml"
+    settings.write_text("[ tool . 'clean-exit' ]\nignore = ['ZeroDivision']\n")
+    outer.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.mark.clean_exit
+        def test_ignored(): {DIRTY}
+
+        @pytest.mark.clean_exit(ignore=[])
+        def test_not_ignored(): {DIRTY}
+
+        def test_fixture(clean_exit): clean_exit(["-c", {DIRTY!r}])
+        """
+    )
+    run(outer).assert_outcomes(passed=2, failed=1)
+    settings.write_text("[tool.clean-exit]\nignore = [1]\n")
+    result = run(outer)
+    result.assert_outcomes(failed=3)
+    result.stdout.fnmatch_lines(["*pyproject.toml*ignore has to be a list of strings, not [[]1]*"])

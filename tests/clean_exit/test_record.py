@@ -1,0 +1,310 @@
+"""What a program records about itself: others are heard all the same, and nothing is trusted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.clean_exit import ENVIRONMENT, MODULE, check, run_command
+
+MANY = """
+class A:
+    def __del__(self): raise ValueError("the driver is gone{}")
+for number in range(2000): A()
+"""
+GLOO = """
+import sys, tempfile
+import torch.distributed as dist, torch.multiprocessing as mp
+def work(rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{{store}}", rank=rank, world_size=2)
+    dist.barrier()
+    {end}
+if __name__ == "__main__":
+    mp.spawn(work, (tempfile.mkdtemp() + "/store",), 2)
+"""
+TORCHRUN = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+{end}
+"""
+INHERITED = """
+import os, sys, types
+distributed = types.ModuleType("torch.distributed")
+distributed.is_initialized = lambda: is_on
+distributed.get_backend = lambda: "gloo"
+sys.modules["torch.distributed"] = distributed
+is_on = {before}
+if os.fork() == 0:
+    is_on = True
+    sys.exit()
+os.wait()
+is_on = False
+"""
+DESTROY = "dist.destroy_process_group()"
+DIRTY = "class A:\n    def __del__(self): raise ValueError('dirty')\na = A()\n"
+SPAWN = "os.posix_spawn(sys.executable, [sys.executable, '-I', 'dirty.py'], os.environ)\n"
+# Each of them lets another program, or interpreter, speak that the record knows nothing of.
+OTHERS = {
+    "a child that nobody waits for": "import os, sys, time\n" + SPAWN + "time.sleep(1)\n",
+    "a child that goes on": "import os, sys\n" + SPAWN,
+    "a child whose end is ignored in C": (
+        "import ctypes, os, sys, time\nctypes.CDLL(None).signal(17, ctypes.c_void_p(1))\n"
+        + SPAWN
+        + "time.sleep(1)\n"
+    ),
+    "another program, out of a destructor": (
+        "import os, sys\nclass B:\n    def __del__(self, e=os.execv, p=sys.executable):\n"
+        "        e(p, [p, '-I', 'dirty.py'])\nb = B()\n"
+    ),
+    "an interpreter that is hidden": (
+        "import sys\ntry: import _interpreters as i\nexcept ImportError:\n"
+        "    import _xxsubinterpreters as i\n"
+        "number = i.create()\n"
+        "(getattr(i, 'exec', None) or i.run_string)(number, open('dirty.py').read())\n"
+        "i.destroy(number)\ndel sys.modules[i.__name__]\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_are_heard(name: str, tmp_path: Path) -> None:
+    """A dirty program that speaks through another's stderr."""
+    (tmp_path / "dirty.py").write_text(DIRTY)
+    report = check(["-c", OTHERS[name]], cwd=tmp_path)
+    assert report.returncode == 0
+    assert {finding.id for finding in report.findings} == {"unraisable"}, report
+
+
+CRASHES = """
+import multiprocessing, os, subprocess, sys
+def work(): os.kill(os.getpid(), int(sys.argv[2]))
+if __name__ == "__main__":
+    if sys.argv[1] == "subprocess":
+        code = "import os; os.kill(os.getpid(), %s)" % sys.argv[2]
+        child = subprocess.Popen([sys.executable, "-c", code])
+        child.wait()
+        print(child.returncode, vars(child)["returncode"])
+    else:
+        child = multiprocessing.get_context(sys.argv[1]).Process(target=work)
+        child.start()
+        child.join()
+        print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "subprocess",
+        *(pytest.param(h, marks=pytest.mark.slow) for h in ("fork", "spawn", "forkserver")),
+    ],
+)
+def test_children_that_crash(how: str, tmp_path: Path) -> None:
+    """Said of those whose end Python's own modules tell; not of those that were ended."""
+    program = tmp_path / "crashes.py"
+    program.write_text(CRASHES)
+    for number, found in (("11", ["crash"]), ("15", [])):
+        report = check([sys.executable, str(program), how, number])
+        assert report.returncode == 0
+        assert report.stdout.split()[0] == f"-{number}"
+        assert [finding.id for finding in report.findings] == found, report
+
+
+def test_children_started_without_a_fork() -> None:
+    """Python 3.13 starts them by posix_spawn; they are seen from inside all the same."""
+    code = (
+        "import os, sys\nos.waitpid(os.posix_spawn(sys.executable, [sys.executable, '-c', "
+        f"{DIRTY!r}], os.environ, file_actions=[(os.POSIX_SPAWN_CLOSE, 2)]), 0)\n"
+    )
+    assert [finding.id for finding in check(["-c", code]).findings] == ["unraisable"]
+    isolated = code.replace("'-c'", "'-I', '-c'")  # The control: by its stderr alone.
+    assert check(["-c", isolated]).clean
+
+
+@pytest.mark.parametrize("when", ["{}", "import atexit; atexit.register(lambda: {})"])
+def test_a_program_that_deletes_the_hook(when: str, tmp_path: Path) -> None:
+    """A program that deletes the hook gets Python's own messages, and nobody is told of them."""
+    delete = when.format("delattr(sys, 'unraisablehook')")
+    (tmp_path / "program.py").write_text(f"import sys\n{delete}\n{DIRTY}")
+    report = check([str(tmp_path / "program.py")])
+    assert [finding.id for finding in report.findings] == ["unraisable"], report.stderr
+    assert "clean_exit" not in report.stderr  # No error of the probe's own.
+
+
+@pytest.mark.parametrize("differs", ["", "' + str(number) + '"])
+def test_many_errors(differs: str) -> None:
+    """Thousands are counted; only the first of those that are alike are told in full."""
+    source = MANY.format(differs).replace('"', "'")
+    report = check(["-c", source])
+    assert {finding.id for finding in report.findings} == {"unraisable"}
+    assert len(report.findings) < 30
+    assert len(str(report)) < 30_000
+    if not differs:
+        assert "at least 1997 more: ValueError: the driver is gone" in str(report)
+    assert check(["-c", source], ignore=["the driver is gone"]).clean or differs
+
+
+def test_a_number_in_use_is_left_alone(tmp_path: Path) -> None:
+    """A file that the program inherits keeps its number, and its content."""
+    path = tmp_path / "inherited"
+    source = "import os; print(os.readlink('/proc/self/fd/250'))"
+    shell = f'exec 250> {path}; {sys.executable} -c "{source}"'
+    report = check(["bash", "-c", shell])
+    assert report.stdout == f"{path}\n"
+    assert report.probed
+    assert path.read_bytes() == b""
+
+
+def test_a_crash_writes_into_no_file(tmp_path: Path) -> None:
+    """Of the program: one that has taken all numbers of the probe's."""
+    path = tmp_path / "mine"
+    source = f"""
+import os
+file = os.open({str(path)!r}, os.O_CREAT | os.O_WRONLY)
+for number in range(200, 300):
+    os.dup2(file, number)
+class A:
+    def __del__(self): 1 / 0
+A()
+os.abort()
+"""
+    report = check(["-c", source])
+    assert [finding.id for finding in report.findings] == ["unraisable", "crash"]
+    assert path.read_bytes() == b""
+
+
+DAMAGE = r"""
+import os, pathlib, random, re, signal, sys
+folder, how = pathlib.Path(sys.argv[1]), sys.argv[2]
+class A:
+    def __del__(self): raise ValueError(f"lost {self.number}")
+for number in range(12):
+    a = A()
+    a.number = number
+    del a
+ODD = [b"-1", b"1e999", b"True", b"None", b"[]", b"{}", b"()", b"'x'", b"x"]
+damaged = 0
+for path in [path for path in folder.rglob("*") if path.is_file()]:
+    data = path.read_bytes()
+    if not data:
+        continue
+    damaged += 1
+    if how == "fifo":
+        path.unlink()
+        os.mkfifo(path)
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "endless":
+        path.unlink()
+        path.symlink_to("/dev/zero")
+    elif how == "gone":
+        path.unlink()
+    elif how == "garbage":
+        path.write_bytes(b"garbage\n\0\xff\n" + data + b"(" * 5000 + b"\n[" * 5000)
+    elif how == "cut off":
+        path.write_bytes(data[: len(data) // 2])
+    else:  # A value of each line is another, by a random generator with this seed.
+        generate = random.Random(int(how))
+        lines = []
+        for line in data.splitlines(keepends=True):
+            values = list(re.finditer(rb"'[^']*'|\x22[^\x22]*\x22|[0-9.]+", line))
+            if values:
+                value = generate.choice(values)
+                # No time is as long as the last one.
+                odd = ODD if b"." in value[0] else [*ODD, b"0x" + b"f" * 20_000]
+                line = line[: value.start()] + generate.choice(odd) + line[value.end() :]
+            lines.append(line)
+        path.write_bytes(b"".join(lines))
+print("damaged" if damaged else "found nothing")
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["fifo", "folder", "endless", "gone", "garbage", "cut off", *map(str, range(10))]
+)
+def test_a_damaged_record(how: str, tmp_path: Path) -> None:
+    """The program may write where its record is: the checker neither fails nor waits for ever."""
+    code = f"""
+import importlib, sys
+report = importlib.import_module({MODULE!r}).check(sys.argv[1:], timeout_s=300)
+print(report.stdout.strip(), report.returncode, report.timed_out, len(str(report)) > 0)
+print(report.stderr, file=sys.stderr)
+"""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    program = [sys.executable, "-c", DAMAGE, str(temporary), how]
+    environment = {**ENVIRONMENT, "TMPDIR": str(temporary)}
+    done = run_command([sys.executable, "-c", code, *program], env=environment)
+    assert (done.stdout, done.returncode) == ("damaged 0 False True\n", 0), done.stderr
+
+
+def test_a_parser_that_fails_now_and_then_loses_nothing() -> None:
+    """As CPython 3.11's does when several threads parse."""
+    code = f"""
+import ast, importlib, sys
+check = importlib.import_module({MODULE!r}).check
+usual, calls = ast.literal_eval, []
+def failing(text):
+    calls.append(text)
+    if len(calls) % 2:
+        raise SystemError("AST constructor recursion depth mismatch")
+    return usual(text)
+for ast.literal_eval in usual, failing:
+    report = check(["-c", sys.argv[1]])
+    print([finding.summary for finding in report.findings])
+"""
+    done = run_command([sys.executable, "-c", code, MANY.format("")])
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert "the driver is gone" in first
+
+
+def test_group_of_the_parent() -> None:
+    """A forked child that leaves in order has not made its parent's group; its own it has."""
+    assert check(["-c", INHERITED.format(before=True)]).clean
+    report = check(["-c", INHERITED.format(before=False)])
+    assert [finding.id for finding in report.findings] == ["process-group-not-destroyed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "launcher", "end"),
+    [
+        (GLOO, [], "pass"),
+        (GLOO, [], DESTROY),
+        (TORCHRUN, ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "pass"),
+    ],
+    ids=["spawn", "spawn-clean", "torchrun"],
+)
+def test_groups_of_workers(program: str, launcher: list[str], end: str, tmp_path: Path) -> None:
+    """gloo says nothing: each worker is asked from inside."""
+    path = tmp_path / "program.py"
+    path.write_text(program.format(end=end))
+    report = check([*launcher, str(path)], timeout_s=300.0, max_shutdown_s=300.0)
+    found = [finding.id for finding in report.findings]
+    assert found == (["process-group-not-destroyed"] * 2 if end == "pass" else []), str(report)
+
+
+def test_a_program_that_comes_through_a_pipe() -> None:
+    """The probe leaves the bytes of a FIFO to the program, which is judged as any other."""
+    dirty = "class A:\n    def __del__(self): 1 / 0\na = A()\nprint('ran')"
+    command = ["bash", "-c", f'exec {sys.executable} <(cat <<"END"\n{dirty}\nEND\n)']
+    report = check(command, timeout_s=600)
+    assert report.stdout == "ran\n", str(report)
+    assert [finding.id for finding in report.findings] == ["unraisable"], str(report)
+
+
+def test_code_named_after_a_pipe(tmp_path: Path) -> None:
+    """The checker looks for source lines in plain files only."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    source = (
+        f"exec(compile('class A:\\n  def __del__(self): 1 / 0\\na = A()', {str(fifo)!r}, 'exec'))"
+    )
+    report = check([sys.executable, "-c", source], timeout_s=600)
+    assert [finding.id for finding in report.findings] == ["unraisable"], str(report)

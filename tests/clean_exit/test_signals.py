@@ -1,0 +1,291 @@
+"""Signals: each arrives as plainly, once; and terminals and shells do not notice the checker."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.clean_exit import CHECKER, ENVIRONMENT, QUIET, run_command, shell
+from support.waiting import wait_for
+
+NAMES = "INT TERM HUP QUIT USR1 USR2 WINCH CONT ALRM".split()
+RARE = "XCPU TRAP SYS SEGV BUS FPE PIPE XFSZ IO".split()
+# Prints each signal that it gets, up to SIGPROF: what is sent before that arrives before it.
+COUNTER = f"""
+import signal, time
+got = []
+def note(number, frame):
+    got.append(signal.Signals(number).name)
+    print(got[-1], flush=True)
+for name in {[*NAMES, *RARE, "PROF"]!r}: signal.signal(getattr(signal, "SIG" + name), note)
+print("ready", flush=True)
+while "SIGPROF" not in got: time.sleep(0.01)
+"""
+
+
+def start(**options: Any) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [*QUIET, sys.executable, "-c", COUNTER],
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+        text=True,
+        **options,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def rest(process: subprocess.Popen[str]) -> list[str]:
+    """Send the last signal, and return what came before its arrival."""
+    process.send_signal(signal.SIGPROF)
+    said, _ = process.communicate()
+    assert process.returncode == 0
+    *before, last = said.split()
+    assert last == "SIGPROF"
+    return before
+
+
+def read_all(terminal: int, said: bytes = b"") -> bytes:
+    """Return what comes until a terminal has been left."""
+    try:
+        while part := os.read(terminal, 1000):
+            said += part
+    except OSError:
+        pass  # So a terminal says that it has been left.
+    os.close(terminal)
+    return said
+
+
+def read_until(terminal: int, what: bytes) -> bytes:
+    said = b""
+    while what not in said:
+        said += os.read(terminal, 1000)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [
+        *((name, "process") for name in NAMES),
+        *((name, "group") for name in NAMES[:2]),
+        *(pytest.param(name, "group", marks=pytest.mark.slow) for name in NAMES[2:]),
+    ],
+)
+def test_a_signal_arrives_once(name: str, to: str) -> None:
+    """Sent to the command alone, or to its whole process group, of which the program is one."""
+    process = start(start_new_session=True)
+    send = os.kill if to == "process" else os.killpg
+    send(process.pid, getattr(signal, f"SIG{name}"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"SIG{name}\n"
+    assert rest(process) == []
+
+
+def test_whatever_is_sent_arrives() -> None:
+    """Those too that a kernel sends to a program that has gone wrong: sent, they are signals."""
+    process = start()
+    for name in RARE:
+        process.send_signal(getattr(signal, f"SIG{name}"))
+    assert process.stdout is not None
+    got = [process.stdout.readline().strip() for _ in RARE]
+    assert sorted(got) == sorted(f"SIG{name}" for name in RARE)
+    assert rest(process) == []
+
+
+def test_one_for_the_group_arrives_once_however_late_the_checker_is() -> None:
+    """Stopped meanwhile, as a busy machine may keep it from running."""
+    process = start(start_new_session=True)
+    os.kill(process.pid, signal.SIGSTOP)
+    os.killpg(process.pid, signal.SIGUSR1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "SIGUSR1\n"
+    os.kill(process.pid, signal.SIGCONT)
+    assert "SIGUSR1" not in rest(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_ends_the_program(number: signal.Signals) -> None:
+    """The report comes nevertheless."""
+    code = "import time; print('ready', flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [*CHECKER, sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=600)
+    assert process.returncode == 128 + number
+    assert "clean-exit: " in said
+    assert "crash" not in said
+
+
+@pytest.mark.parametrize("prefix", ["", "CHECKER "])
+@pytest.mark.parametrize("to", ["$PPID", "0"])
+def test_a_signal_for_the_parent(prefix: str, to: str, tmp_path: Path) -> None:
+    """It reaches what called the command, as plainly, and once."""
+    script = f"""
+trap 'printf "got "; touch got' USR1
+{prefix}sh -c 'trap : USR1; kill -USR1 {to}; until [ -e got ]; do sleep 0.02; done' &
+until wait $!; do :; done
+echo
+"""
+    done = shell(script, start_new_session=True, cwd=tmp_path)
+    assert done.stdout == "got \n"
+
+
+@pytest.mark.parametrize("by_terminal", [True, False])
+def test_ctrl_c_of_a_terminal_arrives_once(by_terminal: bool) -> None:
+    """Also where stdin is not the terminal; and one from kill is not taken for the terminal's."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        if by_terminal:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execve(sys.executable, [*QUIET, sys.executable, "-c", COUNTER], ENVIRONMENT)
+    read_until(terminal, b"ready")
+    if by_terminal:
+        os.write(terminal, b"\x03")
+    else:
+        os.kill(pid, signal.SIGINT)
+    said = read_until(terminal, b"SIGINT")
+    os.kill(pid, signal.SIGPROF)
+    said = read_all(terminal, said)
+    _, status = os.waitpid(pid, 0)
+    assert said.count(b"SIGINT") == 1, said
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_stop_and_go_on() -> None:
+    """Stopped as by Ctrl-Z, both are; and both go on when the program alone is told to."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        script = "echo pid=$$.; read line; echo got=$line."
+        os.execve(sys.executable, [*QUIET, "sh", "-c", script], ENVIRONMENT)
+    program = int(read_until(terminal, b".").partition(b"=")[2].partition(b".")[0])
+    # A group of its own that belongs to no shell is not stopped by the terminal: by hand, then.
+    os.kill(program, signal.SIGSTOP)
+    wait_for(lambda: state(program) == "T")
+    os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: state(program) != "T")
+    os.write(terminal, b"hello\n")
+    assert b"got=hello." in read_all(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_shell_sees_its_job_stopped() -> None:
+    """SIGTSTP to the group: bash tells what stopped its job, and ``fg`` goes on with it."""
+    script = """set -m
+CHECKER sh -c 'echo ready; kill -TSTP 0; echo on' &
+wait $! ; echo $(($? - 128))
+jobs -s | grep -c Stopped
+fg >/dev/null; echo last=$?
+"""
+    done = shell(script, start_new_session=True)
+    expected = ["ready", str(int(signal.SIGTSTP)), "1", "on", "last=0"]
+    assert done.stdout.splitlines() == expected, done
+
+
+@pytest.mark.parametrize("prefix", [[], QUIET])
+def test_reading_in_the_background(prefix: list[str]) -> None:
+    """It is stopped by the terminal it reads from, and goes on in front: it is stopped once."""
+    job = "sh -c 'read line; echo got $line.'"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        script = f'set -m; "$@" {job} & wait $!; echo code $?.; fg; echo last $?.'
+        os.execvpe("bash", ["bash", "-c", script, "bash", *prefix], ENVIRONMENT)
+    said = read_until(terminal, b"code")
+    os.write(terminal, b"hello\n")
+    said = read_all(terminal, said)
+    os.waitpid(pid, 0)
+    assert f"code {128 + signal.SIGTTIN}.".encode() in said, said
+    assert b"got hello." in said, said
+    assert b"last 0." in said, said
+
+
+LOOK = (
+    "import signal; print([n for n in signal.valid_signals() if signal.getsignal(n) == "
+    "signal.SIG_IGN], signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        pytest.param("signal.signal(signal.SIGCHLD, signal.SIG_IGN)", marks=pytest.mark.slow),
+        pytest.param(
+            "[signal.signal(number, signal.SIG_IGN) for number in (1, 2)]", marks=pytest.mark.slow
+        ),
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})",
+    ],
+)
+def test_ignored_and_blocked_signals_stay_so(before: str) -> None:
+    """And exit codes come through."""
+    for program, code in (
+        (LOOK, 0),
+        ("raise SystemExit(3)", 3),
+        ("import os, signal; os.kill(os.getpid(), 11)", -11),
+    ):
+        seen = []
+        for prefix in ([], QUIET):
+            command = [*prefix, sys.executable, "-c", program]
+            outer = f"import os, signal; {before}\nos.execv({command[0]!r}, {command!r})"
+            seen.append(run_command([sys.executable, "-c", outer]))
+        plain, below = seen
+        assert below.stdout == plain.stdout
+        assert plain.returncode == code
+        assert below.returncode == (code if code >= 0 else 128 - code)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "signal.signal(number, lambda *_: print('got it', flush=True))",
+        pytest.param(
+            "import faulthandler; faulthandler.register(number, sys.stdout)", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "import faulthandler; faulthandler.register(signum=number, file=sys.stdout)",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_handler_of_the_program_gets_no_signal_of_the_checker(handler: str) -> None:
+    """Whichever signal asks for the stack of a slow end."""
+    own = "import atexit, signal, time, sys\nfor number in {}: {}\natexit.register(time.sleep, 1)\n"
+    command = [*CHECKER, "--max-shutdown", "0.2", "-v", "-c"]
+    numbers = [*range(signal.SIGRTMIN, signal.SIGRTMAX), signal.SIGUSR1, signal.SIGUSR2]
+    done = run_command([*command, own.format(list(map(int, numbers)), handler)])
+    assert done.stdout == ""
+    assert "slow-shutdown" in done.stderr
+    assert "most recent call first" not in done.stderr
+    control = run_command([*command, own.format([], handler)])
+    assert "most recent call first" in control.stderr
+
+
+def test_errors_of_signal_look_the_same() -> None:
+    """What sees the handler set leaves no frame in the traceback of an error."""
+    code = "import signal, threading\n"
+    code += f"def f():\n  for n in ({signal.SIGRTMAX - 2}, 10): signal.signal(n, signal.SIG_IGN)\n"
+    code += "t = threading.Thread(target=f); t.start(); t.join()\n"
+    plain = run_command([sys.executable, "-c", code])
+    below = run_command([*CHECKER, "-q", "-c", code])
+    assert "main thread" in plain.stderr
+    assert below.stderr == plain.stderr

@@ -1,0 +1,189 @@
+"""Unit tests of the parser of stderr (private): it knows every dialect, and no quotation."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.clean_exit import StderrText
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    1 / 0\n'
+ERROR = "ZeroDivisionError: division by zero\n"
+
+# How Python 3.10 to 3.14 begin such a message, and what it is.
+DIALECTS = {
+    "Exception ignored in: <function A.__del__ at 0x7f>": "unraisable",
+    "Exception ignored in: <finalize object at 0x7f; dead>": "finalizer-error",
+    "Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w'>": "unraisable",
+    "Exception ignored in sys.unraisablehook: <function hook at 0x7f>": "unraisable",
+    "Exception ignored in thread started by: <function f at 0x7f>": "thread-error",
+    "Exception ignored in thread started by <function f at 0x7f>:": "thread-error",
+    "Exception ignored in atexit callback: <function f at 0x7f>": "atexit-error",
+    "Exception ignored in atexit callback <function f at 0x7f>:": "atexit-error",
+    "Exception ignored while calling deallocator <function A.__del__ at 0x7f>:": "unraisable",
+    "Exception ignored while calling weakref callback <function f at 0x7f>:": "finalizer-error",
+    "Exception ignored while closing generator <generator object g at 0x7f>:": "unraisable",
+    "Exception ignored on threading shutdown <module 'threading'>:": "unraisable",
+    "Exception in thread Thread-1 (f):": "thread-error",
+    "Error in atexit._run_exitfuncs:": "atexit-error",
+}
+LINES = {
+    "/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: "
+    "There appear to be 2 leaked semaphore objects to clean up at shutdown": "leaked-semaphore",
+    "/usr/lib/python3.13/multiprocessing/resource_tracker.py:276: UserWarning: resource_tracker: "
+    "There appear to be 1 leaked shared_memory objects to clean up at shutdown: "
+    "{'/psm_1'}": "leaked-shared-memory",
+    "/x/joblib/externals/loky/backend/resource_tracker.py:314: UserWarning: resource_tracker: "
+    "There appear to be 6 leaked semlock objects to clean up at shutdown": "leaked-semaphore",
+    "[W1121 04:00:00.1 CudaIPCTypes.cpp:16] Producer process has been terminated before all "
+    "shared CUDA tensors released.": "cuda-ipc",
+    "[rank0]:[W1121 04:00:00.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
+    "destroy_process_group() was not called before program exit": "process-group-not-destroyed",
+    "sys:1: ResourceWarning: unclosed file <_io.FileIO name=3>": "resource-warning",
+}
+
+
+def scan(data: bytes, chunk: int = 1 << 20) -> StderrText:
+    scanner = StderrText()
+    for start in range(0, len(data), chunk):
+        scanner.feed(data[start : start + chunk])
+    scanner.close()
+    return scanner
+
+
+def found(text: str, chunk: int = 1 << 20) -> list[str]:
+    return [said.finding.id for said in scan(text.encode(), chunk).said]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+@pytest.mark.parametrize("first", DIALECTS)
+def test_dialects(first: str, chunk: int) -> None:
+    """However the bytes arrive, between other output, coloured or with Windows line ends."""
+    expected = [DIALECTS[first]]
+    message = f"{first}\n{TRACEBACK}{ERROR}"
+    assert found(f"before\n{message}after\n", chunk) == expected
+    assert found(message.replace("\n", "\r\n"), chunk) == expected
+    assert found(f"\x1b[1;35m{first}\x1b[0m\n{TRACEBACK}{ERROR}".rstrip(), chunk) == expected
+    assert found(f"{first}\n{ERROR}", chunk) == expected  # Without a traceback.
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_behind_progress(end: str, chunk: int) -> None:
+    """A bar that returns to the start of its line leaves the message there."""
+    for first, expected in DIALECTS.items():
+        message = f"{first}\n{TRACEBACK}{ERROR}".replace("\n", end)
+        assert found(f" 10%\r 50%\r{message}after\n", chunk) == [expected]
+        assert found(f"the manual says: \r {first}\n{TRACEBACK}{ERROR}", chunk) == []
+
+
+CLOSING = "an error occurred during closing of asynchronous generator <async_generator object g>"
+ASYNCIO = {
+    "Task was destroyed but it is pending!": "task: <Task pending name='Task-2'>\n",
+    "Task exception was never retrieved": f"future: <Task finished>\n{TRACEBACK}{ERROR}",
+    "unhandled exception during asyncio.run() shutdown": f"task: <Task>\n{TRACEBACK}{ERROR}",
+    CLOSING: f"asyncgen: <async_generator object g at 0x7f>\n{TRACEBACK}{ERROR}",
+}
+
+
+@pytest.mark.parametrize("first", ASYNCIO)
+def test_asyncio(first: str) -> None:
+    """What its loop logs when it ends; not without the line that says of what."""
+    for before in ("", "ERROR:asyncio:", "2026-01-01 ERROR asyncio "):
+        assert found(f"{before}{first}\n{ASYNCIO[first]}") == ["unraisable"]
+        assert found(f"{before}{first}\n{TRACEBACK}{ERROR}") == []
+
+
+@pytest.mark.parametrize("first", DIALECTS)
+def test_quotations(first: str) -> None:
+    """The phrase within a line, or alone, or followed by anything else."""
+    assert found(f"the manual says: {first}\n{TRACEBACK}{ERROR}") == []
+    assert found(f"{first}\n") == []
+    assert found(f"{first}\nand then it went on\n") == []
+    assert found(f"  {first}\n{TRACEBACK}{ERROR}") == []
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_single_lines(line: str) -> None:
+    """Messages of one line, and the same within another line."""
+    assert found(line + "\n") == [LINES[line]]
+    assert found(f"the manual says: {line}\n".replace(".py:", ".py ").replace("]", ")")) in (
+        [],
+        ["resource-warning"],  # Anything may stand before this one.
+    )
+
+
+def test_finalizers_print_a_bare_traceback() -> None:
+    """Only their frames tell it from a traceback that the program has printed."""
+    frames = '  File "/usr/lib/python3.12/weakref.py", line 666, in _exitfunc\n    f()\n'
+    head, rest = TRACEBACK.split("\n", 1)
+    assert found(f"{head}\n{frames}{rest}{ERROR}") == ["finalizer-error"]
+    assert found(TRACEBACK + ERROR) == []
+
+
+def test_much_output() -> None:
+    """A hundred megabytes without an end of line, binary, and a message at the end."""
+    scanner = StderrText()
+    for _ in range(1600):
+        scanner.feed(b"\xff\x00" * 32768)
+    scanner.feed(f"\nException ignored in: <function f>\n{TRACEBACK}{ERROR}".encode())
+    scanner.close()
+    assert [said.finding.id for said in scanner.said] == ["unraisable"]
+
+
+CRASHES = [
+    "Segmentation fault",
+    "Segmentation fault (core dumped)",
+    "Aborted (core dumped)",
+    "bash: line 1:  1790 Segmentation fault      python3 seg.py",
+    "./run.sh: line 12: 41 Aborted                 (core dumped) ./a.out",
+    "terminate called after throwing an instance of 'std::runtime_error'",
+    "free(): invalid pointer",
+    "double free or corruption (out)",
+    "a.out: a.c:3: main: Assertion `x > 0' failed.",
+    "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):",
+    "Fatal Python error: init_fs_encoding: failed\nPython runtime state: core initialized",
+]
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+@pytest.mark.parametrize("words", CRASHES)
+def test_crashes(words: str, chunk: int) -> None:
+    """What a program that aborts says, or a shell about it; and the same within another line."""
+    for prefix, expected in (("", 1), ("[default0]:", 1), ("the manual says: ", 0)):
+        scanner = scan(f"before\n{prefix}{words}\n".encode(), chunk)
+        if "\n" in words and prefix == "[default0]:":
+            continue  # Each line has its own there.
+        assert len(scanner.crashes) == expected, (prefix, words)
+
+
+@pytest.mark.parametrize(
+    "words", ["Fatal Python error: see the manual", "Aborted", "bash: line 1:"]
+)
+def test_words_of_crashes_alone_are_none(words: str) -> None:
+    """Not without what follows them."""
+    assert scan(f"{words}\nand so on\n".encode()).crashes == []
+
+
+@pytest.mark.parametrize("first", DIALECTS)
+def test_workers_in_between(first: str) -> None:
+    """Two workers speak at once, each line with its name before it."""
+    lines = f"{first}\n{TRACEBACK}{ERROR}".splitlines()
+    text = "".join(f"[default0]:{line}\n[default1]: {line}\n" for line in lines)
+    assert found(text) == [DIALECTS[first]] * 2
+    assert found("".join(f"[default0]:{line}\n[default0]:and\n" for line in lines)) == []
+
+
+def test_chain_of_errors() -> None:
+    """One message, and the error is its last; what follows an error by itself is another."""
+    first = next(iter(DIALECTS))
+    chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    text = f"{first}\n{TRACEBACK}{ERROR}{chain}{TRACEBACK}KeyError: 'x'\n"
+    said = scan(f"{text}{first}\n{TRACEBACK}{ERROR}".encode()).said
+    assert [one.error for one in said] == ["KeyError", "ZeroDivisionError"]
+
+
+def test_errors_beyond_those_kept_are_counted() -> None:
+    """All are counted."""
+    scanner = scan(f"{next(iter(DIALECTS))}\n{TRACEBACK}{ERROR}".encode() * 1000)
+    assert len(scanner.said) == 100
+    assert scanner.counts == {("unraisable", "ZeroDivisionError"): 1000}

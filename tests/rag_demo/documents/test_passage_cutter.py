@@ -1,0 +1,88 @@
+"""Unit tests of the passage cutter (private): nothing is left out, and it takes linear time."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rag_demo.documents.passages import PASSAGE_CHARS, SHORTEST, cut
+from support.programs import assert_clean, run
+
+PARAGRAPHS = st.lists(
+    st.sampled_from(
+        ["# A", "## Port", "8443", "---", "x" * 19, "word " * 30, "z" * 900, "  ", "1."]
+    ),
+    max_size=12,
+)
+
+
+@given(PARAGRAPHS, st.sampled_from([100, PASSAGE_CHARS]))
+@settings(max_examples=300, deadline=None)
+def test_nothing_is_left_out(paragraphs: list[str], size: int) -> None:
+    """Every character is in a passage; only a whole text is short; none is too long."""
+    text = "\n\n".join(paragraphs)
+    passages = list(cut(text, size))
+    assert "".join("".join(p.text.split()) for p in passages) == "".join(text.split())
+    assert "".join("".join(text[p.start : p.stop].split()) for p in passages) == "".join(
+        text.split()
+    )
+    assert len(passages) == 1 or all(len(p.text) >= SHORTEST for p in passages)
+    assert all(len(p.text) <= size + 2 * SHORTEST + 4 for p in passages)
+    assert all(one.stop <= other.start for one, other in itertools.pairwise(passages))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("8443", [("8443", "")]),
+        ("## Port\n\n8443", [("## Port\n\n8443", "Port")]),
+        (
+            "# Server\n\nA long description of it.\n\n## Port\n\n8443\n\n",
+            [("# Server\n\nA long description of it.\n\n## Port\n\n8443", "Server")],
+        ),
+        (
+            "## Port\n\n8443\n\n## Host\n\nThe name of the host.",
+            [("## Port\n\n8443\n\n## Host\n\nThe name of the host.", "Port")],
+        ),
+    ],
+)
+def test_short_sections_are_joined(text: str, found: list[tuple[str, str]]) -> None:
+    """To what follows, or at the end to what stands before; the first heading is theirs."""
+    assert [(passage.text, passage.heading) for passage in cut(text)] == found
+
+
+HOSTILE = """
+from rag_demo.documents.passages import cut
+for part in ("\\u6f22\\u5b57", "!.?", '."\\')]', "# \\n\\n", "\\n \\t", "a\\n", " ", "#"):
+    text = part * (600_000 // len(part))
+    assert sum(len(passage.text) for passage in cut(text)) <= 2 * len(text)
+print("done")
+"""
+
+
+def test_time_is_linear() -> None:
+    """Megabytes without a space, a sentence or a paragraph; or of nothing else."""
+    result = run(HOSTILE)
+    assert_clean(result)
+    assert result.stdout == "done\n"
+
+
+def test_memory_is_that_of_a_paragraph() -> None:
+    """What is given is not kept."""
+    for text in ("\u6f22\u5b57" * 50_000, "!.? " * 20_000, "# Heading\n\nword\n\n" * 5_000):
+        tracemalloc.start()
+        for _ in cut(text):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 4 * len(text) + 100_000
+
+
+def test_many_paragraphs_make_one_passage() -> None:
+    """However many they are, and however long it may be, in linear time."""
+    (passage,) = cut("a\n\n" * 100_000, 10**8)
+    assert passage.text == "\n\n".join("a" * 100_000)

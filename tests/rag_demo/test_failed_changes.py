@@ -1,0 +1,255 @@
+"""A change that is interrupted, fails or is refused has happened as a whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_demo import FaissRetriever, PyTorchGPURetriever, RagDemoError
+from support.interrupts import Place, interrupt_everywhere, raise_interrupt
+from support.small_collections import Hashed, are_nearest, text_of
+
+SLOW = pytest.mark.slow
+KINDS: list[Any] = [
+    pytest.param(FaissRetriever, {}, id="faiss"),
+    pytest.param(PyTorchGPURetriever, {"device": "cpu"}, id="torch"),
+]
+OLD = {f"d{n}": text_of(n) for n in range(12)}
+NEW = {"d3": "golf golf", "new": "echo cache"}
+QUERY = "golf echo"
+
+Documents = dict[str, str]
+
+
+def add(retriever: Any, documents: Documents) -> None:
+    texts = list(documents.values())
+    retriever.add(texts, [{"n": len(text)} for text in texts], list(documents))
+
+
+def search(retriever: Any) -> None:
+    retriever.search(QUERY, mode="hybrid", where={"n": {"$gt": 8}})
+
+
+def used(kind: Any, options: Any) -> Any:
+    """A retriever that was searched and changed before."""
+    retriever = kind(Hashed(), **options)
+    add(retriever, OLD)
+    search(retriever)
+    retriever.delete(["d11"])
+    add(retriever, {"d11": OLD["d11"]})
+    return retriever
+
+
+def is_whole(retriever: Any, documents: Documents) -> bool:
+    """Whether all that can be asked is answered as it should be."""
+    dense = retriever.search(QUERY, 20)
+    words = retriever.search("golf", 20, mode="bm25")
+    long = retriever.search(QUERY, 20, where={"n": {"$gte": 11}})
+    return (
+        len(retriever) == len(documents)
+        and are_nearest(dense, documents, QUERY, 20)
+        and {r.id for r in words} == {n for n, text in documents.items() if "golf" in text.split()}
+        and {r.id for r in long} == {n for n, text in documents.items() if len(text) >= 11}
+        and all(documents[r.id] == r.text for r in (*words, *long))
+    )
+
+
+def check_change(
+    make: Callable[[], Any],
+    change: Callable[[Any], object],
+    after: Documents,
+    *,
+    at_most: int,
+    deliver: Callable[[], object] = raise_interrupt,
+) -> None:
+    """Interrupt a change, and find the old state or the new one; then it can be done again."""
+    left_old = 0
+
+    def check(place: Place) -> None:
+        nonlocal left_old
+        with make() as retriever:
+            place.run(lambda: change(retriever))
+            is_old = is_whole(retriever, OLD)
+            assert is_old or is_whole(retriever, after), "neither the old state nor the new one"
+            left_old += is_old
+            change(retriever)
+            assert is_whole(retriever, after)
+
+    interrupt_everywhere(
+        check, package="rag_demo", minimum=at_most // 2, at_most=at_most, deliver=deliver
+    )
+    assert left_old
+
+
+def without(*names: str) -> Documents:
+    return {name: text for name, text in OLD.items() if name not in names}
+
+
+FEW = list(OLD)[:8]
+CHANGES: dict[str, tuple[Callable[[Any], object], Documents]] = {
+    "replace": (lambda retriever: add(retriever, NEW), OLD | NEW),
+    "delete": (lambda retriever: retriever.delete(["d2", "d3"]), without("d2", "d3")),
+    "delete most": (lambda retriever: retriever.delete(FEW), without(*FEW)),
+}
+PLACES = pytest.mark.parametrize(
+    ("kind", "options", "at_most"),
+    [
+        pytest.param(*KINDS[1].values, 10, id="torch"),
+        pytest.param(*KINDS[1].values, 150, id="torch, many", marks=SLOW),
+        pytest.param(*KINDS[0].values, 50, id="faiss", marks=SLOW),
+    ],
+)
+
+
+@PLACES
+@pytest.mark.parametrize("name", CHANGES)
+def test_interrupted_change_has_happened_or_not(
+    kind: Any, options: Any, name: str, at_most: int
+) -> None:
+    check_change(lambda: used(kind, options), *CHANGES[name], at_most=at_most)
+
+
+@PLACES
+def test_interrupted_load_has_happened_or_not(
+    kind: Any, options: Any, at_most: int, tmp_path: Path
+) -> None:
+    with used(kind, options) as other:
+        add(other, NEW)
+        other.save(tmp_path / "index")
+    check_change(
+        lambda: used(kind, options),
+        lambda retriever: retriever.load(tmp_path / "index"),
+        OLD | NEW,
+        at_most=at_most,
+    )
+
+
+@PLACES
+def test_interrupted_search_changes_no_answer(
+    kind: Any, options: Any, at_most: int, tmp_path: Path
+) -> None:
+    """Of an index that was opened and changed, so that much is prepared by the first search."""
+    with used(kind, options) as other:
+        other.save(tmp_path / "index")
+
+    def make() -> Any:
+        retriever = kind(Hashed(), **options)
+        retriever.load(tmp_path / "index")
+        retriever.delete(["d5"])
+        add(retriever, {"d5": OLD["d5"]})
+        return retriever
+
+    check_change(make, search, OLD, at_most=at_most)
+
+
+def raise_memory_error() -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("name", ["replace", "delete most"])
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_change_without_memory_has_happened_or_not(kind: Any, options: Any, name: str) -> None:
+    change, after = CHANGES[name]
+
+    def try_to_change(retriever: Any) -> None:
+        with contextlib.suppress(MemoryError):
+            change(retriever)
+
+    check_change(
+        lambda: used(kind, options), try_to_change, after, at_most=10, deliver=raise_memory_error
+    )
+
+
+class Naive(PyTorchGPURetriever):
+    """Replaces documents in two steps."""
+
+    def add(self, texts: Any, metadata: Any = None, ids: Any = None, **options: Any) -> Any:
+        self.delete(ids or [])
+        return super().add(texts, metadata, ids, **options)
+
+
+def test_naive_change_is_found_to_be_half_done() -> None:
+    with pytest.raises(AssertionError, match="neither the old state nor the new one"):
+        check_change(lambda: used(Naive, {"device": "cpu"}), *CHANGES["replace"], at_most=60)
+
+
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "metadata of None": ((["a", "b"], [{}, None], ["p", "q"]), TypeError, "must be a mapping"),
+    "a set": ((["a"], [{"x": {1}}], ["p"]), TypeError, "JSON has"),
+    "a key": ((["a"], [{1: 2}], ["p"]), TypeError, "keys are text"),
+    "not a number": ((["a"], [{"x": float("nan")}], ["p"]), ValueError, "JSON has not"),
+    "too many digits": ((["a"], [{"n": [10**4300]}], ["p"]), ValueError, "4,000 digits"),
+    "ids": ((["a", "b"], None, [1, "1"]), TypeError, "must be a str, not 1"),
+    "one id": ((["a", "b"], None, "pq"), TypeError, "not one id"),
+    "one id twice": ((["a", "b"], None, ["x", "x"]), ValueError, "'x' stands twice"),
+    "too few metadata": ((["a", "b"], [{}], None), ValueError, "2 texts but 1 metadata"),
+    "one text": (("text",), TypeError, "sequence of texts"),
+    "bytes": ((["a", b"b"], None, ["p", "q"]), TypeError, "text 1 must be a str"),
+    "no vector": ((["a", ""], None, ["p", "d1"]), ValueError, "row 1 is zero"),
+    "not finite": ((["nan"], None, ["d1"]), ValueError, "row 0 is not finite"),
+}
+
+
+class Peculiar(Hashed):
+    """Has no direction for some texts."""
+
+    def embed_documents(self, texts: Any) -> Any:
+        strange = {"": 0.0, "nan": np.nan}
+        factors = [strange.get(text, 1.0) for text in texts]
+        return super().embed_documents(texts) * np.asarray(factors)[:, None]
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.parametrize("name", WRONG)
+def test_refused_change_changes_nothing(kind: Any, options: Any, name: str) -> None:
+    arguments, error, message = WRONG[name]
+    with used(kind, options) as retriever:
+        retriever.embedding_model = Peculiar()
+        with pytest.raises(error, match=message):
+            retriever.add(*arguments)
+        with pytest.raises(TypeError, match="an id must be a str"):
+            retriever.delete(["d1", 2])
+        retriever.embedding_model = Hashed()
+        assert is_whole(retriever, OLD)
+
+
+class Short(Hashed):
+    dimension = 5
+
+    def embed_documents(self, texts: Any) -> Any:
+        return super().embed_documents(texts)[:, :5]
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_vectors_of_another_dimension_are_refused(kind: Any, options: Any) -> None:
+    """Of documents and of questions; an empty retriever takes any."""
+    with used(kind, options) as retriever:
+        retriever.embedding_model = Short()
+        for mode in ("dense", "hybrid"):
+            with pytest.raises(ValueError, match="5 dimensions, those that are searched 8"):
+                retriever.search("golf", mode=mode)
+        with pytest.raises(ValueError, match="5 dimensions, those already here 8"):
+            retriever.add(["a"], ids=["d1"])
+        retriever.embedding_model = Hashed()
+        assert is_whole(retriever, OLD)
+        retriever.embedding_model = Short()
+        retriever.delete(list(OLD))
+        retriever.add(["a"])
+        assert len(retriever.search("a")) == 1
+
+
+def test_failed_load_changes_nothing(tmp_path: Path) -> None:
+    """Of an index that is not there, or that the memory budget has no room for."""
+    with used(*KINDS[1].values) as retriever:
+        retriever.save(tmp_path / "index")
+    with used(PyTorchGPURetriever, {"device": "cpu", "memory_budget": 100}) as retriever:
+        with pytest.raises(ValueError, match="memory_budget must be at least"):
+            retriever.load(tmp_path / "index")
+        with pytest.raises(RagDemoError):
+            retriever.load(tmp_path / "nowhere")
+        assert is_whole(retriever, OLD)

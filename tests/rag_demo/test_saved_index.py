@@ -1,0 +1,243 @@
+"""A saved index: it comes back, replaces only what it may, and a damaged one is refused by name."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from acceptance.torture.saves import Model, files_of_at_most
+from rag_demo import FaissRetriever, PyTorchGPURetriever, RagDemoError
+from support.rag_command import fail, rag_demo
+
+TEXTS = ["one", "two\nlines\u2028", "three \U0001f600"]
+METADATA: list[dict[str, Any]] = [{"n": 1}, {}, {"s": "\u00e9", "deep": [{"x": None}, 1.5, True]}]
+
+
+class Retriever(PyTorchGPURetriever):
+    def __init__(self, model: Any = None) -> None:
+        super().__init__(model or Model(), device="cpu")
+
+
+def save(folder: Path, texts: list[str] = TEXTS) -> Path:
+    with Retriever() as retriever:
+        retriever.add(texts, METADATA[: len(texts)], ids=list("abcdef")[: len(texts)])
+        retriever.save(folder)
+    return folder
+
+
+def load(folder: Path, model: Any = None) -> list[str]:
+    with Retriever(model) as retriever:
+        retriever.load(folder)
+        return sorted(each.text for each in retriever.search("x", top_k=10))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save(tmp_path / "index")
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
+def test_saved_index_comes_back(folder: Path, kind: Any) -> None:
+    """In either retriever, whichever saved it."""
+    with Retriever() as before, kind(Model()) as after:
+        before.add(TEXTS, METADATA, ids=list("abc"))
+        assert after.load(folder) == 3
+        assert after.search("x") == before.search("x")
+        after.save(folder)
+    assert load(folder) == sorted(TEXTS)
+
+
+def test_loaded_index_stays_when_another_is_saved(folder: Path) -> None:
+    with Retriever() as retriever:
+        retriever.load(folder)
+        save(folder, ["last"])
+        assert sorted(each.text for each in retriever.search("x")) == sorted(TEXTS)
+    assert load(folder) == ["last"]
+
+
+def test_loaded_index_stays_or_is_refused_when_its_files_are_cut_off(folder: Path) -> None:
+    with Retriever() as retriever:
+        retriever.load(folder)
+        for path in contents(folder):
+            path.write_bytes(b"")
+        try:
+            assert sorted(each.text for each in retriever.search("x")) == sorted(TEXTS)
+        except RagDemoError as error:
+            assert str(folder) in str(error)
+
+
+def test_empty_index(tmp_path: Path) -> None:
+    with Retriever() as retriever:
+        retriever.save(tmp_path / "i")
+    assert load(tmp_path / "i") == []
+
+
+def test_folder_without_an_index(tmp_path: Path) -> None:
+    """The error says how to make one."""
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for name, said in (
+        ("nowhere", "does not exist; make it again with"),
+        ("empty", "holds no index"),
+        ("file", "is no folder"),
+    ):
+        with pytest.raises(RagDemoError, match=f"{name}' {said}"):
+            load(tmp_path / name)
+
+
+def test_index_of_another_model_names_both(folder: Path) -> None:
+    class Other(Model):
+        name = "other"
+
+    with pytest.raises(RagDemoError, match="'torture', not with 'other'"):
+        load(folder, Other())
+
+
+def test_folder_of_something_else_is_not_written_to(tmp_path: Path) -> None:
+    """Other files; a file; another program's manifest, alone or among its files."""
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.txt").write_text("do not touch")
+    for name, content in (("app", '{"name": "an app"}'), ("list", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(content)
+    shutil.copytree(tmp_path / "app", tmp_path / "site")
+    (tmp_path / "site" / "app.js").write_text("1")
+    before = contents(tmp_path)
+    for name in ("thesis", "thesis/thesis.txt", "app", "list", "site"):
+        with pytest.raises(RagDemoError, match=r"other files|is a file|another program"):
+            save(tmp_path / name)
+        assert rag_demo("index", "json", "--out", tmp_path / name).returncode == 2
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("metadata", "vector"),
+    [({"x": object()}, None), (None, [float("nan")] * 32), (None, [0.0] * 32)],
+)
+def test_what_cannot_be_saved_leaves_the_index(
+    folder: Path, tmp_path: Path, metadata: Any, vector: Any
+) -> None:
+    class Strange(Model):
+        def embed_documents(self, texts: Any) -> Any:
+            return np.asarray([vector] * len(texts)) if vector else super().embed_documents(texts)
+
+    before = contents(folder)
+    with Retriever(Strange()) as retriever:
+        with pytest.raises((RagDemoError, TypeError, ValueError)):
+            retriever.add(["text"], [metadata or {}])
+            retriever.save(folder)
+        retriever.save(tmp_path / "empty")
+    assert contents(folder) == before
+    assert load(tmp_path / "empty") == []
+
+
+def make_socket(path: Path) -> None:
+    # A name of a socket may have a hundred characters only.
+    folder = os.open(path.parent, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(f"/proc/self/fd/{folder}/{path.name}")
+    os.close(folder)
+
+
+IRREGULAR: dict[str, Callable[[Path], Any]] = {
+    "nothing": lambda path: None,
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "socket": make_socket,
+    "endless device": lambda path: path.symlink_to("/dev/zero"),
+    "terminal": lambda path: path.symlink_to("/dev/tty"),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("what", IRREGULAR)
+def test_something_else_in_place_of_a_file(folder: Path, what: str) -> None:
+    """One error that names the folder, or the right answers; nothing hangs or reads without end."""
+    refused = 0
+    for path, content in contents(folder).items():
+        path.unlink()
+        IRREGULAR[what](path)
+        try:
+            assert load(folder) == sorted(TEXTS)
+        except RagDemoError as error:
+            refused += 1
+            assert str(folder) in str(error)
+            assert str(folder) in fail("verify", folder)
+        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        path.write_bytes(content)
+    assert refused
+    assert load(folder) == sorted(TEXTS)
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard"])
+def test_links_in_place_of_files_lead_nowhere(folder: Path, link: str, tmp_path: Path) -> None:
+    """What they lead to keeps every byte, also when the index is saved again."""
+    other = tmp_path / "thesis.txt"
+    other.write_text("do not touch")
+    for path in contents(folder):
+        copy = tmp_path / "copy"
+        shutil.copytree(folder, copy)
+        (copy / path.name).unlink()
+        make = Path.symlink_to if link == "symbolic" else Path.hardlink_to
+        make(copy / path.name, other)
+        try:
+            save(copy)
+            assert load(copy) == sorted(TEXTS)
+        except RagDemoError as error:
+            assert str(copy) in str(error)
+        assert other.read_text() == "do not touch"
+        shutil.rmtree(copy)
+
+
+def test_files_have_the_mode_of_the_umask(tmp_path: Path) -> None:
+    for umask, mode in ((0o022, 0o644), (0o027, 0o640), (0o077, 0o600)):
+        before = os.umask(umask)
+        try:
+            folder = save(tmp_path / str(mode))
+        finally:
+            os.umask(before)
+        assert {stat.S_IMODE(path.stat().st_mode) for path in contents(folder)} == {mode}
+
+
+def test_failed_first_save_leaves_no_folder(tmp_path: Path) -> None:
+    """And none above it; what was there stays."""
+    (tmp_path / "there").mkdir()
+    for name, is_left in (("a/b/c", False), ("there", True), ("there/d", False)):
+        with files_of_at_most(64), pytest.raises(RagDemoError):
+            save(tmp_path / name)
+        assert (tmp_path / name).exists() is is_left
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_folder_that_nobody_may_write_to() -> None:
+    with pytest.raises(RagDemoError, match="the index cannot be written to '/proc/index'"):
+        save(Path("/proc/index"))
+
+
+def test_index_that_cannot_be_read_at_present_is_not_called_damaged(folder: Path) -> None:
+    """Such as for want of file descriptors; it is not replaced unasked either."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    load(folder)  # Everything is imported.
+    kept = contents(folder)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(RagDemoError, match="Too many open files") as error:
+            load(folder)
+        assert rag_demo("index", "json", "--out", folder).returncode == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "damaged" not in str(error.value)
+    assert contents(folder) == kept

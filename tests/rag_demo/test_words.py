@@ -1,0 +1,98 @@
+"""Scores of search by words are those of bm25s; ranks are fused as documented."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import bm25s
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rag_demo import PyTorchGPURetriever
+from support.small_collections import Hashed, text_of
+
+STOP_WORDS = ["the", "of"]
+VOCABULARY = ["run", "parks", "memory", "cached", "tensors", "gradient", "c", "gpu", *STOP_WORDS]
+QUERY = "running cache c c"
+
+
+def bm25_scores(texts: list[list[str]]) -> Any:
+    """Score texts with bm25s, stemmed as the retriever does it."""
+    import Stemmer
+
+    stem = Stemmer.Stemmer("english").stemWord
+    cut = [[stem(word) for word in text if word not in STOP_WORDS] for text in texts]
+    if not any(cut):
+        return np.zeros(len(texts))
+    index = bm25s.BM25(k1=1.5, b=0.75)
+    index.index(cut, show_progress=False)
+    known = [word for word in ("run", "cach", "c", "c") if word in index.vocab_dict]
+    return index.get_scores(known) if known else np.zeros(len(texts))
+
+
+def scores(retriever: Any) -> dict[str, float]:
+    return {each.id: each.score for each in retriever.search(QUERY, 100, mode="bm25")}
+
+
+@given(st.lists(st.lists(st.sampled_from(VOCABULARY), max_size=90), min_size=1, max_size=12))
+@settings(max_examples=30, deadline=None)
+def test_scores_are_those_of_bm25s(texts: list[list[str]]) -> None:
+    """Of what is there now, whatever was added, deleted, saved and loaded to get there."""
+    half = len(texts) // 2
+    written = [" ".join(text) for text in texts]
+    names = [str(number) for number in range(len(texts))]
+    with (
+        PyTorchGPURetriever(Hashed(), device="cpu") as retriever,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        retriever.add(["memory run c gone", *written[:half]], ids=["gone", *names[:half]])
+        retriever.search(QUERY, mode="bm25")
+        retriever.add(written[half:], ids=names[half:])
+        retriever.delete(["gone"])
+        found = scores(retriever)
+        expected = bm25_scores(texts)
+        assert [found.get(name, 0) for name in names] == pytest.approx(expected, rel=1e-5)
+        retriever.save(Path(folder, "index"))
+        retriever.load(Path(folder, "index"))
+        assert scores(retriever) == found
+        retriever.delete(names[half:])
+        found = scores(retriever)
+        expected = bm25_scores(texts[:half])
+        assert [found.get(name, 0) for name in names[:half]] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("query", "other"),
+    [
+        ("C", "C++ and C#; g++"),
+        ("C++", "The C language, or Notepad++"),
+        ("c#", "The C language, and C++"),
+        ("notepad", "note pad"),
+        ("don", "it's"),
+        ("日本", "本日"),
+        ("x" * 64, "x" * 63),
+    ],
+)
+def test_words_differ(query: str, other: str) -> None:
+    """A word finds itself and not its neighbour; words of more than 64 letters are cut."""
+    own = {"notepad": "Notepad++", "don": "don't", "日本": "日本語C++", "x" * 64: "x" * 200}
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add([own.get(query, f"a {query} b"), other], ids=["own", "other"])
+        assert [each.id for each in retriever.search(query, mode="bm25")] == ["own"]
+
+
+def test_hybrid_scores_are_sums_of_inverse_ranks() -> None:
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add([f"{text_of(n)} number{n % 40}" for n in range(400)])
+        query = "golf number7 alpha"
+        expected: dict[str, float] = {}
+        for mode in ("dense", "bm25"):
+            for each in retriever.search(query, 100, mode=mode):
+                expected[each.id] = expected.get(each.id, 0) + 1 / (60 + each.rank)
+        found = {each.id: each.score for each in retriever.search(query, 100, mode="hybrid")}
+        best = sorted(expected, key=lambda name: (-expected[name], name))[:100]
+        assert found == pytest.approx({name: expected[name] for name in best})

@@ -1,0 +1,1 @@
+"""What the tests share: programs in fresh interpreters, interrupts, stand-ins for models."""

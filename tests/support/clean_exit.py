@@ -1,0 +1,80 @@
+"""Where `clean-exit` and `clean-exit-lint` live, and ways to run them.
+
+This is the only module of the tests that says where they are imported from.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from support.programs import TIMEOUT_S
+from support.zygotes import IMPORT_PATH
+from torch_utils import clean_exit, clean_exit_lint
+from torch_utils.clean_exit import FINDINGS, ExitReport, Finding, check
+from torch_utils.clean_exit.cli import main
+from torch_utils.clean_exit.stderr_text import StderrText
+from torch_utils.clean_exit_lint import RULES, python_files
+from torch_utils.clean_exit_lint import Finding as LintFinding
+from torch_utils.clean_exit_lint import Result as LintResult
+from torch_utils.clean_exit_lint import check as lint
+from torch_utils.clean_exit_lint.cli import main as lint_main
+
+__all__ = [
+    "CHECKER",
+    "CLEAN_EXIT",
+    "ENTRY_POINTS",
+    "ENVIRONMENT",
+    "FINDINGS",
+    "LINT",
+    "LINT_MODULE",
+    "MODULE",
+    "PACKAGE",
+    "PYTEST_PLUGIN",
+    "QUIET",
+    "RULES",
+    "ExitReport",
+    "Finding",
+    "LintFinding",
+    "LintResult",
+    "StderrText",
+    "check",
+    "lint",
+    "lint_main",
+    "main",
+    "python_files",
+    "run_command",
+    "shell",
+]
+
+MODULE, LINT_MODULE = clean_exit.__name__, clean_exit_lint.__name__
+CLEAN_EXIT, LINT = ("-m", MODULE), ("-m", LINT_MODULE)
+"""Arguments for a Python that run the two commands."""
+PACKAGE = MODULE.partition(".")[0]
+"""The package at the top that holds `clean-exit`."""
+PYTEST_PLUGIN = "_torch_cleanup.pytest_plugin"
+ENTRY_POINTS = {
+    ("console_scripts", "clean-exit"): "_torch_cleanup.clean_exit.cli:main",
+    ("console_scripts", "clean-exit-lint"): "_torch_cleanup.clean_exit_lint.cli:main",
+    ("pytest11", "clean_exit"): PYTEST_PLUGIN,
+    ("flake8.extension", "CEX"): "_torch_cleanup.clean_exit_lint.flake8_plugin:Plugin",
+}
+"""What a wheel declares: the group and the name of each, and what it loads."""
+
+CHECKER = (sys.executable, *CLEAN_EXIT)
+QUIET = (*CHECKER, "-q", "--")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+
+
+def run_command(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, wherever the current folder is."""
+    options = {"capture_output": True, "env": ENVIRONMENT, **options}
+    return subprocess.run(command, text=True, check=False, timeout=TIMEOUT_S, **options)
+
+
+def shell(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script of bash, in which CHECKER stands for ``clean-exit -q --``."""
+    return run_command(["bash", "-c", script.replace("CHECKER", " ".join(QUIET))], **options)

@@ -1,0 +1,111 @@
+"""Models that processes of the tests load; no torch, so that a process starts in no time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+
+class Picky(Exception):
+    """Cannot be made again from its arguments, as many exceptions cannot."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+class Model:
+    dimension = 3
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+        self.kept = None
+
+    def echo(self, value, **keywords):
+        return (value, keywords) if keywords else value
+
+    def __call__(self, value):
+        return [value]
+
+    def keep(self, value):
+        self.kept = value
+
+    def pid(self):
+        return os.getpid()
+
+    def ones(self, count):
+        import numpy as np
+
+        return np.ones(count, np.uint8)
+
+    def fail(self, kind="ValueError"):
+        if kind == "Picky":
+            raise Picky("one", "two")
+        if kind == "elsewhere":
+            import only_in_the_child
+
+            raise only_in_the_child.Trouble("of its own")
+        raise {"ValueError": ValueError, "interrupt": KeyboardInterrupt}[kind]("no such text")
+
+    def give(self, kind):
+        if kind == "elsewhere":
+            import only_in_the_child
+
+            return only_in_the_child.Thing()
+        return (number for number in range(3))
+
+    def leave(self, how):
+        sys.stderr.write("these are my last words\n")
+        if how == "sys.exit":
+            sys.exit(3)
+        if how == "_exit":
+            sys.stderr.flush()
+            os._exit(4)
+        if how == "abort":
+            os.abort()
+        os.kill(os.getpid(), 9)
+
+    def hang_up(self):
+        os.closerange(3, 256)
+        time.sleep(600)
+
+    def out_of_memory(self):
+        import resource
+
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, before[1]))
+        try:
+            return bytearray(8 << 30)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+
+    def say(self, count):
+        print("to stdout " * count)
+        print("to stderr " * count, file=sys.stderr)
+        return count
+
+    def touch_and_sleep(self, path):
+        Path(path).touch()
+        time.sleep(600)
+
+    def touch_and_spin(self, path):
+        Path(path).touch()
+        sum(range(10**12))  # One call of C, which never lets go of the GIL.
+
+    def fork(self):
+        """Leave a process behind that has every descriptor of this one."""
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+            os._exit(0)
+        return pid
+
+
+def load_nothing():
+    raise OSError("no such weights")
+
+
+def load_and_leave():
+    sys.stderr.write("out of shells\n")
+    sys.exit(7)

@@ -1,0 +1,63 @@
+"""A model for the tests of hosts, and what many of them need."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar
+
+from support.programs import TIMEOUT_S
+
+
+class Stub:
+    """Notes its life, and fails if it is used after it was closed."""
+
+    made: ClassVar[list[Stub]] = []
+
+    def __init__(self) -> None:
+        self.closed = 0
+        type(self).made.append(self)
+
+    def use(self) -> int:
+        assert not self.closed
+        return 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def in_threads(count: int, work: Callable[[], object]) -> list[BaseException]:
+    """Run in as many threads at once; return what they raised."""
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(count)
+
+    def run() -> None:
+        barrier.wait()
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def threads_inside(package: str) -> int:
+    """Count the threads that are executing something of a package, or wait in it."""
+    count = 0
+    for innermost in sys._current_frames().values():  # noqa: SLF001  (of CPython)
+        frame = innermost
+        while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] != package:
+            frame = frame.f_back
+        count += frame is not None
+    return count
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))

@@ -1,0 +1,92 @@
+"""Run the command `rag-demo` in this process, and read back what an index holds."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rag_demo.cli import main
+from support.programs import Result
+
+
+class Terminal(io.StringIO):
+    """A standard input that passes for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def rag_demo(*arguments: str | Path, stdin: str | io.StringIO = "") -> Result:
+    """Run a command as a shell would, but for the interpreter of its own."""
+    given = list(map(str, arguments))
+    text = io.TextIOWrapper(io.BytesIO(stdin.encode())) if isinstance(stdin, str) else stdin
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2)]
+    before = sys.argv, sys.stdin, signal.getsignal(signal.SIGINT)
+    code: Any = 0
+    try:
+        sys.argv, sys.stdin = ["rag-demo", *given], text
+        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+            main()
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        sys.argv, sys.stdin = before[:2]
+        signal.signal(signal.SIGINT, before[2])  # It ends the process once all is done.
+    shown = []
+    for stream in streams:
+        stream.flush()
+        shown.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+    return Result(["rag-demo", *given], code, *shown)
+
+
+def succeed(*arguments: str | Path, stdin: str | io.StringIO = "") -> str:
+    """Run a command that must succeed; return what it prints."""
+    result = rag_demo(*arguments, stdin=stdin)
+    assert result.returncode == 0, str(result)
+    return result.stdout
+
+
+def fail(*arguments: str | Path, stdin: str | io.StringIO = "") -> str:
+    """Run a command that must fail as documented; return its one line without the beginning."""
+    result = rag_demo(*arguments, stdin=stdin)
+    assert (result.returncode, result.stdout) == (2, ""), str(result)
+    assert result.stderr.startswith("rag-demo: error: "), str(result)
+    assert result.stderr.count("\n") == 1, str(result)
+    return result.stderr.removeprefix("rag-demo: error: ").rstrip("\n")
+
+
+def search(folder: str | Path, *arguments: str | Path) -> list[dict[str, Any]]:
+    """Return the answers to each question, as `--json` prints them."""
+    lines = succeed("search", folder, *arguments, "--json").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def documents(folder: str | Path, *options: str | Path) -> dict[str, dict[str, Any]]:
+    """Return all documents of an index, by id."""
+    (found,) = search(folder, "the", "--mode", "dense", "--top-k", "1000000", *options)
+    by_id = {each["id"]: each for each in found["results"]}
+    assert len(by_id) == len(found["results"]) == info(folder)["texts"]
+    return by_id
+
+
+def texts(folder: str | Path, *options: str | Path) -> list[str]:
+    """Return the texts of an index, sorted."""
+    return sorted(each["text"] for each in documents(folder, *options).values())
+
+
+def info(folder: str | Path) -> dict[str, Any]:
+    """Return what `rag-demo info` says."""
+    facts: dict[str, Any] = json.loads(succeed("info", folder, "--json"))
+    return facts
+
+
+def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> Path:
+    """Write JSON lines."""
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return path

@@ -1,0 +1,83 @@
+"""What the tests of `release` share: weak storages, threads that start at once, collections."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from torch_utils import CleanupReport, release
+
+
+def weak(*things: torch.Tensor | nn.Module) -> list[StorageWeakRef]:
+    """Refer weakly to the storages of tensors, and of all tensors of modules."""
+    tensors: list[torch.Tensor] = []
+    for thing in things:
+        tensors += [*thing.parameters(), *thing.buffers()] if isinstance(thing, nn.Module) else []
+        tensors += [thing] if isinstance(thing, torch.Tensor) else []
+    return [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+
+
+def gone(storages: Sequence[StorageWeakRef]) -> bool:
+    """Say whether none of these storages exists any more."""
+    assert storages, "there is nothing that could be gone"
+    return all(storage.expired() for storage in storages)
+
+
+def release_and_search(*objects: Any) -> CleanupReport:
+    """Release, and search for holders as long as it takes on a busy machine."""
+    return release(*objects, search_s=30.0)
+
+
+def in_threads(*functions: Callable[[], Any]) -> list[Any]:
+    """Run each in a thread of its own, all at once; return what they returned or raised."""
+    results: list[Any] = [None] * len(functions)
+    barrier = threading.Barrier(len(functions))
+
+    def work(index: int) -> None:
+        barrier.wait()
+        try:
+            results[index] = functions[index]()
+        except BaseException as error:  # Whatever it is, the test is to see it.
+            results[index] = error
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@contextlib.contextmanager
+def garbage_collections() -> Iterator[list[int]]:
+    """List the generations of the garbage collections that run meanwhile; 2 is a full one."""
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        yield seen
+    finally:
+        gc.callbacks.remove(note)
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Switch the automatic garbage collection off, and then as it was."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

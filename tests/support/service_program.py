@@ -1,0 +1,161 @@
+"""``rag-demo serve`` as a program of its own, with a model that costs nothing and can break.
+
+    python service_program.py INDEX [faiss|torch [LIMIT=VALUE...]]
+
+Writes its port on standard output. While a file BROKEN stands beside the index, no model loads.
+A question "held up" is answered when a line has come on standard input.
+This is the only module of the tests that says how the server is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+
+class Service:
+    """The program, at work.
+
+    Attributes:
+        process: The program itself, or clean-exit around it.
+        port: Where it listens.
+        log: Its lines on standard error, as far as they came.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.log: list[str] = []
+        assert process.stdout is not None
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+        line = process.stdout.readline()
+        assert line, self.output()
+        self.port = int(line)
+
+    def _read(self) -> None:
+        if self.process.stderr is not None:
+            self.log.extend(self.process.stderr)
+
+    def output(self) -> str:
+        """Return all of its standard error, when it has ended."""
+        self.process.wait(120)
+        self.reader.join(120)
+        return "".join(self.log)
+
+    def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str]:
+        """Ask it something over a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            method = method or ("GET" if body is None else "POST")
+            headers = {"content-type": "application/json"}
+            connection.request(method, path, body and json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def ask_json(self, path: str, body: Any = None, method: str | None = None) -> Any:
+        """Return what it answers, if that is a success."""
+        status, text = self.ask(path, body, method)
+        assert status == 200, (status, text)
+        return json.loads(text)
+
+    def is_listening(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 120).close()
+        except OSError:
+            return False
+        return True
+
+    def search(self, query: str, **more: Any) -> tuple[int, str]:
+        """Search by meaning, which takes the model."""
+        return self.ask("/search", {"query": query, "mode": "dense", **more})
+
+    def stop(self) -> int:
+        """Tell it to stop, and wait until it has."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(120)
+
+
+@contextlib.contextmanager
+def service(
+    index: Path,
+    *limits: str,
+    under: tuple[str, ...] = (),
+    retriever: str = "faiss",
+    **options: Any,
+) -> Iterator[Service]:
+    """Start it; what is still there at the end of the block is killed."""
+    process = subprocess.Popen(
+        [sys.executable, *under, __file__, str(index), retriever, *limits],
+        **{
+            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
+            "text": True,
+            **options,
+        },
+    )
+    started = Service.__new__(Service)
+    try:
+        started.__init__(process)  # type: ignore[misc]
+        yield started
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(120)
+        started.reader.join(120)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def main() -> int:
+    from rag_demo.errors import ModelError
+    from rag_demo.service.listener import bind
+    from rag_demo.service.log_lines import configure_logging
+    from rag_demo.service.server import run_server
+    from rag_demo.service.settings import Limits, Settings
+    from support.serving import Embedder
+    from torch_utils import exit_on_signals
+
+    index = Path(sys.argv[1])
+    given = dict(each.split("=") for each in sys.argv[3:])
+    retriever: Any = sys.argv[2] if len(sys.argv) > 2 else "faiss"
+    limits: Any = {name: type(getattr(Limits, name))(value) for name, value in given.items()}
+
+    def before(texts: list[str]) -> None:
+        if "held up" in texts:
+            print("asked", flush=True)
+            sys.stdin.readline()
+
+    def load() -> Embedder:
+        if Path(index.parent, "BROKEN").exists():
+            raise ModelError(f"{index.parent} has no weights")
+        return Embedder(before)
+
+    exit_on_signals()
+    configure_logging("json", os.environ.get("LEVEL", "WARNING"))
+    settings = Settings(index=index, retriever=retriever, port=0, limits=Limits(**limits))
+    listener = bind(settings)
+    print(listener.getsockname()[1], flush=True)
+    try:
+        return 128 + run_server(settings, listener, load_model=load)
+    except ModelError as error:
+        sys.exit(f"could not start: {error}")  # As the command says it, in a line.
+
+
+if __name__ == "__main__":
+    sys.exit(main())

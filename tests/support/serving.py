@@ -1,0 +1,108 @@
+"""A service in this process, for tests: its application, a small index, and a client.
+
+This is the only module of the tests that says where the application and its limits are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.small_collections import vector_of
+
+for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
+    pytest.importorskip(package, reason=f"needs {package}: the extras service and test")
+
+import httpx  # noqa: E402
+
+from rag_demo import FaissRetriever  # noqa: E402
+from rag_demo.service.app import create_app  # noqa: E402
+from rag_demo.service.settings import Limits, Settings  # noqa: E402
+
+__all__ = ["TEXTS", "Embedder", "Limits", "ask", "make_app", "make_index", "search", "serving"]
+
+TEXTS = [
+    "memory is given back in place",
+    "a lease lends a model",
+    "<script>alert('indexed')</script> is text",
+    "the index stays in its file",
+]
+
+
+class Embedder:
+    """Vectors of texts by their hash; notes what it is asked."""
+
+    name = "hashed"
+    dimension = 8
+
+    def __init__(self, before: Callable[[list[str]], None] = lambda texts: None) -> None:
+        self.before = before
+        self.calls: list[list[str]] = []
+
+    def embed_query(self, text: str) -> Any:
+        return self.embed_queries([text])[0]
+
+    def embed_queries(self, texts: Any) -> Any:
+        self.calls.append(list(texts))
+        self.before(list(texts))
+        return self.embed_documents(texts)
+
+    def embed_documents(self, texts: Any) -> Any:
+        vectors = np.asarray([vector_of(text) for text in texts], np.float32)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def make_index(folder: Path, texts: list[str] = TEXTS) -> Path:
+    """Save an index of a few texts."""
+    with FaissRetriever(Embedder()) as retriever:
+        metadata = [
+            {"year": 2000 + row, "path": f"/secret/folder/{row}.txt"} for row in range(len(texts))
+        ]
+        retriever.add(texts, metadata)
+        retriever.save(folder)
+    return folder
+
+
+def make_app(index: Path, load_model: Callable[[], Any], **options: Any) -> Any:
+    settings = Settings(index=index, retriever="faiss", **options)
+    return create_app(settings, load_model=load_model)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    index: Path, embedder: Embedder | None = None, client: str = "127.0.0.1", **options: Any
+) -> AsyncIterator[Any]:
+    """Run the application; yields a client of it, whose ``app`` is the application."""
+    model = embedder or Embedder()
+    app = make_app(index, lambda: model, **options)
+    async with app.router.lifespan_context(app) as state:
+
+        async def with_state(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "state": dict(state)}, receive, send)
+
+        transport = httpx.ASGITransport(with_state, client=(client, 1))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8000", timeout=60
+        ) as http:
+            http.app = with_state  # type: ignore[attr-defined]
+            yield http
+
+
+def ask(index: Path, *requests: Any, **options: Any) -> list[Any]:
+    """Ask one service, one request after the other: a method, a path, and what httpx takes."""
+
+    async def main() -> list[Any]:
+        async with serving(index, **options) as client:
+            return [await client.request(*each[:2], **each[2]) for each in requests]
+
+    return asyncio.run(main())
+
+
+def search(body: Any, **headers: str) -> Any:
+    return "POST", "/search", {"json": body, "headers": headers}

@@ -1,0 +1,231 @@
+"""Interrupts, signal handlers and destructors in the middle of a lease, a load or an unload."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from support.hosting_stub import Stub, in_threads
+from support.interrupts import Interrupt, Place, interrupt_everywhere
+from support.waiting import wait_for
+from torch_utils import (
+    ModelHost,
+    ModelInUseError,
+    ModelPool,
+    NoRoomError,
+    ResourceClosedError,
+    TorchUtilsError,
+)
+
+
+def lend(host: ModelHost[Stub]) -> None:
+    with host.lease() as model:
+        model.use()
+
+
+@pytest.fixture
+def frozen_heap() -> Iterator[None]:
+    """Let a collection walk what a check has left, not all that others have."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("frozen_heap")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
+@pytest.mark.parametrize("keep_alive", [0, "5m"])
+def test_interrupts_leave_no_lease_and_no_half_load(keep_alive: float | str) -> None:
+    """At any instruction of loading, leasing and unloading; afterwards all goes on as before."""
+
+    def check(place: Place) -> None:
+        host = ModelHost(Stub, keep_alive=keep_alive)
+
+        def use() -> None:
+            lend(host)
+            host.unload()
+
+        place.run(use)
+        gc.collect()
+        wait_for(lambda: host.status().leases == 0)
+        with host.lease(timeout_s=60) as model:
+            assert model.use()
+        host.close()
+        assert model.closed == 1
+        assert place.delivered or all(stub.closed == 1 for stub in Stub.made)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        interrupt_everywhere(check, package="torch_utils", minimum=50, at_most=80)
+        gc.collect()  # What an interrupt kept from its owner says so when it goes.
+
+
+def test_interrupt_of_a_load_is_its_threads_alone() -> None:
+    """The others load the model themselves, once."""
+    tries = []
+
+    def load() -> Stub:
+        tries.append(1)
+        if len(tries) == 1:
+            raise Interrupt
+        return Stub()
+
+    host = ModelHost(load)
+    errors = in_threads(4, lambda: host.lease().__enter__())
+    assert [type(error) for error in errors] == [Interrupt]
+    gc.collect()
+    assert (host.status().loads, len(tries)) == (1, 2)
+    host.close()
+
+
+ASKS = {"lease": lend, "load": ModelHost.load, "unload": ModelHost.unload, "close": ModelHost.close}
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_signal_handlers_do_it_or_are_refused(ask: str) -> None:
+    """At any instruction of a lease, a load and an unload; none waits for its own thread."""
+    hosts: list[ModelHost[Stub]] = []
+    counts = {"done": 0, "refused": 0}
+
+    def handler() -> None:
+        try:
+            ASKS[ask](hosts[-1])
+            counts["done"] += 1
+        except TorchUtilsError:
+            counts["refused"] += 1
+
+    def check(place: Place) -> None:
+        host = ModelHost(Stub, keep_alive=0)
+        hosts[:] = [host]
+
+        def use() -> None:
+            try:
+                lend(host)
+            except ResourceClosedError:
+                assert ask == "close"
+
+        place.run(use)
+        assert host.status().leases == 0
+        if host.closed:
+            wait_for(lambda: host.status().state == "closed")
+        else:
+            lend(host)
+        host.close()
+
+    interrupt_everywhere(check, package="torch_utils", minimum=40, at_most=60, deliver=handler)
+    assert all(counts.values()), counts
+    assert all(stub.closed == 1 for stub in Stub.made)
+
+
+def test_dropped_generator_ends_its_lease_at_any_moment() -> None:
+    """Its block is left by the collector, in the middle of another lease of its thread."""
+    pending: list[Any] = []
+
+    def generate(host: ModelHost[Stub]) -> Iterator[int]:
+        with host.lease() as model:
+            yield model.use()
+
+    def check(place: Place) -> None:
+        host = ModelHost(Stub, keep_alive=-1)
+        pending[:] = [generate(host)]
+        next(pending[0])
+        place.run(lambda: lend(host))
+        pending.clear()
+        wait_for(lambda: host.status().leases == 0)
+        host.close()
+
+    interrupt_everywhere(
+        check, package="torch_utils", minimum=40, at_most=60, deliver=pending.clear
+    )
+
+
+async def alease(host: ModelHost[Stub]) -> None:
+    async with host.alease():
+        pass
+
+
+@pytest.mark.parametrize(
+    "ask", [*ASKS.values(), lambda host: asyncio.run(alease(host))], ids=[*ASKS, "alease"]
+)
+def test_load_and_close_cannot_wait_for_themselves(ask: Callable[[Any], object]) -> None:
+    host: ModelHost[Any] = ModelHost(lambda: ask(host), name="snake")
+    with pytest.raises(TorchUtilsError) as caught:
+        host.load()
+    if ask is lend:
+        assert "what loads snake asks for a lease of snake" in str(caught.value)
+    host.close()
+    errors: list[type] = []
+
+    class Asking(Stub):
+        def close(self) -> None:
+            super().close()
+            try:
+                ask(host)
+            except TorchUtilsError as error:
+                errors.append(type(error))
+
+    host = ModelHost(Asking)
+    host.load()
+    host.unload()
+    host.close()
+    assert errors or ask is ModelHost.close
+
+
+@pytest.mark.parametrize("as_coroutine", [False, True])
+def test_load_that_needs_the_room_it_has_taken(as_coroutine: bool) -> None:
+    """A loader that leases another model of a pool of one: that can never be."""
+
+    def load() -> Stub:
+        with pool.lease("inner"):
+            return Stub()
+
+    async def ask() -> None:
+        async with pool.alease("outer"):
+            pass
+
+    with ModelPool(max_loaded=1) as pool:
+        pool.add("inner", Stub)
+        pool.add("outer", load)
+        with pytest.raises(NoRoomError, match="outer has 0 B"):
+            if as_coroutine:
+                asyncio.run(ask())
+            else:
+                pool.lease("outer").__enter__()
+        with pool.lease("inner") as model:
+            assert model.use()
+
+
+def test_two_loads_that_need_each_other_end_by_a_timeout() -> None:
+    """Across threads nobody can see it, but a lease's time ends it."""
+    both = threading.Barrier(2)
+
+    def load(name: str) -> None:
+        both.wait()
+        hosts[name].lease(timeout_s=0.2 if name == "b" else 60).__enter__()
+
+    hosts = {"a": ModelHost(lambda: load("b")), "b": ModelHost(lambda: load("a"))}
+    names = list(hosts)
+    errors = in_threads(2, lambda: hosts[names.pop()].load())
+    assert TimeoutError in map(type, errors)
+    for host in hosts.values():
+        host.close()
+
+
+def test_close_in_a_handler_while_it_loads() -> None:
+    """The handler hears at once that it is loading; when it is there, it is given back."""
+    host = ModelHost(lambda: (close(), Stub())[1])
+
+    def close() -> None:
+        with pytest.raises(ModelInUseError, match="is loading"):
+            host.close(deadline_s=600)  # As long as a test may hang.
+
+    with pytest.raises(ResourceClosedError):
+        host.load()
+    assert host.status().state == "closed"
+    assert [stub.closed for stub in Stub.made] == [1]

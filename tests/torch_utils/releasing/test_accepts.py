@@ -1,0 +1,491 @@
+"""Which kinds of objects release takes, passes over and refuses, those of libraries too."""
+
+from __future__ import annotations
+
+import argparse
+import array
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import itertools
+import logging
+import multiprocessing
+import pathlib
+import re
+import sys
+import threading
+import types
+import typing
+import uuid
+import weakref
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from support.programs import TIMEOUT_S
+from support.releasing import gone, weak
+from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
+
+
+def layer() -> nn.Linear:
+    return nn.Linear(8, 8)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class MyPath(type(pathlib.Path())):
+    pass
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float = 0.1
+    name: str = "adam"
+
+
+Point = collections.namedtuple("Point", "x y")
+
+LEAVES = {
+    "none": None,
+    "path": pathlib.Path("x"),
+    "pure path": pathlib.PurePosixPath("x"),
+    "own path": MyPath("x"),
+    "dtype": torch.float32,
+    "device": torch.device("cpu"),
+    "size": torch.Size([1, 2]),
+    "layout": torch.strided,
+    "memory format": torch.contiguous_format,
+    "generator": torch.Generator(),
+    "finfo": torch.finfo(torch.float32),
+    "enum": Colour.RED,
+    "flag": re.IGNORECASE,
+    "datetime": datetime.datetime(2020, 1, 1),
+    "timedelta": datetime.timedelta(1),
+    "timezone": datetime.timezone.utc,
+    "fraction": fractions.Fraction(1, 2),
+    "decimal": decimal.Decimal(1),
+    "uuid": uuid.uuid4(),
+    "pattern": re.compile("x"),
+    "function": layer,
+    "builtin": len,
+    "descriptor": staticmethod(len),
+    "method": "x".join,
+    "partial": functools.partial(layer),
+    "class": Settings,
+    "abc": collections.abc.Mapping,
+    "module": typing,
+    "alias": list[int],
+    "typing": typing.Literal[1],
+    "slice": slice(1),
+    "ellipsis": ...,
+    "memoryview": memoryview(b"x"),
+    "numpy scalar": np.float32(1),
+    "numpy array": np.ones(3),
+    "numpy dtype": np.dtype("f4"),
+    "strings": np.array(["a", "b"]),
+    "array": array.array("d", [1.0]),
+    "rng": np.random.default_rng(0),
+    "lock": threading.Lock(),
+    "event": threading.Event(),
+    "logger": logging.getLogger("x"),
+    "weakref": weakref.ref(Settings),
+    "error": ValueError("x"),
+    "record": Settings(),
+    "namespace": types.SimpleNamespace(a=1),
+    "arguments": argparse.Namespace(a=1),
+    "namedtuple": Point(1, "y"),
+    "stdout": sys.stdout,
+}
+
+
+@pytest.mark.parametrize("kind", LEAVES)
+@pytest.mark.parametrize("deep", [False, True])
+def test_leaf_in_a_batch_is_passed_over(kind: str, deep: bool) -> None:
+    """A leaf is passed over, and the tensors beside it go."""
+    tensor = torch.ones(100)
+    storages = weak(tensor)
+    leaf = LEAVES[kind]
+    batch: Any = {"ids": tensor, "leaf": leaf}
+    if deep:
+        batch = [{"a": (batch, collections.deque([leaf])), "leaf": types.SimpleNamespace(x=[leaf])}]
+    assert release(batch).errors == ()
+    assert gone(storages)
+    assert not sys.stdout.closed
+
+
+@pytest.mark.parametrize("kind", ["path", "dtype", "enum", "function", "class", "numpy array"])
+def test_leaf_alone_is_refused(kind: str) -> None:
+    """Nothing can be given up, so nothing is promised."""
+    if kind == "dtype":
+        assert release(LEAVES[kind]).freed_bytes == {}  # Goes with models, like a tokenizer.
+        return
+    with pytest.raises(TypeError, match="does not know how to give up"):
+        release(LEAVES[kind])
+
+
+@dataclasses.dataclass
+class Bundle:
+    model: Any
+    others: Any = None
+
+
+class Holder:
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "_model")
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+
+class OwnMapping(collections.abc.Mapping):
+    """A mapping of one's own, whose methods are the program's code."""
+
+    def __init__(self, model: Any) -> None:
+        self._items = {"a": model}
+
+    def __getitem__(self, key: str) -> Any:
+        raise AssertionError("ran the program's code")
+
+    __len__ = __iter__ = __getitem__  # type: ignore[assignment]
+
+
+class OwnList(list):
+    def __iter__(self) -> Any:
+        raise AssertionError("ran the program's code")
+
+    __len__ = __getitem__ = __iter__  # type: ignore[assignment]
+
+
+class Rude:
+    """Everything that a look from outside might run, runs the program's code."""
+
+    def __init__(self, model: Any) -> None:
+        object.__getattribute__(self, "__dict__")["model"] = model
+
+    def _run(self, *args: Any) -> Any:
+        raise AssertionError("ran the program's code")
+
+    __getattribute__ = __iter__ = __len__ = __bool__ = __eq__ = __hash__ = __repr__ = _run
+    __class__ = property(_run)  # type: ignore[assignment]
+    closed = property(_run)
+
+
+class Property:
+    @property
+    def model(self) -> Any:
+        raise AssertionError("ran the program's code")
+
+
+def dict_key(model: Any) -> Any:
+    return {model: "name"}
+
+
+def object_array(model: Any) -> Any:
+    array = np.empty((1, 2), dtype=object)
+    array[0, 1] = model
+    return array
+
+
+HOLDERS = {
+    "dataclass": Bundle,
+    "dataclass with a list": lambda m: Bundle(None, [m]),
+    "namedtuple": lambda m: Point(1, m),
+    "namespace": lambda m: types.SimpleNamespace(m=m),
+    "object": Holder,
+    "object with a list": lambda m: Holder([("x", m)]),
+    "object in a dataclass": lambda m: Bundle(Holder(m)),
+    "slots": Slotted,
+    "mapping": OwnMapping,
+    "list": lambda m: OwnList([m]),
+    "rude": Rude,
+    "user dict": lambda m: collections.UserDict(a=m),
+    "user list": lambda m: collections.UserList([m]),
+    "ordered dict": lambda m: collections.OrderedDict(a=m),
+    "default dict": lambda m: collections.defaultdict(list, a=m),
+    "proxy": lambda m: types.MappingProxyType({"a": m}),
+    "values": lambda m: {"a": m}.values(),
+    "items": lambda m: {"a": m}.items(),
+    "key": dict_key,
+    "frozenset": lambda m: frozenset([m]),
+    "object array": object_array,
+}
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_object_that_holds_a_model_is_taken_for_it(kind: str) -> None:
+    """It is taken for what it holds, without running its code; a second time is harmless."""
+    model = layer()
+    storages = weak(model)
+    holder = HOLDERS[kind](model)
+    assert release(holder).errors == ()
+    assert gone(storages)
+    with pytest.raises(ReleasedError):
+        model(torch.ones(1, 8))
+    assert release([holder], model).errors == ()
+
+
+def test_control_asking_runs_code_of_the_program() -> None:
+    """What `isinstance` and iteration do with the same objects."""
+    for use in (
+        lambda: isinstance(Rude(1), dict),
+        lambda: list(OwnList([1])),
+        lambda: Property().model,
+    ):
+        with pytest.raises(AssertionError, match="ran the program's code"):
+            use()
+
+
+class Empty:
+    pass
+
+
+class Proxy:
+    """Finds what it stands for by code."""
+
+    _known: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, thing: Any) -> None:
+        self._known[id(self)] = thing
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("ran the program's code")
+
+
+class Far:
+    def __init__(self, model: Any) -> None:
+        self.parts = [Holder(model)]
+
+
+class Awaited:
+    async def close(self) -> None: ...
+
+
+def generator(model: nn.Module) -> Any:
+    yield from model.parameters()
+
+
+REFUSED = {
+    "parameters": (lambda m: m.parameters(), r"pass list\(...\) of it, or the model itself"),
+    "named": (lambda m: {"p": m.named_parameters()}, r"dict\['p'\] \(a builtins.generator\)"),
+    "generator": (generator, "read only once"),
+    "in a namespace": (lambda m: types.SimpleNamespace(p=iter([m])), r"SimpleNamespace.p \("),
+    "iterator": (lambda m: iter([m]), "read only once"),
+    "map": (lambda m: map(str, [m]), "read only once"),
+    "zip": (lambda m: [zip([m], [m])], "read only once"),
+    "empty object": (lambda m: [m, Empty()], r"list\[1\] \(a .*Empty\); pass the models"),
+    "proxy": (lambda m: [m, Proxy(m.weight)], "may stand for something else: pass that"),
+    "plain object": (lambda m: [m, object()], r"list\[1\] \(a builtins.object\)"),
+    "far": (lambda m: [m, Far(layer())], r"pass list\[1\].parts\[0\].model"),
+    "property": (lambda m: [m, Property()], r"pass list\[1\].model"),
+    "array": (lambda m: np.ones(3), "use `del`"),
+    "storage": (lambda m: m.weight.untyped_storage(), "pass the tensor"),
+    "awaited": (lambda m: [m, Awaited()], "has to be awaited"),
+    "class": (lambda m: nn.Linear, "pass an instance"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_before_anything_is_touched(kind: str) -> None:
+    """A TypeError says what to pass instead, the model is whole, the iterator not consumed."""
+    model = layer()
+    make, message = REFUSED[kind]
+    thing = make(model)
+    with pytest.raises(TypeError, match=message):
+        release(model, thing)
+    assert model(torch.ones(1, 8)).shape == (1, 8)
+    if kind == "parameters":
+        assert len(list(thing)) == 2
+
+
+def test_list_of_parameters_is_taken() -> None:
+    """What the error advises works."""
+    model = layer()
+    storages = weak(model)
+    release(list(model.parameters()))
+    assert gone(storages)
+
+
+def test_any_object_may_be_a_key() -> None:
+    """A key that holds nothing is a key."""
+    tensor = torch.ones(3)
+    release({Empty(): tensor, (1, 2): None, Colour.RED: 1})
+    assert tensor.numel() == 0
+
+
+def test_nesting_and_number_have_no_limit() -> None:
+    """Nesting has no limit, cycles end, and many are many."""
+    tensor = torch.ones(1)
+    nested: Any = tensor
+    for _ in range(10_000):
+        nested = [nested]
+    spaces: Any = torch.ones(1)
+    for _ in range(10_000):
+        spaces = types.SimpleNamespace(inner=spaces)
+    cycle: list[Any] = [nested, spaces]
+    cycle.append({"again": cycle})
+    report = release(cycle)
+    assert tensor.numel() == 0
+    assert report.freed_bytes == {"host": 8}
+    many = [torch.ones(1) for _ in range(20_000)]
+    assert release(many, collect="never").freed_bytes == {"host": 80_000}
+    assert all(t.numel() == 0 for t in many)
+
+
+def test_resources_in_objects_are_closed_and_files_are_not() -> None:
+    """A Resource is closed wherever it is; a file that an object happens to have is not."""
+
+    class Handle(Resource):
+        def _release(self) -> None:
+            pass
+
+    class File:
+        is_open = True
+
+        def close(self) -> None:
+            self.is_open = False
+
+    handle, file, model = Handle(), File(), layer()
+    holder = Holder(model)
+    holder.handle, holder.file = handle, file
+    release(holder)
+    assert handle.closed
+    assert file.is_open
+    release([file])
+    assert not file.is_open
+
+
+def test_close_of_an_instance_is_called() -> None:
+    """A namespace, or a mock, may have a close of its own."""
+    from unittest.mock import MagicMock
+
+    closed: list[int] = []
+    mock = MagicMock()
+    mock.close = MagicMock()
+    release([types.SimpleNamespace(close=lambda: closed.append(1)), mock])
+    assert closed == [1]
+    assert mock.close.call_count == 1
+
+
+def test_emptied_before_the_scope_ends() -> None:
+    """What a scope has accepted is no error when the program has given it up itself."""
+    holder = Holder(layer())
+    with SafePyTorchCleanup(strict=True) as scope:
+        scope.manage(holder)
+        holder.model = None
+    with pytest.raises(TypeError):
+        release(holder)
+
+
+def test_iterators_are_not_read() -> None:
+    """One deep in an attribute is left as it is."""
+    counter = itertools.count()
+    holder = Holder(layer())
+    holder.counter = counter
+    release(holder)
+    assert next(counter) == 0
+
+
+def test_schedulers_scalers_and_loaders() -> None:
+    """Schedulers, scalers and loaders let go of what they refer to, and own nothing of it."""
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    scaler = torch.amp.GradScaler("cpu")
+    data = torch.ones(4, 2)
+    loader = DataLoader(TensorDataset(data))
+    release(scheduler, plateau, scaler, {"loader": loader})
+    optimizer.step()
+    assert data.sum() == 8
+    for thing in (scheduler, plateau, scaler, loader):
+        for use in (lambda s: s.step(), lambda s: s.state_dict()):
+            with pytest.raises(ReleasedError, match=f"this {thing.__class__.__name__} was"):
+                use(thing)
+    with pytest.raises(ReleasedError):
+        iter(loader)
+
+
+def test_workers_of_a_loader_end_with_it() -> None:
+    """Its processes end with it, though the variable lives on."""
+    before = {*multiprocessing.active_children()}
+    loader = DataLoader(
+        TensorDataset(torch.ones(4, 2)),
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context="forkserver",
+    )
+    next(iter(loader))
+    (worker,) = {*multiprocessing.active_children()} - before
+    assert worker.is_alive()
+    release(loader)
+    worker.join(TIMEOUT_S)
+    assert worker.exitcode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("transformers")
+def test_transformers_pipeline_and_caches(tiny_model: Any) -> None:
+    """A pipeline, its tokenizer and configuration, and caches of every layer."""
+    from transformers import AutoModel, AutoTokenizer, DynamicCache, EncoderDecoderCache, pipeline
+
+    path = str(tiny_model.parent / "transformer")
+    model, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    pipe = pipeline("feature-extraction", model=model, tokenizer=tokenizer)
+    batch = tokenizer(["a city"], return_tensors="pt")
+    pipe("a city")
+    storages = weak(model, *batch.values())
+    assert release(pipe, tokenizer, model.config, batch).errors == ()
+    assert gone(storages)
+    assert tokenizer("a city")
+    with pytest.raises(ReleasedError):
+        pipe("a city")
+    cache = DynamicCache()
+    cache.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
+    both = EncoderDecoderCache(cache, DynamicCache())
+    storages = weak(cache.layers[0].keys, cache.layers[0].values)
+    release({"past_key_values": both, "config": None})
+    assert gone(storages)
+
+
+def test_accelerator_takes_what_it_prepared() -> None:
+    """What it has prepared goes: models, optimizers, schedulers and loaders."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = layer()
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    prepared = accelerator.prepare(
+        model, optimizer, scheduler, DataLoader(TensorDataset(torch.ones(2)))
+    )
+    model(torch.ones(1, 8)).sum().backward()
+    prepared[1].step()
+    storages = weak(model, optimizer.state[model.weight]["exp_avg"])
+    assert release(accelerator).errors == ()
+    assert gone(storages)
+    with pytest.raises(ReleasedError, match="this Adam was released"):
+        optimizer.step()
+
+
+def test_wrapped_optimizer_of_accelerate() -> None:
+    """accelerate's wrapper alone takes the optimizer in it along."""
+    accelerate = pytest.importorskip("accelerate")
+    model = layer()
+    optimizer = torch.optim.Adam(model.parameters())
+    release(accelerate.Accelerator(cpu=True).prepare(optimizer))
+    with pytest.raises(ReleasedError, match="this Adam was released"):
+        optimizer.step()
+    assert model(torch.ones(1, 8)).shape == (1, 8)

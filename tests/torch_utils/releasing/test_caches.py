@@ -1,0 +1,139 @@
+"""thorough=True: each cache is cleared where it is in use, and nothing else is touched.
+
+No GPU is needed: the programs replace the functions of torch that would reach one.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from support.programs import assert_clean, run_forked
+
+PRELUDE = """
+import contextlib, gc, sys, types
+import torch
+from torch_utils import release
+
+log = []
+def note(name):
+    return lambda *arguments: log.append(name)
+
+class CUDAGraph:
+    pass
+
+torch.cuda.is_initialized = lambda: True
+torch.cuda.device_count = lambda: 2
+torch.cuda.ipc_collect = note("ipc")
+torch.cuda.CUDAGraph = CUDAGraph
+torch.cuda.device = lambda index: contextlib.nullcontext(log.append(f"enter {index}"))
+torch.cuda.is_current_stream_capturing = lambda: False
+torch._C._cuda_clearCublasWorkspaces = note("cublas")
+torch._C._cuda_hasPrimaryContext = lambda index: False
+torch._C._host_emptyCache = note("pinned, privately")
+plans = [types.SimpleNamespace(clear=note(f"plans {index}")) for index in range(2)]
+torch.backends.cuda.cufft_plan_cache = plans
+if not hasattr(torch, "accelerator"):
+    torch.accelerator = types.SimpleNamespace()
+torch.accelerator.empty_host_cache = note("pinned")
+ALL = ["cublas", "plans 0", "plans 1", "ipc", "pinned"]
+
+def clear():
+    log.clear()
+    report = release([], thorough=True)
+    assert report.errors == ()
+    return log
+"""
+
+PROGRAMS = {
+    "all of them on a device": """
+        assert clear() == ALL, log
+        log.clear()
+        release([])
+        assert log == [], "the control: only a thorough release does"
+    """,
+    "nothing is initialised": """
+        torch.cuda.is_initialized = lambda: False
+        assert clear() == []
+    """,
+    "nothing during a capture": """
+        torch._C._cuda_hasPrimaryContext = lambda index: index == 1
+        torch.cuda.memory_stats = lambda *arguments: {}
+        torch.cuda.mem_get_info = lambda *arguments: (0, 0)
+        torch.cuda.empty_cache = note("emptied")
+        torch.cuda.is_current_stream_capturing = lambda: log[-1] == "enter 1"
+        assert set(clear()) == {"enter 1"}, log
+        torch.cuda.is_current_stream_capturing = lambda: False
+        assert {*ALL, "emptied"} <= {*clear()}, log
+    """,
+    "missing calls skip nothing else": """
+        del torch._C._cuda_clearCublasWorkspaces, torch.accelerator, torch._C._host_emptyCache
+        assert clear() == ["plans 0", "plans 1", "ipc"], log
+    """,
+    "calls that fail skip nothing else": """
+        def fail(*arguments):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        torch._C._cuda_clearCublasWorkspaces = torch.cuda.ipc_collect = fail
+        assert clear() == ["plans 0", "plans 1", "pinned"], log
+    """,
+    "pinned memory of an older torch": """
+        del torch.accelerator.empty_host_cache
+        assert clear()[-1] == "pinned, privately", log
+    """,
+    "workspaces stay beside a CUDA graph": """
+        # A graph replays with the workspace it was captured with, and nothing else keeps that.
+        class Own(CUDAGraph):
+            pass
+        for kind in (CUDAGraph, Own):
+            graph = kind()
+            assert clear() == ALL[1:], log
+            del graph
+        assert clear() == ALL
+    """,
+    "a CUDA graph in a cycle is collected": """
+        gc.disable()
+        graph = CUDAGraph()
+        graph.me = graph
+        del graph
+        assert clear() == ALL
+    """,
+    "graphs of compiled code are collected": """
+        kept = [CUDAGraph()]
+        def reset():
+            graph = kept.pop()
+            graph.me = graph
+            log.append("reset")
+        sys.modules["torch._dynamo"] = types.SimpleNamespace(reset=reset)
+        gc.disable()
+        assert clear() == ["reset", *ALL], log
+    """,
+    "dynamo is reset only if it is loaded": """
+        clear()
+        assert "torch._dynamo" not in sys.modules
+        sys.modules["torch._dynamo"] = types.SimpleNamespace(reset=note("reset"))
+        assert "reset" in clear()
+    """,
+    "frozen cycles are collected": """
+        from torch.multiprocessing.reductions import StorageWeakRef
+        class Holder:
+            pass
+        holder = Holder()
+        holder.me, holder.tensor = holder, torch.ones(1000)
+        storage = StorageWeakRef(holder.tensor.untyped_storage())
+        gc.freeze()
+        del holder
+        frozen = gc.get_freeze_count()
+        release([], collect="full")
+        assert not storage.expired(), "the control"
+        clear()
+        assert storage.expired()
+        assert gc.get_freeze_count() > 0.9 * frozen
+    """,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_caches_are_cleared_where_they_are_in_use(name: str) -> None:
+    program = PRELUDE + textwrap.dedent(PROGRAMS[name])
+    assert_clean(run_forked(program, quick_end=True))

@@ -1,0 +1,304 @@
+"""Modules' own close and destructor: each once, before the weights go, errors reported."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import io
+import logging
+import re
+from functools import partial
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from support.programs import assert_clean, run_forked
+from support.releasing import gone, weak
+from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
+
+Log = list[tuple[str, str, int]]
+
+
+class Part(nn.Linear):
+    """Notes what is called, and how many weights it has left then."""
+
+    def __init__(self, name: str, log: Log, *children: Any, fail: Any = None) -> None:
+        super().__init__(2, 2)
+        self.name, self.log, self.fail = name, log, fail
+        for index, child in enumerate(children):
+            self.add_module(str(index), child)
+
+    def close(self) -> None:
+        self.log.append((self.name, "close", self.weight.numel()))
+        if self.fail is not None:
+            raise self.fail
+
+    def __del__(self) -> None:
+        self.log.append((self.name, "del", self.weight.numel()))
+
+
+class ClosesParts(Part):
+    def close(self) -> None:
+        for child in self.children():
+            child.close()
+        super().close()
+
+    def __del__(self) -> None:
+        self.close()
+        super().__del__()
+
+
+class Called:
+    """An object that is called, as a class's method."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def __call__(self, *args: object) -> None:
+        self.calls.append(args)
+
+
+@pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # 3.13
+@pytest.mark.parametrize("sort", [staticmethod, lambda called: called, partial])
+def test_close_of_any_sort_is_called_as_the_program_would(sort: Any) -> None:
+    """Called as the program would call it: such a one without the module."""
+    called = Called()
+    kind = type("OfAnySort", (nn.Linear,), {"close": sort(called)})
+    report = release(nn.Sequential(kind(2, 2)))
+    assert report.errors == ()
+    assert called.calls == [()]
+
+
+def test_close_and_destructor_run_once_and_parents_first() -> None:
+    """Also where a child has two parents, and where parents close their children themselves."""
+    log: Log = []
+    shared = Part("shared", log)
+    left = Part("left", log, shared)
+    model = nn.Sequential(shared, Part("top", log, left), nn.ReLU())
+    release(model, model[1], left)
+    assert log == [
+        (name, method, 4) for name in ("top", "left", "shared") for method in ("close", "del")
+    ]
+    del model, left, shared
+    assert len(log) == 6
+    log.clear()
+    model = ClosesParts("top", log, Part("child", log))
+    release(model)
+    del model
+    assert log == [
+        ("child", "close", 4),
+        ("top", "close", 4),
+        ("top", "del", 4),
+        ("child", "del", 4),
+    ]
+
+
+def test_control_loop_over_the_modules_closes_a_child_twice() -> None:
+    """Calling what is there, without remembering it, closes a child twice."""
+    log: Log = []
+    model = ClosesParts("top", log, Part("child", log))
+    for module in model.modules():
+        module.close()
+    assert [name for name, method, _ in log] == ["child", "top", "child"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_errors_of_close_are_reported_and_keep_nothing(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is in the report and logged once; an interrupt arrives when everything is gone."""
+    log: Log = []
+    model = nn.Sequential(Part("bad", log, fail=error("no")), Part("good", log))
+    storages = weak(model)
+    tensor = torch.ones(3)
+    caplog.set_level(logging.ERROR, "torch_utils")
+    if error is ValueError:
+        assert [str(e) for e in release(model, tensor).errors] == ["no"]
+    else:
+        with pytest.raises(error, match="no"):
+            release(model, tensor)
+    assert gone(storages)
+    assert tensor.numel() == 0
+    assert [name for name, _, _ in log] == ["bad", "bad", "good", "good"]
+    assert [r.getMessage() for r in caplog.records] == [
+        f"releasing Part.close() failed: {error('no')!r}"
+    ]
+
+
+class Child(nn.Linear, Resource):
+    """A Resource that is a module too."""
+
+    seen: Any = None
+    fail: Any = None
+
+    def _release(self) -> None:
+        self.seen.append(self.weight.numel())
+        if self.fail:
+            raise self.fail
+
+
+@pytest.mark.parametrize("fail", [None, ValueError("no"), SystemExit("no")])
+def test_module_that_is_a_resource_is_closed_once(
+    fail: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is closed through its own close, once, while it is whole."""
+    child, seen = Child(2, 2), []
+    child.seen, child.fail = seen, fail
+    model = nn.Sequential(child)
+    if isinstance(fail, SystemExit):
+        with pytest.raises(SystemExit):
+            release(model)
+    else:
+        assert release(model).errors == ((fail,) if fail else ())
+    assert seen == [4]
+    with pytest.raises(ReleasedError):
+        child(torch.ones(1, 2))
+    assert child.close() is None
+    del model, child  # Warns if it were still open.
+    assert seen == [4]
+    assert sum("failed" in r.getMessage() for r in caplog.records) <= (2 if fail else 0)
+
+
+def test_closed_resource_is_not_closed_again() -> None:
+    """A Resource that the program has closed is not closed again."""
+    child, seen = Child(2, 2), []
+    child.seen = seen
+    child.close()
+    release(nn.Sequential(child))
+    assert seen == [4]
+
+
+def test_error_of_a_resource_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Its own close logs it; the report has it too."""
+
+    class Bad(Resource):
+        def _release(self) -> None:
+            raise ValueError("no")
+
+    assert [str(e) for e in release(Bad()).errors] == ["no"]
+    assert [r.getMessage() for r in caplog.records] == ["releasing Bad failed: ValueError('no')"]
+
+
+class SavesItself(nn.Linear):
+    """At its end, as a model that is trained on."""
+
+    closed: ClassVar[list[object]] = []
+    copies: ClassVar[list[Any]] = []
+
+    def close(self) -> None:
+        self.closed.append(self)
+        saved = io.BytesIO()
+        torch.save(self, saved)
+        assert b"ctorch_utils" not in saved.getvalue()  # A class of that package, in a pickle.
+        saved.seek(0)
+        self.copies += [copy.deepcopy(self), torch.load(saved, weights_only=False)]
+
+
+def test_copies_that_close_makes_close_themselves() -> None:
+    """And what it saves needs nothing of this package."""
+    SavesItself.closed.clear()
+    SavesItself.copies.clear()
+    model = SavesItself(2, 2)
+    assert release(model).errors == ()
+    copies = list(SavesItself.copies)
+    assert SavesItself.closed == [model]
+    for one in copies:
+        assert one(torch.ones(1, 2)).shape == (1, 2)
+        assert release(one).errors == ()
+    assert SavesItself.closed == [model, *copies]
+
+
+def test_parts_of_a_live_model_are_not_closed() -> None:
+    """What a live model contains too stays open as it stays whole."""
+    log: Log = []
+    part = Part("part", log)
+    live = nn.Sequential(part)
+    release(nn.Sequential(part))
+    assert log == []
+    assert live(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_scope_that_is_open_at_exit_closes_its_model() -> None:
+    """A scope that is still open closes its model then, and the destructor runs at most once."""
+    program = """
+    import torch
+    from torch_utils import SafePyTorchCleanup
+
+    class Model(torch.nn.Linear):
+        def close(self):
+            print("close", self.weight.numel())
+        def __del__(self):
+            print("del", self.weight.numel())
+
+    scope = SafePyTorchCleanup()
+    scope.__enter__()
+    model = scope.manage(Model(2, 2))
+    """
+    result = run_forked(program)
+    assert_clean(result)
+    assert result.stdout.split("\n") == ["close 4", "del 4", ""]
+
+
+async def to_await(*_: object) -> None: ...
+
+
+class Awaited(nn.Linear):
+    close = to_await
+
+
+class AwaitedResource(Resource):
+    def _release(self) -> None: ...
+
+    close = to_await
+
+
+class Returning:
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def close(self) -> Any:
+        return self._result()
+
+
+async def to_iterate() -> Any:
+    yield
+
+
+@pytest.mark.parametrize("use", [release, SafePyTorchCleanup])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Awaited(2, 2),
+        AwaitedResource,
+        lambda: Returning(to_await),
+        lambda: Returning(to_iterate),
+        lambda: nn.Sequential(Awaited(2, 2)),
+    ],
+    ids=["module", "resource", "returned", "generator", "layer"],
+)
+def test_close_that_nobody_awaits_is_an_error(make: Any, use: Any) -> None:
+    """It is an error in the report; the weights go, and no coroutine is left to warn."""
+    thing = make()
+    result = use(thing)
+    if use is SafePyTorchCleanup:
+        with result:
+            pass
+        result = result.report
+    (error,) = result.errors
+    assert re.match(r"to_\w+\(\) has to be awaited.*async with", str(error))
+    assert not isinstance(thing, nn.Module) or repr(thing).startswith("<released")
+    if isinstance(thing, Resource):
+        Resource.close(thing)
+
+
+def test_task_that_close_returns_is_left_alone() -> None:
+    """It is at work already, and needs nobody to await it."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(to_await())
+        assert release(Returning(lambda: task)).errors == ()
+        await task
+
+    asyncio.run(main())

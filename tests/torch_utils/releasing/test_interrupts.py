@@ -1,0 +1,183 @@
+"""A Ctrl-C at any instruction of a release: the next release finishes it, and nothing is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from support.interrupts import Place, interrupt_everywhere, raise_interrupt, send_sigint
+from support.releasing import gone, weak
+from torch_utils import ReleasedError, release
+
+ways = pytest.mark.parametrize(
+    ("deliver", "at_most"),
+    [
+        (raise_interrupt, 60),
+        (send_sigint, 40),
+        pytest.param(raise_interrupt, 400, marks=pytest.mark.slow),
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def small_heap() -> Iterator[None]:
+    """Let the walks of the heap in each of the many releases see what a check has made."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def release_here(*objects: Any) -> None:
+    assert release(*objects, collect="never", trim_host=False, search_s=0.0).errors == ()
+
+
+class Slotted(nn.Linear):
+    __slots__ = ("more",)
+
+
+@ways
+def test_model(deliver: Callable[[], None], at_most: int) -> None:
+    """All of its layers are released by the next call, whichever were when the first ended."""
+
+    def check(place: Place) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), Slotted(4, 4), nn.Sequential(nn.BatchNorm1d(4)))
+        layers, storages = list(model.modules()), weak(model)
+        place.run(lambda: release_here(model))
+        assert place.propagated == place.delivered
+        release_here(model, *layers)
+        assert gone(storages)
+        for layer in layers:
+            with pytest.raises(ReleasedError, match="was released"):
+                layer(torch.ones(2, 4))
+
+    interrupt_everywhere(check, package="torch_utils", minimum=30, at_most=at_most, deliver=deliver)
+
+
+@ways
+def test_tensors(deliver: Callable[[], None], at_most: int) -> None:
+    """All of a list are emptied, or none was touched; and none is kept for ever."""
+
+    def check(place: Place) -> None:
+        tensors = [torch.ones(2) for _ in range(5)]
+        storages = weak(*tensors)
+        place.run(lambda: release_here(tensors))
+        assert place.propagated == place.delivered
+        assert {tensor.numel() for tensor in tensors} in ({0}, {2})
+        release_here(tensors)
+        assert {tensor.numel() for tensor in tensors} == {0}
+        assert gone(storages)
+
+    interrupt_everywhere(check, package="torch_utils", minimum=30, at_most=at_most, deliver=deliver)
+
+
+def index_with_vectors() -> Any:
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexFlatIP(8)
+    index.add(np.ones((100, 8), np.float32))
+    return index
+
+
+def optimizer_with_state() -> Any:
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.Adam([weight])
+    weight.sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [
+        (index_with_vectors, lambda index: index.search(np.ones((1, 8), np.float32), 1)),
+        (optimizer_with_state, lambda optimizer: optimizer.step()),
+    ],
+    ids=["index", "optimizer"],
+)
+def test_other_objects(make: Callable[[], Any], use: Callable[[Any], Any]) -> None:
+    """Whole, or released; and released after the next call."""
+
+    def check(place: Place) -> None:
+        thing = make()
+        place.run(lambda: release_here(thing))
+        assert place.propagated == place.delivered
+        with contextlib.suppress(ReleasedError):
+            use(thing)
+        release_here(thing)
+        with pytest.raises(ReleasedError):
+            use(thing)
+
+    interrupt_everywhere(check, package="torch_utils", minimum=30, at_most=60)
+
+
+class Noticing(torch.Tensor):
+    """Counts which functions of torch it is passed to."""
+
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        cls.calls += 1
+        return super().__torch_function__(function, types, arguments, keywords or {})
+
+
+def is_undisturbed() -> bool:
+    """Whether classes of tensors and the default device have a say, and gradients are noted."""
+    before = Noticing.calls
+    torch.add(torch.ones(1).as_subclass(Noticing), 1)
+    with torch.device("meta"):
+        is_noticed = Noticing.calls > before and torch.ones(1).is_meta
+    return is_noticed and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+def places_that_disturb(package: str, minimum: int, program: Callable[..., object]) -> list[str]:
+    """List where an interrupt that lives on leaves torch in another state."""
+    kept: list[BaseException] = []  # As a notebook keeps the last exception, with its frames.
+    found = []
+
+    def keep() -> None:
+        kept.append(KeyboardInterrupt())
+        raise kept[-1]
+
+    def check(place: Place) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        things = [model, torch.ones(2), nn.Parameter(torch.ones(2)), torch.eye(2).to_sparse()]
+        place.run(lambda: program(*things))
+        if not is_undisturbed():
+            found.append(place.where)
+            kept.clear()  # What it has left behind must not break the tests that follow.
+            bindings = vars(torch)["_C"]
+            if hasattr(bindings, "_set_torch_function_state"):  # Not torch 2.4.
+                enabled = vars(bindings)["_TorchFunctionState"].ENABLED
+                vars(bindings)["_set_torch_function_state"](enabled)
+
+    interrupt_everywhere(check, package=package, minimum=minimum, at_most=150, deliver=keep)
+    return found
+
+
+def test_functions_of_torch_are_as_they_were() -> None:
+    """At whichever instruction it comes, and while the exception lives."""
+    assert places_that_disturb("torch_utils", 30, release_here) == []
+
+
+def test_control_context_manager_in_python_leaves_them_disabled() -> None:
+    """The same with torch's guards in a generator: before its end they are as it left them."""
+
+    @contextlib.contextmanager
+    def undisturbed() -> Iterator[None]:
+        bindings = vars(vars(torch)["_C"])
+        with bindings["DisableTorchFunction"](), bindings["_DisableTorchDispatch"]():
+            yield
+
+    def program(*things: object) -> None:
+        with undisturbed():
+            pass
+
+    assert places_that_disturb("contextlib", 2, program)

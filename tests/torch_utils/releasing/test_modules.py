@@ -1,0 +1,311 @@
+"""Released modules: anybody can look at them, and every use raises one clear error."""
+
+from __future__ import annotations
+
+import abc
+import collections.abc
+import copy
+import gc
+import inspect
+import io
+import logging
+import pdb
+import pickle
+import pprint
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import pytest
+import rich
+import rich.pretty
+import torch
+from torch import nn
+
+from support.programs import assert_clean, run_forked
+from support.releasing import gone, weak
+from torch_utils import ReleasedError, Resource, release
+
+
+def released() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4))
+    release(model)
+    return model
+
+
+INPUTS = torch.ones(1, 4)
+ATTRIBUTE_USES: dict[str, Callable[[Any], Any]] = {
+    "read": lambda m: m.weight,
+    "set": lambda m: setattr(m, "x", 1),
+    "delete": lambda m: delattr(m, "x"),
+    "forward": lambda m: m.forward(INPUTS),
+    "state_dict": lambda m: m.state_dict(),
+    "load_state_dict": lambda m: m.load_state_dict({}),
+    "parameters": lambda m: list(m.parameters()),
+    "to": lambda m: m.to("cpu"),
+    "eval": lambda m: m.eval(),
+    "encode": lambda m: m.encode("text"),
+}
+OTHER_USES: dict[str, Callable[[Any], Any]] = {
+    "call": lambda m: m(INPUTS),
+    "len": len,
+    "index": lambda m: m[0],
+    "iterate": list,
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "pickle": pickle.dumps,
+    "in a new module": lambda m: nn.Sequential(m)(INPUTS),
+}
+
+
+@pytest.mark.parametrize("use", [*ATTRIBUTE_USES, *OTHER_USES])
+def test_every_use_raises_one_error(use: str) -> None:
+    """It names the module and where it was released; for attributes it is an AttributeError."""
+    says = rf"this Sequential was released at .*{Path(__file__).name}"
+    with pytest.raises(ReleasedError, match=says) as caught:
+        {**ATTRIBUTE_USES, **OTHER_USES}[use](released())
+    assert isinstance(caught.value, AttributeError) == (use in ATTRIBUTE_USES)
+    assert getattr(caught.value, "name", None) is None, "Python would suggest another attribute"
+
+
+def test_layers_are_named_whatever_became_of_others() -> None:
+    model = nn.ModuleList(nn.Linear(2, 2) for _ in range(600))
+    layers = [model[0], model[300], model[599]]
+    release(model, trim_host=False)
+    del model
+    gc.collect()
+    for layer, number in zip(layers, ("0", "300", "599"), strict=True):
+        assert repr(layer) == f"<released {number!r} of ModuleList (a Linear)>"
+        with pytest.raises(ReleasedError, match=f"^'{number}' of ModuleList"):
+            layer(torch.ones(1, 2))
+        assert isinstance(layer, nn.Linear)
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    name: str
+
+    def encode(self, text: str) -> list[float]: ...
+
+
+LOOKS = {
+    "truth": bool,
+    "hasattr": lambda m: hasattr(m, "weight"),
+    "getattr": lambda m: getattr(m, "weight", None),
+    "protocol": lambda m: isinstance(m, Encoder),
+    "callable": callable,
+    "dir": dir,
+    "vars": vars,
+    "members": inspect.getmembers,
+    "static": lambda m: inspect.getattr_static(m, "weight", None),
+    "signature": inspect.signature,
+    "awaitable": inspect.isawaitable,
+    "repr": repr,
+    "format": lambda m: f"{m} {m!s} {m!r}",
+    "logging": lambda m: logging.getLogger("x").info("%s", m),
+    "pprint": pprint.pformat,
+    "pdb": lambda m: _debug(m),
+    "rich": lambda m: rich.print(m, {"model": m}, file=io.StringIO()),
+    "rich inspect": lambda m: rich.inspect(
+        m, all=True, console=rich.console.Console(file=io.StringIO())
+    ),
+    "rich pretty": lambda m: rich.pretty.pretty_repr([m]),
+    "notebook": lambda m: getattr(m, "_repr_html_", None),
+    "numpy": np.asarray,
+    "equal": lambda m: (m == m, m != m, m == 1),
+    "hash": lambda m: {m: 1},
+    "module": lambda m: m.__module__,
+    "weakref": lambda m: weakref.WeakKeyDictionary({m: 1}),
+    "sizeof": sys.getsizeof,
+    "isinstance": lambda m: isinstance(m, (nn.Module, collections.abc.Iterable)),
+    "try": lambda m: _tried(m),
+}
+
+
+def _tried(model: Any) -> None:
+    try:
+        model.weight.cpu()
+    except AttributeError:
+        pass
+
+
+def _debug(model: Any) -> None:
+    output = io.StringIO()
+    commands = "\n".join(["pp x", "p x.weight", "display x", "a", "whatis x", "n", "c"])
+    debugger = pdb.Pdb(
+        stdin=io.StringIO(commands + "\n"), stdout=output, readrc=False, nosigint=True
+    )
+    debugger.use_rawinput = False
+    debugger.runcall(lambda x: x is None, model)
+    assert "<released this Sequential>" in output.getvalue()
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_looks_of_destructors_debuggers_and_printers_raise_nothing(look: str) -> None:
+    LOOKS[look](released())
+
+
+def test_answers_to_looks() -> None:
+    """It was there, it has nothing, and it is what it was."""
+    model = released()
+    assert model
+    assert model == model
+    assert len({model}) == 1
+    assert not hasattr(model, "weight")
+    assert getattr(model, "weight", 3) == 3
+    assert not isinstance(model, Encoder)
+    assert isinstance(model, nn.Sequential)
+    assert model.__module__ == nn.Sequential.__module__
+    assert rich.pretty.pretty_repr([model]) == "[<released this Sequential>]"
+    assert str(model) == repr(model) == "<released this Sequential>"
+    assert all(hasattr(model, name) for name in dir(model))
+
+
+def test_control_object_whose_attributes_raise_another_error() -> None:
+    """An object whose attributes raise what is no AttributeError fails the same looks."""
+
+    class Rude:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("released")
+
+        __bool__ = __len__ = lambda self: self.x
+
+    failed = []
+    for name in ("truth", "hasattr", "getattr", "protocol", "members", "try"):
+        try:
+            LOOKS[name](Rude())
+        except RuntimeError:
+            failed.append(name)
+    assert failed == ["truth", "hasattr", "getattr", "protocol", "members", "try"]
+
+
+class Odd(abc.ABC, nn.Module):
+    """Of a layout of its own, with methods that would fail on what is empty."""
+
+    __slots__ = ("extra",)
+    heirs: ClassVar[list[type]] = []
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        Odd.heirs.append(cls)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = torch.ones(3)
+        self.layer = nn.Linear(2, 2)
+
+    def __len__(self) -> int:
+        return self.layer.weight.numel()
+
+    __hash__ = __len__
+
+    def __eq__(self, other: object) -> bool:
+        return self.layer is other.layer
+
+    def __str__(self) -> str:
+        return str(self.layer)
+
+    def __rich_repr__(self) -> Any:
+        yield self.layer
+
+
+def test_methods_of_the_former_class_do_not_run() -> None:
+    """Nor do they through a subclass, and the class is not told of a new one."""
+    odd = Odd()
+    storages = [*weak(odd), *weak(odd.extra)]
+    release(odd, Odd())
+    assert gone(storages)
+    assert Odd.heirs == []
+    assert str(odd) == f"{odd}" == "<released this Odd>"
+    assert odd
+    assert odd == odd
+    assert odd in {odd}
+    assert getattr(odd, "extra", None) is None
+    rich.print(odd, file=io.StringIO())
+    assert not issubclass(type("Later", (Odd,), {}), type(odd))
+    assert issubclass(type("Latest", (Odd,), {}), Odd)
+    with pytest.raises(ReleasedError, match="this Odd was released"):
+        odd.layer
+    with pytest.raises(ReleasedError, match="this Odd was released"):
+        len(odd)
+
+
+def test_closing_a_released_module_is_no_use_of_it() -> None:
+    """Nor is the end of its block."""
+
+    class Model(nn.Linear, Resource):
+        def _release(self) -> None:
+            release(self)
+
+    with Model(2, 2) as model:
+        release(model)
+    model.close()
+    assert model.closed
+    assert not hasattr(released(), "close")
+    with pytest.raises(ReleasedError), model:
+        pass
+
+
+PARENTS = {
+    "call": lambda m: m(torch.ones(1, 4)),
+    "parameters": lambda m: list(m.parameters()),
+    "state_dict": lambda m: m.state_dict(),
+    "load": lambda m: m.load_state_dict({}),
+    "to": lambda m: m.to("cpu"),
+    "half": lambda m: m.half(),
+    "train": lambda m: m.train(),
+    "property": lambda m: m.device,
+}
+
+
+class Parent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Linear(4, 4)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.child(x)
+
+
+@pytest.mark.parametrize("use", PARENTS)
+def test_parent_of_a_released_child_raises_the_childs_error(use: str) -> None:
+    parent = Parent()
+    PARENTS[use](Parent()) if use != "load" else None
+    release(parent.child)
+    with pytest.raises(ReleasedError, match="this Linear was released at"):
+        PARENTS[use](parent)
+    assert "released this Linear" in repr(parent)
+    parent.child = nn.Linear(4, 4)
+    assert parent(torch.ones(1, 4)).shape == (1, 4)
+
+
+def test_destructors_that_ask_for_a_released_model_are_quiet() -> None:
+    """At every stage of a shutdown."""
+    program = """
+    import builtins, sys, torch
+    from torch_utils import release
+
+    class Owner:
+        def __init__(self, model):
+            self.model = model
+        def __del__(self):
+            if self.model and getattr(self, "model", None):
+                if not hasattr(self.model, "weight"):
+                    getattr(self.model, "to", None)
+                    repr(self.model)
+
+    model = torch.nn.Linear(2, 2)
+    release(model)
+    owner = Owner(model)
+    builtins.keep = Owner(model)
+    sys.keep = Owner(model)
+    torch.keep = Owner(model)
+    Owner(model)
+    """
+    assert_clean(run_forked(program))

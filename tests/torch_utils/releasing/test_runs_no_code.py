@@ -1,0 +1,457 @@
+"""release runs no code of the program but `close()` and destructors, and changes nothing else.
+
+Neither when it understands, counts and gives up objects nor when it searches for holders. The
+controls show what asking in the ordinary way would run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from support.programs import assert_clean, run
+from support.releasing import release_and_search
+from torch_utils import SafePyTorchCleanup, release
+
+ASKED: list[str] = []
+
+
+def holders(*objects: Any) -> set[str]:
+    """Release, and name those who hold what survives."""
+    return {name for held in release_and_search(*objects).still_held for name in held.holders}
+
+
+def noting(name: str, answer: Callable[..., Any]) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        ASKED.append(name)
+        return answer(*args, **kwargs)
+
+    return method
+
+
+class Meta(type):
+    """Notes what its classes are asked."""
+
+    __getattribute__ = noting("class attribute", type.__getattribute__)
+    __eq__ = noting("class ==", lambda kind, other: kind is other)
+    __hash__ = noting("class hash()", type.__hash__)
+    __instancecheck__ = noting("isinstance()", type.__instancecheck__)
+    __subclasscheck__ = noting("issubclass()", type.__subclasscheck__)
+
+
+class TensorMeta(Meta, type(torch.Tensor)):  # type: ignore[misc]
+    pass
+
+
+class Curious:
+    """Notes whatever is asked of it."""
+
+    __hash__ = noting("__hash__", lambda self: 1)
+    __eq__ = noting("__eq__", lambda self, other: self is other)
+    __len__ = noting("__len__", lambda self: 0)
+    __bool__ = noting("__bool__", lambda self: True)
+    __repr__ = noting("__repr__", lambda self: "?")
+    __str__ = noting("__str__", lambda self: "?")
+    __format__ = noting("__format__", lambda self, how: "?")
+    __iter__ = noting("__iter__", lambda self: iter(()))
+    __getattr__ = noting("__getattr__", lambda self, name: None)
+    __getattribute__ = noting("__getattribute__", object.__getattribute__)
+    __class__ = property(noting("__class__", lambda self: dict))
+
+
+class CuriousObject(Curious, metaclass=Meta):
+    pass
+
+
+class CuriousSlots(Curious, metaclass=Meta):
+    __slots__ = ("model",)
+
+
+class CuriousList(Curious, list, metaclass=Meta):
+    pass
+
+
+class CuriousDict(Curious, dict, metaclass=Meta):
+    values = noting("values", lambda self: [])
+    items = noting("items", lambda self: [])
+
+
+class CuriousError(Curious, Exception):
+    args = property(noting("args", lambda self: ()))
+    __cause__ = property(noting("__cause__", lambda self: None))
+    exceptions = property(noting("exceptions", lambda self: ()))
+
+
+class CuriousName(str):
+    __str__ = noting("__str__", lambda self: "?")
+    __format__ = noting("__format__", lambda self, how: "?")
+    __repr__ = noting("__repr__", lambda self: "?")
+    startswith = noting("startswith", lambda self, *start: False)
+
+
+class CuriousTensor(torch.Tensor, metaclass=TensorMeta):
+    __getattribute__ = noting("__getattribute__", torch.Tensor.__getattribute__)
+    __setattr__ = noting("__setattr__", torch.Tensor.__setattr__)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        ASKED.append(f"__torch_function__ {function}")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+MAKE_WRAPPER = attrgetter("_make_wrapper_subclass")(torch.Tensor)
+
+
+class Wrapper(torch.Tensor):
+    """A subclass that wraps another tensor."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return MAKE_WRAPPER(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    def __tensor_flatten__(self) -> Any:
+        ASKED.append("__tensor_flatten__")
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        ASKED.append(f"__torch_dispatch__ {function}")
+        raise NotImplementedError
+
+
+class CuriousArray(np.ndarray):
+    """Notes also whenever numpy tells it of a view or a copy."""
+
+    base = property(noting("base", lambda self: None))
+    __array_finalize__ = noting("__array_finalize__", lambda self, array: None)
+
+
+class Layer(nn.Module, metaclass=Meta):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.others = CuriousDict(a=torch.ones(3), b=CuriousList([in_an_object(torch.ones(3))]))
+
+    def close(self) -> None:
+        pass
+
+
+class LayerWithSlots(nn.Module, metaclass=Meta):
+    __slots__ = ("own",)
+
+
+class Closing(metaclass=Meta):
+    def close(self) -> None:
+        pass
+
+
+class Optimizer(torch.optim.SGD, metaclass=Meta):
+    pass
+
+
+def in_an_object(thing: Any) -> Any:
+    holder = CuriousObject()
+    object.__setattr__(holder, "thing", thing)
+    return holder
+
+
+def in_slots(thing: Any) -> Any:
+    holder = CuriousSlots()
+    object.__setattr__(holder, "model", thing)
+    return holder
+
+
+def in_an_error(tensor: torch.Tensor) -> Any:
+    error = CuriousError()
+    BaseException.__setattr__(error, "tensor", tensor)
+    return error
+
+
+def as_default(tensor: torch.Tensor) -> Any:
+    def function(tensor: Any = tensor) -> None: ...
+
+    function.__qualname__ = CuriousName("function")
+    return function
+
+
+def with_attribute(tensor: torch.Tensor) -> Any:
+    other = torch.ones(3).as_subclass(CuriousTensor)
+    other.note = tensor
+    return other
+
+
+def in_an_array_of_objects(tensor: torch.Tensor) -> Any:
+    array = np.empty((2, 2), dtype=object)
+    array[0, 1] = tensor
+    return array.view(CuriousArray)
+
+
+def sharing_a_part() -> list[Any]:
+    """Make a model of which another object, behind it, has a part."""
+    model = nn.Sequential(Layer(), nn.Linear(2, 2))
+    return [model, in_an_object(model[0]), LayerWithSlots()]
+
+
+PLACES = {
+    "object": in_an_object,
+    "list": lambda tensor: CuriousList([tensor]),
+    "dict": lambda tensor: CuriousDict(x=tensor),
+    "error": in_an_error,
+    "default": as_default,
+    "slots": in_slots,
+    "several": lambda tensor: in_an_object(CuriousDict(a=CuriousList([in_slots(tensor)]))),
+    "tensor": lambda tensor: tensor.as_subclass(CuriousTensor),
+    "attribute of a tensor": with_attribute,
+    "wrapper": Wrapper,
+    "array": lambda tensor: tensor.numpy().view(CuriousArray),
+    "array of objects": in_an_array_of_objects,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_holder_is_found_and_asked_nothing(place: str) -> None:
+    tensor = torch.ones(50)
+    my_holder = PLACES[place](tensor.detach())  # Only the holder has this one, and its memory.
+    ASKED.clear()
+    report = release_and_search(tensor)
+    assert ASKED == []
+    (held,) = report.still_held
+    assert held.holders, place
+    if place == "slots":
+        assert held.holders == ("a CuriousSlots",)
+    del my_holder
+
+
+REFUSED = {"error", "default", "array", "several"}
+OBJECTS: dict[str, Callable[[], Any]] = {
+    **{f"in {name}": partial(PLACES[name], torch.ones(50)) for name in PLACES.keys() - REFUSED},
+    "modules": lambda: nn.Sequential(Layer(), LayerWithSlots()),
+    "shared": sharing_a_part,
+    "closing": Closing,
+    "optimizer": lambda: Optimizer([nn.Parameter(torch.ones(3))], lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTS))
+def test_released_object_is_asked_nothing(name: str) -> None:
+    """By `release`, which understands, counts and gives up; and by a scope."""
+    first, second = OBJECTS[name](), OBJECTS[name]()
+    with SafePyTorchCleanup() as scope:
+        ASKED.clear()
+        scope.manage(first)
+    report = release(second)
+    assert ASKED == []
+    assert report.errors == ()
+    assert scope.report is not None
+    assert scope.report.errors == ()
+
+
+@pytest.mark.parametrize("place", sorted(REFUSED))
+def test_refused_object_is_asked_nothing(place: str) -> None:
+    thing = PLACES[place](torch.ones(50))
+    ASKED.clear()
+    with pytest.raises(TypeError, match="does not know how to give up"):
+        release(thing)
+    assert ASKED == []
+
+
+def test_control_ordinary_questions_are_noticed() -> None:
+    for ask in (hash, len, iter, repr, lambda thing: isinstance(thing, dict)):
+        ASKED.clear()
+        ask(CuriousObject())
+        assert ASKED, ask
+    for ask in (
+        lambda: CuriousObject in {1: 2},
+        lambda: CuriousObject in (int,),
+        lambda: Layer.__name__,
+    ):
+        ASKED.clear()
+        ask()
+        assert ASKED, ask
+    for thing in (torch.ones(3).as_subclass(CuriousTensor), CuriousError(), CuriousName("x")):
+        ASKED.clear()
+        _ = f"{thing}", getattr(thing, "is_leaf", None)
+        assert ASKED, type(thing)
+    array = in_an_array_of_objects(torch.ones(1))
+    ASKED.clear()
+    array.flatten()
+    assert "__array_finalize__" in ASKED
+
+
+@pytest.mark.parametrize("mode", [TorchFunctionMode, TorchDispatchMode])
+def test_modes_see_nothing(mode: Any) -> None:
+    """A mode that watches all of torch is called by neither a release nor its search."""
+
+    class Watching(mode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+            ASKED.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+        __torch_dispatch__ = __torch_function__
+
+    weight = torch.ones(5, requires_grad=True)
+    loss, sparse = (weight * 2).sum(), torch.eye(3).to_sparse()
+    module, spied = nn.Linear(2, 2), torch.ones(3).as_subclass(CuriousTensor)
+    module.own = [torch.ones(3).as_subclass(CuriousTensor), CuriousObject()]
+    with Watching():
+        ASKED.clear()
+        report = release_and_search(module, weight, spied)
+        assert ASKED == []
+        torch.add(sparse, sparse)  # The control.
+        assert ASKED
+    assert report.errors == ()
+    assert report.still_held_bytes == 20, loss
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast:FutureWarning")  # torch 2.4
+def test_checkpoint_is_not_computed_again() -> None:
+    """A checkpointed loss saves what its forward pass would have to run again for."""
+    runs: list[int] = []
+
+    class Counting(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            runs.append(1)
+            return super().forward(inputs) * 2
+
+    model = Counting(4, 4)
+    loss = checkpoint(model, torch.ones(3, 4, requires_grad=True), use_reentrant=False).sum()
+    assert "an autograd graph" in holders(model.weight)
+    assert len(runs) == 1
+    node = loss.grad_fn.next_functions[0][0].next_functions[0][0]
+    with contextlib.suppress(RuntimeError):  # The weight is empty by now.
+        attrgetter("_saved_mat1")(node)  # The control.
+    assert len(runs) == 2
+
+
+@pytest.mark.slow
+def test_hooks_that_unpack_are_not_run() -> None:
+    """What a graph has saved stays packed; that there is a graph is said."""
+    unpacked: list[str] = []
+
+    def unpack(tensor: Any) -> Any:
+        unpacked.append("unpacked")
+        return tensor
+
+    def lose(model: nn.Module) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            return model(torch.ones(3, 5, requires_grad=True)).sum()
+
+    # Frozen: no node of the graph is there to accumulate its gradient, and so name it.
+    model = nn.Linear(5, 5, bias=False).requires_grad_(False)
+    my_loss = lose(model)
+    (held,) = release_and_search(model).still_held
+    assert held.holders == (
+        "perhaps an autograd graph (reached from the variable 'my_loss' of "
+        "test_hooks_that_unpack_are_not_run())",
+    )
+    assert unpacked == []
+    attrgetter("_saved_mat2")(my_loss.grad_fn.next_functions[0][0])  # The control.
+    assert unpacked == ["unpacked"]
+
+
+def test_context_of_a_custom_function_is_not_asked() -> None:
+    """What a function of the program keeps beside the graph is found, without a question to it."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+            ctx.kept = kept
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return gradient, None
+
+        @property
+        def saved_tensors(self) -> Any:
+            raise AssertionError("this would unpack")
+
+    model = nn.Linear(5, 5, bias=False).requires_grad_(False)
+    result = Doubled.apply(torch.ones(3, requires_grad=True), model.weight)
+    (held,) = release_and_search(model).still_held
+    assert held.holders == ("an autograd graph",)
+    del result
+
+
+def test_dictionary_that_locals_returned_stays_as_it_is() -> None:
+    """The dictionary that `locals()` gave the program is the program's."""
+    weight = torch.ones(5)
+    count = 1
+    variables = locals()
+    count = 2
+    assert holders(weight.view(-1))
+    assert variables["count"] == 1
+    if sys.version_info < (3, 13):
+        attrgetter("_getframe")(sys)().f_locals  # The control.
+        assert variables["count"] == count
+
+
+def test_variables_of_traced_functions_are_not_lost() -> None:
+    """A debugger that looks at a function, and releases something meanwhile, breaks nothing."""
+    answers: list[Any] = []
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_name == "traced":
+            kept = torch.ones(3)
+            answers.append(holders(kept.view(-1)))
+            return trace
+        return None
+
+    def traced() -> tuple[int, str]:
+        number = 1
+        word = "w"
+        number += 1
+        return number, word
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        result = traced()
+    finally:
+        sys.settrace(before)
+    assert result == (2, "w")
+    assert answers
+
+
+@pytest.mark.slow
+def test_lazy_torch_is_not_imported() -> None:
+    """What only looks does not touch a lazy module, any attribute of which would import it."""
+    program = """
+    import importlib.util, sys
+    spec = importlib.util.find_spec("torch")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    torch = importlib.util.module_from_spec(spec)
+    sys.modules["torch"] = torch
+    spec.loader.exec_module(torch)
+    import torch_utils
+    from torch_utils import SafePyTorchCleanup
+    torch_utils.memory_snapshot()
+    torch_utils.safe_cuda_empty_cache()
+    torch_utils.is_out_of_memory(RuntimeError("x"))
+    torch_utils.release([])
+    with torch_utils.measuring():
+        pass
+    with SafePyTorchCleanup(open("/dev/null")):
+        pass
+    assert "torch._C" not in sys.modules
+    assert type(torch).__name__ == "_LazyModule"
+    torch.ones  # The control: this does import it, and then it is seen.
+    assert "torch._C" in sys.modules
+    assert str(torch_utils.release(torch.ones(1000))).startswith("freed 4.0 kB")
+    """
+    assert_clean(run(program))

@@ -1,0 +1,211 @@
+"""release of tensors of every kind, alone and among others: empty afterwards, never garbage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.programs import assert_clean, run_forked
+from support.releasing import gone, weak
+from torch_utils import release
+
+BYTES = 4_000_000
+MAKE_WRAPPER = attrgetter("_make_wrapper_subclass")(torch.Tensor)
+
+
+def big() -> torch.Tensor:
+    return torch.ones(BYTES // 4)
+
+
+def inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(4)
+
+
+def with_attribute() -> torch.Tensor:
+    tensor = torch.ones(4)
+    tensor.note = [torch.ones(4)]
+    return tensor
+
+
+def refuse(gradient: Any) -> None:
+    raise AssertionError("a hook of the released tensor ran")
+
+
+def hooked() -> torch.Tensor:
+    tensor = torch.ones(4, requires_grad=True)
+    tensor.register_hook(refuse)
+    return tensor
+
+
+KINDS: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: torch.ones(100),
+    "scalar": lambda: torch.tensor(3.0),
+    "leaf": lambda: torch.ones(4, requires_grad=True),
+    "pending": lambda: torch.ones(4, requires_grad=True) * 2,
+    "parameter": lambda: torch.nn.Parameter(torch.ones(4)),
+    "frozen": lambda: torch.nn.Parameter(torch.ones(4), requires_grad=False),
+    "inference": inference,
+    "with an attribute": with_attribute,
+    "hooked": hooked,
+    "numpy": lambda: torch.from_numpy(np.ones(100)),
+    "shared": lambda: torch.ones(100).share_memory_(),
+    "double": lambda: torch.ones(4, dtype=torch.float64),
+    "bfloat16": lambda: torch.ones(100, dtype=torch.bfloat16),
+    "bool": lambda: torch.ones(4, dtype=torch.bool),
+    "meta": lambda: torch.ones(4, device="meta"),
+    "sparse": lambda: torch.eye(4).to_sparse(),
+    "csr": lambda: torch.eye(4).to_sparse_csr(),
+    "csc": lambda: torch.eye(4).to_sparse_csc(),
+    "bsr": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(100), 0.1, 0, torch.qint8),
+}
+SOME_WARN = pytest.mark.filterwarnings(
+    "ignore:Sparse .* tensor support is in beta:UserWarning",
+    "ignore:.*quantized",  # torch announces their end.
+    "ignore:The PyTorch API of nested tensors is in prototype:UserWarning",
+    "ignore:Sparse invariant checks are implicitly disabled:UserWarning",
+)
+
+
+@SOME_WARN
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensor_is_empty_afterwards(kind: str) -> None:
+    """What it is stays as it was, and among others it comes to what it comes to alone."""
+    alone, among = KINDS[kind](), KINDS[kind]()
+    before = {what: getattr(alone, what) for what in ("dtype", "device")}
+    was_inference = alone.is_inference()
+    others = [torch.ones(4) for _ in range(9)]
+    others[0].grad = torch.ones(4)
+    assert release(alone).errors == ()
+    assert release([*others[:4], among, *others[4:], None, among]).errors == ()
+    for tensor in (*others, alone, among):
+        assert tensor.numel() == 0
+        assert not vars(tensor)
+        assert tensor.grad is None
+    for tensor in (alone, among):
+        assert {what: getattr(tensor, what) for what in before} == before
+        assert tensor.is_inference() == was_inference
+    for what in ("shape", "requires_grad", "is_leaf", "is_quantized"):
+        assert getattr(among, what) == getattr(alone, what), what
+    if kind == "hooked":
+        (alone.sum() + among.sum()).backward()
+    others[0].resize_(3).fill_(1)  # None of them shares its memory with another.
+    others[1].resize_(3).fill_(2)
+    assert others[0].tolist() == [1, 1, 1]
+
+
+@SOME_WARN
+def test_nested_tensor_is_refused() -> None:
+    """It cannot be emptied in place without becoming garbage, so it is left whole."""
+    nested = torch.nested.nested_tensor([torch.ones(5), torch.ones(2)])
+    with pytest.raises(TypeError, match="does not know how to give up Tensor"):
+        release(nested)
+    assert [t.sum().item() for t in nested.unbind()] == [5, 2]
+
+
+def test_default_device_is_not_used() -> None:
+    """A released tensor stays on its device, whatever the program's default is."""
+    tensor = big()
+    with torch.device("meta"):
+        assert release(tensor).freed_bytes == {"host": BYTES}
+    assert tensor.device.type == "cpu"
+
+
+def test_view_keeps_its_values() -> None:
+    tensor = torch.arange(10.0)
+    view = tensor[2:4]
+    report = release(tensor)
+    assert view.tolist() == [2.0, 3.0]
+    assert report.still_held_bytes == 40
+    assert "still held: 40 B: Tensor" in str(report)
+
+
+def test_view_lets_go_of_its_base() -> None:
+    base = big()
+    storages = weak(base)
+    view = base[:1]
+    del base
+    assert release(view).freed_bytes == {"host": BYTES}
+    assert gone(storages)
+
+
+def test_loss_lets_go_of_its_graph() -> None:
+    """All that the backward pass would have needed goes."""
+    weight = big().requires_grad_()
+    inner = weight * 2
+    saved = weak(inner)
+    loss = (inner * inner).sum()
+    del inner
+    release(loss)
+    assert gone(saved)
+    assert weight.sum() == BYTES // 4
+
+
+def test_wrapper_lets_go_of_its_inner_tensors() -> None:
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls: Any, inner: torch.Tensor) -> Any:
+            wrapper = MAKE_WRAPPER(cls, inner.shape, dtype=inner.dtype)
+            wrapper.inner = inner
+            return wrapper
+
+        @classmethod
+        def __torch_dispatch__(cls, *call: Any, **more: Any) -> Any:
+            raise AssertionError("the program's own code was run")
+
+    tensor = Wrapper(big())
+    inner = weak(tensor.inner)
+    assert release(tensor).freed_bytes == {"host": BYTES}
+    assert gone(inner)
+
+
+@pytest.mark.filterwarnings("error")
+def test_tensor_of_a_graph_as_buffer() -> None:
+    """Asking it for a gradient that it cannot have would warn."""
+    module = torch.nn.Module()
+    module.register_buffer("pending", big().requires_grad_() * 2)
+    kept = big().requires_grad_() * 2
+    kept.retain_grad()
+    kept.sum().backward()
+    module.register_buffer("kept", kept)
+    del kept
+    assert release(module).freed_bytes == {"host": 3 * BYTES}
+
+
+def test_report_names_tensors_by_their_place() -> None:
+    """A gradient by its tensor."""
+    made = {"a": torch.ones(1000), "b": [torch.ones(1000) for _ in range(3)]}
+    kept, made["a"].grad = made["b"][1].numpy(), torch.ones(1000)
+    gradient = made["a"].grad
+    report = release(made, trim_host=False)
+    assert sorted(held.what for held in report.still_held) == ["dict['a'].grad", "dict['b'][1]"]
+    assert report.freed_bytes["host"] == 3 * 4000
+    assert kept.sum() == gradient.sum() == 1000
+
+
+def test_one_that_cannot_be_emptied_costs_only_itself() -> None:
+    """Its error is the only one, and all others are emptied."""
+    program = """
+    import torch
+    made = [torch.ones(2) for _ in range(600)]
+    swap = torch._C._swap_tensor_impl
+
+    def refuse(tensor, other):
+        if tensor is made[300]:
+            raise RuntimeError("not this one")
+        swap(tensor, other)
+
+    torch._C._swap_tensor_impl = refuse
+    from torch_utils import release
+    report = release(made, trim_host=False)
+    assert [str(error) for error in report.errors] == ["not this one"]
+    assert [n for n, tensor in enumerate(made) if tensor.numel()] == [300]
+    assert [held.nbytes for held in report.still_held] == [8]
+    """
+    assert_clean(run_forked(program, quick_end=True))
