@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.other_pythons import other_pythons
 from support.tiny_model import write_tiny_model
 from support.zygotes import ZYGOTES
 
@@ -27,6 +28,10 @@ sys.dont_write_bytecode = False
 # A shell starts background jobs with SIGINT ignored, and the tests' programs would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    return f"other Pythons: {', '.join(other_pythons()) or 'none was found'}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from acceptance.hazards.pythons import other_pythons
 from support.clean_exit import CHECKER, ENTRY_POINTS, ENVIRONMENT, lint_main, main, run_command
+from support.other_pythons import other_pythons
 from torch_utils import __version__
 
 CLEAN = ["-c", "print('hello')"]
@@ -36,7 +36,7 @@ def clean_exit(*arguments: str, cwd: Path | None = None) -> subprocess.Completed
     return run_command([*CHECKER, *arguments], cwd=cwd)
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_commands_say_their_version(capsys: pytest.CaptureFixture[str]) -> None:
     """Both commands say it, and run nothing."""
     for command in (main, lint_main):
         with pytest.raises(SystemExit) as ended:
@@ -174,7 +174,7 @@ def test_settings_are_defaults(tmp_path: Path) -> None:
     assert clean_exit(*keyed, cwd=below).returncode == 0
 
 
-def test_colours() -> None:
+def test_colours_are_only_used_where_asked_for() -> None:
     """Only where they are asked for, or seen."""
     assert "\033[" in clean_exit("--color", "always", *DIRTY).stderr
     assert "\033[" not in clean_exit(*DIRTY).stderr
@@ -369,7 +369,7 @@ def test_every_way_to_write_a_table(tmp_path: Path) -> None:
 
 
 @needs_a_parser
-def test_what_is_not_a_table(tmp_path: Path) -> None:
+def test_tables_of_others_and_text_like_tables_are_ignored(tmp_path: Path) -> None:
     assert run_with(NO_TABLES, tmp_path) == {name: [0, ""] for name in NO_TABLES}
 
 

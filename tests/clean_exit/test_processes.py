@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.clean_exit import CHECKER, ENVIRONMENT, QUIET, check, run_command, shell
-from support.waiting import wait_for
-
-
-def is_running(pid: int) -> bool:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] not in "ZX" or int(fields[17]) > 1  # Its first thread may have ended alone.
+from support.waiting import is_there, wait_for
 
 
 @pytest.mark.parametrize(
@@ -41,7 +33,7 @@ def test_what_a_shell_had_started_lives(script: str) -> None:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         assert process.wait(timeout=300) == 0
-        assert is_running(pid)
+        assert is_there(pid)
         os.kill(pid, signal.SIGKILL)
 
 
@@ -49,7 +41,7 @@ def test_what_the_program_started_is_ended() -> None:
     """The control: the same process, started below the program."""
     done = shell("exec CHECKER bash -c 'sleep 300 >/dev/null 2>&1 & echo $!'")
     assert done.returncode == 120
-    wait_for(lambda: not is_running(int(done.stdout)))
+    wait_for(lambda: not is_there(int(done.stdout)))
 
 
 def test_a_child_that_was_killed_is_not_left_over() -> None:
@@ -133,12 +125,12 @@ def test_daemons_are_found(how: str, by: str, tmp_path: Path) -> None:
         output, said = report.stdout, str(report)
     assert "left-over-process" in said
     assert output.split()
-    wait_for(lambda: not any(is_running(int(pid)) for pid in output.split()))
+    wait_for(lambda: not any(is_there(int(pid)) for pid in output.split()))
     with (tmp_path / "plain").open("w+") as plain:  # The control: nobody else ends them.
         subprocess.run(command, stdout=plain, stdin=subprocess.DEVNULL, check=True)
         plain.seek(0)
         pid = int(plain.read())
-    assert is_running(pid)
+    assert is_there(pid)
     os.kill(pid, signal.SIGKILL)
 
 
@@ -166,7 +158,7 @@ def test_a_program_does_not_outlive_its_checker() -> None:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.kill()
-        wait_for(lambda: not is_running(pid))
+        wait_for(lambda: not is_there(pid))
 
 
 def test_a_chain_of_short_lived_processes(tmp_path: Path) -> None:

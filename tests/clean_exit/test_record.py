@@ -46,15 +46,24 @@ is_on = False
 """
 DESTROY = "dist.destroy_process_group()"
 DIRTY = "class A:\n    def __del__(self): raise ValueError('dirty')\na = A()\n"
-SPAWN = "os.posix_spawn(sys.executable, [sys.executable, '-I', 'dirty.py'], os.environ)\n"
+SPAWN = "pid = os.posix_spawn(sys.executable, [sys.executable, '-I', 'dirty.py'], os.environ)\n"
+WAIT = """
+def has_ended():
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+while not has_ended(): time.sleep(0.01)
+"""
 # Each of them lets another program, or interpreter, speak that the record knows nothing of.
 OTHERS = {
-    "a child that nobody waits for": "import os, sys, time\n" + SPAWN + "time.sleep(1)\n",
+    "a child that nobody waits for": "import os, sys, time\n" + SPAWN + WAIT,
     "a child that goes on": "import os, sys\n" + SPAWN,
     "a child whose end is ignored in C": (
         "import ctypes, os, sys, time\nctypes.CDLL(None).signal(17, ctypes.c_void_p(1))\n"
         + SPAWN
-        + "time.sleep(1)\n"
+        + WAIT
     ),
     "another program, out of a destructor": (
         "import os, sys\nclass B:\n    def __del__(self, e=os.execv, p=sys.executable):\n"

@@ -159,7 +159,7 @@ def test_crashes(words: str, chunk: int) -> None:
 @pytest.mark.parametrize(
     "words", ["Fatal Python error: see the manual", "Aborted", "bash: line 1:"]
 )
-def test_words_of_crashes_alone_are_none(words: str) -> None:
+def test_crash_words_alone_are_not_a_crash(words: str) -> None:
     """Not without what follows them."""
     assert scan(f"{words}\nand so on\n".encode()).crashes == []
 

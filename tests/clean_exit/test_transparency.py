@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from acceptance.hazards.pythons import other_pythons
 from support.clean_exit import CHECKER, MODULE, PACKAGE, QUIET, check, run_command
+from support.other_pythons import other_pythons
 
 PYTHONS = {"this": sys.executable, **other_pythons()}
 VERSIONS = ["this", *(pytest.param(name, marks=pytest.mark.slow) for name in other_pythons())]

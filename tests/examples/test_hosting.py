@@ -11,7 +11,6 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import time
 import urllib.error
 import urllib.request
 from importlib.util import find_spec
@@ -23,6 +22,7 @@ import pytest
 from support.clean_exit import ExitReport, check
 from support.model_counts import environment, problems
 from support.programs import ROOT
+from support.waiting import wait_for
 
 EXAMPLES = ROOT / "examples"
 BIN = Path(sysconfig.get_path("scripts"))
@@ -52,6 +52,14 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
 class Client(threading.Thread):
     """Posts to a server once it listens, and at last asks for /stop, which the server logs."""
 
@@ -62,12 +70,7 @@ class Client(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port)).close()
-                break
-            except OSError:
-                time.sleep(0.05)
+        wait_for(lambda: listens(self.port))
         url = f"http://127.0.0.1:{self.port}"
         for path, body in self.posts:
             with urllib.request.urlopen(
@@ -228,7 +231,6 @@ def test_rq(tmp_path: Path) -> None:
     if server is None:
         pytest.skip("redis-server is not installed: Debian's package redis-server has it")
     from redis import Redis
-    from redis.exceptions import ConnectionError
     from rq import Queue
 
     port = free_port()
@@ -236,13 +238,8 @@ def test_rq(tmp_path: Path) -> None:
     with subprocess.Popen([server, *options], stdout=subprocess.DEVNULL) as redis:
         try:
             with Redis(port=port) as connection:
-                while True:
-                    try:
-                        connection.ping()
-                        break
-                    except ConnectionError:
-                        assert redis.poll() is None
-                        time.sleep(0.05)
+                wait_for(lambda: redis.poll() is not None or listens(port))
+                assert redis.poll() is None
                 queue = Queue(connection=connection)
                 jobs = [queue.enqueue("rq_worker.embed", text) for text in ("a text", "another")]
                 report = run(

@@ -110,7 +110,7 @@ def test_lines_for_a_pipe(index: Path) -> None:
     assert succeed("search", index, "Paris", "--top-k", "1").count("\n") == 1
 
 
-def test_table(index: Path) -> None:
+def test_results_are_printed_as_a_table(index: Path) -> None:
     """Scores and sources, which a long path makes wrap; brackets are no markup."""
     shown = succeed("search", index, "the [of] Paris?", "--format", "table")
     assert "the [of] Paris?" in shown
@@ -134,7 +134,7 @@ def test_table(index: Path) -> None:
         (["nothing=1"], []),
     ],
 )
-def test_where(index: Path, conditions: list[str], years: list[int]) -> None:
+def test_where_filters_results(index: Path, conditions: list[str], years: list[int]) -> None:
     options = [option for condition in conditions for option in ("--where", condition)]
     (found,) = search(index, "record", "--top-k", "9", *options)
     assert sorted(each["metadata"]["year"] for each in found["results"]) == years

@@ -30,7 +30,7 @@ def main() -> None:
     left_open = model
 
 
-def test_as_a_program() -> None:
+def test_program_with_an_open_model_exits_cleanly() -> None:
     """This file, run by itself, leaves with exit code 0 and says nothing on stderr."""
     assert_clean(run_forked(Path(__file__)))
 
@@ -41,7 +41,7 @@ def model() -> EmbeddingModel:
         yield opened
 
 
-def test_vectors(model: EmbeddingModel) -> None:
+def test_vectors_have_the_promised_shape_dtype_and_order(model: EmbeddingModel) -> None:
     """Shapes, dtype and length are as promised, and the order is that of the texts."""
     vectors = model.embed_documents([*ANSWERS, "short", "a much longer text " * 30])
     assert vectors.shape == (5, model.dimension) == (5, 384)

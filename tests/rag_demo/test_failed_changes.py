@@ -90,6 +90,8 @@ def without(*names: str) -> Documents:
     return {name: text for name, text in OLD.items() if name not in names}
 
 
+# How many places a quick test interrupts; the control shows that these are enough.
+QUICK = 30
 FEW = list(OLD)[:8]
 CHANGES: dict[str, tuple[Callable[[Any], object], Documents]] = {
     "replace": (lambda retriever: add(retriever, NEW), OLD | NEW),
@@ -99,7 +101,7 @@ CHANGES: dict[str, tuple[Callable[[Any], object], Documents]] = {
 PLACES = pytest.mark.parametrize(
     ("kind", "options", "at_most"),
     [
-        pytest.param(*KINDS[1].values, 10, id="torch"),
+        pytest.param(*KINDS[1].values, QUICK, id="torch"),
         pytest.param(*KINDS[1].values, 150, id="torch, many", marks=SLOW),
         pytest.param(*KINDS[0].values, 50, id="faiss", marks=SLOW),
     ],
@@ -161,7 +163,7 @@ def test_change_without_memory_has_happened_or_not(kind: Any, options: Any, name
             change(retriever)
 
     check_change(
-        lambda: used(kind, options), try_to_change, after, at_most=10, deliver=raise_memory_error
+        lambda: used(kind, options), try_to_change, after, at_most=QUICK, deliver=raise_memory_error
     )
 
 
@@ -175,7 +177,7 @@ class Naive(PyTorchGPURetriever):
 
 def test_naive_change_is_found_to_be_half_done() -> None:
     with pytest.raises(AssertionError, match="neither the old state nor the new one"):
-        check_change(lambda: used(Naive, {"device": "cpu"}), *CHANGES["replace"], at_most=60)
+        check_change(lambda: used(Naive, {"device": "cpu"}), *CHANGES["replace"], at_most=QUICK)
 
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {

@@ -110,9 +110,17 @@ def saturating(left, right, *, out):
 def failing(*arguments, **options):
     raise RuntimeError("not on this processor")
 
+def counted(operator):
+    def call(*arguments, **options):
+        calls.append(operator.__name__)
+        return operator(*arguments, **options)
+    return call
+
+calls = []
+OPERATORS = [right, fast_and_wrong, saturating, failing]
 torch.ops.onednn.qlinear_pointwise = failing
-for number, operator in enumerate([right, fast_and_wrong, saturating, failing, None]):
-    torch._int_mm = operator
+for number, operator in enumerate([*OPERATORS, None]):
+    torch._int_mm = operator and counted(operator)
     chance = np.random.default_rng(number)
     documents = chance.standard_normal((3_000, 300 + number))
     model = GivenVectors(documents, documents[:40] + 0.1)
@@ -122,6 +130,7 @@ for number, operator in enumerate([right, fast_and_wrong, saturating, failing, N
         for each in (retriever, index):
             each.add(names, [{}] * 3_000, names)
         index.check(retriever.search_batch(names[:40], 10), names[:40], 10)
+assert set(calls) == {operator.__name__ for operator in OPERATORS}, calls
 print("exact")
 """
 

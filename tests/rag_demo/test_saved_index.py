@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acceptance.torture.saves import Model, files_of_at_most
+from acceptance.torture.saves import Model
 from rag_demo import FaissRetriever, PyTorchGPURetriever, RagDemoError
+from support.full_disk import files_of_at_most
 from support.rag_command import fail, rag_demo
 
 TEXTS = ["one", "two\nlines\u2028", "three \U0001f600"]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_demo import PyTorchGPURetriever
+from rag_demo import FaissRetriever, PyTorchGPURetriever
 from support.small_collections import Hashed, text_of
 
 STOP_WORDS = ["the", "of"]
@@ -85,8 +85,44 @@ def test_words_differ(query: str, other: str) -> None:
         assert [each.id for each in retriever.search(query, mode="bm25")] == ["own"]
 
 
-def test_hybrid_scores_are_sums_of_inverse_ranks() -> None:
+FOUND = {
+    "C": "The C programming language",
+    "C++": "Templates of C++ are checked late",
+    "8443": "## Port\n\n8443",
+    "Notepad": "An editor: Notepad++",
+    "cuda": "Cafe \uff23\uff35\uff24\uff21",
+    "clock": "o'clock",
+    "东京": "我住在东京都。",
+    "記憶": "計算機の記憶装置について",
+    "猫": "吾輩は猫である",
+    "검색": "문서를 검색한다",
+}
+
+
+@pytest.mark.parametrize("query", FOUND)
+def test_words_of_any_kind_are_found(query: str) -> None:
+    """One letter, numbers, names of languages, and scripts without spaces between words."""
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(list(FOUND.values()), ids=list(FOUND))
+        assert retriever.search(query, mode="bm25")[0].id == query
+
+
+@pytest.mark.parametrize("query", ["of the", "in a"])
+def test_hybrid_search_for_stop_words_alone_is_dense_search(query: str) -> None:
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add([f"{text_of(n)} {'in' if n % 7 else 'gradient'} the" for n in range(60)])
+
+        def ids(query: str, mode: str) -> list[str]:
+            return [each.id for each in retriever.search(query, 20, mode=mode)]
+
+        assert ids(query, "hybrid") == ids(query, "dense")
+        assert ids(f"{query} gradient", "hybrid") != ids(f"{query} gradient", "dense")
+
+
+@pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
+def test_hybrid_scores_are_sums_of_inverse_ranks(kind: Any) -> None:
+    """Of the ranks among the best hundred by vectors, and by words."""
+    with kind(Hashed()) as retriever:
         retriever.add([f"{text_of(n)} number{n % 40}" for n in range(400)])
         query = "golf number7 alpha"
         expected: dict[str, float] = {}

@@ -5,11 +5,15 @@ This is the only module of the tests that says where they are imported from.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import linecache
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from support.programs import TIMEOUT_S
 from support.zygotes import IMPORT_PATH
@@ -40,9 +44,11 @@ __all__ = [
     "Finding",
     "LintFinding",
     "LintResult",
+    "Linted",
     "StderrText",
     "check",
     "lint",
+    "lint_as_command",
     "lint_main",
     "main",
     "python_files",
@@ -78,3 +84,33 @@ def run_command(command: Sequence[str], **options: Any) -> subprocess.CompletedP
 def shell(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a script of bash, in which CHECKER stands for ``clean-exit -q --``."""
     return run_command(["bash", "-c", script.replace("CHECKER", " ".join(QUIET))], **options)
+
+
+class Linted(NamedTuple):
+    """A finding of `clean-exit-lint` as its JSON says it, and the line of code that it is in."""
+
+    path: str
+    line: int
+    rule: str
+    code: str
+
+
+def lint_as_command(
+    paths: Iterable[str | os.PathLike[str]], **options: Collection[str]
+) -> tuple[list[Linted], str]:
+    """Run ``clean-exit-lint --format json`` in this process; return findings, and its stderr.
+
+    Options are those of the command that may be repeated: ``select``, ``ignore``, ``exclude``.
+    """
+    given = [f"--{name}={value}" for name, values in options.items() for value in values]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = lint_main(["--format=json", *given, *map(os.fspath, paths)])
+    found = json.loads(out.getvalue() or '{"findings": []}')["findings"]
+    assert code == bool(found), f"exit code {code}: {err.getvalue()}"
+    findings = []
+    for one in found:
+        linecache.checkcache(one["path"])
+        code_line = linecache.getline(one["path"], one["line"]).strip()
+        findings.append(Linted(one["path"], one["line"], one["rule"], code_line))
+    return findings, err.getvalue()

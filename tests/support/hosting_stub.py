@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar
 
@@ -26,26 +25,6 @@ class Stub:
 
     def close(self) -> None:
         self.closed += 1
-
-
-def in_threads(count: int, work: Callable[[], object]) -> list[BaseException]:
-    """Run in as many threads at once; return what they raised."""
-    errors: list[BaseException] = []
-    barrier = threading.Barrier(count)
-
-    def run() -> None:
-        barrier.wait()
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return errors
 
 
 def threads_inside(package: str) -> int:

@@ -145,8 +145,8 @@ def _lines_without_signals(filename: str) -> frozenset[int]:
     """Find the lines of `with` statements and of `try:`, where no interrupt is placed.
 
     The instructions between the end of a block and the call of `__exit__` have the line of the
-    `with` statement. The one of a `try:` in such a block belongs to no block. CPython never looks
-    for signals there.
+    `with` statement, and CPython never looks for signals there. Those that enter the block are on
+    the same line and are left out too.
     """
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))

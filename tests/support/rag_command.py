@@ -14,6 +14,9 @@ from typing import Any
 from rag_demo.cli import main
 from support.programs import Result
 
+IMPORT_MAIN = "from rag_demo.cli import main"
+"""For programs that are started elsewhere: makes `main()` the command, with `sys.argv`."""
+
 
 class Terminal(io.StringIO):
     """A standard input that passes for a terminal."""

@@ -1,11 +1,10 @@
-"""What the tests of `release` share: weak storages, threads that start at once, collections."""
+"""What the tests of `release` share: weak storages and collections."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,26 +32,6 @@ def gone(storages: Sequence[StorageWeakRef]) -> bool:
 def release_and_search(*objects: Any) -> CleanupReport:
     """Release, and search for holders as long as it takes on a busy machine."""
     return release(*objects, search_s=30.0)
-
-
-def in_threads(*functions: Callable[[], Any]) -> list[Any]:
-    """Run each in a thread of its own, all at once; return what they returned or raised."""
-    results: list[Any] = [None] * len(functions)
-    barrier = threading.Barrier(len(functions))
-
-    def work(index: int) -> None:
-        barrier.wait()
-        try:
-            results[index] = functions[index]()
-        except BaseException as error:  # Whatever it is, the test is to see it.
-            results[index] = error
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ class SecondTry:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.flaky: list[str] = []
+        self.failed: list[str] = []
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -33,20 +34,22 @@ class SecondTry:
         if exitstatus != pytest.ExitCode.TESTS_FAILED or reporter is None:
             return
         reports = [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())]
-        failed = sorted({report.nodeid for report in reports})
-        if len(failed) > MOST:
-            return
-        for test in failed:
+        self.failed = sorted({report.nodeid for report in reports})
+        for test in self.failed if len(self.failed) <= MOST else ():
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
             done = subprocess.run(command, cwd=session.config.invocation_params.dir, check=False)
             if done.returncode == 0:
                 self.flaky.append(test)
         with self.file.open("a") as file:
             file.writelines(f"{test}\n" for test in self.flaky)
-        if self.flaky == failed:
+        if self.flaky == self.failed:
             session.exitstatus = pytest.ExitCode.OK
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if len(self.failed) > MOST:
+            terminalreporter.line(
+                f"no second try: {len(self.failed)} failures are more than {MOST}"
+            )
         if self.flaky:
             terminalreporter.section("flaky: failed, then passed by itself")
             for test in self.flaky:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.small_collections import vector_of
+from support.small_collections import Hashed
 
 for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason=f"needs {package}: the extras service and test")
@@ -35,11 +35,8 @@ TEXTS = [
 ]
 
 
-class Embedder:
-    """Vectors of texts by their hash; notes what it is asked."""
-
-    name = "hashed"
-    dimension = 8
+class Embedder(Hashed):
+    """Notes the questions; its vectors have length one, as those of an embedding model."""
 
     def __init__(self, before: Callable[[list[str]], None] = lambda texts: None) -> None:
         self.before = before
@@ -54,7 +51,7 @@ class Embedder:
         return self.embed_documents(texts)
 
     def embed_documents(self, texts: Any) -> Any:
-        vectors = np.asarray([vector_of(text) for text in texts], np.float32)
+        vectors = super().embed_documents(texts)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 

@@ -29,7 +29,7 @@ def fake() -> Iterator[Any]:
         yield torch
 
 
-def test_with_a_device(fake: Any) -> None:
+def test_checks_describe_a_cuda_device(fake: Any) -> None:
     """The answers about a machine with CUDA, and memory only where there is a context."""
     assert is_cuda_available() is True
     assert get_optimal_device() == "cuda"
@@ -117,7 +117,7 @@ BROKEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_torch(kind: str) -> None:
+def test_checks_do_not_raise_with_a_broken_torch(kind: str) -> None:
     """No installation, however broken, makes a check raise."""
     expected = kind == "half failing"
     with installed(BROKEN[kind]):
@@ -133,7 +133,7 @@ def test_half_imported_torch_counts_as_missing(fake: Any) -> None:
     assert is_cuda_available() is False
 
 
-def test_this_machine() -> None:
+def test_checks_agree_with_torch() -> None:
     """Real torch: consistent with what torch itself says."""
     assert is_cuda_available() == torch.cuda.is_available()
     info = get_device_info()

@@ -9,7 +9,7 @@ import traceback
 import pytest
 import torch
 
-from acceptance.hazards.pythons import other_pythons
+from support.other_pythons import other_pythons
 from support.programs import assert_clean, run
 from torch_utils import (
     CleanupReport,

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from acceptance.exits.corpus import CLEAN, CORPUS, HANGS, NO_PROBE, SLOW, Pair
-from acceptance.hazards.pythons import other_pythons
 from support.clean_exit import FINDINGS, ExitReport, check
+from support.other_pythons import other_pythons
 
 PYTHONS = {"this": sys.executable, **other_pythons()}
 FIRST = {pair.id: pair for pair in reversed(CORPUS)}

@@ -1,4 +1,4 @@
-"""The fixture of the matrix; what reports on it is the plugin `summary`."""
+"""The fixture of the matrix."""
 
 from __future__ import annotations
 

@@ -39,7 +39,11 @@ ENDINGS = [
         "29 SIGINT while joining",
         """
         import os, signal, sys, threading, time
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupted = threading.Event()
+        def interrupt(*arguments):
+            interrupted.set()
+            signal.default_int_handler(*arguments)
+        signal.signal(signal.SIGINT, interrupt)
         x = make()
         main = threading.get_ident()
         def is_joining():
@@ -48,7 +52,7 @@ ENDINGS = [
         def f():
             while not is_joining(): time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.2)
+            interrupted.wait(100)
         threading.Thread(target=f).start()
         """,
         # What the interpreter itself prints about the interrupted join, in its dialects.

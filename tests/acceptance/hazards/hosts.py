@@ -5,7 +5,7 @@ from __future__ import annotations
 from acceptance.hazards.row import Row
 
 _LOADING = """
-import threading, time
+import threading
 from torch_utils import ModelHost
 begun = threading.Event()
 class Model:
@@ -14,7 +14,7 @@ class Model:
 def load():
     log("made", 1)
     begun.set()
-    time.sleep(0.5)
+    threading.main_thread().join(5)  # Until the program ends, if a release does not wait first.
     return Model()
 x = ModelHost(load)
 """

@@ -8,9 +8,9 @@ from acceptance.hazards.hosts import HOSTS
 from acceptance.hazards.order import ORDER
 from acceptance.hazards.places import PLACES
 from acceptance.hazards.processes import PROCESSES
-from acceptance.hazards.pythons import other_pythons
 from acceptance.hazards.row import Row
 from acceptance.hazards.torch_states import TORCH_STATES
+from support.other_pythons import other_pythons
 
 THEMES = [PLACES, ENDINGS, ORDER, CALLBACKS, TORCH_STATES, PROCESSES, HOSTS]
 ROWS = [row for theme in THEMES for row in theme]

@@ -121,23 +121,27 @@ ORDER = [
         """
         import threading, time
         x = make()
+        begun = threading.Event()
         def f():
             while is_alive(x):
+                begun.set()
                 time.sleep(0.001)
         threading.Thread(target=f, daemon=True).start()
-        time.sleep(0.05)
+        assert begun.wait(100)
         """,
     ),
     Row(
         "40 daemon thread embeds with it",
         """
-        import threading, time
+        import threading
         x = make()
+        begun = threading.Event()
         def f():
             while True:
                 x.embed_query("cache")
+                begun.set()
         threading.Thread(target=f, daemon=True).start()
-        time.sleep(0.2)
+        assert begun.wait(100)
         """,
         subjects=("model",),
         control=False,
@@ -145,13 +149,15 @@ ORDER = [
     Row(
         "40 daemon thread searches in it",
         """
-        import threading, time
+        import threading
         x = make()
+        begun = threading.Event()
         def f():
             while True:
                 x.search("cache")
+                begun.set()
         threading.Thread(target=f, daemon=True).start()
-        time.sleep(0.2)
+        assert begun.wait(100)
         """,
         subjects=("retriever",),
         control=False,

@@ -103,10 +103,13 @@ PROCESSES = [
         import asyncio
         async def f():
             async with make():
+                entered.set()
                 await asyncio.sleep(100)
         async def main():
+            global entered
+            entered = asyncio.Event()
             t = asyncio.create_task(f())
-            await asyncio.sleep(0.01)
+            await entered.wait()
             t.cancel()
             await asyncio.wait([t])
         asyncio.run(main())

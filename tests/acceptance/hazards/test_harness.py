@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from acceptance.hazards.pythons import other_pythons
 from acceptance.hazards.row import Row
 from acceptance.hazards.runner import Runner
+from support.other_pythons import other_pythons
 
 MAKE = "import os; log('made', 1)\n"
 RELEASE = "log('released', 1)\n"

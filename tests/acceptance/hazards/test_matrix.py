@@ -8,9 +8,9 @@ import pytest
 
 from acceptance.hazards.hosts import HOSTS
 from acceptance.hazards.matrix import CASES, CONTROLS, HERE, ROWS, Case, is_slow
-from acceptance.hazards.pythons import other_pythons
 from acceptance.hazards.row import Row
 from acceptance.hazards.runner import NEEDS_TORCH, Runner
+from support.other_pythons import other_pythons
 
 
 def _params(cases: list[Case]) -> list[Any]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from support.clean_exit import lint, python_files
+from support.clean_exit import lint_as_command
 
 Place = tuple[str, int, str]
 """A file, a line and a rule."""
@@ -47,7 +47,7 @@ def found(program: str, folder: Path, **options: Collection[str]) -> set[Place]:
     for path, text in _files(program).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    findings = lint(python_files([str(folder)]), **options).findings
+    findings, _ = lint_as_command([folder], **options)
     return {(Path(one.path).relative_to(folder).as_posix(), one.line, one.rule) for one in findings}
 
 

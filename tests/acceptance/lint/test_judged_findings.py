@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from support.clean_exit import lint, python_files
+from support.clean_exit import lint_as_command
 
 Row = dict[str, str]
 Key = tuple[str, str, str]
@@ -57,10 +57,10 @@ def compare(source: str, folder: Path, **options: Collection[str]) -> tuple[set[
     judged = {key(row) for row in ROWS if row["of"] == source or is_cpython(row["of"])}
     paths = {row["path"] for row in rows}
     tops = {path.split("/")[0] for path in paths}  # Whole packages: a way may lead through others.
-    files = python_files([str(folder / top) for top in sorted(tops)], ["test", "tests"])
+    options["exclude"] = ["test", "tests"]
+    findings, _ = lint_as_command([folder / top for top in sorted(tops)], **options)
     found = {
-        (Path(one.path).relative_to(folder).as_posix(), one.rule, one.code_line.strip())
-        for one in lint(files, **options).findings
+        (Path(one.path).relative_to(folder).as_posix(), one.rule, one.code) for one in findings
     }
     wanted = {key(row) for row in rows if not row["judgement"].startswith("wrong")}
     return wanted - found, {one for one in found - judged if one[0] in paths}

@@ -90,6 +90,33 @@ class Float64Index:
             assert (result.text, result.metadata) == self.documents[result.id]
 
 
+def numbered(count: int) -> list[str]:
+    return [str(number) for number in range(count)]
+
+
+def filled(retriever: Any, model: GivenVectors) -> Float64Index:
+    """Add all of a model's vectors, with metadata, in an order that is not that of the ids."""
+    texts = numbered(len(model.documents))[::-1]
+    metadata = [{"hundred": int(text) % 100, "even": int(text) % 2 == 0} for text in texts]
+    index = Float64Index(model)
+    index.add(texts, metadata, texts)
+    retriever.add(texts, metadata, texts)
+    return index
+
+
+def check_all(retriever: Any, index: Float64Index, top_k: int, **options: Any) -> None:
+    """Compare a batch of all queries with the reference, and the first query by itself."""
+    queries = numbered(len(index.model.queries))
+    batch = retriever.search_batch(queries, top_k, **options)
+    assert len(batch) == len(queries) > 0
+    index.check(batch, queries, top_k, **options)
+    assert retriever.search("0", top_k, **options) == batch[0]
+
+
+def normal(count: int, dimension: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal((count, dimension), dtype=np.float32)
+
+
 def _check_scores(
     results: Any, rows: list[int], scores: Any, top_k: int, min_score: float | None
 ) -> None:

@@ -26,48 +26,22 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from acceptance.search.reference import Float64Index, GivenVectors, matches
-from rag_demo import FaissRetriever, PyTorchGPURetriever, SearchResult
+from acceptance.search.reference import (
+    Float64Index,
+    GivenVectors,
+    check_all,
+    filled,
+    matches,
+    normal,
+    numbered,
+)
+from rag_demo import SearchResult
+from support.retriever_kinds import KINDS, QUICK
 
 SLOW = pytest.mark.slow
-OnCpu = partial(PyTorchGPURetriever, device="cpu")
-KINDS = {
-    "float32": OnCpu,
-    "faiss": FaissRetriever,
-    "int8": partial(OnCpu, dtype="int8"),
-    "bfloat16": partial(OnCpu, dtype="bfloat16"),
-    "float16": partial(OnCpu, dtype="float16"),
-}
-FEW_KINDS = [*list(KINDS)[:3], *(pytest.param(kind, marks=SLOW) for kind in list(KINDS)[3:])]
-
-
-def numbered(count: int) -> list[str]:
-    return [str(number) for number in range(count)]
-
-
-def filled(retriever: Any, model: GivenVectors) -> Float64Index:
-    """Add all of a model's vectors, with metadata, in an order that is not that of the ids."""
-    texts = numbered(len(model.documents))[::-1]
-    metadata = [{"hundred": int(text) % 100, "even": int(text) % 2 == 0} for text in texts]
-    index = Float64Index(model)
-    index.add(texts, metadata, texts)
-    retriever.add(texts, metadata, texts)
-    return index
-
-
-def check_all(retriever: Any, index: Float64Index, top_k: int, **options: Any) -> None:
-    """Compare a batch of all queries with the reference, and the first query by itself."""
-    queries = numbered(len(index.model.queries))
-    batch = retriever.search_batch(queries, top_k, **options)
-    assert len(batch) == len(queries) > 0
-    index.check(batch, queries, top_k, **options)
-    assert retriever.search("0", top_k, **options) == batch[0]
-
-
-def normal(count: int, dimension: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal((count, dimension), dtype=np.float32)
-
-
+PLAIN = ["default", "faiss"]
+FEW_KINDS = [*QUICK, *(pytest.param(kind, marks=SLOW) for kind in KINDS if kind not in QUICK)]
+FEWER_KINDS = [*PLAIN, *(pytest.param(kind, marks=SLOW) for kind in QUICK if kind not in PLAIN)]
 SHAPES = ("random", "near ties", "close", "duplicates", "clusters", "norms", "axes", "spikes")
 
 
@@ -146,7 +120,7 @@ def test_answers_of_any_size_are_exact(kind: str, count: int, dimension: int, qu
         check_all(retriever, index, 7, where={"hundred": 3}, min_score=0.1)
 
 
-@pytest.mark.parametrize("kind", [*list(KINDS)[:2], pytest.param("int8", marks=SLOW)])
+@pytest.mark.parametrize("kind", FEWER_KINDS)
 def test_answers_are_exact_while_an_index_grows_and_shrinks(kind: str) -> None:
     """In steps that are larger and smaller than what is searched separately for a while."""
     model = GivenVectors(normal(14_000, 384), normal(40, 384, seed=1))
@@ -163,20 +137,12 @@ def test_answers_are_exact_while_an_index_grows_and_shrinks(kind: str) -> None:
             check_all(retriever, index, 10)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("float32", {}),
-        ("float32", {"memory_budget": 4 << 20}),
-        pytest.param("faiss", {}, marks=SLOW),
-    ],
-    ids=["float32", "budget", "faiss"],
-)
-def test_answers_among_forty_thousand_near_ties_are_exact(kind: str, options: Any) -> None:
+@pytest.mark.parametrize("kind", ["default", pytest.param("faiss", marks=SLOW)])
+def test_answers_among_forty_thousand_near_ties_are_exact(kind: str) -> None:
     """Every document is a candidate for every query, and there is not always room for them all."""
     documents = 1 + 1e-4 * normal(40_000, 16)
     model = GivenVectors(documents, 1 + 0.01 * normal(32, 16, seed=1))
-    with KINDS[kind](model, **options) as retriever:
+    with KINDS[kind](model) as retriever:
         check_all(retriever, filled(retriever, model), 7)
 
 
@@ -232,13 +198,13 @@ def test_answers_do_not_depend_on_other_queries(kind: str, dimension: int) -> No
 
 def test_no_queries_have_no_answers() -> None:
     model = GivenVectors(normal(3, 4), normal(1, 4))
-    with OnCpu(model) as retriever:
+    with KINDS["default"](model) as retriever:
         filled(retriever, model)
         assert retriever.search_batch([], 3) == []
 
 
 @SLOW
-@pytest.mark.parametrize("kind", ["float32", "faiss"])
+@pytest.mark.parametrize("kind", PLAIN)
 def test_saved_index_of_many_bytes_is_exact_from_the_first_search_on(
     kind: str, tmp_path: Path
 ) -> None:
@@ -255,21 +221,6 @@ def test_saved_index_of_many_bytes_is_exact_from_the_first_search_on(
                 retriever.add(["5"], [{}], ["new"])
                 index.add(["5"], [{}], ["new"])
         check_all(retriever, index, 9, where={"even": False})
-
-
-def test_index_larger_than_the_memory_budget_is_exact(tmp_path: Path) -> None:
-    model = GivenVectors(normal(20_000, 64), normal(6, 64, seed=1))
-    with OnCpu(model) as writer:
-        index = filled(writer, model)
-        writer.save(tmp_path / "index")
-    with OnCpu(model, memory_budget=1 << 20) as retriever:
-        retriever.load(tmp_path / "index")
-        check_all(retriever, index, 7)
-        check_all(retriever, index, 7, where={"even": True})
-        assert retriever.delete(["7", "77"]) == index.delete(["7", "77"])
-        retriever.add(["9"], [{}], ["new"])
-        index.add(["9"], [{}], ["new"])
-        check_all(retriever, index, 7)
 
 
 class Changes(RuleBasedStateMachine):
@@ -450,12 +401,3 @@ def test_naive_retrievers_fail_the_check(
     index = filled(retriever, model)
     with pytest.raises(AssertionError):
         check_all(retriever, index, 10, **options)
-
-
-def test_rounded_answers_fail_the_check() -> None:
-    """A retriever that is told to keep rounded vectors only does not give exact answers."""
-    model = GivenVectors(normal(9_000, 64), normal(40, 64, seed=1))
-    with OnCpu(model, dtype="int8", exact=False) as retriever:
-        index = filled(retriever, model)
-        with pytest.raises(AssertionError, match="scores differ"):
-            check_all(retriever, index, 10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -95,33 +94,6 @@ def test_options_are_those_of_dense_search(mode: str) -> None:
         assert all(result.metadata["even"] for result in even)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_hybrid_search_fuses_ranks(kind: Any) -> None:
-    """A document that is better by vectors and by words is better by both."""
-    with filled(kind) as retriever:
-        query = "2 gradient heap parks"
-        ranks = [
-            {result.id: result.rank for result in retriever.search(query, 100, mode=mode)}
-            for mode in ("dense", "bm25")
-        ]
-        fused = ids(retriever.search(query, 100, mode="hybrid"))
-        assert set(fused) <= ranks[0].keys() | ranks[1].keys()
-        compared = 0
-        for first, second in itertools.combinations(fused, 2):
-            better = [rank.get(first, 101) <= rank.get(second, 101) for rank in ranks]
-            compared += all(better)
-            assert any(better), (first, second)
-        assert compared > 100
-
-
-def test_hybrid_search_needs_a_word_that_is_not_a_stop_word() -> None:
-    with filled(PyTorchGPURetriever) as retriever:
-        retriever.delete([f"d{number:04}" for number in range(4)])  # They have the query's number.
-        for query in ("0 of the", "3 in a"):
-            both = retriever.search(query, 20, mode="hybrid")
-            assert ids(both) == ids(retriever.search(query, 20))
-
-
 def test_rare_words_count_more() -> None:
     with PyTorchGPURetriever(Vectors(), device="cpu") as retriever:
         retriever.add(["1 common", "2 common", "3 common", "4 rare"], ids=list("abcd"))
@@ -137,28 +109,6 @@ def test_ties_are_ordered_by_id(mode: str) -> None:
         retriever.delete(["001"])
         retriever.add(["1 same words"], ids=["000a"])
         assert ids(retriever.search("1 words", 3, mode=mode)) == ["000", "000a", "002"]
-
-
-FOUND = {
-    "C": "The C programming language",
-    "C++": "Templates of C++ are checked late",
-    "8443": "## Port\n\n8443",
-    "Notepad": "An editor: Notepad++",
-    "cuda": "Cafe \uff23\uff35\uff24\uff21",
-    "clock": "o'clock",
-    "东京": "我住在东京都。",
-    "記憶": "計算機の記憶装置について",
-    "猫": "吾輩は猫である",
-    "검색": "문서를 검색한다",
-}
-
-
-@pytest.mark.parametrize("query", FOUND)
-def test_words_of_any_kind_are_found(query: str) -> None:
-    """One letter, numbers, names of languages, and scripts without spaces between words."""
-    with PyTorchGPURetriever(OneVector(), device="cpu") as retriever:
-        retriever.add(list(FOUND.values()), ids=list(FOUND))
-        assert retriever.search(query, mode="bm25")[0].id == query
 
 
 def test_the_end_of_a_long_text_is_found() -> None:

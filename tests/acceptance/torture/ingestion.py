@@ -23,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from acceptance.torture.saves import files_of_at_most, size_of
+from acceptance.torture.saves import check_size, size_of
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
+from support.full_disk import files_of_at_most
 from support.interrupts import Place, interrupt_everywhere
 from support.programs import Result
-from support.rag_command import info, rag_demo, succeed, write_lines
+from support.rag_command import IMPORT_MAIN, info, rag_demo, succeed, write_lines
 from support.tiny_model import write_tiny_model
 from support.waiting import wait_for
 from support.zygotes import Zygotes
@@ -119,7 +120,7 @@ def ask(retriever: PyTorchGPURetriever) -> dict[str, tuple[str, list[float]]]:
 
 def torture_interrupts(at_most: int, model: Path, count: int = 18) -> dict[str, Any]:
     """Interrupt the command at each Nth instruction, in an empty folder and over an index."""
-    states: set[tuple[int, ...]] = set()
+    states: dict[bool, set[Any]] = {False: set(), True: set()}
     places = 0
     with tempfile.TemporaryDirectory() as name:
         source, there = Source(Path(name), model, count), Path(name, "there")
@@ -132,18 +133,18 @@ def torture_interrupts(at_most: int, model: Path, count: int = 18) -> dict[str, 
                     shutil.copytree(there, folder)
                 place.run(lambda: source.index(folder, 1))
                 versions = source.check(folder, there_before=there_before)
-                states.add((there_before, *sorted(Counter(versions.values()).items())))
+                states[there_before].add(tuple(sorted(Counter(versions.values()).items())))
                 source.finish(folder, 1)
                 shutil.rmtree(folder)
 
             places += interrupt_everywhere(
                 check, package="rag_demo", minimum=at_most // 4, at_most=at_most // 2
             )
-    return {"places": places, "different_states": len(states)}
+    return {"places": places, "fewest_states": min(map(len, states.values()))}
 
 
-PROGRAM = """
-from rag_demo.cli import main
+PROGRAM = f"""
+{IMPORT_MAIN}
 print("ready", flush=True)
 main()
 """
@@ -182,7 +183,7 @@ def torture_signals(runs: int, model: Path, seed: int = 0, count: int = 4500) ->
             versions = source.check(folder, there_before=True)
             states.add(tuple(sorted(Counter(versions.values()).items())))
         source.finish(folder, runs % 2)
-        assert size_of(folder) < 2 * clean + 100_000
+        check_size(folder, clean)
     return {"runs": runs, "exit_codes": dict(codes), "different_states": len(states)}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from acceptance.torture import ingestion, saves
 from acceptance.torture.ingestion import Source
-from acceptance.torture.saves import Model, check_whole, fuzz_index, save
+from acceptance.torture.saves import Model, check_whole, files_of, fuzz_index, save
 from rag_demo import EmbeddingModel, PyTorchGPURetriever, RagDemoError
 
 # An interrupt between open() and the block that closes leaves the file to its destructor.
@@ -38,11 +38,13 @@ def test_two_writers_and_a_reader_disturb_nobody() -> None:
 
 
 def test_damaged_index_is_refused_or_right() -> None:
-    assert fuzz_index(300)["refused"] > 150
+    assert fuzz_index(300)["refused"] > 50
 
 
 def test_interrupted_ingestion_leaves_a_consistent_index(tiny_model: Path) -> None:
-    assert ingestion.torture_interrupts(12, tiny_model)["different_states"] > 1
+    result = ingestion.torture_interrupts(12, tiny_model)
+    assert result["places"] >= 6
+    assert result["fewest_states"] > 1
 
 
 def test_ingestion_on_a_full_disk_leaves_a_consistent_index(tiny_model: Path) -> None:
@@ -81,9 +83,11 @@ def test_control_mixture_of_two_saves_is_noticed(tmp_path: Path) -> None:
         check_whole(tmp_path / "i", 40)
     for number in (1, 2):
         save(tmp_path / str(number), number, 40)
-    for path in (tmp_path / "2").iterdir():  # What is of the same name, and more.
-        shutil.copy(path, tmp_path / "1")
-    for path in list((tmp_path / "1").iterdir())[::2]:
+    for path in files_of(tmp_path / "2"):  # What is of the same name, and more.
+        target = tmp_path / "1" / path.relative_to(tmp_path / "2")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    for path in files_of(tmp_path / "1")[::2]:
         path.unlink()
     with pytest.raises((AssertionError, RagDemoError)):
         check_whole(tmp_path / "1", 40)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from torch.overrides import TorchFunctionMode
 
-from acceptance.torture.saves import files_of_at_most
 from rag_demo import EmbeddingModel
+from rag_demo.encoding.embedding_cache import EmbeddingCache
+from support.full_disk import files_of_at_most
 from support.programs import assert_clean, run_forked
 from support.waiting import wait_for
 from support.zygotes import Zygotes
@@ -240,3 +241,23 @@ def test_changed_model_at_the_same_path_gets_no_old_vectors(
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + "\n")
     with open_model(folder, tmp_path / "c") as model:
         assert embed(model, TEXTS)[1]
+
+
+def keys(count: int, start: int = 0) -> list[bytes]:
+    return [n.to_bytes(16, "big") for n in range(start, start + count)]
+
+
+def test_least_recently_used_vectors_go_first(tmp_path: Path) -> None:
+    """A unit test of the eviction (private): no option sets the size of the cache."""
+    vectors = np.ones((30, 8), np.float32)
+    cache = EmbeddingCache(tmp_path / "c.sqlite", max_bytes=100 * vectors[0].nbytes)
+    for start in range(0, 90, 10):
+        cache.put(keys(10, start), vectors[:10])
+    cache.get(keys(10), 8)
+    cache.put(keys(30, 100), vectors)
+    kept = set(cache.get([*keys(90), *keys(30, 100)], 8))
+    assert len(kept) <= 100
+    assert set(keys(30, 100)) <= kept
+    assert not set(keys(10, 10)) & kept
+    assert set(keys(10)) <= kept
+    cache.close()

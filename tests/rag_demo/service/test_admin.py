@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.serving import TEXTS, Embedder, ask, make_index, serving
+from support.waiting import wait_for_async
 
 
 def test_models_are_shown_and_given_back(index: Path) -> None:
@@ -83,8 +84,7 @@ def test_reload_fails_no_request(tmp_path: Path) -> None:
             await asyncio.to_thread(make_index, folder, [*TEXTS, "and a new one"])
             report = await client.post("/admin/reload")
             after = len(counts)
-            while len(counts) < after + 5:
-                await asyncio.sleep(0.005)
+            await wait_for_async(lambda: len(counts) >= after + 5)
             done.set()
             await asyncio.gather(*clients)
             assert report.json()["documents"] == 5

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.serving import TEXTS, Embedder, Limits, serving
+from support.waiting import wait_for_async
 
 CLIENTS = 20
 
@@ -31,15 +32,13 @@ async def post(client: Any, query: str, **more: Any) -> Any:
     return await client.post("/search", json={"query": query, "mode": "dense", **more})
 
 
-async def wait_until(condition: Any) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
-async def until_waiting(client: Any, count: int) -> None:
+async def wait_for_texts(client: Any, count: int) -> None:
     """Wait until so many texts are in the queue."""
-    while f"\nrag_demo_waiting_texts {count}.0\n" not in (await client.get("/metrics")).text:
-        await asyncio.sleep(0.005)
+
+    async def texts_are_waiting() -> bool:
+        return f"\nrag_demo_waiting_texts {count}.0\n" in (await client.get("/metrics")).text
+
+    await wait_for_async(texts_are_waiting)
 
 
 def test_concurrent_requests_are_embedded_together(index: Path) -> None:
@@ -51,13 +50,13 @@ def test_concurrent_requests_are_embedded_together(index: Path) -> None:
         limits = Limits(batch_texts=batch_texts)
         async with serving(index, embedder, limits=limits) as client:
             first = asyncio.create_task(post(client, "first"))
-            await wait_until(gate.entered.is_set)
+            await wait_for_async(gate.entered.is_set)
             before = len(embedder.calls)
             others = [
                 asyncio.create_task(post(client, TEXTS[n % 4], top_k=1 + n % 3))
                 for n in range(CLIENTS)
             ]
-            await until_waiting(client, CLIENTS)
+            await wait_for_texts(client, CLIENTS)
             gate.opened.set()
             answers = await asyncio.gather(*others)
             assert (await first).status_code == 200
@@ -79,9 +78,9 @@ def test_a_full_queue_refuses(index: Path) -> None:
         gate = Gate()
         async with serving(index, Embedder(gate), limits=Limits(waiting_texts=3)) as client:
             tasks = [asyncio.create_task(post(client, "first"))]
-            await wait_until(gate.entered.is_set)
+            await wait_for_async(gate.entered.is_set)
             tasks += [asyncio.create_task(post(client, "a")) for _ in range(3)]
-            await until_waiting(client, 3)
+            await wait_for_texts(client, 3)
             refused = await post(client, "a")
             gate.opened.set()
             return [refused, *await asyncio.gather(*tasks)]
@@ -105,9 +104,9 @@ def test_a_bad_neighbour_harms_nobody(index: Path) -> None:
     async def main() -> list[Any]:
         async with serving(index, Embedder(poisoned)) as client:
             first = asyncio.create_task(post(client, "first"))
-            await wait_until(gate.entered.is_set)
+            await wait_for_async(gate.entered.is_set)
             tasks = [asyncio.create_task(post(client, each)) for each in ("a", "poison", "b")]
-            await until_waiting(client, 3)
+            await wait_for_texts(client, 3)
             gate.opened.set()
             return [await first, *await asyncio.gather(*tasks)]
 
@@ -124,7 +123,7 @@ def test_a_time_limit(index: Path) -> None:
         embedder = Embedder(gate)
         async with serving(index, embedder, limits=Limits(answer_s=0.2)) as client:
             first = asyncio.create_task(post(client, "first"))
-            await wait_until(gate.entered.is_set)
+            await wait_for_async(gate.entered.is_set)
             late = await post(client, "late")
             gate.opened.set()
             await first
@@ -147,7 +146,7 @@ def test_a_client_that_goes_away_costs_nothing_more(index: Path, goes_away: bool
         embedder = Embedder(gate)
         async with serving(index, embedder) as client:
             first = asyncio.create_task(post(client, "first"))
-            await wait_until(gate.entered.is_set)
+            await wait_for_async(gate.entered.is_set)
             gone = asyncio.Event()
             sent = []
             body = json.dumps({"query": "who is there?", "mode": "dense"}).encode()
@@ -176,7 +175,7 @@ def test_a_client_that_goes_away_costs_nothing_more(index: Path, goes_away: bool
                 "server": ("127.0.0.1", 8000),
             }
             asked = asyncio.create_task(client.app(scope, receive, send))
-            await until_waiting(client, 1)
+            await wait_for_texts(client, 1)
             if goes_away:
                 gone.set()
                 await asked

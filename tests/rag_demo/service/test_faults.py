@@ -21,6 +21,7 @@ from support import service_program
 from support.programs import TIMEOUT_S, UNDER_CLEAN_EXIT
 from support.service_program import service
 from support.serving import TEXTS, make_index
+from support.waiting import wait_for_async
 
 pytestmark = pytest.mark.slow
 LINES_THAT_WAIT = 2048  # docs/service.md
@@ -203,9 +204,10 @@ async def answers(port: int, count: int) -> None:
     import httpx
 
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-        found = 0.0
-        while found < count:
+
+        async def has_answered() -> bool:
             text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
             pattern = r'^rag_demo_requests_total\{.*route="/search".*\} (\S+)$'
-            found = sum(float(each) for each in re.findall(pattern, text, re.M))
-            await asyncio.sleep(0.05)
+            return sum(float(each) for each in re.findall(pattern, text, re.M)) >= count
+
+        await wait_for_async(has_answered)

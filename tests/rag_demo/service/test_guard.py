@@ -82,7 +82,7 @@ def test_administration_refuses_foreign_host_names(index: Path) -> None:
     assert [answer.status_code for answer in answers] == [421, 200, 200, 200]
 
 
-def test_no_encoding_format_is_numbers(index: Path) -> None:
+def test_missing_encoding_format_means_floats(index: Path) -> None:
     """Some clients send null for what they do not set."""
     body = {"input": "a", "model": "m", "encoding_format": None, "dimensions": None}
     (answer,) = ask(index, ("POST", "/v1/embeddings", {"json": body}))

@@ -95,7 +95,7 @@ def ask(page: Any, query: str) -> None:
 
 
 @pytest.mark.slow
-def test_in_a_browser(chromium: Any, index: Path) -> None:
+def test_search_works_in_a_browser(chromium: Any, index: Path) -> None:
     """What is indexed stays text; the memory is seen to come back."""
     with shown(chromium, index, scheme="dark", width=360) as (page, complaints):
         page.keyboard.type("script indexed")  # The field has the focus.
@@ -194,7 +194,7 @@ def test_policy_holds_in_a_browser(chromium: Any, index: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whatever_is_answered(chromium: Any, index: Path) -> None:
+def test_page_shows_odd_documents_and_error_responses(chromium: Any, index: Path) -> None:
     """One odd document hides no other; a late answer, or one of a proxy, is no other question's."""
     texts = {f"{row}": {"path": path} for row, path in enumerate(["a.txt", 7, None, ["x"]])}
     texts["object"] = {"path": {"toString": 1, "valueOf": 1}, "line": {"toString": None}}

@@ -264,7 +264,7 @@ def test_promtool_finds_nothing(index: Path) -> None:
     "host",
     ["evil.example", "localhost@evil.example", "localhost.evil.example", "127.0.0.1.nip.io", ""],
 )
-def test_names_that_lead_here(index: Path, host: str) -> None:
+def test_host_header_is_checked(index: Path, host: str) -> None:
     """A page whose name was made to lead to this machine reads nothing, and administers nothing."""
     headers = {"headers": {"host": host}}
     answers = ask(
@@ -276,7 +276,7 @@ def test_names_that_lead_here(index: Path, host: str) -> None:
     assert [answer.status_code for answer in answers] == [421] * 3
 
 
-def test_who_may_come_in(index: Path) -> None:
+def test_token_is_required(index: Path) -> None:
     """With a token: those who know it, and probes."""
     bearer = {"authorization": "Bearer secret"}
     token = {"token": "secret", "host": "0.0.0.0", "client": "203.0.113.5"}

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from support.hosting_stub import Stub, in_threads
+from support.hosting_stub import Stub
 from support.interrupts import Interrupt, Place, interrupt_everywhere
+from support.threads import errors_in_threads
 from support.waiting import wait_for
 from torch_utils import (
     ModelHost,
@@ -41,10 +42,11 @@ def frozen_heap() -> Iterator[None]:
 @pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
 @pytest.mark.parametrize("keep_alive", [0, "5m"])
-def test_interrupts_leave_no_lease_and_no_half_load(keep_alive: float | str) -> None:
-    """At any instruction of loading, leasing and unloading; afterwards all goes on as before."""
+def test_interrupted_host_has_no_lease_left_and_lends_again(keep_alive: float | str) -> None:
+    """An interrupted load or unload may leave one model unclosed; no model is closed twice."""
 
     def check(place: Place) -> None:
+        Stub.made.clear()
         host = ModelHost(Stub, keep_alive=keep_alive)
 
         def use() -> None:
@@ -58,7 +60,8 @@ def test_interrupts_leave_no_lease_and_no_half_load(keep_alive: float | str) -> 
             assert model.use()
         host.close()
         assert model.closed == 1
-        assert place.delivered or all(stub.closed == 1 for stub in Stub.made)
+        assert len(Stub.made) <= 2
+        assert [stub.closed for stub in Stub.made[:-1]] in ([], [1], [0] * place.delivered)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -77,7 +80,7 @@ def test_interrupt_of_a_load_is_its_threads_alone() -> None:
         return Stub()
 
     host = ModelHost(load)
-    errors = in_threads(4, lambda: host.lease().__enter__())
+    errors = errors_in_threads(*[lambda: host.lease().__enter__()] * 4)
     assert [type(error) for error in errors] == [Interrupt]
     gc.collect()
     assert (host.status().loads, len(tries)) == (1, 2)
@@ -210,8 +213,7 @@ def test_two_loads_that_need_each_other_end_by_a_timeout() -> None:
         hosts[name].lease(timeout_s=0.2 if name == "b" else 60).__enter__()
 
     hosts = {"a": ModelHost(lambda: load("b")), "b": ModelHost(lambda: load("a"))}
-    names = list(hosts)
-    errors = in_threads(2, lambda: hosts[names.pop()].load())
+    errors = errors_in_threads(*[host.load for host in hosts.values()])
     assert TimeoutError in map(type, errors)
     for host in hosts.values():
         host.close()

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from support.hosting_stub import Stub, in_threads
+from support.hosting_stub import Stub
 from support.programs import assert_clean, run_forked
-from support.waiting import wait_for
+from support.threads import errors_in_threads
+from support.waiting import wait_for, wait_for_async
 from torch_utils import ModelInUseError, ModelPool, NoRoomError, ResourceClosedError, release
 
 torch = pytest.importorskip("torch")
@@ -96,8 +97,7 @@ def test_waits_until_a_lease_ends() -> None:
     async def coroutine() -> None:
         async with pool.alease("a"):
             pending = asyncio.create_task(in_a_task())
-            while pool.status()["b"].state != "loading":
-                await asyncio.sleep(0)
+            await wait_for_async(lambda: pool.status()["b"].state == "loading")
             assert not pending.done()
         await pending
 
@@ -171,10 +171,8 @@ def test_two_loads_at_once_share_the_room() -> None:
     barrier = threading.Barrier(2, timeout=WAIT_S)
     with make(ModelPool(budget_bytes=100 * MB), a=60, b=60) as pool:
         use(pool, "a", "b")
-        names = ["a", "b"]
 
-        def ask() -> None:
-            name = names.pop()
+        def ask(name: str) -> None:
             try:
                 for _ in range(30):
                     barrier.wait()
@@ -185,7 +183,7 @@ def test_two_loads_at_once_share_the_room() -> None:
                 barrier.abort()
                 raise
 
-        assert in_threads(2, ask) == []
+        assert errors_in_threads(partial(ask, "a"), partial(ask, "b")) == []
 
 
 def test_failed_load_takes_no_room() -> None:

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from support.hosted_models import Model, load_and_leave, load_nothing
-from support.hosting_stub import in_threads
 from support.hosting_stub import run as run_loop
 from support.interrupts import Interrupt, Place, interrupt_everywhere
 from support.programs import Result, assert_clean, run
-from support.waiting import is_there, wait_for
+from support.threads import errors_in_threads
+from support.waiting import is_there, wait_for, wait_for_async
 from torch_utils import (
     ModelHost,
     ModelProcessError,
@@ -96,7 +96,7 @@ def test_arrays_arrive_whole(shared, count: int, order: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_gigabyte(shared) -> None:
+def test_large_arrays_are_transferred(shared) -> None:
     """As an argument and as a result."""
     assert int(shared.ones(1 << 30).sum()) == 1 << 30
     assert len(shared.echo(np.ones(1 << 30, np.uint8))) == 1 << 30
@@ -130,7 +130,7 @@ def test_many_threads_get_their_own_answers(shared) -> None:
         for n in range(50):
             assert shared.echo((me, n)) == (me, n)
 
-    assert in_threads(8, work) == []
+    assert errors_in_threads(*[work] * 8) == []
 
 
 # Errors
@@ -244,7 +244,7 @@ def test_end_between_leases(host) -> None:
 
 
 @pytest.mark.slow
-def test_process_that_hangs_up_and_stays_is_killed(model) -> None:
+def test_process_that_closes_its_pipe_is_killed(model) -> None:
     """And that is what the error says: memory has not run out."""
     pid = model.pid()
     with pytest.raises(ModelProcessError, match="was still there") as caught:
@@ -273,8 +273,7 @@ def test_cancelled_call_does_not_hang(host, tmp_path: Path) -> None:
                 await asyncio.to_thread(model.touch_and_sleep, str(begun))
 
         task = asyncio.create_task(work())
-        while not begun.exists():
-            await asyncio.sleep(0.01)
+        await wait_for_async(begun.exists)
         task.cancel()
         await asyncio.wait([task])
         async with host.alease() as model:
@@ -478,7 +477,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "method", [pytest.param("touch_and_sleep", marks=pytest.mark.slow), "touch_and_spin"]
 )
-def test_goes_with_a_parent_that_is_killed(tmp_path: Path, method: str) -> None:
+def test_process_ends_when_its_parent_is_killed(tmp_path: Path, method: str) -> None:
     """Whatever it is doing, and although a fork of the parent lives on."""
     begun = tmp_path / "begun"
     result = run_program(

@@ -44,7 +44,9 @@ class Slotted(nn.Linear):
 
 
 @ways
-def test_model(deliver: Callable[[], None], at_most: int) -> None:
+def test_next_release_finishes_an_interrupted_model(
+    deliver: Callable[[], None], at_most: int
+) -> None:
     """All of its layers are released by the next call, whichever were when the first ended."""
 
     def check(place: Place) -> None:
@@ -62,7 +64,9 @@ def test_model(deliver: Callable[[], None], at_most: int) -> None:
 
 
 @ways
-def test_tensors(deliver: Callable[[], None], at_most: int) -> None:
+def test_next_release_finishes_interrupted_tensors(
+    deliver: Callable[[], None], at_most: int
+) -> None:
     """All of a list are emptied, or none was touched; and none is kept for ever."""
 
     def check(place: Place) -> None:
@@ -101,7 +105,9 @@ def optimizer_with_state() -> Any:
     ],
     ids=["index", "optimizer"],
 )
-def test_other_objects(make: Callable[[], Any], use: Callable[[Any], Any]) -> None:
+def test_next_release_finishes_an_interrupted_index_or_optimizer(
+    make: Callable[[], Any], use: Callable[[Any], Any]
+) -> None:
     """Whole, or released; and released after the next call."""
 
     def check(place: Place) -> None:

@@ -144,11 +144,11 @@ def _debug(model: Any) -> None:
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_looks_of_destructors_debuggers_and_printers_raise_nothing(look: str) -> None:
+def test_introspection_of_a_released_module_does_not_raise(look: str) -> None:
     LOOKS[look](released())
 
 
-def test_answers_to_looks() -> None:
+def test_introspection_of_a_released_module_finds_no_attributes() -> None:
     """It was there, it has nothing, and it is what it was."""
     model = released()
     assert model

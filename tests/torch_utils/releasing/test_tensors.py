@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from support.releasing import gone, weak
 from torch_utils import release
 
 BYTES = 4_000_000
-MAKE_WRAPPER = attrgetter("_make_wrapper_subclass")(torch.Tensor)
+MAKE_WRAPPER = torch.Tensor._make_wrapper_subclass  # torch's
 
 
 def big() -> torch.Tensor:

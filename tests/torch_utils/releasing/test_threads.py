@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from support.programs import assert_clean, run_forked
-from support.releasing import in_threads
+from support.threads import in_threads
 from torch_utils import CleanupReport, ReleasedError, release
 
 

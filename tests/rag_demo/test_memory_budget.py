@@ -1,0 +1,30 @@
+"""A retriever with a memory budget gives the answers of one without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from acceptance.search.reference import GivenVectors, check_all, filled, normal
+from support.retriever_kinds import OnCpu
+
+
+def test_index_larger_than_the_memory_budget_is_exact(tmp_path: Path) -> None:
+    model = GivenVectors(normal(20_000, 64), normal(6, 64, seed=1))
+    with OnCpu(model) as writer:
+        index = filled(writer, model)
+        writer.save(tmp_path / "index")
+    with OnCpu(model, memory_budget=1 << 20) as retriever:
+        retriever.load(tmp_path / "index")
+        check_all(retriever, index, 7)
+        check_all(retriever, index, 7, where={"even": True})
+        assert retriever.delete(["7", "77"]) == index.delete(["7", "77"]) == 2
+        retriever.add(["9"], [{}], ["new"])
+        index.add(["9"], [{}], ["new"])
+        check_all(retriever, index, 7)
+
+
+def test_answers_among_more_near_ties_than_the_budget_has_room_for_are_exact() -> None:
+    documents = 1 + 1e-4 * normal(40_000, 16)
+    model = GivenVectors(documents, 1 + 0.01 * normal(32, 16, seed=1))
+    with OnCpu(model, memory_budget=4 << 20) as retriever:
+        check_all(retriever, filled(retriever, model), 7)

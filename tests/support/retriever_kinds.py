@@ -1,0 +1,19 @@
+"""Retrievers that must answer exactly, by name. The options are no part of what is frozen."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from rag_demo import FaissRetriever, PyTorchGPURetriever
+
+OnCpu = partial(PyTorchGPURetriever, device="cpu")
+KINDS: dict[str, Any] = {
+    "default": OnCpu,
+    "faiss": FaissRetriever,
+    "int8": partial(OnCpu, dtype="int8"),
+    "bfloat16": partial(OnCpu, dtype="bfloat16"),
+    "float16": partial(OnCpu, dtype="float16"),
+}
+QUICK = ["default", "faiss", "int8"]
+"""Those that `make test` asks most; the others are for `make test-slow`."""
