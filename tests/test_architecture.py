@@ -56,7 +56,7 @@ def test_modules_named_by_the_page_exist() -> None:
 BROKEN = {
     "torch_utils does not know rag_demo": ("torch_utils/devices.py", "import rag_demo"),
     "the exit checker and the linter stand alone": (
-        "torch_utils/clean_exit/record.py",
+        "torch_utils/clean_exit/report.py",
         "def late():\n    from torch_utils import resource",
     ),
     "no import cycles": (
@@ -76,6 +76,7 @@ def test_each_import_contract_can_be_broken(tmp_path: Path) -> None:
     for package in ("torch_utils", "rag_demo"):
         shutil.copytree(ROOT / package, tmp_path / package)
     for file, line in BROKEN.values():
+        assert (tmp_path / file).exists(), file
         with (tmp_path / file).open("a") as module:
             module.write(f"\n{line}\n")
     config = tmp_path / "pyproject.toml"
@@ -142,12 +143,17 @@ def private_uses(source: str) -> list[int]:
 def test_few_tests_use_private_parts_of_the_product() -> None:
     """Ruff finds private names; this finds private modules, and what is replaced by a patch."""
     uses = {
-        str(path.relative_to(ROOT))
+        str(path.relative_to(ROOT)): lines
         for path in (ROOT / "tests").rglob("*.py")
-        if private_uses(path.read_text(encoding="utf-8"))
+        if (lines := private_uses(path.read_text(encoding="utf-8")))
     }
     assert len(PRIVATE_TESTS) <= MOST_PRIVATE_TESTS
-    assert uses == set(PRIVATE_TESTS), uses ^ set(PRIVATE_TESTS)
+    assert set(PRIVATE_TESTS) <= set(uses), "files that need no exception any more"
+    others = {file: lines for file, lines in uses.items() if file not in PRIVATE_TESTS}
+    assert not others, (
+        f"these lines use private parts of the product: {others}; use public names, or list the "
+        "file in PRIVATE_TESTS with a reason"
+    )
 
 
 def test_private_use_is_found() -> None:

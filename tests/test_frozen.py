@@ -30,7 +30,10 @@ def test_acceptance_material_is_unchanged() -> None:
     found, frozen = checksums(FOLDER), listed(LIST.read_text(encoding="utf-8"))
     assert len(frozen) > 20
     changed = {path for path in found.keys() | frozen.keys() if found.get(path) != frozen.get(path)}
-    assert not changed, f"see tests/acceptance/README.md: {sorted(changed)}"
+    assert not changed, (
+        f"frozen files have changed: {sorted(changed)}; if a decision changes what must hold, run "
+        "`make freeze` (see tests/acceptance/README.md), or else undo the change"
+    )
 
 
 def test_an_edit_is_noticed(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     for name in names:
         if not (folder / "bin" / name).exists():
             (folder / "bin" / name).symlink_to(shutil.which(name) or name)
-    unwanted = ("PYTHON", "MAKEFLAGS", "MAKELEVEL")
+    unwanted = ("PYTHON", "PYTEST_OPTIONS", "MAKEFLAGS", "MAKELEVEL")
     env = {name: value for name, value in os.environ.items() if name not in unwanted}
     env["PATH"] = str(folder / "bin")
     return subprocess.run(

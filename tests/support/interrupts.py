@@ -56,6 +56,7 @@ class Place:
         self.propagated = False
         self.where = "nowhere"
         self.executed = 0
+        self.runs = 0
         self._package = package
         self._deliver = deliver
 
@@ -64,6 +65,7 @@ class Place:
 
     def run(self, program: Callable[[], object]) -> None:
         """Run the program, and interrupt it here; only the interrupt itself is caught."""
+        self.runs += 1
         before, collects = sys.gettrace(), gc.isenabled()
         # A destructor that the collector happens to run here would swallow the interrupt.
         gc.disable()
@@ -127,15 +129,19 @@ def interrupt_everywhere(
             if sys.version_info >= (3, 11):
                 error.add_note(f"interrupted at {place}")
             raise
+        # A check may run its program in a forked child, and say what has happened there.
+        assert place.runs == 1 or place.delivered, f"run() was called {place.runs} times, not once"
         return place
 
+    assert minimum > 0, "a test that interrupts nothing proves nothing"
     executed = attempt(0).executed
     if at_most is not None:
         every = max(every, -(-executed // at_most))
     interrupted = sum(attempt(number).delivered for number in range(1, executed + 1, every))
     assert interrupted >= minimum, (
         f"{interrupted} places of {package} were interrupted ({executed} instructions, every "
-        f"{every}), which is fewer than {minimum}: does the program run through {package}?"
+        f"{every}), which is fewer than {minimum}"
+        + ("" if executed else f": the program does not run through {package}")
     )
     return interrupted
 

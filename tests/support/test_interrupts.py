@@ -101,6 +101,11 @@ def test_it_fails_when_nothing_is_interrupted(module: ModuleType) -> None:
         )
 
 
+def test_it_fails_when_the_check_does_not_run_the_program(module: ModuleType) -> None:
+    with pytest.raises(AssertionError, match="called 0 times, not once"):
+        interrupt_everywhere(lambda place: None, package="interrupted_package", minimum=1)
+
+
 def test_it_fails_when_the_program_runs_in_another_thread(module: ModuleType) -> None:
     def in_thread() -> None:
         thread = threading.Thread(target=module.careless)

@@ -50,6 +50,8 @@ def test_run_that_broke_off_gets_no_second_try(flaky_tests) -> None:
     result, listed = flaky_tests("import nothing_like_it\n" + FLAKY)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert listed == ""
+    result, listed = flaky_tests(FLAKY + "\ndef test_broken(): assert False\n", "-x")
+    assert (result.ret, listed) == (pytest.ExitCode.TESTS_FAILED, "")
     result, _ = flaky_tests(FLAKY, "-k", "no_such_test")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
@@ -57,3 +59,55 @@ def test_run_that_broke_off_gets_no_second_try(flaky_tests) -> None:
 def test_without_the_option_one_failure_fails_the_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(FLAKY)
     assert pytester.runpytest_subprocess().ret == pytest.ExitCode.TESTS_FAILED
+
+
+CRASH = """
+import os
+from pathlib import Path
+def test_crashes():
+    seen = Path("seen")
+    if seen.exists():
+        os._exit(0)
+    seen.touch()
+    assert False
+def test_fine(): pass
+"""
+SKIP = CRASH.replace("os._exit(0)", "__import__('pytest').skip('no reason')")
+GROUP = "import pytest\n" + FLAKY.replace(
+    "def test_flaky", "@pytest.mark.xdist_group('g')\ndef test_flaky"
+)
+
+
+@pytest.mark.parametrize("source", [CRASH, SKIP], ids=["crash", "skip"])
+def test_second_try_that_does_not_pass_fails_the_run(flaky_tests, source: str) -> None:
+    result, listed = flaky_tests(source)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert listed == ""
+
+
+def test_flaky_test_of_a_group_is_found(flaky_tests) -> None:
+    result, listed = flaky_tests(GROUP, "-n", "2", "--dist", "loadgroup")
+    assert result.ret == 0
+    assert "::test_flaky@g" in listed
+
+
+def test_worker_that_dies_after_its_last_test_fails_the_run(
+    flaky_tests, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest("""
+        import os
+        def pytest_sessionfinish(session):
+            if hasattr(session.config, "workerinput"):
+                os._exit(1)
+    """)
+    result, _ = flaky_tests("def test_fine(): pass", "-n", "1")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines("a worker died, and no test explains it")
+
+
+def test_run_with_too_few_tests_fails(flaky_tests) -> None:
+    result, _ = flaky_tests("def test_fine(): pass", "--at-least", "2")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines("1 tests passed, fewer than 2")
+    result, _ = flaky_tests("def test_fine(): pass", "--at-least", "1")
+    assert result.ret == 0

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.programs import assert_clean, run
+from support.programs import TIMEOUT_S, assert_clean, run
 from torch_utils import (
     CleanupError,
     ReleasedError,
@@ -331,6 +331,27 @@ def test_coroutine_in_a_plain_with_is_an_error_in_the_report() -> None:
     with SafePyTorchCleanup() as scope:
         scope.callback(closer)
     assert "use `async with`" in str(scope.report.errors[0])
+
+
+def test_any_awaitable_that_a_callback_returns_is_awaited() -> None:
+    awaited: list[str] = []
+
+    class Awaitable:
+        def __await__(self) -> Any:
+            yield from asyncio.sleep(0).__await__()
+            awaited.append("object")
+
+    async def main() -> None:
+        async def task() -> None:
+            awaited.append("task")
+
+        async with SafePyTorchCleanup() as scope:
+            scope.callback(Awaitable)
+            scope.callback(lambda: asyncio.ensure_future(task()))
+        assert scope.report.errors == ()
+
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
+    assert awaited == ["task", "object"]
 
 
 def test_cancellation_skips_no_step() -> None:

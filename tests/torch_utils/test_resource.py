@@ -282,7 +282,7 @@ def test_frameworks_may_call_the_destructor() -> None:
 # Threads and processes
 
 
-def test_second_closer_waits_for_the_first() -> None:
+def test_other_closers_wait_for_the_first() -> None:
     started, go = threading.Event(), threading.Event()
     order: list[str] = []
 
@@ -295,15 +295,18 @@ def test_second_closer_waits_for_the_first() -> None:
     first = threading.Thread(target=resource.close)
     first.start()
     started.wait(TIMEOUT_S)
-    second = threading.Thread(target=lambda: (resource.close(), order.append("second")))
-    second.start()
-    second.join(0.1)  # A closer that did not wait would have ended by now.
-    assert second.is_alive()
+    others = [
+        threading.Thread(target=lambda: (resource.close(), order.append("other"))) for _ in range(3)
+    ]
+    for other in others:
+        other.start()
+    others[0].join(1.5)  # One that did not wait, or not for long, would have ended by now.
+    assert all(other.is_alive() for other in others)
     assert resource.closed  # For everyone but the thread that is closing it.
     go.set()
-    first.join()
-    second.join()
-    assert (order, resource.released) == (["released", "second"], 1)
+    for thread in (first, *others):
+        thread.join()
+    assert (order, resource.released) == (["released", "other", "other", "other"], 1)
 
 
 def test_close_inside_of_release_returns() -> None:
