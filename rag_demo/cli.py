@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -23,9 +25,11 @@ def main() -> NoReturn:
     """
     try:
         # Imported here, where a Ctrl-C is no traceback any more.
-        from torch_utils import fast_exit, is_out_of_memory
+        from torch_utils import is_out_of_memory
 
-        fast_exit()  # Everything is closed by then; nothing has to walk the heap once more.
+        # All files are closed by then, and the end of the process gives back the rest: nothing
+        # has to walk the heap once more.
+        atexit.register(gc.freeze)
         _open_streams()
         # The commands need the extra ``rag``, click first of all: without it this says so.
         from rag_demo.commands import run

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from torch_utils.errors import ResourceClosedError as ResourceClosedError
     from torch_utils.errors import SignalError as SignalError
     from torch_utils.errors import TorchUtilsError as TorchUtilsError
-    from torch_utils.exit import fast_exit as fast_exit
     from torch_utils.hosting.host import HostStatus as HostStatus
     from torch_utils.hosting.host import ModelHost as ModelHost
     from torch_utils.hosting.pool import ModelPool as ModelPool
@@ -79,7 +78,6 @@ _MODULE_OF = {
     "TorchUtilsError": "errors",
     "clear_exception_frames": "oom",
     "exit_on_signals": "signals",
-    "fast_exit": "exit",
     "find_batch_size": "batch_size",
     "get_device_info": "devices",
     "get_optimal_device": "devices",

@@ -6,21 +6,17 @@ callbacks, registered later, still see a live model. Destructors are only the se
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import gc
 import sys
 
 from torch_utils._registry import REGISTRY
-from torch_utils._runtime import PHASE, early_bound, has_frozen
+from torch_utils._runtime import PHASE, early_bound
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["fast_exit"]
-
-_AFTERWARDS: list[Callable[[], None]] = []
 _is_finalizing = sys.is_finalizing
 
 
@@ -29,8 +25,6 @@ def _close_everything() -> None:
     """Close what this process opened; from here on `is_shutting_down` is True."""
     PHASE.exiting = True
     REGISTRY.close_all()
-    for action in _AFTERWARDS:
-        action()
 
 
 class _AtTeardown:
@@ -80,56 +74,6 @@ def _close_at_end_of_worker() -> None:
     util = sys.modules.get("multiprocessing.util")
     if process is not None and util is not None and process.parent_process() is not None:
         util.Finalize(None, _close_everything, exitpriority=-100)
-
-
-def fast_exit() -> bool:
-    """Let this program end without walking its heap once more. Call it once, at the start.
-
-    A program that has imported sentence-transformers spends more than a second of its exit in
-    collecting garbage that the end of the process gives back anyway. After this call, when
-    every resource is closed and every atexit callback has run, the heap is frozen
-    (`gc.freeze`), so that the collections of the teardown find nothing to walk.
-
-    Everything else stays as it is: exit codes, atexit callbacks and finalizers, the joining of
-    threads, the flushing of files. Young garbage is collected before. Where anything in the
-    process may have to be told of its end, the exit is an ordinary one: an object with a
-    destructor, a suspended generator or coroutine, a compressed file, any file that is not
-    a plain one, a writer of an extension module, a weak reference with a callback; or where other
-    threads still run, which may be in the middle of anything. Plain files are flushed. What an
-    extension type without methods such as ``close`` or ``flush`` does in its destructor is not
-    seen.
-
-    Never `os._exit`. A forked child inherits it. Safe from any thread.
-
-    Returns:
-        True if this call turned it on, False if it was on already.
-    """
-    from torch_utils._finalizers import Survey  # now: exit is late to import
-
-    def freeze() -> None:
-        if has_frozen():
-            return  # The program has frozen its heap: that cannot be looked at.
-        if _thread._count():
-            return  # Another thread may be making a tuple, which a list of all objects breaks.
-        gc.collect(1)
-        survey = Survey()
-        survey.look()
-        if survey.is_quiet():
-            gc.enable()  # As above; there is little left to collect.
-            gc.freeze()
-            _AtTeardown(lambda: confirm(survey))
-
-    def confirm(survey: Survey) -> None:
-        """Take it back if the last callbacks have left something that wants to be told."""
-        REGISTRY.close_all()
-        survey.look()
-        if not (survey.is_quiet() and survey.flush()):
-            gc.unfreeze()
-
-    if _AFTERWARDS:
-        return False
-    _AFTERWARDS.append(freeze)
-    return True
 
 
 atexit.register(_close_everything)

@@ -6,7 +6,9 @@ open as long as the supervisor lives: whatever becomes of it, even by SIGKILL, t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -235,10 +237,10 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from rag_demo.service.log_lines import configure_logging
     from rag_demo.service.server import run_server
-    from torch_utils import exit_on_signals, fast_exit
+    from torch_utils import exit_on_signals
 
     exit_on_signals()
-    fast_exit()  # As the command itself.
+    atexit.register(gc.freeze)  # As the command itself.
     line = socket.socket(fileno=0)
     length = int.from_bytes(_received(line, 8), "little")
     # Written by the supervisor above, through a line that nobody else has.

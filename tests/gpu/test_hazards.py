@@ -187,16 +187,3 @@ thread.join()
 assert device.reserved_bytes() == before, device.reserved_bytes() - before
 """,
     )
-
-
-@slow_rehearsal
-def test_fast_exit_with_a_context(device: Any) -> None:
-    """The short exit closes all the same, with work still queued."""
-    run(
-        device,
-        """
-model = Model()
-device.keep_busy()
-t.fast_exit()
-""",
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import inspect
 import os
@@ -13,7 +14,6 @@ import sys
 import threading
 from typing import Any
 
-from torch_utils.exit import fast_exit
 from torch_utils.hosting.frames import Channel, FrameError
 from torch_utils.hosting.main_module import MainModule
 from torch_utils.hosting.pickling import Message, dump, dump_error, load_there
@@ -41,7 +41,7 @@ def serve(connection: int, lifeline: int, said: int, stderr: int, journal: int) 
         os.set_inheritable(descriptor, False)
     _die_with(lifeline)
     tee = Tee(said, stderr, journal)
-    fast_exit()
+    atexit.register(gc.freeze)  # The end of the process gives back what is garbage by then.
     try:
         with socket.socket(fileno=connection) as own:
             # What the model forks must not keep the connection open when this process has ended.
