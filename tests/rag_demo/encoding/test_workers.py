@@ -60,6 +60,7 @@ def assert_right(model: EmbeddingModel, expected: dict[str, Any], texts: list[st
         assert np.abs(vector - expected[text]).max() < 1e-3, text
 
 
+@pytest.mark.slow
 def test_same_vectors_as_without_workers(
     workers: list[int], model: EmbeddingModel, expected: dict[str, Any]
 ) -> None:

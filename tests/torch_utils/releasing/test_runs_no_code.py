@@ -292,7 +292,9 @@ def test_control_ordinary_questions_are_noticed() -> None:
     assert "__array_finalize__" in ASKED
 
 
-@pytest.mark.parametrize("mode", [TorchFunctionMode, TorchDispatchMode])
+@pytest.mark.parametrize(
+    "mode", [TorchFunctionMode, pytest.param(TorchDispatchMode, marks=pytest.mark.slow)]
+)
 def test_modes_see_nothing(mode: Any) -> None:
     """A mode that watches all of torch is called by neither a release nor its search."""
 
@@ -400,6 +402,7 @@ def test_dictionary_that_locals_returned_stays_as_it_is() -> None:
         assert variables["count"] == count
 
 
+@pytest.mark.slow
 def test_variables_of_traced_functions_are_not_lost() -> None:
     """A debugger that looks at a function, and releases something meanwhile, breaks nothing."""
     answers: list[Any] = []
