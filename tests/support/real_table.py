@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,24 +19,13 @@ from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+from support.other_pythons import other_pythons
+
 ROOT = Path(__file__).resolve().parents[2]
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 RESULT = "clean_exit_programs"
-
-
-def find_python(wanted: str) -> str | None:
-    """Find an interpreter that starts; pyenv has commands also for those that it does not offer."""
-    by_pyenv = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{wanted}.*/bin/python"))
-    for python in (shutil.which(f"python{wanted}"), *map(str, by_pyenv)):
-        if python is None:
-            continue
-        code = "import sys; print(*sys.version_info[:2], sep='.')"
-        said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-        if said.stdout.strip() == wanted:
-            return python
-    return None
 
 
 def requirements() -> list[str]:
@@ -150,7 +138,7 @@ def main(kept: str | None) -> int:
         for name in ("packages", "counts")
     )
     for wanted in chosen:
-        python = sys.executable if wanted == OWN else find_python(wanted)
+        python = sys.executable if wanted == OWN else other_pythons().get(wanted)
         if python is None:
             print(f"there is no Python {wanted}")
             continue

@@ -38,13 +38,13 @@ def tools() -> list[str]:
 
 def make_environment(row: str, folder: Path) -> Path:
     """Make an environment with this checkout in it, unless it is there; return its Python."""
-    from support.real_table import find_python
+    from support.other_pythons import other_pythons
 
     version, asked = ROWS[row]
     uv = [sys.executable, "-m", "uv", "--quiet"]
     made = folder / "bin" / "python"
     if not (folder / "made").exists():
-        python = find_python(version) or version  # uv downloads one that is not there.
+        python = other_pythons().get(version, version)  # uv downloads one that is not there.
         subprocess.run([*uv, "venv", "--clear", "--python", python, folder], check=True)
         install = [*uv, "pip", "install", "--python", made]
         checkout = ["--editable", f"{ROOT}[rag,pdf,model,service]"]
