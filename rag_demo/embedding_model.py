@@ -27,6 +27,7 @@ from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
 from rag_demo.errors import NAME_MODEL, ModelError
 from rag_demo.vectors import Vectors
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
+from torch_utils.resource import closes_on_error
 
 __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
@@ -66,6 +67,7 @@ class EmbeddingModel(Resource):
             embeds in this process.
     """
 
+    @closes_on_error
     def __init__(
         self,
         model_name_or_path: str | Path | None = None,
@@ -171,6 +173,8 @@ class EmbeddingModel(Resource):
 
     def _release(self) -> None:
         # Runs once, while torch is intact: no destructor has to find out what is left of it.
+        if not hasattr(self, "_in_use"):
+            return  # `__init__` has refused its arguments.
         if self._cache is not None:
             self._cache.close()
         self.unload_model()

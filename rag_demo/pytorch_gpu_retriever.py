@@ -7,6 +7,7 @@ from typing import Any, cast
 from rag_demo.retriever import BasicEmbedder, Retriever
 from rag_demo.searching.tensor_vectors import DTYPES, TensorOptions, TensorVectors
 from torch_utils import get_optimal_device, release
+from torch_utils.resource import closes_on_error
 
 __all__ = ["PyTorchGPURetriever"]
 
@@ -34,6 +35,7 @@ class PyTorchGPURetriever(Retriever):
             saved without it.
     """
 
+    @closes_on_error
     def __init__(
         self,
         embedding_model: BasicEmbedder,
@@ -69,6 +71,8 @@ class PyTorchGPURetriever(Retriever):
 
     def _release(self) -> None:
         # Runs once, while torch is intact: at close, when this is garbage, at exit at the latest.
+        if not hasattr(self, "_held"):
+            return  # `__init__` has refused its arguments.
         with self._lock:
             tensors = cast(TensorVectors, self._held.vectors).tensors
             super()._release()

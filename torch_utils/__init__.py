@@ -7,9 +7,6 @@ module when it is first used.
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 from torch_utils import exit as _exit  # noqa: F401  (the exit registration)
 from torch_utils._runtime import is_shutting_down as is_shutting_down
 from torch_utils._version import __version__ as __version__
@@ -36,9 +33,6 @@ if TYPE_CHECKING:
     from torch_utils.hosting.host import HostStatus as HostStatus
     from torch_utils.hosting.host import ModelHost as ModelHost
     from torch_utils.hosting.pool import ModelPool as ModelPool
-    from torch_utils.measure import Measurement as Measurement
-    from torch_utils.measure import measure as measure
-    from torch_utils.measure import measuring as measuring
     from torch_utils.memory import DeviceMemory as DeviceMemory
     from torch_utils.memory import HostMemory as HostMemory
     from torch_utils.memory import MemorySnapshot as MemorySnapshot
@@ -46,67 +40,37 @@ if TYPE_CHECKING:
     from torch_utils.memory import safe_cuda_empty_cache as safe_cuda_empty_cache
     from torch_utils.oom import clear_exception_frames as clear_exception_frames
     from torch_utils.oom import is_out_of_memory as is_out_of_memory
-    from torch_utils.release import release as release
-    from torch_utils.release import safe_tensor_cleanup as safe_tensor_cleanup
+    from torch_utils.releasing.run import release as release
+    from torch_utils.releasing.tensors import safe_tensor_cleanup as safe_tensor_cleanup
     from torch_utils.report import CleanupReport as CleanupReport
     from torch_utils.report import StillHeld as StillHeld
     from torch_utils.resource import Resource as Resource
     from torch_utils.signals import SignalExit as SignalExit
     from torch_utils.signals import exit_on_signals as exit_on_signals
+    from torch_utils.timing import Measurement as Measurement
+    from torch_utils.timing import measure as measure
+    from torch_utils.timing import measuring as measuring
 
-_MODULE_OF = {
-    "CleanupError": "errors",
-    "CleanupReport": "report",
-    "DeviceInfo": "devices",
-    "DeviceMemory": "memory",
-    "HostMemory": "memory",
-    "HostStatus": "hosting.host",
-    "Measurement": "measure",
-    "MemorySnapshot": "memory",
-    "ModelHost": "hosting.host",
-    "ModelInUseError": "errors",
-    "ModelPool": "hosting.pool",
-    "ModelProcessError": "errors",
-    "NoRoomError": "errors",
-    "ReleasedError": "errors",
-    "Resource": "resource",
-    "ResourceClosedError": "errors",
-    "SafePyTorchCleanup": "cleanup",
-    "SignalError": "errors",
-    "SignalExit": "signals",
-    "StillHeld": "report",
-    "TorchUtilsError": "errors",
-    "clear_exception_frames": "oom",
-    "exit_on_signals": "signals",
-    "find_batch_size": "batch_size",
-    "get_device_info": "devices",
-    "get_optimal_device": "devices",
-    "is_cuda_available": "devices",
-    "is_out_of_memory": "oom",
-    "measure": "measure",
-    "measuring": "measure",
-    "memory_snapshot": "memory",
-    "release": "release",
-    "safe_cuda_empty_cache": "memory",
-    "safe_tensor_cleanup": "release",
+_NAMES_IN = {
+    "batch_size": "find_batch_size",
+    "cleanup": "SafePyTorchCleanup",
+    "devices": "DeviceInfo get_device_info get_optimal_device is_cuda_available",
+    "errors": "CleanupError ModelInUseError ModelProcessError NoRoomError ReleasedError "
+    "ResourceClosedError SignalError TorchUtilsError",
+    "hosting.host": "HostStatus ModelHost",
+    "hosting.pool": "ModelPool",
+    "memory": "DeviceMemory HostMemory MemorySnapshot memory_snapshot safe_cuda_empty_cache",
+    "oom": "clear_exception_frames is_out_of_memory",
+    "releasing.run": "release",
+    "releasing.tensors": "safe_tensor_cleanup",
+    "report": "CleanupReport StillHeld",
+    "resource": "Resource",
+    "signals": "SignalExit exit_on_signals",
+    "timing": "Measurement measure measuring",
 }
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
 __all__ = sorted([*_MODULE_OF, "is_shutting_down"])
-
-
-class _Package(ModuleType):
-    """Keeps a function's name when the module of the same name (``release``) is imported.
-
-    The import system sets each submodule as an attribute of its package, which would hide the
-    function behind the module.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 if not TYPE_CHECKING:  # To a type checker it would make every misspelt name an `Any`.

@@ -17,14 +17,22 @@ UNAWAITED = frozenset((CoroutineType, AsyncGeneratorType))
 
 @early_bound
 def never_ran(made: Any) -> TypeError:
-    """Make the error for a cleanup that has returned one of `UNAWAITED`, and close that.
-
-    Only called where it has: an interrupt of a function in Python that every cleanup's caller
-    called would look like one of the cleanup (see `_interrupts`), which must run once.
-    """
+    """Make the error for a cleanup that has returned one of `UNAWAITED`, and close that."""
     if type(made) is CoroutineType:
         made.close()  # Or it would warn that it was never awaited.
     return TypeError(
-        f"{made.__qualname__}() has to be awaited, so nothing of it has run: hand it to "
-        "callback() of an `async with` scope, or name it aclose(), which is left to you"
+        f"{made.__qualname__}() has to be awaited, so nothing of it has run; what must be awaited "
+        "goes to callback() of a scope: use `async with`, in a coroutine that is not being closed"
     )
+
+
+def called_function(function: Any) -> Any:
+    """Return the function that runs when something is called: for an instance, a method's."""
+    from functools import partial
+    from inspect import isroutine
+
+    if isinstance(function, (staticmethod, classmethod)):
+        return function.__func__
+    if isroutine(function) or isinstance(function, (type, partial)):
+        return function
+    return type(function).__call__

@@ -1,4 +1,4 @@
-"""What happens to models and memory, for whoever counts it. Costs nothing while nobody does."""
+"""Events about models and memory, for metrics. Costs nothing without listeners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LISTENERS: list[Callable[[str, dict[str, Any]], object]] = []
 
 @early_bound
 def tell(event: str, **values: Any) -> None:
-    """Tell all listeners. Never raises: who counts cannot break what is counted."""
+    """Call all listeners. Never raises: a failing listener must not break a release."""
     for listener in LISTENERS:
         try:
             listener(event, values)

@@ -27,7 +27,7 @@ MODULES = sys.modules
 """The very dictionary: ``sys.modules`` itself may be gone."""
 
 _BUILTINS = dict(vars(builtins))
-_is_finalizing = sys.is_finalizing
+is_finalizing = sys.is_finalizing
 
 
 def early_bound(function: F) -> F:
@@ -90,7 +90,7 @@ def is_shutting_down() -> bool:
     Returns:
         True while the interpreter closes what is open and from then on.
     """
-    return PHASE.exiting or _is_finalizing()
+    return PHASE.exiting or is_finalizing()
 
 
 _INTERPRETER_FREEZES = 1000  # Python 3.12 starts with some 400; a program's heap has thousands.
@@ -129,8 +129,8 @@ def loaded_torch() -> Any | None:
 def log(level: int, message: str, *args: object, exc_info: BaseException | None = None) -> None:
     """Log under ``torch_utils``; never raises, and at shutdown never imports.
 
-    The logger has a NullHandler, so a program that has not configured logging sees nothing:
-    a cleanup must not be what makes its stderr dirty.
+    The logger has no handler of its own: a program that has not configured logging sees errors on
+    stderr, as Python does it.
     """
     try:
         if "logging" not in MODULES:
@@ -139,10 +139,8 @@ def log(level: int, message: str, *args: object, exc_info: BaseException | None 
             import logging  # noqa: F401  (loaded for the lines below)
         logging_module: Any = MODULES["logging"]
         logger = logging_module.getLogger("torch_utils")
-        if not logger.handlers:
-            logger.addHandler(logging_module.NullHandler())
         # An error of a cleanup has to be told somewhere.
-        logger.log(level, message, *args, exc_info=exc_info)  # clean-exit-lint: ignore[log]
+        logger.log(level, message, *args, exc_info=exc_info)
     except Exception:  # noqa: S110
         # Reached from destructors while modules are being taken apart: the logging module may
         # be half gone, and there is no better place left to say so.

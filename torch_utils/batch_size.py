@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable
-from types import CoroutineType
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
+from torch_utils._coroutines import called_function
 from torch_utils._events import tell
 from torch_utils._runtime import DEBUG, log
 from torch_utils.memory import empty_caches, trim_host
@@ -79,25 +80,17 @@ def find_batch_size(
     Raises:
         RuntimeError: "No executable batch size found": not even 1 fits. Its cause is the error
             of the last try.
-        TypeError: A caller passed the batch size, or the function does not take one. Or, when
-            decorating: what should be a function is none, or is a generator function, whose
-            tries cannot be repeated once it has yielded. Or ``reduce_batch_size_fn`` returned None.
-        ValueError: ``factor`` is not between 0 and 1, or ``starting_batch_size`` or
-            ``restore_after`` no whole number.
+        TypeError: A caller passed the batch size, or what is decorated is not a function, or is a
+            generator function, whose tries cannot be repeated once it has yielded.
+        ValueError: ``factor`` is not between 0 and 1, or ``starting_batch_size`` is
+            not a whole number of at least 0.
     """
-    if function is not None and not callable(function):
-        raise TypeError(
-            f"find_batch_size decorates a function, not {function!r}; the size to begin with is "
-            "starting_batch_size="
-        )
     if type(starting_batch_size) is not int or starting_batch_size < 0:
-        raise ValueError(f"starting_batch_size must be a whole number, not {starting_batch_size!r}")
-    if type(factor) not in (int, float) or not 0 < factor < 1:
+        raise ValueError(
+            f"starting_batch_size must be an int of 0 or more, not {starting_batch_size!r}"
+        )
+    if not 0 < factor < 1:
         raise ValueError(f"factor must be between 0 and 1, not {factor}")
-    if reduce_batch_size_fn is not None and not callable(reduce_batch_size_fn):
-        raise TypeError(f"reduce_batch_size_fn must be a function, not {reduce_batch_size_fn!r}")
-    if restore_after is not None and (type(restore_after) is not int or restore_after < 1):
-        raise ValueError(f"restore_after must be a whole number of calls, not {restore_after!r}")
     if function is None:
         return functools.partial(
             find_batch_size,
@@ -106,68 +99,55 @@ def find_batch_size(
             restore_after=restore_after,
             factor=factor,
         )
+    if not callable(function):
+        raise TypeError(
+            f"find_batch_size decorates a function, not {function!r}; the size to begin with is "
+            "starting_batch_size="
+        )
     size = _Size(starting_batch_size, reduce_batch_size_fn, restore_after, factor)
-    # An instance is called by its class's method: that one is the coroutine function, if any.
-    called = function if inspect.isroutine(function) else _called(function)
+    called = called_function(function)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(
             f"find_batch_size cannot repeat {_name(function)}, a generator function: what it has "
             "yielded cannot be taken back; decorate a function that works on one whole input"
         )
-    return (
-        _awaiting(function, size)
-        if inspect.iscoroutinefunction(called)
-        else _calling(function, size)
-    )
+    wrapper: Callable[..., Any]
+    if inspect.iscoroutinefunction(called):
 
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            tries = _Tries(size, function, args, kwargs)
+            while True:
+                batch_size = tries.next_size()
+                try:
+                    result = await function(batch_size, *args, **kwargs)
+                except Exception as failure:  # As below; a cancellation is not an Exception.
+                    if not tries.failed(failure):
+                        raise
+                else:
+                    size.succeeded(batch_size)
+                    return result
+                tries.clean_up()
 
-def _called(function: Callable[..., Any]) -> Callable[..., Any]:
-    if isinstance(function, (type, functools.partial)):
-        return function
-    method: Callable[..., Any] = type(function).__call__
-    return method
+    else:
 
-
-def _calling(function: Callable[..., Any], size: _Size) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        _refuse_batch_size(function, args, kwargs)
-        tries = _Tries(size)
-        while True:
-            batch_size = tries.next_size()
-            try:
-                result = function(batch_size, *args, **kwargs)
-            except Exception as failure:
-                # Of any kind: which of them mean a lack of memory is for the tries to say.
-                if not tries.failed(failure):
-                    raise
-            else:
-                _refuse_coroutine(function, result)
-                size.succeeded(batch_size)
-                return result
-            # Here, and not above: within the handler the interpreter itself keeps the failed
-            # try's frames, and the tensors in them, alive.
-            tries.clean_up()
-
-    return wrapper
-
-
-def _awaiting(function: Callable[..., Any], size: _Size) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        _refuse_batch_size(function, args, kwargs)
-        tries = _Tries(size)
-        while True:
-            batch_size = tries.next_size()
-            try:
-                result = await function(batch_size, *args, **kwargs)
-            except Exception as failure:  # As above; a cancellation is no Exception.
-                if not tries.failed(failure):
-                    raise
-            else:
-                size.succeeded(batch_size)
-                return result
-            tries.clean_up()
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            tries = _Tries(size, function, args, kwargs)
+            while True:
+                batch_size = tries.next_size()
+                try:
+                    result = function(batch_size, *args, **kwargs)
+                except Exception as failure:
+                    # Of any kind: which of them mean a lack of memory is for the tries to say.
+                    if not tries.failed(failure):
+                        raise
+                else:
+                    size.succeeded(batch_size)
+                    return result
+                # Here, and not above: within the handler the interpreter itself keeps the failed
+                # try's frames, and the tensors in them, alive.
+                tries.clean_up()
 
     return wrapper
 
@@ -175,11 +155,18 @@ def _awaiting(function: Callable[..., Any], size: _Size) -> Callable[..., Any]:
 class _Tries:
     """The tries of one call."""
 
-    def __init__(self, size: _Size) -> None:
+    def __init__(
+        self,
+        size: _Size,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        _refuse_batch_size(function, args, kwargs)
         self._size = size
         self._next = size.current
         self._error: Exception | None = None
-        self._handled = Handled()
+        self._handled = Handled(sys.exc_info()[1])
 
     def next_size(self) -> int:
         """Return the size to try next."""
@@ -228,13 +215,9 @@ class _Size:
     def reduce(self, failed: int) -> int:
         with self._lock:
             self._successes = 0
-            smaller = (
-                self._reduce_fn() if self._reduce_fn is not None else int(failed * self._factor)
-            )
-            if smaller is None:
-                raise TypeError("reduce_batch_size_fn returned None; it has to return the size")
+            smaller = int(failed * self._factor) if self._reduce_fn is None else self._reduce_fn()
             # When not even 1 fits, the next call begins with 1 again: memory may be free then.
-            self.current = max(smaller, min(1, self._start))
+            self.current = min(self.current, max(smaller, min(1, self._start)))
             return smaller
 
     def succeeded(self, size: int) -> None:
@@ -242,21 +225,11 @@ class _Size:
             self._successes += 1
             if self._restore_after is not None and self._successes >= self._restore_after:
                 self._successes = 0
-                greater = max(size + 1, int(size / self._factor))
-                self.current = min(greater, self._start)
+                self.current = min(max(size + 1, int(size / self._factor)), self._start)
 
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", None) or repr(function)
-
-
-def _refuse_coroutine(function: Callable[..., Any], result: Any) -> None:
-    if isinstance(result, CoroutineType):
-        result.close()  # Or it would warn that it was never awaited.
-        raise TypeError(
-            f"{_name(function)} returned a coroutine, which runs only when nobody can try again; "
-            "decorate the `async def` function itself with find_batch_size"
-        )
 
 
 def _refuse_batch_size(
@@ -268,17 +241,13 @@ def _refuse_batch_size(
         return
     if not parameters:
         raise TypeError(f"`{_name(function)}` must take the batch size as its first argument")
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return
-    first = parameters[0]
-    is_named = first.kind is first.POSITIONAL_OR_KEYWORD and first.name in kwargs
-    if len(parameters) > len(args) and not is_named:
-        return
-    others = {p.name: value for p, value in zip(parameters[1:], args[1:], strict=False)}
-    if is_named:
-        others = {name: value for name, value in kwargs.items() if name != first.name}
-    shown = ", ".join(f"{name}={value}" for name, value in others.items())
-    raise TypeError(
-        f"Batch size was passed into `{_name(function)}` as the first argument when called. "
-        f"Remove this as the decorator already does so: `{_name(function)}({shown})`"
-    )
+    names = [parameter.name for parameter in parameters]
+    is_variadic = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    if names[0] in kwargs or (len(names) <= len(args) and not is_variadic):
+        others = {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
+        others.pop(names[0], None)
+        shown = ", ".join(f"{name}={value}" for name, value in others.items())
+        raise TypeError(
+            f"Batch size was passed into `{_name(function)}` as the first argument when called. "
+            f"Remove this as the decorator already does so: `{_name(function)}({shown})`"
+        )

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import os
-import sys
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from types import FrameType
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, TypeVar
 
-from torch_utils._openings import find_current
-from torch_utils._releasing.classes import name_of
-from torch_utils._releasing.plan import check_kinds
-from torch_utils._releasing.work import Collect, check_collect
-from torch_utils._scope import (
-    FetchedExit,
-    Item,
-    OpenScope,
-    last_fetched,
-)
-from torch_utils.errors import TorchUtilsError
+from torch_utils._coroutines import UNAWAITED, called_function, never_ran
+from torch_utils._deferral import DeferredSignals
+from torch_utils._registry import REGISTRY
+from torch_utils._runtime import is_shutting_down
+from torch_utils.errors import CleanupError, TorchUtilsError, shown
+from torch_utils.flags import read_flags, restore_flags
+from torch_utils.releasing.objects import name_of
+from torch_utils.releasing.plan import check_kinds
+from torch_utils.releasing.run import Collect, Release, check_collect
 from torch_utils.report import CleanupReport
+from torch_utils.resource import Resource, add_note
 
 __all__ = ["CleanupReport", "SafePyTorchCleanup"]
 
@@ -31,37 +31,111 @@ F = TypeVar("F", bound=Callable[..., Any])
 Self = TypeVar("Self", bound="SafePyTorchCleanup")
 
 
-def _leave(
-    opened: OpenScope,
-    scope: SafePyTorchCleanup,
-    exc_type: type[BaseException] | None,
-    exc: BaseException | None,
-    traceback: object,
-) -> None:
-    """What a scope's ``__exit__`` does."""
-    ending = scope._to_end(opened, sys._getframe(1))
-    if ending is not None:  # None where exit has ended it already.
-        ending.end(exc)
+@dataclass(frozen=True)
+class _Options:
+    """What `SafePyTorchCleanup` was called with, but for the resources."""
+
+    collect: Collect
+    trim_host: bool
+    thorough: bool
+    restore_flags: bool
+    strict: bool
 
 
-def _leave_async(
-    opened: OpenScope,
-    scope: SafePyTorchCleanup,
-    exc_type: type[BaseException] | None,
-    exc: BaseException | None,
-    traceback: object,
-) -> Coroutine[Any, Any, None]:
-    """What a scope's ``__aexit__`` does."""
-    ending = scope._to_end(opened, sys._getframe(1))
-    leave = None if ending is None or ending.leave is None else ending.leave()
-    return _nothing() if ending is None else ending.end_async(exc, leave)
+@dataclass(frozen=True, eq=False)
+class _Item:
+    """An object to release, or a function to call, at the end of the block."""
+
+    name: str
+    thing: Any = None
+    function: functools.partial[Any] | None = None
 
 
-async def _nothing() -> None: ...
+class _Block(Resource):
+    """What one ``with`` block manages. Closing it releases the items, the newest first."""
 
+    def __init__(self, name: str, options: _Options) -> None:
+        self.items: list[_Item] = []
+        self.running: _Item | None = None
+        self.exception: BaseException | None = None  # the block's
+        self.interrupt: BaseException | None = None  # of an await: a cancellation, a Ctrl-C
+        self.report: CleanupReport | None = None
+        self.pid = os.getpid()
+        self._options = options
+        self._work = Release(
+            collect=options.collect, trim_host=options.trim_host, thorough=options.thorough
+        )
+        self._flags = read_flags() if options.restore_flags else {}
+        if (entry := REGISTRY.get(id(self))) is not None:
+            entry.name = name
 
-async def _value(value: T) -> T:
-    return value
+    @property
+    def errors(self) -> list[BaseException]:
+        """What the items have raised so far."""
+        return self._work.errors
+
+    def _release(self) -> None:
+        if not hasattr(self, "_flags"):
+            return  # `__init__` has failed, near the recursion limit: nothing was managed.
+        work = self._work
+        with work.under_way():
+            while self.items:
+                result = self._run_newest()
+                if type(result) in UNAWAITED:
+                    work.failed("a callback", never_ran(result))
+        exc = None if is_shutting_down() else self.exception
+        if exc is not None and work.is_out_of_memory(exc):
+            work.clear_frames(exc)
+        if self._flags:
+            restore_flags(self._flags)
+        self.running = None
+        self.report = work.finish()
+
+    async def run_all(self) -> None:
+        """Release the items in an event loop, and await what they return."""
+        while self.items:
+            result = None
+            try:
+                try:
+                    with DeferredSignals(), self._work.under_way():
+                        result = self._run_newest()
+                finally:  # A signal may be delivered before it is awaited.
+                    if inspect.isawaitable(result):
+                        await result
+            except GeneratorExit:
+                raise  # The coroutine is being closed: it can await nothing any more.
+            except BaseException as error:
+                # Failed or cancelled: the other items are released all the same.
+                self._work.failed("a callback", error)
+                if not isinstance(error, Exception):
+                    self.interrupt = error
+
+    def _run_newest(self) -> Any:
+        item = self.running = self.items.pop()
+        try:
+            if item.function is not None:
+                return item.function()
+            self._work.run([item.thing], is_again=True)
+        except BaseException as error:
+            # The boundary between one item and the next: each is run, whatever the others raise.
+            self._work.failed(item.name, error)
+        return None
+
+    def raise_errors(self) -> None:
+        """Note the errors on the block's exception; without one, raise what must be raised."""
+        exc, self.exception = self.exception, None
+        for error in self.errors:
+            if exc is not None:
+                add_note(exc, f"the cleanup after this also failed: {shown(error)}")
+        if self.interrupt is not None and isinstance(exc, Exception):
+            raise self.interrupt
+        for error in self.errors:
+            if exc is None and not isinstance(error, Exception):
+                raise error
+        failures = [error for error in self.errors if isinstance(error, Exception)]
+        if failures and self._options.strict and exc is None:
+            steps = "a step" if len(failures) == 1 else f"{len(failures)} steps"
+            raise CleanupError(f"{steps} of the cleanup failed", failures)
 
 
 class SafePyTorchCleanup:
@@ -75,10 +149,9 @@ class SafePyTorchCleanup:
         print(scope.report)
 
     Also as ``async with``, and as a decorator of functions, coroutine functions, generators
-    and asynchronous generators. One scope may be opened many times, nested in itself, and by
-    several threads or tasks at once: each opening has its own resources. `manage` and
-    `callback` add to the opening whose block the call is in. Where several are open and the call
-    is in none of them, that is an error: a scope of its own for each is always clear.
+    and asynchronous generators. A scope has one block at a time; it may be used again after that.
+    As a decorator, each call gets a scope of its own with the same options; what the function
+    creates is managed in a ``with`` block inside it.
 
     What is managed is released last-in first-out, each step on its own. An exception in the
     block always wins; what fails in the cleanup is noted on it, logged, and listed in the
@@ -98,8 +171,10 @@ class SafePyTorchCleanup:
 
     Raises:
         TypeError: A resource is of a kind that `release` does not know.
-        ValueError: ``collect`` is none of its values.
+        ValueError: ``collect`` is not one of its values.
     """
+
+    _decorator: SafePyTorchCleanup | None = None  # whose call this is for
 
     def __init__(
         self,
@@ -118,18 +193,14 @@ class SafePyTorchCleanup:
             )
         check_kinds(resources, f"{type(self).__name__}()")
         self._resources = resources
-        self._release_options = {"collect": collect, "trim_host": trim_host, "thorough": thorough}
-        self._restore_flags = restore_flags
-        self._strict = strict
-        self._open: list[OpenScope] = []
-        self._in_this_thread = threading.local()
-        self._last_report: CleanupReport | None = None
+        self._options = _Options(collect, trim_host, thorough, restore_flags, strict)
+        self._block: _Block | None = None
+        self._report: CleanupReport | None = None
 
     @property
     def report(self) -> CleanupReport | None:
-        """What the last cleanup did: this thread's last, if it has had one. None before."""
-        mine: CleanupReport | None = getattr(self._in_this_thread, "report", None)
-        return mine or self._last_report
+        """What the last cleanup did. None before."""
+        return self._report
 
     def manage(self, obj: T, close: Callable[..., Any] | None = None) -> T:
         """Have an object released at the end of the block; returns the object.
@@ -139,17 +210,18 @@ class SafePyTorchCleanup:
             close: How to release it instead, called with the object if it needs an argument.
 
         Raises:
-            TypeError: `release` would not know how, and there is no ``close``; or that is no
-                function.
-            TorchUtilsError: The scope is not open, or was opened by the parent process, or is
-                open several times and the call is in none of its blocks. Nothing was done.
+            TypeError: `release` would not know how, and there is no ``close``; or ``close`` is
+                not callable.
+            TorchUtilsError: The scope is not open, or was opened by the parent process.
         """
-        opened = self._current(sys._getframe(1))
         if close is None:
+            block = self._open_block()
             check_kinds([obj], "manage()")
-            opened.items.append(Item(name_of(type(obj)), obj))
+            self._add(block, _Item(name_of(type(obj)), obj))
+        elif _needs_argument(close):
+            self._add_call(close, obj)
         else:
-            opened.items.append(_call(close, *((obj,) if _needs_argument(close) else ())))
+            self._add_call(close)
         return obj
 
     def callback(self, fn: F, *args: Any, **kwargs: Any) -> F:
@@ -158,46 +230,106 @@ class SafePyTorchCleanup:
         A coroutine function is awaited, in an ``async with`` block.
 
         Raises:
-            TypeError: It is no function.
+            TypeError: It is not callable.
             TorchUtilsError: As in `manage`.
         """
-        self._current(sys._getframe(1)).items.append(_call(fn, *args, **kwargs))
+        self._add_call(fn, *args, **kwargs)
         return fn
 
     def __enter__(self: Self) -> Self:
-        self._begin(sys._getframe(1))
+        name = type(self).__name__
+        if self._block is not None and not self._block.closed:
+            raise TorchUtilsError(
+                f"this {name} is open already, and has one block at a time; create a {name} for "
+                "each block"
+            )
+        with DeferredSignals():
+            self._block = block = _Block(name, self._options)
+            block.items += [_Item(name_of(type(thing)), thing) for thing in self._resources]
         return self
 
-    def __aenter__(self: Self) -> Coroutine[Any, Any, Self]:
-        self._begin(sys._getframe(1))
-        return _value(self)
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        block = self._block
+        if block is not None:
+            block.exception = exc
+            self._close(block)
 
-    __exit__ = FetchedExit(_leave)
-    __aexit__ = FetchedExit(_leave_async)
+    async def __aenter__(self: Self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        block = self._block
+        if block is not None:
+            block.exception = exc
+            try:
+                if not _is_being_closed(exc):
+                    await block.run_all()
+            finally:
+                self._close(block)
+
+    def _close(self, block: _Block) -> None:
+        try:
+            block.close()
+        except BaseException as interrupt:  # A signal was delivered at the end of it.
+            block.exception = interrupt
+            raise
+        finally:
+            self._report = block.report or self._report
+            if self._decorator is not None:
+                self._decorator._report = self._report
+            if block.closed:  # Or it was too near the recursion limit, and is closed later.
+                self._block = None
+                block.raise_errors()
+
+    def _remaining(self) -> Sequence[_Item]:
+        """Return what the open block is releasing, and what it has not released yet, in order."""
+        block = self._block
+        if block is None:
+            return ()
+        return (*((block.running,) if block.running else ()), *reversed(block.items))
+
+    def _errors(self) -> Sequence[BaseException]:
+        """Return what the cleanup of the open block has raised so far, or that of the last one."""
+        if self._block is not None:
+            return tuple(self._block.errors)
+        return () if self._report is None else self._report.errors
 
     def __call__(self, function: F) -> F:
-        """Decorate a function of any kind: each call opens the scope anew.
+        """Decorate a function of any kind: each call has a scope of its own.
 
         Raises:
-            TypeError: It is a class, which would be one no more, or no function at all.
+            TypeError: It is a class, or not callable.
         """
         if isinstance(function, type) or not callable(function):
             raise TypeError(
                 f"{type(self).__name__}() decorates functions and methods, not {function!r}"
             )
+        called = called_function(function)
         wrapper: Any
-        if inspect.isasyncgenfunction(function):
+        if inspect.isasyncgenfunction(called):
 
             @functools.wraps(function)
             async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-                async with self:
+                async with self._scope_of_call():
                     generator = function(*args, **kwargs)
                     try:
                         value = await anext(generator)
                         while True:
                             try:
                                 sent = yield value
-                            except Exception as error:  # thrown in by whoever iterates
+                            except GeneratorExit:
+                                raise
+                            except BaseException as error:  # thrown in by the caller
                                 value = await generator.athrow(error)
                             else:
                                 value = await generator.asend(sent)
@@ -206,96 +338,71 @@ class SafePyTorchCleanup:
                     finally:
                         await generator.aclose()
 
-        elif inspect.iscoroutinefunction(function):
+        elif inspect.iscoroutinefunction(called):
 
             @functools.wraps(function)
             async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                async with self:
+                async with self._scope_of_call():
                     return await function(*args, **kwargs)
 
-        elif inspect.isgeneratorfunction(function):
+        elif inspect.isgeneratorfunction(called):
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-                with self:
+                with self._scope_of_call():
                     return (yield from function(*args, **kwargs))
 
         else:
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with self:
+                with self._scope_of_call():
                     return function(*args, **kwargs)
 
         return wrapper  # type: ignore[no-any-return]
 
-    def _begin(self, frame: FrameType) -> None:
-        opened = last_fetched(self)
-        try:
-            opened.begin(self, self._resources, _user_frame(frame))
-            self._open.append(opened)
-        except BaseException:  # An interrupt: the block will not be entered.
-            opened.forget()
-            raise
+    def _scope_of_call(self: Self) -> Self:
+        scope = copy.copy(self)
+        scope._block, scope._report, scope._decorator = None, None, self
+        return scope
 
-    def opened(self) -> list[OpenScope]:
-        """Return what is open of it now, for who has to say what it waits for."""
-        return list(self._open)
-
-    def _ended(self, opened: OpenScope) -> None:
-        self._last_report = self._in_this_thread.report = opened.report
-        if opened in self._open:
-            self._open.remove(opened)
-
-    def _current(self, frame: FrameType) -> OpenScope:
-        """Return the opening that the call is in."""
-        name = type(self).__name__
-        everyones = [opened for opened in list(self._open) if not opened.has_ended]
-        if not everyones:
+    def _open_block(self) -> _Block:
+        block, name = self._block, type(self).__name__
+        if block is None or block.closed:
             raise TorchUtilsError(f"this {name} is not open; use it inside its with block")
-        candidates = [opened for opened in everyones if opened.pid == os.getpid()]
-        if not candidates:
+        if block.pid != os.getpid():
             raise TorchUtilsError(
                 f"this {name} was opened by the parent process, which will release its own and "
                 "nothing of this process; open a scope here"
             )
-        found = find_current(candidates, frame)
-        if found is None:
-            raise TorchUtilsError(
-                f"this {name} is open {len(candidates)} times, and this call is in none of their "
-                "blocks, so that it cannot be told which is meant; make a scope for each"
+        return block
+
+    def _add_call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        block = self._open_block()
+        if not callable(function):
+            raise TypeError(
+                f"what is called at the end must be callable, not {type(function).__name__}: "
+                "pass it without calling it, and its arguments after it"
             )
-        return found
+        name = getattr(function, "__qualname__", repr(function))
+        self._add(block, _Item(name, function=functools.partial(function, *args, **kwargs)))
 
-    def _to_end(self, fetched: OpenScope, frame: FrameType) -> OpenScope | None:
-        """Return what a call of ``__exit__`` ends: what it was fetched for, if it was for one.
-
-        Otherwise it is called by hand, and so was ``__enter__``.
-        """
-        if fetched.scope is not None:
-            return fetched
-        candidates = [opened for opened in list(self._open) if opened.is_open]
-        by_hand = [o for o in candidates if o.leave is None or o.leave() is None]
-        if not candidates:
-            return None
-        found = find_current(by_hand or candidates, _user_frame(frame))
-        if found is None:
-            raise TorchUtilsError(
-                f"this {type(self).__name__} is open {len(candidates)} times, and a call of "
-                "__exit__ by hand does not say which of them ends; use with statements or exit "
-                "stacks, or make a scope for each. All are closed at the end of the program"
-            )
-        return found
+    def _add(self, block: _Block, item: _Item) -> None:
+        block.items.append(item)
+        if block.closed and item in block.items:  # Another thread has ended it meanwhile.
+            with suppress(ValueError):  # It is being released after all.
+                block.items.remove(item)
+                self._open_block()
 
 
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Item:
-    if not callable(function):
-        raise TypeError(
-            f"what is called at the end must be a function, not {type(function).__name__}: pass it "
-            "without calling it, and its arguments after it"
-        )
-    name = getattr(function, "__qualname__", repr(function))
-    return Item(name, function=functools.partial(function, *args, **kwargs))
+def _is_being_closed(exc: BaseException | None) -> bool:
+    """Say whether a block ends because its coroutine is closed, which can then await nothing."""
+    traceback = exc.__traceback__ if isinstance(exc, GeneratorExit) else None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_flags & inspect.CO_COROUTINE:
+            return True
+        traceback = traceback.tb_next
+    return False
 
 
 def _needs_argument(function: Callable[..., Any]) -> bool:
@@ -307,10 +414,3 @@ def _needs_argument(function: Callable[..., Any]) -> bool:
     except ValueError:  # A builtin that does not tell.
         return False
     return False
-
-
-def _user_frame(frame: FrameType) -> FrameType:
-    """Return the frame that uses an exit stack, where that is what calls."""
-    while frame.f_back is not None and frame.f_globals.get("__name__") == "contextlib":
-        frame = frame.f_back
-    return frame

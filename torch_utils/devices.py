@@ -77,7 +77,11 @@ def _cuda_is_available(torch: Any) -> bool:
     `torch.cuda.device_count` asks NVML, and the driver only where there is no NVML. It is what
     `torch.cuda.is_available` does with PYTORCH_NVML_BASED_CUDA_CHECK=1, without a change to the
     environment that other threads would see. A program that has set the variable has decided.
+    A forked child of a process that used CUDA cannot use it.
     """
+    is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", None)
+    if is_in_bad_fork is not None and is_in_bad_fork():
+        return False
     if _NVML_CHECK in os.environ:
         return bool(torch.cuda.is_available())
     return int(torch.cuda.device_count()) > 0
@@ -141,7 +145,8 @@ def is_cuda_available() -> bool:
     fork afterwards. Never raises.
 
     Returns:
-        False also when torch is missing, half-imported or broken, and while the program ends.
+        False also when torch is missing, half-imported or broken, in a forked child of a process
+        that used CUDA, and while the program ends.
     """
     torch = None if is_shutting_down() else import_torch()
     if torch is None:

@@ -9,6 +9,7 @@ __all__ = [
     "CleanupError",
     "ModelInUseError",
     "ModelProcessError",
+    "NoRoomError",
     "ReleasedError",
     "ResourceClosedError",
     "SignalError",
@@ -34,8 +35,6 @@ class ReleasedAttributeError(ReleasedError, AttributeError):
 
 class ModelInUseError(TorchUtilsError, RuntimeError):
     """A hosted model is lent, and somebody wants it unloaded; says where it was lent."""
-
-    _is_logged = False
 
 
 class ModelProcessError(TorchUtilsError, RuntimeError):

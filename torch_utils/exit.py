@@ -11,13 +11,11 @@ import gc
 import sys
 
 from torch_utils._registry import REGISTRY
-from torch_utils._runtime import PHASE, early_bound
+from torch_utils._runtime import PHASE, early_bound, is_finalizing
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_is_finalizing = sys.is_finalizing
 
 
 @early_bound
@@ -41,7 +39,7 @@ class _AtTeardown:
 
     @early_bound
     def __del__(self) -> None:
-        if _is_finalizing():
+        if is_finalizing():
             self._action()
         else:  # An ordinary collection came first: the program is still in its callbacks.
             type(self)(self._action)
@@ -77,7 +75,7 @@ def _close_at_end_of_worker() -> None:
 
 
 atexit.register(_close_everything)
-REGISTRY.on_new_process.append(_close_at_end_of_worker)
+REGISTRY.on_new_process = _close_at_end_of_worker
 REGISTRY.on_late_entry = _arm_last_chance
 if not _is_called_by_the_program():
     # Imported for the first time by an atexit callback, perhaps: what is registered now would

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import logging
 import math
 import sys
 import threading
@@ -41,7 +40,6 @@ from typing import Any, TypeVar, overload
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import ERROR, log
 from torch_utils.cleanup import SafePyTorchCleanup
-from torch_utils.errors import ModelInUseError, shown
 from torch_utils.hosting.closing import Lender
 
 __all__ = ["lifespan"]
@@ -82,10 +80,9 @@ def lifespan(
     ended when the deadline is over is named in the log, with the line that it is at, and left
     behind with all that was to come after it: the server stops all the same. Hosts and pools that
     the scope manages wait for leases for four fifths of that time; one that is lent even then is
-    named with where it was lent, and the others are closed. Errors out of
-    closing are logged, all of them to stderr where nothing configures logging, and never replace
-    one of the application. If starting fails, what was managed by then is closed. One that is
-    cancelled closes first, and passes that on.
+    named with where it was lent, and the others are closed. Errors out of closing are logged, and
+    never replace one of the application. If starting fails, what was managed by then is closed.
+    One that is cancelled closes first, and passes that on.
 
     Args:
         function: ``async def lifespan(app, scope)``, which yields once, or a function that
@@ -238,7 +235,6 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             thread.start()
         except RuntimeError:  # No thread can be started: out of them, or the program is ending.
             close()
-            self._tell_failures()
             return
         cancelled = None
         if isinstance(exc, GeneratorExit):  # Nothing can be awaited in what is being closed.
@@ -247,7 +243,6 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             cancelled = await self._wait(closed)
         if not ended.is_set():
             self._leave_behind(thread)
-        self._tell_failures()
         if cancelled is not None:
             raise cancelled
 
@@ -262,29 +257,19 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
                 cancelled = error
         return cancelled
 
-    def _tell_failures(self) -> None:
-        """Print what the cleanup has logged, for who has not configured logging."""
-        for error in self._failures():
-            if isinstance(error, ModelInUseError):
-                _say("closing the application's resources: %s", error, logged=True)
-            else:
-                what = "closing the application's resources: %s"
-                _say(what, shown(error), trace_of=error, logged=True)
-
     def _failures(self) -> Sequence[BaseException]:
         """Return what was raised so far."""
-        if self._scope.report is not None:
-            return self._scope.report.errors
-        return [error for opened in self._scope.opened() for error in opened.failures]
+        return self._scope._errors()
 
     def _leave_behind(self, thread: threading.Thread) -> None:
         """Say what hangs, and have the end of the program not wait for it once more."""
         ident = thread.ident or 0
-        left = [item.name for opened in self._scope.opened() for item in reversed(opened.items)]
+        left = [item.name for item in self._scope._remaining()]
         REGISTRY.leave_behind(ident)
         frame = sys._current_frames().get(ident)
         stack = "" if frame is None else "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:])
-        _say(
+        log(
+            ERROR,
             "closing the application's resources has not ended after %g s: %s is still being "
             "closed, and is left behind%s. Its thread is at:\n%s",
             self._deadline_s,
@@ -292,25 +277,6 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             f"; not begun: {', '.join(left[1:])}" if left[1:] else "",
             stack,
         )
-
-
-def _say(
-    message: str, *args: object, trace_of: BaseException | None = None, logged: bool = False
-) -> None:
-    """Log an error; to stderr, as Python does for who has not configured logging."""
-    logger = logging.getLogger("torch_utils.fastapi")
-    trace = None if trace_of is None else (type(trace_of), trace_of, trace_of.__traceback__)
-    record = logger.makeRecord(logger.name, ERROR, __file__, 0, message, args, trace)
-    handlers, parent = list(logger.handlers), logger.parent
-    while parent is not None:
-        handlers += parent.handlers
-        parent = parent.parent
-    seen = [handler for handler in handlers if not isinstance(handler, logging.NullHandler)]
-    if seen or logging.lastResort is None:
-        if not logged:
-            logger.handle(record)
-    else:  # This library's NullHandler keeps cleanups quiet; a server that hangs must say so.
-        logging.lastResort.handle(record)
 
 
 def _set(future: asyncio.Future[None]) -> None:

@@ -101,11 +101,15 @@ def _host_memory() -> HostMemory:
 
 
 def _host_memory_from_psutil() -> HostMemory:
+    if is_shutting_down():
+        return HostMemory()
     try:
-        if not is_shutting_down():
-            import psutil
+        import psutil
+
         resident = int(psutil.Process().memory_info().rss)
-    except (ImportError, OSError, NameError, UnboundLocalError):
+    except Exception as error:
+        # It is not installed, or not allowed to look; `memory_snapshot` never raises.
+        log(DEBUG, "resident memory is not known: %r", error)
         return HostMemory()
     return HostMemory(resident, resident, 0)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import gc
 import sys
 from collections.abc import Iterator
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import FrameType
 from typing import Any
 
-from torch_utils._frames import has_ended
 from torch_utils._runtime import loaded_torch
 
 __all__ = ["clear_exception_frames", "is_out_of_memory"]
 
+_SUSPENDABLE = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 # What the allocators and libraries say, where the exception's type does not.
 _RUNTIME_MESSAGES = (
     "out of memory",
@@ -31,14 +33,13 @@ _RUNTIME_MESSAGES = (
 
 
 class Handled:
-    """The exceptions that are being handled at one moment, and all that hangs on them.
+    """An exception that is being handled at one moment, and all that hangs on it.
 
     What is raised while an exception is handled gets that one as its context, however little
     the two have to do with each other: this tells the older ones apart.
     """
 
-    def __init__(self) -> None:
-        current = sys.exc_info()[1]
+    def __init__(self, current: BaseException | None) -> None:
         self._older = list(walk_chain(current)) if current is not None else []
 
     def __contains__(self, error: object) -> bool:
@@ -117,10 +118,9 @@ def clear_exception_frames(exc: BaseException) -> int:
     """Let go of the local variables in every frame that an exception keeps alive.
 
     Follows causes, contexts and groups. Frames that are still running are left alone, and so
-    are those of generators and coroutines that go on after they have handled the exception;
-    in Python 3.10 without ctypes (which comes with torch) those of all generators and
-    coroutines. The traceback prints as before: it needs the code and the lines, not the
-    variables. Safe from any thread.
+    are those of generators and coroutines that go on after they have handled the exception; in
+    Python 3.10 those of all generators and coroutines. The traceback prints as before: it needs
+    the code and the lines, not the variables. Safe from any thread.
 
     Returns:
         How many frames were cleared.
@@ -138,10 +138,24 @@ def _clear_frames_of(error: BaseException) -> int:
 
 
 def _clear(frame: FrameType) -> bool:
-    if not has_ended(frame):
+    if not _has_ended(frame):
         return False
     try:
         frame.clear()
     except RuntimeError:  # It is still running, or from Python 3.13 on suspended.
         return False
     return True
+
+
+def _has_ended(frame: FrameType) -> bool:
+    """Say whether a frame can be cleared without ending a generator or coroutine that lives.
+
+    ``frame.clear()`` closes suspended ones in Python below 3.13. True for functions: there
+    Python itself refuses while they run. False where it cannot be known.
+    """
+    if not frame.f_code.co_flags & _SUSPENDABLE or sys.version_info >= (3, 13):
+        return True
+    # A frame refers to its code for the garbage collector once it belongs to no generator.
+    return sys.version_info >= (3, 11) and any(
+        referent is frame.f_code for referent in gc.get_referents(frame)
+    )

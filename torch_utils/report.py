@@ -24,6 +24,11 @@ def format_bytes(count: float) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def is_variable(holder: str) -> bool:
+    """Say whether a holder is a variable, or is reached from one that is named."""
+    return "the variable " in holder or "Out[" in holder
+
+
 @dataclass(frozen=True)
 class StillHeld:
     """Memory that a release gave up and that something else still refers to.
@@ -32,13 +37,18 @@ class StillHeld:
         what: Which tensor, by its name in the released object ("encoder.weight").
         nbytes: Size of its storage, in bytes.
         device: Where it is: "host", "cuda:0", ...
-        holders: Who was found to hold it; empty where nobody was found.
+        holders: What was found to hold it, variables first; empty where nothing was found.
     """
 
     what: str
     nbytes: int
     device: str
     holders: tuple[str, ...] = ()
+
+    @property
+    def names_a_variable(self) -> bool:
+        """Whether a variable was found to hold it."""
+        return any(map(is_variable, self.holders))
 
     def __str__(self) -> str:
         by = " and ".join(self.holders) if self.holders else "something that was not found"
@@ -100,7 +110,9 @@ class CleanupReport:
                 f"{format_bytes(after.anonymous_bytes)})"
             )
         if self.still_held:
-            first, others = self.still_held[0], len(self.still_held) - 1
+            # What is held by a variable says best what to do.
+            first = min(self.still_held, key=lambda held: not held.names_a_variable)
+            others = len(self.still_held) - 1
             more = f" and {others} more" if others else ""
             parts.append(f"still held: {format_bytes(self.still_held_bytes)}: {first}{more}")
         return "; ".join([*parts, *self._failures()])

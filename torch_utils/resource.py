@@ -6,63 +6,20 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from gc import is_finalized
-from opcode import opmap
-from sys import _getframe, getrefcount
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, ClassVar, NoReturn, TypeVar
 from warnings import warn
 
-from torch_utils._interrupts import again_afterwards
+from torch_utils._deferral import DeferredSignals
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, log
 from torch_utils.errors import ResourceClosedError, shown
 
-__all__ = ["Resource"]
+__all__ = ["Resource", "closes_on_error"]
 
 Self = TypeVar("Self", bound="Resource")
-
-
-def _references_at_the_end() -> int:
-    """Count the references that a destructor sees when the last other one has gone."""
-    counts: list[int] = []
-
-    class Dropped:
-        def __del__(self) -> None:
-            # It runs here and now, not at the end.
-            counts.append(sys.getrefcount(self))  # clean-exit-lint: ignore[global]
-
-    Dropped()
-    return counts[0]
-
-
-_REFERENCES_AT_THE_END = _references_at_the_end()
-
-
-_LOADS = (opmap.get("LOAD_METHOD"), opmap.get("LOAD_ATTR"))
-_CALLS = (opmap.get("CALL"), opmap.get("CALL_METHOD"))
-_FUNCTIONS = (opmap.get("CALL"), opmap.get("CALL_FUNCTION"))
-_CACHE = opmap.get("CACHE", -1)
+I = TypeVar("I", bound=Callable[..., None])  # noqa: E741  (of an initialiser)
 _RUNS_LATER = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator (inspect.CO_*)
-_SHIFT = 1 if sys.version_info >= (3, 12) else 0  # the lowest bit says: a method
-_WINDOW = 48  # bytes, between naming a method and calling it without arguments
-
-
-@early_bound
-def _is_calling_del(frame: FrameType | None) -> bool:
-    """Say whether a function is executing a call of ``__del__``, rather than dropping something."""
-    if frame is None:
-        return False
-    code, at, names = frame.f_code.co_code, frame.f_lasti, frame.f_code.co_names
-    while code[at] == _CACHE and at > 0:
-        at -= 2
-    if "__del__" in frame.f_code.co_consts and code[at] in _FUNCTIONS:
-        return True  # What `getattr` returned, presumably.
-    if "__del__" not in names or code[at] not in _CALLS:
-        return False
-    number = names.index("__del__")
-    before = range(max(0, at - _WINDOW), at, 2)
-    return any(code[i] in _LOADS and code[i + 1] >> _SHIFT == number for i in before)
 
 
 class Resource:
@@ -79,19 +36,23 @@ class Resource:
             def _release(self):
                 self.handle.free()
 
-    Errors out of `_release` are logged once and never raised; KeyboardInterrupt and SystemExit
-    do go on to the caller, but not at exit. An interrupt that comes while this closes, at
-    whichever instruction, goes on to the caller when what was begun has been brought to its end.
+    What `_release` raises comes out of `close` and of the ``with`` block; the resource counts as
+    closed. An exception of the block wins and gets a note. In a destructor and at exit the error
+    goes to `sys.unraisablehook`.
+
+    Signals: while the main thread closes something, Python-level handlers of SIGINT, SIGTERM,
+    SIGALRM, SIGHUP, SIGUSR1 and SIGUSR2 are put off, and run right after it. A second SIGINT is
+    delivered at once. An interrupt before that leaves
+    the resource open, for the next `close` or for exit.
 
     Threads: any thread may close; a second one waits until the first is done, and a call from
     inside `_release` returns at once. Forks: a child's copy of its parent's resource is never
     released in the child, which may open and close resources of its own. Copying and pickling
-    are refused, for two owners of one thing cannot each close it once.
+    are refused, because two owners of one thing cannot each close it once.
 
     A `_release` that is a coroutine function or a generator is a TypeError in the class statement.
 
-    Do not override ``__del__``; a subclass that must, calls this one. A framework that calls it
-    closes the object, without a warning.
+    Do not override ``__del__``; a subclass that must, calls this one.
     """
 
     # No state lives on the instance, so that `_release` may clear ``__dict__``, subclasses may
@@ -109,8 +70,6 @@ class Resource:
                 f"{cls.__name__}._release must be a plain function: calling it has to do all the "
                 "work, and nobody would await or iterate what it returns"
             )
-        if "__init__" in cls.__dict__:
-            cls.__init__ = _mark_built(cls.__init__)  # type: ignore[method-assign]
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
         """Register the object, before its ``__init__`` acquires anything."""
@@ -122,9 +81,9 @@ class Resource:
             self = super().__new__(cls)
         else:
             self = super().__new__(cls, *args, **kwargs)
-        entry = Entry(id(self), cls.__name__, weakref.ref(self), cls._release, cls.close_at_exit)
-        entry.built = not hasattr(cls.__init__, "_marks_built")
-        REGISTRY.add(entry)
+        REGISTRY.add(
+            Entry(id(self), cls.__name__, weakref.ref(self), cls._release, cls.close_at_exit)
+        )
         return self
 
     def _release(self) -> None:
@@ -133,7 +92,7 @@ class Resource:
     @property
     def closed(self) -> bool:
         """Whether it is closed. `_release` itself still sees it open."""
-        entry = _entry_of(self)
+        entry = REGISTRY.get(id(self))
         return entry is None or entry.is_closed()
 
     def ensure_open(self) -> None:
@@ -157,17 +116,13 @@ class Resource:
         """Release what it holds, if that has not happened yet. Idempotent.
 
         Returns:
-            True if this call ran `_release` and it succeeded.
+            True if this call ran `_release`.
+
+        Raises:
+            BaseException: What `_release` raised.
         """
-        try:
-            entry = _entry_of(self)
-            return entry is not None and entry.close(self)
-        except BaseException:
-            # What comes out of `_release`, or an interrupt, which may have come before anything
-            # was begun. Nothing happens the second time where something was.
-            if entry := _entry_of(self):
-                entry.close(self)
-            raise
+        entry = REGISTRY.get(id(self))
+        return entry is not None and entry.close(self)
 
     async def aclose(self) -> bool:
         """Close from a coroutine.
@@ -186,13 +141,15 @@ class Resource:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        entry = REGISTRY.get(id(self))
         try:
-            _close_after(self, exc)
-        except BaseException:
-            # If an interrupt came before the other call. Not by attributes: one that `release`
-            # has emptied, which may be the block's own doing, has none.
+            # Not by attributes: `release` may have emptied this object in its own block.
             Resource.close(self)
-            raise
+        except BaseException as error:
+            if exc is None or entry is None or entry.raised != id(error):
+                raise
+            # What the block raised is what the program needs to see.
+            add_note(exc, f"releasing {entry.name} also failed: {shown(error)}")
 
     async def __aenter__(self: Self) -> Self:
         return self.__enter__()
@@ -210,19 +167,10 @@ class Resource:
         entry = REGISTRY.get(id(self))
         if entry is None or (is_shutting_down() and not entry.at_exit):
             return
-        # Frameworks call this themselves, to close what they are about to drop (Ray Serve does):
-        # then it was closed on purpose. Such a caller has a reference more, or names this method.
-        dropped = getrefcount(self) <= _REFERENCES_AT_THE_END or is_finalized(self)
-        dropped = dropped and not _is_calling_del(_getframe(0).f_back)
-        try:
-            mine = "claim" not in entry.__dict__ and entry.close(self)
-        except BaseException as error:
-            # A destructor has no caller to tell; the registry has logged it. What the variable
-            # has goes with this call, which the entry's error would keep: a Ctrl-C comes again.
-            _again = again_afterwards(error)
-            error.__traceback__ = None
-            return
-        if mine and dropped and entry.built and not is_shutting_down():
+        signals = DeferredSignals(in_destructor=True)  # It delivers when this frame ends.
+        with signals:
+            closed = entry.close(self, timeout_s=0)
+        if closed and not is_shutting_down():
             # Last, because ``-W error`` turns it into an exception.
             warn(
                 f"unclosed {entry.name} was garbage-collected; close it, or use it in a with block",
@@ -263,44 +211,23 @@ def add_note(error: BaseException, note: str) -> None:
         log(DEBUG, "no note on a %s: %r", type(error).__name__, failure)
 
 
-@early_bound
-def _entry_of(resource: Resource) -> Entry | None:
-    return REGISTRY.get(id(resource))
+def closes_on_error(init: I) -> I:
+    """Decorate an ``__init__``: if it raises, the resource is closed at once.
 
+    Otherwise the destructor closes what is half built, and warns that nobody closed it.
+    """
 
-def _close_after(resource: Resource, exc: BaseException | None) -> None:
-    """Close it at the end of a block that may have raised."""
-    entry = _entry_of(resource)
-    if entry is None:
-        return
-    try:
-        entry.close(resource)
-    except BaseException as error:
-        if exc is None or entry.error is not error:
+    @functools.wraps(init)
+    def wrapper(self: Resource, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except BaseException as error:
+            Resource.__exit__(self, type(error), error, error.__traceback__)
             raise
-        # KeyboardInterrupt out of the release: the block's own error wins.
-    if exc is not None and entry.error is not None:
-        add_note(exc, f"releasing {entry.name} also failed: {shown(entry.error)}")
+
+    return wrapper  # type: ignore[return-value]
 
 
 def _in_daemon_thread() -> bool:
     threading = sys.modules.get("threading")
     return threading is not None and threading.current_thread().daemon
-
-
-def _mark_built(init: Callable[..., None]) -> Callable[..., None]:
-    """Let an object say that its ``__init__`` has finished.
-
-    One whose ``__init__`` raised is still released, but without the warning: nobody ever had
-    it in hand to close it.
-    """
-
-    @functools.wraps(init)
-    def marking(self: Resource, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        entry = _entry_of(self)
-        if entry is not None and getattr(type(self).__init__, "__wrapped__", None) is init:
-            entry.built = True
-
-    marking._marks_built = True  # type: ignore[attr-defined]
-    return marking

@@ -10,7 +10,6 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from torch_utils._registry import REGISTRY, Claim
 from torch_utils._runtime import PHASE, current_task
 from torch_utils.errors import SignalError
 
@@ -33,14 +32,15 @@ class SignalExit:
         self._main = threading.get_ident()
         self._number: int | None = None  # the signal that came first
         self._first_s = 0.0  # when
-        self._earlier: list[Claim] = []  # what was being closed then
         self._raised = False
+        self._called = False
         self._retry_pending = False
         self._retry_s = 0.0005
         self._hooks: list[Any] = []  # those that ours was put in the place of
         self._chaining = False
         for number in numbers:
-            self.previous[number] = signal.signal(number, self._handle)
+            self.previous[number] = signal.getsignal(number)
+            signal.signal(number, self._handle)
 
     def restore(self) -> bool:
         """Put the earlier handlers back, where these are still in place.
@@ -50,7 +50,9 @@ class SignalExit:
         """
         restored = False
         for number, handler in self.previous.items():
-            if signal.getsignal(number) == self._handle:
+            if signal.getsignal(number) == self._handle or (
+                self._raised and signal.getsignal(number) == signal.SIG_DFL
+            ):
                 # None is a handler that was not installed from Python and cannot be put back.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
                 restored = True
@@ -74,38 +76,13 @@ class SignalExit:
             return
         if self._number is None:
             self._number, self._first_s = number, time.monotonic()
-            self._earlier = REGISTRY.under_way(self._main)
         if _would_break_off(frame, waited_s=time.monotonic() - self._first_s):
             self._try_again()
             return
         for ours in self.previous:
             if signal.getsignal(ours) == self._handle:
                 signal.signal(ours, signal.SIG_DFL)  # A second signal ends the program at once.
-        if not PHASE.exiting and self._is_releasing():
-            # In the middle of a release: it ends first, or what it holds would be half released
-            # for ever. The registry comes back when one has ended.
-            REGISTRY.after_close = self._after_close
-            return
         self._exit(frame)
-
-    def _is_releasing(self) -> bool:
-        """Whether a release has to end first.
-
-        Those of tasks may overlap without an end, so of them only those count that were under
-        way when the signal came. The others are the ones that this interrupts.
-        """
-        under_way = REGISTRY.under_way(self._main)
-        return any(not claim.is_async or claim in self._earlier for claim in under_way)
-
-    def _after_close(self, in_task: bool) -> None:
-        if threading.get_ident() != self._main or self._raised:
-            return
-        frame = sys._getframe()
-        if in_task or _would_break_off(frame, waited_s=IMPORT_WAIT_S):
-            # Of a task that nobody awaits, asyncio would log it. Most likely, the loop waits soon.
-            self._arm_again()
-        elif PHASE.exiting or not self._is_releasing():
-            self._exit(frame)
 
     def _try_again(self) -> None:
         """Come back in a moment, when an exception gets through."""
@@ -129,11 +106,10 @@ class SignalExit:
     def _exit(self, frame: FrameType | None) -> None:
         number = self._number
         assert number is not None
-        REGISTRY.after_close = None
         self._raised = True
         earlier = self.previous[number]
-        if callable(earlier) and earlier is not signal.default_int_handler:
-            self.previous[number] = signal.SIG_DFL  # Once, however often this gets lost.
+        if callable(earlier) and earlier is not signal.default_int_handler and not self._called:
+            self._called = True  # Once, however often this gets lost.
             earlier(number, frame)
         # Otherwise the program is ending already, with a status of its own.
         if not PHASE.exiting and not _in_exit_callback(frame):
@@ -230,8 +206,8 @@ def exit_on_signals(*signals: int) -> SignalExit:
     The default action of SIGTERM ends a process with nothing closed: no atexit callback, no
     destructor. With this, `SystemExit` is raised in the main thread: ``with`` blocks end, atexit
     callbacks run, open resources are closed. A signal in the middle of a release, of a
-    destructor, or of an import (for `IMPORT_WAIT_S` seconds at most) waits for its end; releases
-    that other tasks begin meanwhile do not count. Where Python would print the exception and go
+    destructor, or of an import (for `IMPORT_WAIT_S` seconds at most) waits for its end; not across
+    an ``await``. Where Python would print the exception and go
     on, as in a weak reference's callback, nothing is printed and it is raised again a moment
     later: from the signal on, ``sys.unraisablehook`` is wrapped for that. A handler that a program
     had installed before is called first; Python's own for SIGINT is replaced. A second signal

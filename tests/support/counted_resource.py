@@ -10,8 +10,10 @@ from torch_utils import Resource
 class Counted(Resource):
     """Counts its releases; optionally does something in them."""
 
+    released = 0  # An interrupt before `__init__` leaves these to `_release`.
+    action: Any = None
+
     def __init__(self, action: Any = None) -> None:
-        self.released = 0
         self.action = action
 
     def _release(self) -> None:

@@ -94,7 +94,9 @@ class Place:
             self.executed += 1
             is_due = self.number and self.executed >= self.number and not self.delivered
             # CPython looks for signals at no NOP; a loop at the end of a `with` has one there.
-            if is_due and frame.f_code.co_code[frame.f_lasti] != dis.opmap["NOP"]:
+            at_nop = frame.f_code.co_code[frame.f_lasti] == dis.opmap["NOP"]
+            # CPython prints what is raised in a destructor and goes on: no code can pass it on.
+            if is_due and not at_nop and not is_in_destructor(frame):
                 self.delivered = True
                 self.where = f"{module}, {frame.f_code.co_name}, line {frame.f_lineno}"
                 self._deliver()
@@ -144,6 +146,13 @@ def interrupt_everywhere(
         + ("" if executed else f": the program does not run through {package}")
     )
     return interrupted
+
+
+def is_in_destructor(frame: FrameType | None) -> bool:
+    """Say whether a frame is a destructor's, or was called by one."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 @functools.cache

@@ -1,9 +1,10 @@
-"""What the tests of `release` share: weak storages and collections."""
+"""What the tests of `release` share: weak storages, holders and collections."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,11 @@ def gone(storages: Sequence[StorageWeakRef]) -> bool:
 def release_and_search(*objects: Any) -> CleanupReport:
     """Release, and search for holders as long as it takes on a busy machine."""
     return release(*objects, search_s=30.0)
+
+
+def named_local(name: str) -> str:
+    """Return how a report names a local variable, which it can read from Python 3.13 on."""
+    return name if sys.version_info >= (3, 13) else "a variable of a running function, perhaps"
 
 
 @contextlib.contextmanager

@@ -26,6 +26,14 @@ def careful():
     with LOCK:
         done.append("begun")
         return done.append("ended")
+
+class Dropped:
+    def __del__(self):
+        careless()
+
+def drop():
+    Dropped()
+    done.append("dropped")
 """
 
 
@@ -61,6 +69,16 @@ def test_lock_is_never_left_held(module: ModuleType) -> None:
         assert not module.LOCK.locked(), place
 
     interrupt_everywhere(check, package="interrupted_package", minimum=5)
+
+
+def test_destructors_are_not_interrupted(module: ModuleType) -> None:
+    def check(place: Place) -> None:
+        module.done.clear()
+        place.run(module.drop)
+        assert place.propagated == place.delivered
+        assert module.done in ([], ["begun", "ended"], ["begun", "ended", "dropped"])
+
+    interrupt_everywhere(check, package="interrupted_package", minimum=8)
 
 
 def test_real_sigint_is_handled_by_the_program(module: ModuleType) -> None:

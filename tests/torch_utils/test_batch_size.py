@@ -355,15 +355,6 @@ def test_generator_functions_are_refused(function: Callable[..., Any]) -> None:
         find_batch_size(starting_batch_size=4)(function)
 
 
-def test_a_coroutine_from_a_plain_function_is_refused() -> None:
-    """Where only the call shows it, the call says what to decorate instead."""
-
-    async def work(batch_size: int) -> None: ...
-
-    with pytest.raises(TypeError, match="decorate the `async def` function itself"):
-        find_batch_size(lambda batch_size: work(batch_size))()
-
-
 TYPED = """
 from torch_utils import find_batch_size
 
@@ -414,13 +405,6 @@ def test_wrong_use_is_refused() -> None:
         find_batch_size(lambda: 1)()
     with pytest.raises(TypeError, match=r"does so: `embed\(texts=\['a'\]\)`"):
         find_batch_size(embed)(batch_size=3, texts=["a"])
-    with pytest.raises(TypeError, match="reduce_batch_size_fn must be a function, not 64"):
-        find_batch_size(embed, reduce_batch_size_fn=64)
-    for wrong in ("5", 0, True):
-        with pytest.raises(ValueError, match="restore_after must be a whole number of calls"):
-            find_batch_size(embed, restore_after=wrong)
-    with pytest.raises(TypeError, match="reduce_batch_size_fn returned None"):
-        find_batch_size(lambda batch_size: out_of_memory(), reduce_batch_size_fn=lambda: None)()
 
 
 def test_builtins_without_a_signature_are_decorated() -> None:

@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import gc
 import logging
+import signal
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from support.counted_resource import Counted
 from support.programs import TIMEOUT_S, assert_clean, run
 from torch_utils import (
     CleanupError,
@@ -186,7 +187,8 @@ def test_scope_that_is_open_at_exit_is_closed_in_order_with_resources() -> None:
         def _release(self): print(self.name, flush=True)
 
     first = R("first")
-    SafePyTorchCleanup().__enter__().callback(print, "scope", flush=True)
+    by_hand = SafePyTorchCleanup().__enter__()
+    by_hand.callback(print, "scope", flush=True)
     last = R("last")
 
     def suspended():
@@ -199,12 +201,15 @@ def test_scope_that_is_open_at_exit_is_closed_in_order_with_resources() -> None:
     assert result.stdout == "generator\nlast\nscope\nfirst\n"
 
 
-def test_dropped_exit_stack_ends_its_scope() -> None:
-    stack, scope = contextlib.ExitStack(), SafePyTorchCleanup()
-    stack.enter_context(scope)
+def test_scope_whose_exit_was_skipped_ends_when_it_is_collected() -> None:
+    """As by an interrupt before `__exit__`, or with an exit stack that nobody closes."""
+    scope = SafePyTorchCleanup()
+    contextlib.ExitStack().enter_context(scope)
     tensor = scope.manage(torch.ones(5))
-    del stack
-    gc.collect()
+    assert tensor.numel() == 5
+    with pytest.warns(ResourceWarning, match="unclosed SafePyTorchCleanup"):
+        del scope
+        gc.collect()
     assert tensor.numel() == 0
 
 
@@ -452,7 +457,7 @@ def test_closing_a_coroutine_does_what_needs_no_waiting(in_block: bool) -> None:
     assert "must be awaited" in str(scope.report.errors[0])
 
 
-# One scope object, opened again, and several times at once
+# One scope object, opened again
 
 
 def test_scope_is_reusable_after_its_block() -> None:
@@ -482,106 +487,196 @@ def test_helper_threads_manage_into_the_open_block() -> None:
     asyncio.run(main())
 
 
-def nested(scope: Any) -> None:
-    with scope:
-        outer = scope.manage(torch.ones(1))
-        with scope:
-            inner = scope.manage(torch.ones(1))
-        assert (inner.numel(), outer.numel()) == (0, 1)
-    assert outer.numel() == 0
-
-
-def generators(scope: Any) -> None:
-    """Two generators in blocks of their own, resumed in turn; the first one ends first."""
-
-    def manage(tensors: list[torch.Tensor]) -> Any:
-        with scope:
-            for _ in range(2):
-                tensors.append(scope.manage(torch.ones(5)))
-                yield
-
-    first, second = [], []
-    a, b = manage(first), manage(second)
-    next(a), next(b), next(a), next(b)
-    a.close()
-    assert [t.numel() for t in (*first, *second)] == [0, 0, 5, 5]
-    b.close()
-    assert [t.numel() for t in second] == [0, 0]
-
-
-def exit_stacks(scope: Any) -> None:
-    """Two exit stacks that are closed in the order in which they were opened."""
-    stacks = [contextlib.ExitStack(), contextlib.ExitStack()]
-    tensors: list[torch.Tensor] = []
-    for stack in stacks:
-        stack.enter_context(scope)
-        tensors.append(scope.manage(torch.ones(5)))
-    stacks[0].pop_all().close()
-    assert [t.numel() for t in tensors] == [0, 5]
-    stacks[1].close()
-    assert tensors[1].numel() == 0
-
-
-@pytest.mark.parametrize("use", [nested, generators, exit_stacks])
-def test_each_block_of_one_scope_releases_its_own(use: Callable[[Any], None]) -> None:
-    use(SafePyTorchCleanup())
-
-
-def test_call_that_is_in_none_of_several_blocks_is_refused() -> None:
-    scope = SafePyTorchCleanup()
-
-    @contextlib.contextmanager
-    def session() -> Any:
-        with scope:
-            yield
-
-    with session(), session(), pytest.raises(TorchUtilsError, match="open 2 times"):
-        scope.manage(torch.ones(1))
-
-
-def test_threads_and_tasks_in_one_scope_release_their_own() -> None:
-    scope = SafePyTorchCleanup()
-    barrier = threading.Barrier(4)
-    wrong: list[object] = []
-
-    def use(size: int) -> None:
-        for _ in range(20):
-            with scope:
-                tensor = scope.manage(torch.ones(size))
-                barrier.wait()
-                if tensor.numel() != size:
-                    wrong.append("released by another thread")
-                barrier.wait()
-            if scope.report.freed_bytes != {"host": 4 * size}:
-                wrong.append(scope.report)
-
-    threads = [threading.Thread(target=use, args=(size,)) for size in (10, 20, 30, 40)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-    async def use_async(size: int) -> None:
-        async with scope:
-            tensor = await asyncio.to_thread(scope.manage, torch.ones(size))
-            for _ in range(5 - size):
-                await asyncio.sleep(0)
-            assert tensor.numel() == size
-        assert tensor.numel() == 0
+def test_entering_an_open_scope_is_refused_and_leaves_it_open() -> None:
+    with SafePyTorchCleanup() as scope:
+        tensor = scope.manage(torch.ones(5))
+        with pytest.raises(TorchUtilsError, match="create a SafePyTorchCleanup for each block"):
+            scope.__enter__()
+        assert tensor.numel() == 5
+    assert tensor.numel() == 0
 
     async def main() -> None:
-        await asyncio.gather(*(use_async(size) for size in range(1, 5)))
+        async with scope:
+            tensor = scope.manage(torch.ones(5))
+            with pytest.raises(TorchUtilsError, match="is open already"):
+                await scope.__aenter__()
+        assert tensor.numel() == 0
 
     asyncio.run(main())
+
+
+def test_each_call_of_a_decorated_function_has_a_scope_of_its_own() -> None:
+    """In itself, in generators that are resumed in turn, in threads and in tasks."""
+    tensors = [torch.ones(5) for _ in range(4)]
+
+    @SafePyTorchCleanup()
+    def factorial(number: int) -> int:
+        with SafePyTorchCleanup(torch.ones(number)):
+            return 1 if number == 1 else number * factorial(number - 1)
+
+    assert factorial(5) == 120
+
+    @SafePyTorchCleanup()
+    def generate(tensor: torch.Tensor) -> Any:
+        with SafePyTorchCleanup(tensor):
+            yield tensor.numel()
+            yield tensor.numel()
+
+    first, second = generate(tensors[0]), generate(tensors[1])
+    assert [next(first), next(second), next(first)] == [5, 5, 5]
+    first.close()
+    assert [tensor.numel() for tensor in tensors[:2]] == [0, 5]
+    second.close()
+    assert tensors[1].numel() == 0
+
+    @SafePyTorchCleanup()
+    async def work(tensor: torch.Tensor) -> None:
+        async with SafePyTorchCleanup(tensor):
+            await asyncio.sleep(0)
+            assert tensor.numel() == 5
+
+    async def main() -> None:
+        await asyncio.gather(*map(work, tensors[2:]))
+
+    asyncio.run(main())
+    assert [tensor.numel() for tensor in tensors[2:]] == [0, 0]
 
 
 def test_scope_that_was_entered_by_hand_is_ended_by_hand() -> None:
     scope = SafePyTorchCleanup()
     scope.__enter__()
     tensor = scope.manage(torch.ones(5))
-    with scope:
-        pass
-    assert tensor.numel() == 5
     scope.__exit__(None, None, None)
     assert tensor.numel() == 0
+
+
+def test_interrupt_of_the_cleanup_leaves_the_report_and_the_notes() -> None:
+    """Ctrl-C in the middle of the end: it comes out after the report was made."""
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("of a callback")
+
+    scope = SafePyTorchCleanup()
+    with pytest.raises(KeyboardInterrupt), scope:
+        scope.callback(interrupt)
+    assert scope.report is not None
+    assert [str(error) for error in scope.report.errors] == ["of a callback"]
+    with scope:  # It can be used again.
+        pass
+
+
+def test_interrupt_before_an_async_callback_is_awaited_does_not_drop_it() -> None:
+    ran: list[str] = []
+
+    async def closer() -> None:
+        ran.append("closer")
+
+    def make() -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return closer()
+
+    async def work() -> None:
+        async with SafePyTorchCleanup() as scope:
+            scope.callback(make)
+
+    with pytest.raises(KeyboardInterrupt):
+        work().send(None)
+    assert ran == ["closer"]
+
+
+def test_decorated_instance_with_an_async_call_is_awaited() -> None:
+    class Answer:
+        async def __call__(self) -> str:
+            await asyncio.sleep(0)
+            assert decorator.report is None, "the scope has ended before the body"
+            return "answer"
+
+    decorator = SafePyTorchCleanup()
+    assert asyncio.run(decorator(Answer())()) == "answer"
+    assert decorator.report is not None
+
+
+def test_interrupt_in_a_strict_scope_is_not_replaced() -> None:
+    """Nor is it lost as a note, where the block has raised."""
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("of a callback")
+
+    scope = SafePyTorchCleanup(strict=True)
+    with pytest.raises(KeyboardInterrupt), scope:
+        scope.callback(interrupt)
+    with pytest.raises(KeyboardInterrupt), scope:
+        scope.callback(interrupt)
+        raise ValueError("of the block")
+
+
+def test_cancellation_of_the_cleanup_after_a_failed_block_is_raised() -> None:
+    ran: list[str] = []
+
+    async def wait() -> None:
+        await asyncio.sleep(60)
+
+    async def work() -> None:
+        async with SafePyTorchCleanup() as scope:
+            scope.callback(ran.append, "last")
+            scope.callback(wait)
+            raise ValueError("of the block")
+
+    async def main() -> None:
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert ran == ["last"]
+
+
+def test_what_is_managed_after_the_end_is_refused_or_released() -> None:
+    """By a thread that looks at a large container while the block ends."""
+    for _ in range(20):
+        managed = Counted()
+        large = [[n] for n in range(3000)] + [managed]
+        errors: list[TorchUtilsError] = []
+
+        def work(scope: SafePyTorchCleanup = SafePyTorchCleanup(collect="never")) -> None:
+            with scope:
+                started = threading.Event()
+
+                def manage() -> None:
+                    started.set()
+                    try:
+                        scope.manage(large)
+                    except TorchUtilsError as error:
+                        errors.append(error)
+
+                thread = threading.Thread(target=manage)
+                thread.start()
+                started.wait()
+            thread.join()
+
+        work()
+        assert managed.released == (not errors)
+        managed.close()
+
+
+def test_torch_that_is_imported_in_the_block_is_counted() -> None:
+    result = run("""
+    from torch_utils import SafePyTorchCleanup
+    def late():
+        import torch
+        from torch_utils import release
+        release(torch.nn.Linear(10, 10))
+    with SafePyTorchCleanup() as scope:
+        scope.callback(late)
+    print(scope.report.freed_bytes)
+    with SafePyTorchCleanup() as scope:
+        import torch
+        scope.manage(torch.nn.Linear(10, 10))
+    print(scope.report.freed_bytes)
+    """)
+    assert_clean(result)
+    assert result.stdout == "{'host': 440}\n" * 2

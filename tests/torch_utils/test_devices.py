@@ -79,6 +79,23 @@ def test_uninitialised_cuda_is_not_touched(fake: Any) -> None:
     assert get_device_info()["current_device"] is None
 
 
+@pytest.mark.parametrize("variable", [None, "0", "1"])
+def test_forked_child_of_a_process_that_used_cuda_has_no_cuda(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    """The driver counts its devices there too, and every use of one fails."""
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", variable)
+    with installed(stand_in(_is_in_bad_fork=lambda: False)):
+        assert (is_cuda_available(), get_optimal_device()) == (True, "cuda")
+    with installed(stand_in(_is_in_bad_fork=lambda: True, is_initialized=lambda: False)):
+        assert (is_cuda_available(), get_optimal_device()) == (False, "cpu")
+        info = get_device_info()
+        assert (info["cuda_available"], info["backend"], info["device_count"]) == (False, "cpu", 0)
+        assert (info["current_device"], info["memory"]) == (None, {})
+
+
 @pytest.mark.parametrize("chosen", [None, "0"])
 def test_check_does_not_poison_a_later_fork(
     fake: Any, monkeypatch: pytest.MonkeyPatch, chosen: str | None

@@ -232,7 +232,9 @@ for run in (lambda: list(ending()), lambda: asyncio.run(awaiting())):
     except MemoryError as error:
         assert FAILED[0]() is not None
         clear(error)
-        assert [reference() for reference in FAILED] == [None, None]
+        # Python 3.10 does not say which frames of generators and coroutines have ended.
+        known = sys.version_info >= (3, 11)
+        assert [reference() is None for reference in FAILED] == [known, True]
 """
 
 CLEAR_EVERYTHING = """

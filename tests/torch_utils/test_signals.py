@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+from typing import Any
 
 import pytest
 
+from support.interrupts import Place, interrupt_everywhere
 from support.programs import assert_clean, run
 from torch_utils import SignalError, TorchUtilsError, exit_on_signals
 
@@ -70,6 +73,60 @@ def test_cleanup_in_progress_ends_first(place: str) -> None:
     assert_clean(result, 143)
     names = ["slow", "outer", "kept"] if "scope" in place else ["slow", "kept"]
     assert result.stdout.split() == " ".join(f"begin {n} end {n}" for n in names).split()
+
+
+@pytest.mark.parametrize("when", ["during", "after"])
+@pytest.mark.parametrize("error", ["Stop", "KeyboardInterrupt"])
+def test_release_that_raises_loses_no_signal(when: str, error: str) -> None:
+    """The program catches what the release raised: the signal came during it, or comes later."""
+    result = run(
+        PRELUDE
+        + """
+class Stop(BaseException): pass
+def fails():
+    if sys.argv[1] == "during": kill(signal.SIGTERM)
+    raise globals().get(sys.argv[2], KeyboardInterrupt)
+exit_on_signals()
+kept, bad = R("kept"), R("bad", action=fails)
+try: bad.close()
+except (Stop, KeyboardInterrupt): print("caught", flush=True)
+kill(signal.SIGTERM)
+wait_until_ended()
+""",
+        when,
+        error,
+    )
+    assert_clean(result, 143)
+    caught = "caught " if when == "after" else ""
+    assert result.stdout.split() == f"begin bad {caught}begin kept end kept".split()
+
+
+def test_signal_while_handlers_are_installed_is_handled() -> None:
+    """By the earlier handler, which `exit_on_signals` calls too, or by both."""
+    codes: list[Any] = []
+
+    def check(place: Place) -> None:
+        received: list[int] = []
+        numbers = [signal.SIGUSR1, signal.SIGUSR2]
+        before = {n: signal.signal(n, lambda n, _: received.append(n)) for n in numbers}
+        hook = sys.unraisablehook
+        try:
+            place.run(lambda: exit_on_signals(*numbers))
+        except SystemExit as error:
+            codes.append(error.code)
+        finally:
+            sys.unraisablehook = hook
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        assert received == [signal.SIGUSR1] * place.delivered
+
+    interrupt_everywhere(
+        check,
+        package="torch_utils",
+        minimum=50,
+        deliver=lambda: signal.raise_signal(signal.SIGUSR1),
+    )
+    assert set(codes) == {128 + signal.SIGUSR1}
 
 
 @pytest.mark.parametrize("step", ["callback", "release"])
@@ -314,3 +371,59 @@ asyncio.run(main())
     assert result.stdout == "begin kept\nend kept\n"
     assert ("never retrieved" in result.stderr) is not safe
     assert safe is (result.stderr == "")
+
+
+def test_handlers_are_back_after_the_block_that_a_signal_ended() -> None:
+    result = run("""
+    import signal
+    from torch_utils import exit_on_signals
+    def mine(*_): print("mine")
+    signal.signal(signal.SIGTERM, mine)
+    try:
+        with exit_on_signals(signal.SIGTERM) as exits:
+            signal.raise_signal(signal.SIGTERM)
+    except SystemExit as error:
+        print(error.code)
+    assert signal.getsignal(signal.SIGTERM) is exits.previous[signal.SIGTERM] is mine
+    """)
+    assert_clean(result)
+    assert result.stdout.splitlines() == ["mine", "143"]
+
+
+def test_event_loop_is_told_once_of_a_signal_during_a_release() -> None:
+    result = run("""
+    import asyncio, signal
+    from torch_utils import Resource
+    class R(Resource):
+        def _release(self): signal.raise_signal(signal.SIGTERM)
+    async def main():
+        told = []
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.append, 1)
+        R().close()
+        await asyncio.sleep(0.1)
+        print(told)
+    asyncio.run(main())
+    """)
+    assert_clean(result)
+    assert result.stdout == "[1]\n"
+
+
+def test_child_that_is_forked_during_a_release_has_its_handlers() -> None:
+    result = run("""
+    import os, signal
+    from torch_utils import Resource
+    class R(Resource):
+        def _release(self):
+            global child
+            child = os.fork()
+            if not child:
+                try:
+                    signal.raise_signal(signal.SIGINT)
+                except KeyboardInterrupt:
+                    os._exit(7)
+                os._exit(0)
+    R().close()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """)
+    assert_clean(result)
+    assert result.stdout == "7\n"

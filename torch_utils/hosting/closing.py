@@ -7,8 +7,6 @@ import time
 from functools import partial
 from typing import Any
 
-from torch_utils._registry import REGISTRY
-from torch_utils.errors import ModelInUseError
 from torch_utils.hosting.waiting import check_seconds, off_the_loop
 from torch_utils.resource import Resource
 
@@ -51,13 +49,9 @@ class Lender(Resource):
             TypeError, ValueError: ``deadline_s`` is no number of seconds. Nothing was closed.
         """
         check_seconds("deadline_s", deadline_s)
-        entry = REGISTRY.get(id(self))
         if deadline_s is not None:
             self._deadline_s = deadline_s
-        closed = super().close()
-        if entry is not None and isinstance(entry.error, ModelInUseError):
-            raise entry.error
-        return closed
+        return super().close()
 
     async def aclose(self, deadline_s: float | None = None) -> bool:
         """Close from a coroutine, in a thread; the event loop goes on meanwhile."""

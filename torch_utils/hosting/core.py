@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from torch_utils._deferral import DeferredSignals
 from torch_utils._events import tell
-from torch_utils._runtime import ERROR, is_shutting_down, log
+from torch_utils._runtime import is_shutting_down
 from torch_utils.errors import ModelInUseError, TorchUtilsError
 from torch_utils.hosting.attempt import Attempt
 from torch_utils.hosting.lending import Lending, closed_error
@@ -233,8 +234,7 @@ class Core(Lending):
     def _take_out(
         self, may: Callable[[], bool], reason: str, *, forced: bool = False
     ) -> CleanupReport | None:
-        tenant: Tenant | None = None
-        try:
+        with DeferredSignals():
             with self._lock:
                 self._settle()
                 if not may() or self.tenant is None:
@@ -250,24 +250,21 @@ class Core(Lending):
                 self._unloader = threading.get_ident()
                 self.tenancy.start_unloading()
             self._finish_unloading(tenant, reason)
-        finally:
-            # After an interrupt, what was begun is brought to its end.
-            self._finish_unloading(tenant, reason)
         return tenant.report
 
-    def _finish_unloading(self, tenant: Tenant | None, reason: str) -> None:
-        if tenant is None or self.tenant is not tenant or self.tenancy.state == "loaded":
-            return
-        tenant.close()
-        with self._lock:
-            was_there = self.tenancy.state == "unloading"
+    def _finish_unloading(self, tenant: Tenant, reason: str) -> None:
+        try:
+            tenant.close()
+        finally:
+            with self._lock:
+                was_there = self.tenancy.state == "unloading"
+                if was_there:
+                    self.tenancy.unloaded()
+                self._settle()  # What a handler asked the timer for may have been cancelled.
+                self._notify()
+                self.tenant = None
             if was_there:
-                self.tenancy.unloaded()
-            self._settle()  # What a handler asked the timer for may have been cancelled with it.
-            self._notify()
-            self.tenant = None
-        if was_there:
-            tell("unload", model=self.name, reason=reason)
+                tell("unload", model=self.name, reason=reason)
 
     def in_use(self) -> ModelInUseError:
         """Make the error that says who has it."""
@@ -327,7 +324,4 @@ class Core(Lending):
             elif left is None or (at_exit and state == "loaded"):
                 self._take_out(lambda: self.tenancy.state == "loaded", "closed", forced=at_exit)
             else:
-                error = self.in_use()
-                log(ERROR, "closing: %s", error)
-                error._is_logged = True
-                raise error
+                raise self.in_use()

@@ -21,6 +21,7 @@ from torch_utils.hosting.process import pickled_load
 from torch_utils.hosting.tenancy import HostStatus
 from torch_utils.hosting.tenants import ProcessTenant, Tenant, ThreadTenant
 from torch_utils.report import CleanupReport
+from torch_utils.resource import closes_on_error
 
 __all__ = ["HostStatus", "ModelHost"]
 
@@ -60,6 +61,7 @@ class ModelHost(Lender, Generic[M]):
         ValueError: ``keep_alive`` or ``isolation`` is none of its values.
     """
 
+    @closes_on_error
     def __init__(
         self,
         load: Callable[[], M],

@@ -18,6 +18,7 @@ from torch_utils.hosting.lease import AsyncLease, Lease
 from torch_utils.hosting.room import Room
 from torch_utils.hosting.tenancy import HostStatus
 from torch_utils.report import CleanupReport
+from torch_utils.resource import closes_on_error
 
 __all__ = ["ModelPool"]
 
@@ -57,6 +58,7 @@ class ModelPool(Lender):
         ValueError: A limit is not positive, or ``keep_alive`` none of its values.
     """
 
+    @closes_on_error
     def __init__(
         self,
         *,
@@ -161,9 +163,7 @@ class ModelPool(Lender):
             except ModelInUseError as error:
                 errors.append(error)
         if errors:
-            together = ModelInUseError("; ".join(map(str, errors)))
-            together._is_logged = all(error._is_logged for error in errors)
-            raise together
+            raise ModelInUseError("; ".join(map(str, errors)))
 
     def _host(self, name: str) -> ModelHost[Any]:
         try:

@@ -6,11 +6,12 @@ Pure bookkeeping, without threads, locks or a clock of its own: every method is 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch_utils.errors import TorchUtilsError
+from torch_utils.errors import TorchUtilsError, shown
 
 __all__ = ["Holder", "HostStatus", "State", "Tenancy"]
 
@@ -33,7 +34,8 @@ class HostStatus:
         idle_s: Seconds since the last lease ended, or since it was loaded; None while it is lent
             or not loaded.
         expires_in_s: Seconds until it is unloaded if nobody wants it; None if it will not be.
-        last_error: What the last load raised; None if it succeeded.
+        last_error: A copy of what the last load raised, without its traceback, which would keep
+            the variables of the caller alive; None if it succeeded.
     """
 
     name: str
@@ -111,7 +113,7 @@ class Tenancy:
         """It is not there; None if nothing is wrong with it, but the load was interrupted."""
         self._check("unloaded", "loading")
         if error is not None:
-            self.last_error = error
+            self.last_error = _without_traceback(error)
         self.idle_since = None
         self._go("unloaded", "loading")
         self._close_if_asked()
@@ -217,3 +219,11 @@ class Tenancy:
             f"taken at {holder.where}, {now - holder.since:.1f} s ago"
             for holder in list(self.leases.values())
         )
+
+
+def _without_traceback(error: BaseException) -> BaseException:
+    try:
+        return copy.copy(error)
+    except Exception:
+        # A class of the program's own, whose constructor wants something else than its args.
+        return TorchUtilsError(shown(error))

@@ -11,12 +11,11 @@ from pathlib import Path
 from types import CoroutineType
 from typing import Any
 
-from torch_utils._releasing.sizes import storage_bytes
 from torch_utils.hosting.process import ModelProcess
 from torch_utils.memory import memory_snapshot
-from torch_utils.release import release
+from torch_utils.releasing.run import release, storage_bytes
 from torch_utils.report import CleanupReport
-from torch_utils.resource import Resource
+from torch_utils.resource import Resource, closes_on_error
 
 __all__ = ["ProcessTenant", "Tenant", "ThreadTenant"]
 
@@ -53,6 +52,7 @@ class ThreadTenant(Tenant):
         load: Makes it.
     """
 
+    @closes_on_error
     def __init__(self, name: str, load: Callable[[], Any]) -> None:
         before, imported = memory_snapshot(), len(sys.modules)
         self.model = load()
@@ -95,6 +95,7 @@ class ProcessTenant(Tenant):
 
     process: ModelProcess | None = None
 
+    @closes_on_error
     def __init__(self, name: str, load: bytes) -> None:
         self.process = ModelProcess(load, name=name)
         self.process.wait_until_loaded()

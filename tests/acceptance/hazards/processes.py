@@ -100,9 +100,10 @@ PROCESSES = [
     Row(
         "59 cancelled async with",
         """
-        import asyncio
+        import asyncio, contextlib
         async def f():
-            async with make():
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_exit(make())  # A scope is entered already.
                 entered.set()
                 await asyncio.sleep(100)
         async def main():

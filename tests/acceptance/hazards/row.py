@@ -15,6 +15,8 @@ LIGHT = ("resource", "scope", "host")  # They import no torch.
 UNLOADED = ALL[:4]  # All but the one that loads a model.
 
 TRACEBACK = r"Traceback \(most recent call last\):\n(  .*\n)+{}\n"
+# An error of a release has no caller at exit: `sys.unraisablehook` prints it, or a scope's log.
+LOUD = r"(Exception ignored in: .*|releasing .* failed: .*)\n" + TRACEBACK
 
 
 @dataclass(frozen=True)

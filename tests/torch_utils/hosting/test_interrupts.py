@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.hosting_stub import Stub
-from support.interrupts import Interrupt, Place, interrupt_everywhere
+from support.interrupts import Interrupt, Place, interrupt_everywhere, send_sigint
 from support.threads import errors_in_threads
 from support.waiting import wait_for
 from torch_utils import (
@@ -42,8 +42,11 @@ def frozen_heap() -> Iterator[None]:
 @pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
 @pytest.mark.parametrize("keep_alive", [0, "5m"])
-def test_interrupted_host_has_no_lease_left_and_lends_again(keep_alive: float | str) -> None:
-    """An interrupted load or unload may leave one model unclosed; no model is closed twice."""
+@pytest.mark.parametrize("at_most", [80, pytest.param(600, marks=pytest.mark.slow)])
+def test_interrupted_host_has_no_lease_left_and_lends_again(
+    at_most: int, keep_alive: float | str
+) -> None:
+    """An interrupt between the load and its host leaves one model to nobody; no other is lost."""
 
     def check(place: Place) -> None:
         Stub.made.clear()
@@ -54,19 +57,45 @@ def test_interrupted_host_has_no_lease_left_and_lends_again(keep_alive: float | 
             host.unload()
 
         place.run(use)
+        assert place.propagated == place.delivered
         gc.collect()
         wait_for(lambda: host.status().leases == 0)
         with host.lease(timeout_s=60) as model:
             assert model.use()
         host.close()
-        assert model.closed == 1
         assert len(Stub.made) <= 2
-        assert [stub.closed for stub in Stub.made[:-1]] in ([], [1], [0] * place.delivered)
+        if [stub.closed for stub in Stub.made] != [1] * len(Stub.made):
+            assert [stub.closed for stub in Stub.made] == [0, 1]
+            lost.append(place)
 
+    lost: list[Place] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        interrupt_everywhere(check, package="torch_utils", minimum=50, at_most=80)
+        count = interrupt_everywhere(
+            check,
+            package="torch_utils",
+            minimum=at_most // 3,
+            at_most=at_most,
+            deliver=send_sigint,
+        )
+        assert len(lost) <= max(count // 50, 1), lost
         gc.collect()  # What an interrupt kept from its owner says so when it goes.
+
+
+@pytest.mark.usefixtures("frozen_heap")
+def test_interrupted_unload_closes_the_model_once() -> None:
+    def check(place: Place) -> None:
+        Stub.made.clear()
+        host = ModelHost(Stub)
+        host.load()
+        place.run(host.unload)
+        assert place.propagated == place.delivered
+        lend(host)
+        host.close()
+        assert len(Stub.made) == 1 + (host.status().loads == 2)
+        assert [stub.closed for stub in Stub.made] == [1] * len(Stub.made)
+
+    interrupt_everywhere(check, package="torch_utils", minimum=50, at_most=300, deliver=send_sigint)
 
 
 def test_interrupt_of_a_load_is_its_threads_alone() -> None:

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from support.programs import TIMEOUT_S
+from support.programs import TIMEOUT_S, assert_clean, run_forked
 from support.releasing import gone, weak
 from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
 
@@ -461,6 +461,38 @@ def test_transformers_pipeline_and_caches(tiny_model: Any) -> None:
     assert gone(storages)
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("transformers")
+@pytest.mark.parametrize("show", [repr, str])
+def test_released_pipeline_can_be_shown(show: Any, tiny_model: Any) -> None:
+    from transformers import pipeline
+
+    pipe = pipeline("feature-extraction", model=str(tiny_model.parent / "transformer"))
+    assert release(pipe).errors == ()
+    assert "Pipeline" in show(pipe)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_of_a_data_loader_end(persistent: bool) -> None:
+    """Although the program holds the iterator that they work for."""
+    program = f"""
+    import multiprocessing, torch
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch_utils import release
+    data = TensorDataset(torch.ones(100))
+    loader = DataLoader(data, num_workers=2, persistent_workers={persistent})
+    iterator = iter(loader)
+    next(iterator)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    assert release(loader).errors == ()
+    for worker in workers:
+        worker.join(300)
+        assert not worker.is_alive()
+    """
+    assert_clean(run_forked(program, quick_end=True))
+
+
 def test_accelerator_takes_what_it_prepared() -> None:
     """What it has prepared goes: models, optimizers, schedulers and loaders."""
     accelerate = pytest.importorskip("accelerate")
@@ -489,3 +521,15 @@ def test_wrapped_optimizer_of_accelerate() -> None:
     with pytest.raises(ReleasedError, match="this Adam was released"):
         optimizer.step()
     assert model(torch.ones(1, 8)).shape == (1, 8)
+
+
+def test_released_loader_leaves_another_of_the_same_data_alone() -> None:
+    """And a loop over the released one does not end as if there were no more data."""
+    data = torch.utils.data.TensorDataset(torch.arange(40.0))
+    ours, other = (torch.utils.data.DataLoader(data, num_workers=1) for _ in range(2))
+    batches, others = iter(ours), iter(other)
+    next(batches), next(others)
+    release(ours)
+    assert len(list(others)) == 39
+    with pytest.raises((ReleasedError, TypeError)):
+        next(batches)

@@ -130,8 +130,9 @@ def test_index_in_use_by_a_thread_stays() -> None:
 def test_searches_of_a_thread_are_right_or_refused() -> None:
     """Whichever comes first: never a crash, and an index that could not be released is whole."""
     program = """
-    import sys, threading, faiss, numpy as np
+    import logging, sys, threading, faiss, numpy as np
     from torch_utils import ReleasedError, release
+    logging.getLogger("torch_utils").disabled = True  # Each refusal is logged.
     sys.setswitchinterval(1e-5)
     for _ in range(10):
         index = faiss.IndexFlatIP(8)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,17 @@ import torch
 from torch import nn
 
 from support.programs import assert_clean, run_forked
-from support.releasing import gone, release_and_search, weak
+from support.releasing import gone, named_local, release_and_search, weak
 from torch_utils import release
+
+KEPT: dict[str, Any] = {}
+"""What a variable holds that is found in every version of Python: one of a module."""
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    KEPT.clear()
 
 
 def holders(report: Any) -> str:
@@ -60,7 +70,7 @@ HOLDERS: dict[str, tuple[Callable[[nn.Parameter], Any], str]] = {
     "optimizer": (lambda w: torch.optim.SGD([w], lr=0.1), "an optimizer (SGD)"),
     "graph": (lambda w: (torch.ones(1, 8, requires_grad=True) @ w).sum(), "an autograd graph"),
     "numpy": (lambda w: w.detach().numpy(), "a numpy view"),
-    "container": (lambda w: {"weights": [w]}, "the variable 'my_holder' of "),
+    "container": (lambda w: {"weights": [w]}, f"the variable 'KEPT' of module {__name__}"),
     "closure": (lambda w: lambda: w, "a closure"),
     "object": (in_an_object, "a Cache"),
     "generator": (in_a_generator, "the suspended"),
@@ -72,18 +82,62 @@ HOLDERS: dict[str, tuple[Callable[[nn.Parameter], Any], str]] = {
 def test_holder_is_named(kind: str) -> None:
     make, name = HOLDERS[kind]
     model = nn.Linear(8, 8, bias=False)
-    my_holder = make(model.weight)
+    KEPT["holder"] = make(model.weight)
     assert name in holders(release_and_search(model))
-    del my_holder
 
 
 def test_a_variable() -> None:
-    """A variable of a function that is running, by its name."""
+    """A variable of a function that is running, by its name where Python offers that."""
     model = nn.Linear(8, 8, bias=False)
     my_weight = model.weight
     named = holders(release_and_search(model))
-    assert "the variable 'my_weight' of test_a_variable()" in named
+    assert named_local("the variable 'my_weight' of test_a_variable()") in named
     del my_weight
+
+
+def test_report_leads_with_a_variable() -> None:
+    """Among many that an autograd graph holds too."""
+    program = """
+    import torch
+    from torch_utils import release
+    net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(8)))
+    optimizer = torch.optim.Adam(net.parameters())
+    loss = net(torch.ones(2, 8)).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    report = release(net, optimizer, search_s=10)
+    assert len(report.still_held) > 20
+    assert "the variable 'loss'" in str(report), report
+    """
+    assert_clean(run_forked(program, quick_end=True))
+
+
+def test_report_leads_with_what_a_variable_holds() -> None:
+    """However small it is: that says best what to do."""
+    large, small = torch.ones(100), torch.ones(2)
+    KEPT["object"], KEPT["view"] = in_an_object(large[1:]), small[1:]
+    report = release_and_search(large, small)
+    assert [held.nbytes for held in report.still_held] == [400, 8]
+    assert "(8 B on host), held by the variable 'KEPT'" in str(report)
+
+
+def test_output_of_ipython_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    program = """
+    from IPython.core.interactiveshell import InteractiveShell
+    shell = InteractiveShell()
+    cells = [
+        "import torch; from torch_utils import release; tensor = torch.ones(10)",
+        "tensor[1:]",
+        "report = release(tensor, search_s=10)",
+    ]
+    for cell in cells:
+        shell.run_cell(cell, store_history=True).raise_error()
+    report = shell.user_ns["report"]
+    assert report.still_held[0].holders[0] == "Out[2]", report
+    assert "held by Out[2]" in str(report), report
+    """
+    assert_clean(run_forked(program, env={"IPYTHONDIR": str(tmp_path)}, quick_end=True))
 
 
 def test_a_frozen_cycle() -> None:
@@ -106,12 +160,10 @@ def test_holder_is_named_within_the_default_time() -> None:
     program = """
     import torch
     from torch_utils import release
-    def main():
-        model = torch.nn.Linear(8, 8, bias=False)
-        optimizer = torch.optim.SGD(model.parameters())
-        report = release(model)
-        assert "an optimizer (SGD)" in str(report), report
-    main()
+    model = torch.nn.Linear(8, 8, bias=False)
+    optimizer = torch.optim.SGD(model.parameters())
+    report = release(model)
+    assert "an optimizer (SGD)" in str(report), report
     """
     assert_clean(run_forked(program))  # To its end: an optimizer imports Triton, which counts.
 
@@ -119,27 +171,30 @@ def test_holder_is_named_within_the_default_time() -> None:
 def test_looking_keeps_nothing_alive() -> None:
     """Reading a running function's variables makes a copy of them, which must not stay."""
     model, kept = nn.Linear(8, 8, bias=False), torch.ones(10)
-    weight = model.weight
+    weight = KEPT["weight"] = model.weight
     storages = weak(weight, kept)
-    assert holders(release_and_search(model))
-    del weight, kept
+    assert "'KEPT'" in holders(release_and_search(model))
+    del weight, kept, KEPT["weight"]
     assert gone(storages)
 
 
 def test_a_variable_of_another_thread() -> None:
-    """What a function of another thread holds, by the variable's name."""
+    """What a function of another thread holds, by its name where Python offers that."""
     model = nn.Linear(8, 8, bias=False)
-    ready, done = threading.Event(), threading.Event()
+    weights, ready, done = [model.weight], threading.Event(), threading.Event()
 
-    def work(weight_of_thread: Any) -> None:
+    def work() -> None:
+        weight_of_thread = weights.pop()
         ready.set()
         done.wait()
+        del weight_of_thread
 
-    thread = threading.Thread(target=work, args=(model.weight,))
+    thread = threading.Thread(target=work)
     thread.start()
     ready.wait()
     try:
-        assert "the variable 'weight_of_thread' of work()" in holders(release_and_search(model))
+        named = holders(release_and_search(model))
+        assert named_local("the variable 'weight_of_thread' of work()") in named
     finally:
         done.set()
         thread.join()
@@ -150,15 +205,12 @@ def test_freezing_is_no_answer_where_another_is_known() -> None:
     program = """
     import gc, torch
     from torch_utils import release
-    def main():
-        gc.freeze()
-        for search_s in (1e-9, 10):
-            model = torch.nn.Linear(8, 8, bias=False).requires_grad_(False)
-            loss = model(torch.ones(8, 8, requires_grad=True)).sum()
-            (held,) = release(model, search_s=search_s).still_held
-            yield search_s, held.holders
-    for search_s, holders in main():
-        assert "gc.freeze()" not in " ".join(holders), (search_s, holders)
+    gc.freeze()
+    for search_s in (1e-9, 10):
+        model = torch.nn.Linear(8, 8, bias=False).requires_grad_(False)
+        loss = model(torch.ones(8, 8, requires_grad=True)).sum()
+        (held,) = release(model, search_s=search_s).still_held
+        assert "gc.freeze()" not in " ".join(held.holders), (search_s, held)
     """
     assert_clean(run_forked(program, quick_end=True))
 
@@ -176,12 +228,10 @@ def test_search_is_bounded() -> None:
 def test_search_for_holders_leaves_locals_alone() -> None:
     """Before Python 3.13, reading ``f_locals`` writes into what ``locals()`` has returned."""
     tensor = torch.ones(5)
-    view = tensor[:2]
+    KEPT["view"] = tensor[:2]
     seen = locals()
     number = 5
-    (held,) = release(tensor).still_held
-    assert "'view'" in str(held.holders)
-    assert view.sum() == 2
+    assert "'KEPT'" in holders(release_and_search(tensor))
     assert "number" not in seen
     if sys.version_info < (3, 13):
         frame = inspect.currentframe()
@@ -218,11 +268,10 @@ def test_search_for_holders_beside_threads_that_call_and_return() -> None:
         sys.setswitchinterval(1e-5)
         for _ in range(40):
             tensor = torch.ones(5)
-            view = tensor[:2]
+            KEPT["view"] = tensor[:2]
             (held,) = release(tensor, collect="never").still_held
             assert held.nbytes == 20
-            assert not held.holders or "'view'" in str(held.holders)
-            del view
+            assert not held.holders or "'KEPT'" in str(held) or "another thread" in str(held)
     finally:
         sys.setswitchinterval(before)
         stop.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,18 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from support.interrupts import Place, interrupt_everywhere, raise_interrupt, send_sigint
+from support.interrupts import Place, interrupt_everywhere, send_sigint
 from support.releasing import gone, weak
 from torch_utils import ReleasedError, release
 
-ways = pytest.mark.parametrize(
-    ("deliver", "at_most"),
-    [
-        (raise_interrupt, 60),
-        (send_sigint, 40),
-        pytest.param(raise_interrupt, 400, marks=pytest.mark.slow),
-    ],
-)
+places = pytest.mark.parametrize("at_most", [60, pytest.param(400, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +37,8 @@ class Slotted(nn.Linear):
     __slots__ = ("more",)
 
 
-@ways
-def test_next_release_finishes_an_interrupted_model(
-    deliver: Callable[[], None], at_most: int
-) -> None:
+@places
+def test_next_release_finishes_an_interrupted_model(at_most: int) -> None:
     """All of its layers are released by the next call, whichever were when the first ended."""
 
     def check(place: Place) -> None:
@@ -60,13 +52,13 @@ def test_next_release_finishes_an_interrupted_model(
             with pytest.raises(ReleasedError, match="was released"):
                 layer(torch.ones(2, 4))
 
-    interrupt_everywhere(check, package="torch_utils", minimum=30, at_most=at_most, deliver=deliver)
+    interrupt_everywhere(
+        check, package="torch_utils", minimum=30, at_most=at_most, deliver=send_sigint
+    )
 
 
-@ways
-def test_next_release_finishes_interrupted_tensors(
-    deliver: Callable[[], None], at_most: int
-) -> None:
+@places
+def test_next_release_finishes_interrupted_tensors(at_most: int) -> None:
     """All of a list are emptied, or none was touched; and none is kept for ever."""
 
     def check(place: Place) -> None:
@@ -79,7 +71,9 @@ def test_next_release_finishes_interrupted_tensors(
         assert {tensor.numel() for tensor in tensors} == {0}
         assert gone(storages)
 
-    interrupt_everywhere(check, package="torch_utils", minimum=30, at_most=at_most, deliver=deliver)
+    interrupt_everywhere(
+        check, package="torch_utils", minimum=30, at_most=at_most, deliver=send_sigint
+    )
 
 
 def index_with_vectors() -> Any:
@@ -120,7 +114,7 @@ def test_next_release_finishes_an_interrupted_index_or_optimizer(
         with pytest.raises(ReleasedError):
             use(thing)
 
-    interrupt_everywhere(check, package="torch_utils", minimum=30, at_most=60)
+    interrupt_everywhere(check, package="torch_utils", minimum=30, at_most=60, deliver=send_sigint)
 
 
 class Noticing(torch.Tensor):
@@ -148,7 +142,7 @@ def places_that_disturb(package: str, minimum: int, program: Callable[..., objec
     kept: list[BaseException] = []  # As a notebook keeps the last exception, with its frames.
     found = []
 
-    def keep() -> None:
+    def keep(number: int, frame: object) -> None:
         kept.append(KeyboardInterrupt())
         raise kept[-1]
 
@@ -164,7 +158,13 @@ def places_that_disturb(package: str, minimum: int, program: Callable[..., objec
                 enabled = vars(bindings)["_TorchFunctionState"].ENABLED
                 vars(bindings)["_set_torch_function_state"](enabled)
 
-    interrupt_everywhere(check, package=package, minimum=minimum, at_most=150, deliver=keep)
+    before = signal.signal(signal.SIGINT, keep)
+    try:
+        interrupt_everywhere(
+            check, package=package, minimum=minimum, at_most=150, deliver=send_sigint
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     return found
 
 

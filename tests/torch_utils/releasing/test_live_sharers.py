@@ -166,6 +166,73 @@ def test_control_a_method_without_keeping() -> None:
     assert run_forked(source, "unsafe", quick_end=True).returncode < 0
 
 
+IN_A_CALLBACK = """
+from functools import partial
+from queue import SimpleQueue
+if sys.argv[1] == "unsafe":
+    def give_up(tensor):
+        torch._C._swap_tensor_impl(tensor, torch.empty(0))
+count = 1000
+tensor = torch.arange(float(count))
+weak = StorageWeakRef(tensor.untyped_storage())
+inside, go, answers, seen = threading.Event(), threading.Event(), SimpleQueue(), []
+{callback}
+def use():
+    tensor.apply_(callback)
+thread = threading.Thread(target=use)
+thread.start()
+inside.wait()
+give_up(tensor)
+kept = overwrite()
+go.set()
+for number in range(1, count):
+    answers.put(number)
+thread.join()
+assert tensor.numel() == 0
+assert seen == list(range(count)), seen
+assert all(7.0 == one.min() == one.max() for one in kept)
+gc.collect()
+release([])
+assert weak.expired()
+"""
+CALLBACKS = {
+    "waiting": """
+def callback(value):
+    seen.append(value)
+    inside.set()
+    go.wait()
+    return value
+""",
+    # C code waits for each answer. Only then it enters the function in Python.
+    "collecting garbage": """
+def callback(value):
+    seen.append(value)
+    inside.set()
+    go.wait()
+    if not value:
+        gc.collect()
+        overwrite()
+    return value
+""",
+    "entered later": """
+def enter(number):
+    seen.append(number)
+    inside.set()
+    return float(number)
+callback = partial(next, map(enter, iter(answers.get, None)))
+answers.put(0)
+""",
+}
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_callback_of_a_method_in_a_thread(callback: str) -> None:
+    """The method borrows the C++ tensor while Python code runs, and sees the old values."""
+    source = PRELUDE + IN_A_CALLBACK.replace("{callback}", CALLBACKS[callback])
+    assert_clean(run_forked(source, "release", quick_end=True))
+    assert run_forked(source, "unsafe", quick_end=True).returncode != 0, "the control"
+
+
 def test_tensor_that_compiled_code_returns_again_stays() -> None:
     """CUDA graphs of compiled code return one object time and again: until they let go of it."""
     program = """

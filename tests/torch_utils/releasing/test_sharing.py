@@ -20,6 +20,8 @@ from support.releasing import release_and_search, weak
 from torch_utils import ReleasedError, release
 
 INPUTS = torch.ones(1, 4)
+KEPT: dict[str, Any] = {}
+"""What a variable holds that is found in every version of Python: one of a module."""
 
 
 class OwnDict(dict):  # type: ignore[type-arg]
@@ -101,6 +103,16 @@ class Slotted(nn.Module):
     __slots__ = ("hidden",)
 
 
+class Table:
+    """A mapping of somebody's own, which is made of nothing that is known."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        self.entries = {"encoder": encoder}
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self.entries[name]
+
+
 HOLDS: dict[str, Any] = {
     "itself": lambda e: e,
     "list": lambda e: [e],
@@ -110,6 +122,9 @@ HOLDS: dict[str, Any] = {
     "mapping proxy": lambda e: MappingProxyType({"encoder": e}),
     "dataclass": Record,
     "namespace": lambda e: SimpleNamespace(encoder=e),
+}
+NOT_LOOKED_INTO: dict[str, Any] = {
+    "mapping": Table,
     "method": lambda e: e.forward,
     "partial": lambda e: partial(e.__call__, INPUTS),
     "closure": lambda e: lambda: e(INPUTS),
@@ -117,9 +132,9 @@ HOLDS: dict[str, Any] = {
 }
 
 
-def make_encoders() -> dict[str, nn.Module]:
+def make_encoders(holds: dict[str, Any]) -> dict[str, nn.Module]:
     """Make one for each, so that one walk of the heap does for all."""
-    return {name: nn.Sequential(nn.Linear(4, 4)) for name in HOLDS}
+    return {name: nn.Sequential(nn.Linear(4, 4)) for name in holds}
 
 
 def computes(encoder: nn.Module) -> bool:
@@ -129,21 +144,36 @@ def computes(encoder: nn.Module) -> bool:
         return False
 
 
+def live_modules(kind: Any, holds: dict[str, Any], encoders: dict[str, nn.Module]) -> list[Any]:
+    """Make a live module for each encoder, which has it in an attribute."""
+    live = [kind() for _ in holds]
+    for module, name in zip(live, holds, strict=True):
+        object.__setattr__(module, "hidden", holds[name](encoders[name]))
+    return live
+
+
 @pytest.mark.parametrize("kind", [nn.Module, pytest.param(Slotted, marks=pytest.mark.slow)])
 def test_submodule_in_an_attribute_of_a_live_module_stays(kind: Any) -> None:
     """A live module may keep a submodule unregistered, and still compute with it."""
-    encoders = make_encoders()
-    live = {name: kind() for name in HOLDS}
-    for name, module in live.items():  # Each by a module of its own.
-        object.__setattr__(module, "hidden", HOLDS[name](encoders[name]))
+    encoders = make_encoders(HOLDS)
+    live = live_modules(kind, HOLDS, encoders)
     report = release(nn.ModuleDict(encoders))
     assert [name for name in HOLDS if not computes(encoders[name])] == []
-    assert len(report.still_held) == 2 * len(HOLDS)
+    assert len(report.still_held) == 2 * len(live)
+
+
+def test_control_submodule_that_code_of_a_live_module_refers_to_goes() -> None:
+    """Methods, closures and mappings of the program's own are not looked into."""
+    encoders = make_encoders(NOT_LOOKED_INTO)
+    live = live_modules(nn.Module, NOT_LOOKED_INTO, encoders)
+    report = release(nn.ModuleDict(encoders))
+    assert [name for name in encoders if computes(encoders[name])] == []
+    assert report.freed_bytes == {"host": 80 * len(live)}
 
 
 def test_control_what_only_a_variable_has_goes() -> None:
     """The same where only a variable has it."""
-    encoders = make_encoders()
+    encoders = make_encoders(HOLDS)
     hidden = {name: HOLDS[name](encoder) for name, encoder in encoders.items()}
     report = release(nn.ModuleDict(encoders))
     assert [name for name in hidden if computes(encoders[name])] == []
@@ -205,9 +235,10 @@ class Average:
 
 def test_parameters_that_an_object_only_holds_stay() -> None:
     """They are the live model's; the object's own go, and the report names who has them."""
-    model = nn.Linear(4, 4)
+    model = KEPT["model"] = nn.Linear(4, 4)
     average = Average(model)
     report = release_and_search(average)
+    KEPT.clear()
     assert report.freed_bytes == {"host": 80}
     assert {held.holders for held in report.still_held} == {("another module (Linear)",)}
     assert model(INPUTS).shape == (1, 4)
@@ -270,3 +301,15 @@ def test_objects_that_the_interpreter_froze_hide_nothing() -> None:
     assert release(model).freed_bytes == {"host": 80}
     """
     assert_clean(run_forked(program, quick_end=True))
+
+
+def test_buffers_and_listed_parameters_of_a_live_model_stay() -> None:
+    """An object that only holds them does not own them; what nothing else has goes."""
+    live = nn.BatchNorm1d(4)
+    object.__setattr__(live, "listed", [nn.Parameter(torch.ones(3))])
+    holder = Average(nn.Linear(2, 2))
+    holder.followed = [live.running_mean, live.listed[0]]
+    holder.averages = [torch.ones(5)]
+    release(holder)
+    assert [len(tensor) for tensor in (*holder.followed, *holder.averages)] == [4, 3, 0]
+    assert live(torch.ones(2, 4)).shape == (2, 4)

@@ -3,70 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from torch_utils._runtime import DEBUG, is_shutting_down, loaded_torch, log
 
 
-@dataclass(frozen=True)
-class Flag:
-    """One switch: how it is read and how it is set."""
-
-    name: str
-    read: Callable[[Any], Any]
-    write: Callable[[Any, Any], object]
+def _attribute(path: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], object]]:
+    """Return what reads and what sets an attribute below torch."""
+    path, _, name = path.rpartition(".")
+    owner = attrgetter(path)
+    return lambda t: getattr(owner(t), name), lambda t, value: setattr(owner(t), name, value)
 
 
-def _attribute(path: str) -> Flag:
-    """Make a flag of an attribute below torch, such as ``backends.cudnn.benchmark``."""
-    *owners, name = path.split(".")
-
-    def owner(torch: Any) -> Any:
-        for part in owners:
-            torch = getattr(torch, part)
-        return torch
-
-    return Flag(
-        path,
-        lambda torch: getattr(owner(torch), name),
-        lambda torch, value: setattr(owner(torch), name, value),
-    )
-
-
-FLAGS = (
-    _attribute("backends.cudnn.enabled"),
-    _attribute("backends.cudnn.benchmark"),
-    _attribute("backends.cudnn.deterministic"),
-    _attribute("backends.cudnn.allow_tf32"),
-    _attribute("backends.cuda.matmul.allow_tf32"),
-    _attribute("backends.cuda.matmul.allow_fp16_reduced_precision_reduction"),
-    _attribute("backends.cuda.matmul.allow_bf16_reduced_precision_reduction"),
-    Flag(
-        "float32_matmul_precision",
+# The global switches of torch, each with what reads it and what sets it.
+FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
+    **{
+        path: _attribute(path)
+        for path in (
+            "backends.cudnn.enabled",
+            "backends.cudnn.benchmark",
+            "backends.cudnn.deterministic",
+            "backends.cudnn.allow_tf32",
+            "backends.cuda.matmul.allow_tf32",
+            "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+            "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+        )
+    },
+    "float32_matmul_precision": (
         lambda torch: torch.get_float32_matmul_precision(),
         lambda torch, value: torch.set_float32_matmul_precision(value),
     ),
-    Flag(
-        "deterministic_algorithms",
+    "deterministic_algorithms": (
         lambda torch: (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
         lambda torch, value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
     ),
-    Flag(
-        "grad_mode",
+    "grad_mode": (
         lambda torch: torch.is_grad_enabled(),
         lambda torch, value: torch._C._set_grad_enabled(value),
     ),
-    Flag(
-        "default_dtype",
+    "default_dtype": (
         lambda torch: torch.get_default_dtype(),
         lambda torch, value: torch.set_default_dtype(value),
     ),
-    Flag(
-        "default_device",
+    "default_device": (
         # None where none was set: setting "cpu" instead would slow every later call down.
         lambda torch: (
             getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
@@ -74,24 +57,23 @@ FLAGS = (
         ),
         lambda torch, value: torch.set_default_device(value),
     ),
-    Flag(
-        "num_threads",
+    "num_threads": (
         lambda torch: torch.get_num_threads(),
         lambda torch, value: torch.set_num_threads(value),
     ),
-)
+}
 
 
 def read_flags() -> dict[str, Any]:
     """Read every switch that this torch has; empty without torch. Never raises."""
     torch = loaded_torch()
     values: dict[str, Any] = {}
-    for flag in FLAGS if torch is not None else ():
+    for name, (read, _) in FLAGS.items() if torch is not None else ():
         try:
-            values[flag.name] = flag.read(torch)
+            values[name] = read(torch)
         except Exception as error:
             # Some builds lack a switch, and two ways of setting TF32 refuse to be mixed.
-            log(DEBUG, "flag %s cannot be read: %r", flag.name, error)
+            log(DEBUG, "flag %s cannot be read: %r", name, error)
     return values
 
 
@@ -102,14 +84,12 @@ def restore_flags(before: dict[str, Any]) -> list[str]:
     """
     torch = None if is_shutting_down() else loaded_torch()
     restored: list[str] = []
-    now = read_flags() if torch is not None else {}
-    for flag in FLAGS:
-        if flag.name not in before or before[flag.name] == now.get(flag.name, before[flag.name]):
-            continue
-        try:
-            flag.write(torch, before[flag.name])
-            restored.append(flag.name)
-        except Exception as error:
-            # As in reading; one switch must not keep the others from being put back.
-            log(DEBUG, "flag %s cannot be restored: %r", flag.name, error)
+    for name, value in (read_flags() if before and torch is not None else {}).items():
+        if name in before and before[name] != value:
+            try:
+                FLAGS[name][1](torch, before[name])
+                restored.append(name)
+            except Exception as error:
+                # As in reading; one switch must not keep the others from being put back.
+                log(DEBUG, "flag %s cannot be restored: %r", name, error)
     return restored

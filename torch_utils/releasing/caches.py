@@ -13,6 +13,8 @@ from typing import Any
 
 from torch_utils._runtime import DEBUG, has_frozen, loaded_torch, log
 from torch_utils.memory import captures_graph
+from torch_utils.releasing.internals import private
+from torch_utils.releasing.objects import instances_of
 
 
 def _reset_dynamo(torch: Any) -> bool:
@@ -46,8 +48,8 @@ def _clear_cublas_workspaces(torch: Any) -> bool:
     if _may_have_graphs(torch):
         log(DEBUG, "cuBLAS workspaces stay: a CUDA graph may have been captured with them")
         return False
-    torch._C._cuda_clearCublasWorkspaces()
-    return True
+    clear = private(torch, "_C._cuda_clearCublasWorkspaces")
+    return clear is not None and clear() is None
 
 
 def _may_have_graphs(torch: Any) -> bool:
@@ -55,15 +57,7 @@ def _may_have_graphs(torch: Any) -> bool:
     kind = getattr(torch.cuda, "CUDAGraph", None)
     if kind is None:
         return False
-    if has_frozen():
-        return True
-    # By the class alone: `isinstance` would run the ``__class__`` of the program's objects.
-    kinds, heirs = {kind}, [kind]
-    while heirs:
-        new = set(type.__subclasses__(heirs.pop())) - kinds
-        kinds |= new
-        heirs += new
-    return any(type(thing) in kinds for thing in gc.get_objects())
+    return has_frozen() or bool(instances_of(kind))
 
 
 def _clear_fft_plans(torch: Any) -> bool:
@@ -85,8 +79,8 @@ def _empty_pinned_cache(torch: Any) -> bool:
     The public call came with torch 2.13. What `torch.cuda.graph` itself calls is older.
     """
     public = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)
-    (public or torch._C._host_emptyCache)()
-    return True
+    empty = public or private(torch, "_C._host_emptyCache")
+    return empty is not None and empty() is None
 
 
 def _if_cuda_is_in_use(step: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -111,7 +105,7 @@ STEPS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 )
 
 
-def clear_other_caches() -> list[str]:
+def clear_caches_of_torch() -> list[str]:
     """Clear each of them where there is something to clear; never raises.
 
     Returns:

@@ -8,7 +8,6 @@ other devices.
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -119,9 +118,9 @@ def measure(
 def measuring(device: Any = None) -> Iterator[Measurement]:
     """Measure a block; the `Measurement` is filled when the block has ended.
 
-    Blocks may be nested and may overlap in several threads: each has its own peak. On the CPU of
-    Linux the system's mark of the process's highest resident size is reset: what reads VmHWM or
-    ``ru_maxrss`` afterwards sees the highest since then.
+    There is one mark of peak memory for all: each block resets it, so of blocks that overlap the
+    outer one sees the peak since the inner one began. On the CPU of Linux that is the mark of the
+    process's highest resident size (VmHWM, ``ru_maxrss``).
 
     Args:
         device: As in `measure`.
@@ -161,64 +160,25 @@ def _device_name(torch: Any, device: Any) -> str:
     return "cpu"
 
 
-class _Mark:
-    """A high-water mark that one measurement has reset, and its peak as far as that is known."""
-
-    def __init__(self, owner: Any, read: Callable[[], int], reset: Callable[[], Any]) -> None:
-        self._owner = owner  # Whose mark it is: "host", or a device.
-        self._read = read
-        self._highest = 0
-        # There is one mark for all: whoever resets it tells those who have done so before.
-        with _LOCK:
-            self._tell_all()
-            reset()
-            _MARKS.append(self)
-
-    def peak(self) -> int:
-        """Return the highest since the mark was reset, whoever has reset it meanwhile."""
-        with _LOCK:
-            self._tell_all()
-        return self._highest
-
-    def forget(self) -> None:
-        """Take part no longer."""
-        with _LOCK:
-            _MARKS.remove(self)
-
-    def _tell_all(self) -> None:
-        others = [mark for mark in _MARKS if mark._owner == self._owner]
-        if others:
-            highest = self._read()
-            for mark in others:
-                mark._highest = max(mark._highest, highest)
-
-
-_LOCK = threading.Lock()
-_MARKS: list[_Mark] = []
-
-
 def _on_host(result: Measurement) -> Iterator[Measurement]:
-    try:
-        mark = _Mark("host", _high_water_mark, _reset_high_water_mark)
-    except OSError:
-        mark = None
-    try:
-        before = memory_snapshot().host.rss_bytes
-        started = time.perf_counter()
-        yield result
-        seconds = time.perf_counter() - started
-        result.host_s.append(seconds)
-        result.device_s.append(seconds)
-        peak = mark.peak() if mark is not None else memory_snapshot().host.rss_bytes
-        result.peak_bytes = max(peak - before, 0)
-    finally:
-        if mark is not None:
-            mark.forget()
+    before = memory_snapshot().host.rss_bytes
+    has_mark = _reset_high_water_mark()
+    started = time.perf_counter()
+    yield result
+    seconds = time.perf_counter() - started
+    result.host_s.append(seconds)
+    result.device_s.append(seconds)
+    peak = _high_water_mark() if has_mark else memory_snapshot().host.rss_bytes
+    result.peak_bytes = max(peak - before, 0)
 
 
-def _reset_high_water_mark() -> None:
+def _reset_high_water_mark() -> bool:
     """Make Linux forget the highest resident size so far (proc(5), clear_refs)."""
-    Path("/proc/self/clear_refs").write_bytes(b"5")
+    try:
+        Path("/proc/self/clear_refs").write_bytes(b"5")
+    except OSError:
+        return False
+    return True
 
 
 def _high_water_mark() -> int:
@@ -230,36 +190,29 @@ def _on_cuda(torch: Any, result: Measurement) -> Iterator[Measurement]:
     cuda = torch.cuda
     with cuda.device(result.device):
         cuda.synchronize()  # What was launched earlier is not this block's work.
-        device = ("cuda", cuda.current_device())
-        mark = _Mark(device, cuda.max_memory_allocated, cuda.reset_peak_memory_stats)
+        cuda.reset_peak_memory_stats()
         begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
         started = time.perf_counter()
         begin.record()
-    try:
-        yield result
-        with cuda.device(result.device):
-            end.record()
-            end.synchronize()
-            result.host_s.append(time.perf_counter() - started)
-            result.device_s.append(begin.elapsed_time(end) / 1e3)
-            result.peak_bytes = mark.peak()
-    finally:
-        mark.forget()
+    yield result
+    with cuda.device(result.device):
+        end.record()
+        end.synchronize()
+        result.host_s.append(time.perf_counter() - started)
+        result.device_s.append(begin.elapsed_time(end) / 1e3)
+        result.peak_bytes = cuda.max_memory_allocated()
 
 
 def _with_synchronisation(module: Any, result: Measurement) -> Iterator[Measurement]:
-    read = getattr(module, "max_memory_allocated", None)
     reset = getattr(module, "reset_peak_memory_stats", None)
     module.synchronize()
-    mark = _Mark(result.device, read, reset) if read is not None and reset is not None else None
-    try:
-        started = time.perf_counter()
-        yield result
-        module.synchronize()
-        seconds = time.perf_counter() - started
-        result.host_s.append(seconds)
-        result.device_s.append(seconds)
-        result.peak_bytes = mark.peak() if mark is not None else 0
-    finally:
-        if mark is not None:
-            mark.forget()
+    if reset is not None:
+        reset()
+    started = time.perf_counter()
+    yield result
+    module.synchronize()
+    seconds = time.perf_counter() - started
+    result.host_s.append(seconds)
+    result.device_s.append(seconds)
+    if reset is not None:
+        result.peak_bytes = module.max_memory_allocated()

@@ -1,0 +1,442 @@
+"""Read foreign objects without running any of their code.
+
+`isinstance`, `hasattr`, iteration, equality and attributes may all be the program's own code: it
+may be slow, count its calls, or change what it looks at. So classes are compared by identity,
+containers are read by the methods of the built-in classes, and attributes come from the instance's
+dictionary and slots, never through a property. Classes are noted by their ids, because a metaclass
+may define what their hash and equality mean.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from enum import Enum, auto
+from itertools import chain
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
+from typing import Any
+
+from torch_utils.resource import Resource
+
+Part = tuple[Any, str]
+"""An object, and what reports call it."""
+
+_mro_of = type.__dict__["__mro__"].__get__
+_module_of = type.__dict__["__module__"].__get__
+_name_of = type.__dict__["__name__"].__get__
+class_contents = type.__dict__["__dict__"].__get__
+"""Return what a class itself defines, as a mapping proxy."""
+
+
+def bases_of(kind: type) -> tuple[type, ...]:
+    """Return a class and its bases."""
+    bases: tuple[type, ...] = _mro_of(kind)
+    return bases
+
+
+def name_of(kind: type) -> str:
+    """Return a class's name, as a plain string."""
+    return str.__str__(_name_of(kind))
+
+
+def module_of(kind: type) -> str:
+    """Return the name of the module that a class is from, or an empty string."""
+    name = _module_of(kind)
+    return name if type(name) is str else ""
+
+
+def package_of(kind: type) -> str:
+    """Return the name of the package that a class is from, or an empty string."""
+    return module_of(kind).partition(".")[0]
+
+
+def is_among(one: object, many: Iterable[object]) -> bool:
+    """Say whether ``one`` is the same object as one of many."""
+    for other in many:  # noqa: SIM110  (`any` and a generator take three times as long.)
+        if one is other:
+            return True
+    return False
+
+
+def is_instance(thing: Any, kind: type) -> bool:
+    """Say what `isinstance` would, without asking the object for its ``__class__``."""
+    return is_among(kind, bases_of(type(thing)))
+
+
+def find_in_class(kind: type, name: str) -> Any:
+    """Return what a class has under a name, unbound, or None."""
+    for base in bases_of(kind):
+        contents = class_contents(base)
+        if name in contents:
+            return contents[name]
+    return None
+
+
+class Kind(Enum):
+    """What `release` does with an object."""
+
+    LEAF = auto()  # Holds nothing: skipped in a container, refused by itself.
+    HARMLESS = auto()  # The same, but may be named beside a model: a tokenizer.
+    ARRAY = auto()  # numpy's: a leaf, or a container of objects.
+    MODULE = auto()
+    TENSOR = auto()
+    TRAINING = auto()  # Refers to what others own: an optimizer, a DataLoader.
+    INDEX = auto()
+    RESOURCE = auto()
+    CLOSABLE = auto()
+    MAPPING = auto()
+    ITEMS = auto()
+    RECORD = auto()  # A container whose items are its attributes: a dataclass, a namespace.
+    ITERATOR = auto()  # Can be read only once: generators, coroutines, files.
+    AWAITED = auto()  # Its close() is a coroutine function.
+    STORAGE = auto()
+    LIBRARY = auto()  # An object of a known library, whose parts are looked into as well.
+    OTHER = auto()
+
+
+LEAVES = frozenset((Kind.LEAF, Kind.HARMLESS, Kind.ITERATOR))
+CONTAINERS = frozenset((Kind.MAPPING, Kind.ITEMS, Kind.RECORD, Kind.ARRAY))
+TARGETS = frozenset((Kind.MODULE, Kind.TENSOR, Kind.TRAINING, Kind.INDEX, Kind.RESOURCE))
+
+_LIBRARIES = frozenset(
+    (
+        *("torch", "transformers", "tokenizers", "sentence_transformers", "accelerate"),
+        *("diffusers", "peft", "safetensors", "huggingface_hub"),
+    )
+)
+_BY_NAME = {
+    ("torch", "Optimizer"): Kind.TRAINING,
+    ("torch", "LRScheduler"): Kind.TRAINING,
+    ("torch", "GradScaler"): Kind.TRAINING,
+    ("torch", "DataLoader"): Kind.TRAINING,
+    ("accelerate", "AcceleratedScheduler"): Kind.TRAINING,
+    ("torch", "UntypedStorage"): Kind.STORAGE,
+    ("torch", "TypedStorage"): Kind.STORAGE,
+    ("torch", "Dataset"): Kind.OTHER,
+    ("numpy", "ndarray"): Kind.ARRAY,
+    # What goes with a model. Vocabularies are large, and hold no tensor.
+    ("tokenizers", "Tokenizer"): Kind.HARMLESS,
+    ("transformers", "PreTrainedTokenizerBase"): Kind.HARMLESS,
+    ("transformers", "PreTrainedConfig"): Kind.HARMLESS,
+    ("transformers", "PretrainedConfig"): Kind.HARMLESS,
+    ("transformers", "GenerationConfig"): Kind.HARMLESS,
+    ("transformers", "ProcessorMixin"): Kind.HARMLESS,
+}
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_LEAF_CLASSES = (
+    *(bool, int, float, complex, str, bytes, bytearray, memoryview, range, slice, type),
+    *(type(None), type(Ellipsis), type(NotImplemented), BaseException, ModuleType, FrameType),
+    *(FunctionType, BuiltinFunctionType, MethodType, CodeType, TracebackType),
+    *(property, staticmethod, classmethod),
+)
+_SUSPENDABLE = (GeneratorType, CoroutineType, AsyncGeneratorType)
+# By their ids; see above.
+_KIND_OF_CLASS: dict[int, Kind] = {
+    **{id(kind): Kind.ITERATOR for kind in _SUSPENDABLE},
+    **{id(kind): Kind.MAPPING for kind in (dict, MappingProxyType)},
+    **{id(kind): Kind.ITEMS for kind in (*_SEQUENCES, *_VIEWS)},
+    **{id(kind): Kind.LEAF for kind in _LEAF_CLASSES},
+}
+# Packages of values. A program's class may derive from those of the first line, and is one too.
+_VALUES = frozenset(
+    (
+        *("datetime", "decimal", "fractions", "uuid", "pathlib", "enum", "ipaddress"),
+        *("zoneinfo", "random", "logging"),
+    )
+)
+_OWN_VALUES = frozenset(
+    (
+        *("_thread", "threading", "weakref", "_weakref", "functools", "operator", "typing", "re"),
+        *("inspect", "contextvars", "_contextvars", "_random", "numpy", "string", "itertools"),
+        *("array", "pandas", "pyarrow", "scipy", "asyncio", "concurrent", "multiprocessing"),
+        *("queue", "_queue"),
+    )
+)
+_RECORD_MARKS = ("__dataclass_fields__", "__attrs_attrs__", "__pydantic_fields__")
+_RECORD_PACKAGES = frozenset(("collections", "argparse", "types"))
+_AWAITABLE_FLAGS = 0x80 | 0x200  # inspect's CO_COROUTINE and CO_ASYNC_GENERATOR
+
+
+class Kinds:
+    """The kinds of objects; each class is asked once, and kept meanwhile."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._known: dict[int, tuple[Kind, type]] = {}
+
+    def __call__(self, thing: Any) -> Kind:
+        kind = type(thing)
+        known = self._known.get(id(kind))
+        if known is None:
+            known = self._known[id(kind)] = _kind_of(kind, self._torch), kind
+        return known[0]
+
+
+def _kind_of(kind: type, torch: Any) -> Kind:
+    bases = bases_of(kind)
+    if torch is not None:
+        if is_among(torch.nn.Module, bases):
+            return Kind.MODULE
+        if is_among(torch.Tensor, bases):
+            return Kind.TENSOR
+    if is_index_class(bases):
+        return Kind.INDEX
+    if is_among(Resource, bases):
+        return Kind.RESOURCE
+    kinds = [_KIND_OF_CLASS[id(base)] for base in bases if id(base) in _KIND_OF_CLASS]
+    if Kind.ITERATOR in kinds:
+        return Kind.ITERATOR
+    names = [(package_of(base), name_of(base)) for base in bases]
+    named = [_BY_NAME[name] for name in names if name in _BY_NAME]
+    if named:
+        return named[0]
+    close = find_in_class(kind, "close")
+    if close is not None and is_method(close):
+        return Kind.AWAITED if _is_awaitable(close) else Kind.CLOSABLE
+    if kinds:
+        return next((k for k in (Kind.MAPPING, Kind.ITEMS) if k in kinds), Kind.LEAF)
+    return _kind_of_others(kind, bases, {package for package, _ in names})
+
+
+def _kind_of_others(kind: type, bases: tuple[type, ...], packages: set[str]) -> Kind:
+    if packages & _VALUES:
+        return Kind.LEAF
+    if find_in_class(kind, "__next__") is not None:
+        return Kind.ITERATOR
+    if packages & _RECORD_PACKAGES or any(
+        mark in class_contents(base) for base in bases for mark in _RECORD_MARKS
+    ):
+        return Kind.RECORD
+    if package_of(kind) in _OWN_VALUES:
+        return Kind.LEAF
+    return Kind.LIBRARY if packages & _LIBRARIES else Kind.OTHER
+
+
+def is_method(value: Any) -> bool:
+    """Say whether a class's attribute is a method of some sort."""
+    return type(value) in (staticmethod, classmethod) or callable(value)
+
+
+def _is_awaitable(function: Any) -> bool:
+    function = getattr(function, "__func__", function)
+    code = function.__code__ if type(function) is FunctionType else None
+    return code is not None and bool(code.co_flags & _AWAITABLE_FLAGS)
+
+
+def is_index_class(bases: tuple[type, ...]) -> bool:
+    """Say whether a class with these bases is a faiss index, without importing faiss."""
+    faiss = sys.modules.get("faiss")
+    return faiss is not None and any(
+        is_among(getattr(faiss, name, None), bases) for name in ("Index", "IndexBinary")
+    )
+
+
+# What an object consists of.
+
+_LONGEST_NAME = 200
+_SHOWN_KEYS = frozenset((str, int, float, bool, bytes, type(None)))
+
+
+def contents_of(thing: Any) -> dict[str, Any]:
+    """Return an object's ``__dict__``, whatever its class makes of attributes."""
+    contents: dict[str, Any] = object.__getattribute__(thing, "__dict__")
+    return contents
+
+
+def slots_of(kind: type) -> list[MemberDescriptorType]:
+    """List the slots that a class and its bases declare."""
+    declaring = [c for c in map(class_contents, bases_of(kind)) if "__slots__" in c]
+    return [v for contents in declaring for v in contents.values() if _is_slot(v)]
+
+
+def _is_slot(value: object) -> bool:
+    return type(value) is MemberDescriptorType
+
+
+def attributes_of(thing: Any) -> dict[str, Any]:
+    """Return the attributes that an instance itself has, in its dictionary and its slots."""
+    found: dict[str, Any] = {}
+    for base in bases_of(type(thing)):
+        own = class_contents(base).get("__dict__")
+        if type(own) is GetSetDescriptorType or _is_slot(own):  # Some classes of C's have a slot.
+            found.update(own.__get__(thing))
+            break
+    for slot in slots_of(type(thing)):
+        with suppress(AttributeError):  # It is empty.
+            found[slot.__name__] = slot.__get__(thing)
+    return found
+
+
+def parts_of(thing: Any, name: str, kinds: Kinds) -> Iterator[Part]:
+    """Yield what an object consists of, each part with its name; no parts that are leaves."""
+    kind = kinds(thing)
+    labelled: list[Iterable[tuple[Any, str]]] = []
+    if kind is Kind.MAPPING or is_instance(thing, dict):
+        items = _items_of_mapping(thing)
+        labelled.append((value, f"[{_shown(key)}]") for key, value in items)
+    elif kind is Kind.ITEMS:
+        labelled.append((value, f"[{index}]") for index, value in enumerate(_items_of(thing)))
+    elif kind is Kind.ARRAY:
+        labelled.append((value, f"[{index}]") for index, value in enumerate(_objects_of(thing)))
+    if kind not in (Kind.MAPPING, Kind.ITEMS, Kind.ARRAY):
+        labelled.append((value, f".{key}") for key, value in attributes_of(thing).items())
+    is_long = len(name) > _LONGEST_NAME  # Deep in something: all the names would fill the memory.
+    for parts in labelled:
+        for part, label in parts:
+            if kinds(part) is not Kind.LEAF:
+                yield part, name if is_long else name + label
+
+
+def keys_of(thing: Any, name: str, kinds: Kinds) -> list[Part]:
+    """List the keys of a mapping that might be more than keys; empty for anything else."""
+    if kinds(thing) is not Kind.MAPPING:
+        return []
+    keys = [key for key, _ in _items_of_mapping(thing) if type(key) not in _SHOWN_KEYS]
+    return [(key, f"{name}.keys()") for key in keys if kinds(key) is not Kind.LEAF]
+
+
+def _shown(key: Any) -> str:
+    return repr(key) if type(key) in _SHOWN_KEYS else f"<{name_of(type(key))}>"
+
+
+def _items_of_mapping(thing: Any) -> list[tuple[Any, Any]]:
+    if not is_instance(thing, dict):
+        # What a proxy shows, if that is a dictionary; another mapping would run its own code.
+        (thing,) = gc.get_referents(thing)
+    return list(dict.items(thing)) if is_instance(thing, dict) else []
+
+
+def _items_of(thing: Any) -> list[Any]:
+    for kind in _SEQUENCES:
+        if is_instance(thing, kind):
+            iterate: Callable[[Any], Iterator[Any]] = kind.__iter__
+            return list(iterate(thing))
+    return list(thing)  # A view of a dictionary: a class of C's, that nothing derives from.
+
+
+def _objects_of(array: Any) -> list[Any]:
+    """List the items of an array of objects; an array of numbers has no parts."""
+    numpy_array: Any
+    numpy_array = next(base for base in bases_of(type(array)) if name_of(base) == "ndarray")
+    if not numpy_array.dtype.__get__(array).hasobject:
+        return []
+    # A view of the base class tells no subclass of it, and its copy does not either.
+    items: list[Any] = numpy_array.view(array, numpy_array).flatten().tolist()
+    return items
+
+
+def entries_of(mapping: Any) -> list[tuple[Any, Any]]:
+    """List the entries of what a module keeps its parts in: a dictionary, or a foreign mapping."""
+    if is_instance(mapping, dict):
+        return list(dict.items(mapping))
+    if mapping is None:
+        return []
+    if module_of(type(mapping)) == "torch.jit._script":
+        return list(mapping.items())  # torch's own, around what a C++ object holds.
+    # In the dictionaries and lists that it is made of.
+    found: list[tuple[Any, Any]] = []
+    inside = [mapping]
+    for _ in range(3):
+        inside = [r for r in gc.get_referents(*inside) if is_instance(r, dict) or type(r) is list]
+        for part in inside:
+            found += dict.items(part) if is_instance(part, dict) else enumerate(part)
+    return found
+
+
+def instances_of(base: type) -> list[Any]:
+    """List every object whose class derives from one: those that refer to such a class.
+
+    Never holds a list of all objects while another thread may run: among them are tuples that
+    others are just building, and a reference to one of these makes its owner's ``tuple(...)`` a
+    SystemError. So their types are collected in one step of C.
+    """
+    known: dict[int, type] = {}
+    pending = [base]
+    while pending:
+        kind = pending.pop()
+        if id(kind) not in known:
+            known[id(kind)] = kind
+            pending += type.__subclasses__(kind)
+    everything = chain.from_iterable(map(gc.get_objects, (None,)))
+    alive = known.keys() & set(map(id, map(type, everything)))
+    kinds = [known[key] for key in alive]
+    return [t for t in gc.get_referrers(*kinds) if id(type(t)) in alive] if kinds else []
+
+
+# What an object refers to, for the search for holders.
+
+_MOST_REFERENTS = 10_000
+_HOLDS_FOR_OTHERS = (CellType, MethodType, BaseException)  # Their own holder is the holder.
+_NAMED = ("another module", "an optimizer")  # holders whose name covers what they consist of
+# What leads nowhere, or everywhere.
+DEAD_ENDS = frozenset(
+    map(
+        id,
+        (
+            *(type(None), bool, int, float, complex, str, bytes, bytearray, range, slice),
+            *(type(...), type, ModuleType, CodeType, BuiltinFunctionType),
+            *(type(int.__add__), type(str.join)),
+        ),
+    )
+)
+
+
+def referents_of(thing: Any, holder: str) -> Iterator[Part]:
+    """Yield what an object refers to, each with what reports call its holder.
+
+    Like `gc.get_referents`, but by name, and a bounded number.
+    """
+    kind = type(thing)
+    if is_instance(thing, TracebackType):
+        if thing.tb_next is not None:
+            yield thing.tb_next, holder
+        yield thing.tb_frame, holder
+        return
+    if is_instance(thing, FunctionType):
+        name = str.__str__(thing.__qualname__)
+        yield from ((cell, f"a closure ({name})") for cell in thing.__closure__ or ())
+        defaults = (*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())
+        yield from ((value, f"a default of {name}()") for value in defaults)
+        yield thing.__dict__, holder
+        return
+    if is_instance(thing, type):
+        for name, value in list(class_contents(thing).items()):
+            if type(name) is str and not name.startswith("__") and type(value) is not FunctionType:
+                yield value, f"the attribute {name!r} of class {name_of(thing)}"
+        return
+    skipped: tuple[Any, ...] = (kind,)
+    if is_instance(thing, FrameType):
+        # Its globals, builtins and caller lead to everything.
+        skipped = (thing.f_globals, thing.f_builtins, thing.f_back)
+        holder = f"a frame of {str.__str__(thing.f_code.co_name)}() that an exception keeps"
+    elif any(is_instance(thing, base) for base in _SUSPENDABLE):
+        holder = f"the suspended {str.__str__(thing.__qualname__)}()"
+    elif not holder.startswith(_NAMED) and not any(
+        is_instance(thing, base) for base in (dict, *_SEQUENCES, *_HOLDS_FOR_OTHERS)
+    ):
+        name = name_of(kind)
+        holder = f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    for number, referent in enumerate(gc.get_referents(thing)):
+        if number == _MOST_REFERENTS:
+            return
+        if not is_among(referent, skipped):
+            yield referent, holder

@@ -1,0 +1,288 @@
+"""What a release will do, object by object.
+
+First everything is understood, then everything is counted, and only then touched: an object
+of an unknown kind is refused while all the others are still whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch_utils._runtime import whole_torch
+from torch_utils.releasing.faiss_indexes import FaissTarget
+from torch_utils.releasing.internals import without_overrides
+from torch_utils.releasing.modules import ClosableTarget, ModuleTarget, closes_of, is_released
+from torch_utils.releasing.objects import (
+    CONTAINERS,
+    TARGETS,
+    Kind,
+    Kinds,
+    Part,
+    attributes_of,
+    find_in_class,
+    is_instance,
+    keys_of,
+    module_of,
+    name_of,
+    package_of,
+    parts_of,
+)
+from torch_utils.releasing.optimizers import TrainingTarget
+from torch_utils.releasing.sharing import spare_shared, tensors_of_others
+from torch_utils.releasing.storages import Target
+from torch_utils.releasing.tensors import TensorTarget
+
+_TARGET_OF: dict[Kind, Any] = {
+    Kind.MODULE: ModuleTarget,
+    Kind.TENSOR: TensorTarget,
+    Kind.TRAINING: TrainingTarget,
+    Kind.INDEX: FaissTarget,
+    Kind.RESOURCE: ClosableTarget,
+}
+_MAY_CLOSE = (Kind.OTHER, Kind.LIBRARY, Kind.RECORD, Kind.ITERATOR)
+
+
+def check_kinds(objects: Sequence[Any], caller: str) -> None:
+    """Refuse objects of a kind that `release` does not know, without touching any.
+
+    Args:
+        objects: What is to be released one day.
+        caller: What the program called, for the message.
+
+    Raises:
+        TypeError: There is one.
+    """
+    try:
+        _Walk(is_again=False).run(objects)
+    except TypeError as error:
+        raise TypeError(f"{caller}{str(error).removeprefix('release()')}") from None
+
+
+def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
+    """Say how each object will be released, in order, without touching any.
+
+    Args:
+        objects: What to release.
+        is_again: The objects were accepted before, and the program may have emptied some since.
+
+    Raises:
+        TypeError: An object is of a kind that `release` does not know.
+    """
+    walk = _Walk(is_again)
+    found = walk.run(objects)
+    modules = [target for target in found if isinstance(target, ModuleTarget)]
+    tensors = [target for target in found if isinstance(target, TensorTarget)]
+    if modules:
+        spare_shared(modules)
+    held = {id(t.thing): t.thing for t in tensors if id(t.thing) in walk.held_tensors}
+    spared = tensors_of_others(held, walk.references, modules) if held else set()
+    held.clear()
+    for tensor in tensors:
+        tensor.is_spared = id(tensor.thing) in spared
+        tensor.references = walk.references[id(tensor.thing)]
+    targets: list[Target] = []
+    closed: set[int] = set()
+    for target in found:
+        if isinstance(target, ModuleTarget):
+            targets += closes_of(target.tree, target.shared, closed)
+        targets.append(target)
+    return targets
+
+
+class _Holder:
+    """An object that is taken for what its attributes hold, if they hold something."""
+
+    def __init__(self, thing: Any, name: str, kind: Kind) -> None:
+        self.thing = thing
+        self.name = name
+        self.kind = kind
+        self.is_taken = False
+
+
+class _Walk:
+    """A walk over the objects and what they consist of, each once; without recursion.
+
+    Attributes:
+        references: How many references to each tensor it has met, by its id.
+        held_tensors: The ids of those that the program did not name, but an object that holds
+            them: they may be a live model's.
+    """
+
+    def __init__(self, is_again: bool) -> None:
+        self._torch = whole_torch()
+        self._kinds = Kinds(self._torch)
+        self._is_again = is_again
+        self._targets: dict[int, Target | None] = {}
+        self._seen: dict[int, Any] = {}
+        self._levels: list[tuple[Iterator[Part], _Holder | None]] = []
+        self.references: Counter[int] = Counter()
+        self.held_tensors: set[int] = set()
+
+    def run(self, objects: Sequence[Any]) -> list[Target]:
+        """Return a target for each object that can be released."""
+        with without_overrides(self._torch):
+            for thing in objects:
+                self._look_at_named(thing, name_of(type(thing)), is_argument=True)
+                while self._levels:
+                    parts, holder = self._levels[-1]
+                    part = next(parts, None)
+                    if part is None:
+                        self._levels.pop()
+                        self._end(holder)
+                    elif holder is None:
+                        self._look_at_named(*part)
+                    else:
+                        self._look_at_held(*part, holder)
+        self._seen.clear()
+        return [target for target in self._targets.values() if target is not None]
+
+    def _look_at_named(self, thing: Any, name: str, *, is_argument: bool = False) -> None:
+        """Look at what the program named, by itself or in a container; it is never skipped."""
+        if thing is None or is_released(thing):
+            return
+        self.held_tensors.discard(id(thing))
+        self.references[id(thing)] += 1
+        if id(thing) in self._seen:
+            return
+        kind = self._kinds(thing)
+        if kind in TARGETS:
+            self._take(thing, name, kind, None)
+        elif kind is Kind.HARMLESS:
+            return
+        elif kind is Kind.LEAF or _is_standard_stream(thing):
+            if is_argument:
+                raise _unknown(thing, name, Kind.LEAF)
+        elif kind is Kind.CLOSABLE or (kind in _MAY_CLOSE and _closes_itself(thing)):
+            self._seen[id(thing)] = thing
+            self._targets[id(thing)] = ClosableTarget(thing, name)
+        elif kind in CONTAINERS:
+            if is_argument and kind is Kind.ARRAY and not any(parts_of(thing, "", self._kinds)):
+                raise _unknown(thing, name, kind)
+            self._enter(thing, name, None)
+        elif kind in (Kind.OTHER, Kind.LIBRARY):
+            self._enter(thing, name, _Holder(thing, name, kind))
+        else:
+            raise _unknown(thing, name, kind)
+
+    def _look_at_held(self, thing: Any, name: str, holder: _Holder) -> None:
+        """Look at what an object holds that the program named; anything may be skipped."""
+        if is_released(thing):
+            holder.is_taken = True
+            return
+        self.references[id(thing)] += 1
+        if id(thing) in self._seen:
+            holder.is_taken = holder.is_taken or id(thing) in self._targets
+            return
+        kind = self._kinds(thing)
+        if kind in TARGETS:
+            self._take(thing, name, kind, holder)
+        elif kind in CONTAINERS or (kind is Kind.LIBRARY and holder.kind is Kind.LIBRARY):
+            self._enter(thing, name, holder)
+
+    def _enter(self, thing: Any, name: str, holder: _Holder | None) -> None:
+        self._seen[id(thing)] = thing
+        self._levels.append((parts_of(thing, name, self._kinds), holder))
+        # A model may be a key, but so may any object: what else is one is skipped.
+        keys = iter(keys_of(thing, name, self._kinds))
+        self._levels.append((keys, holder or _Holder(thing, name, Kind.LIBRARY)))
+
+    def _take(self, thing: Any, name: str, kind: Kind, holder: _Holder | None) -> None:
+        if kind is Kind.TENSOR:
+            torch: Any = self._torch
+            if torch.Tensor.is_nested.__get__(thing):
+                if holder is None:
+                    raise _unknown(thing, name, kind)
+                return
+            if holder is not None:
+                self.held_tensors.add(id(thing))
+        elif kind is not Kind.RESOURCE:
+            name = name_of(type(thing))
+        if holder is not None:
+            holder.is_taken = True
+        self._seen[id(thing)] = thing
+        self._targets[id(thing)] = _TARGET_OF[kind](thing, name)
+        if kind is Kind.TRAINING and package_of(type(thing)) == "accelerate":
+            inner = attributes_of(thing).get("optimizer")  # Its wrapper has no state.
+            if self._kinds(inner) is Kind.TRAINING and id(inner) not in self._seen:
+                self._take(inner, name, Kind.TRAINING, holder)
+
+    def _end(self, holder: _Holder | None) -> None:
+        """Refuse an object of which all was looked at without finding anything to release."""
+        if holder is None or (self._levels and self._levels[-1][1] is holder):
+            return
+        accepted = holder.is_taken or self._is_again or holder.kind is Kind.LIBRARY
+        if not accepted and not is_released(holder.thing):
+            raise self._refusal(holder.thing, holder.name)
+
+    def _refusal(self, thing: Any, name: str) -> TypeError:
+        """Make the error for an object that itself holds nothing that could be released."""
+        nearest = self._nearest_target(thing, name)
+        if nearest:
+            return _error(thing, name, f"it does not reach into its parts; pass {nearest}")
+        computed = [n for n in _USUAL_NAMES if find_in_class(type(thing), n) is not None]
+        if computed:
+            return _error(thing, name, f"pass {name}.{computed[0]}")
+        if find_in_class(type(thing), "__getattr__") is not None:
+            advice = "it may stand for something else: pass that, or name its close in manage()"
+            return _error(thing, name, advice)
+        return _error(thing, name, "pass the models and tensors that it uses, or give it a close()")
+
+    def _nearest_target(self, thing: Any, name: str) -> str:
+        pending = deque([(thing, name)])
+        seen: set[int] = set()
+        while pending and len(seen) < _MOST_LOOKS:
+            part, path = pending.popleft()
+            if id(part) not in seen:
+                seen.add(id(part))
+                kind = self._kinds(part)
+                if kind in TARGETS:
+                    return path
+                if kind in _FOLLOWED:
+                    pending.extend(parts_of(part, path, self._kinds))
+        return ""
+
+
+_MOST_LOOKS = 20_000  # at objects, to find out what would have been right
+_FOLLOWED = CONTAINERS | {Kind.LIBRARY, Kind.OTHER, Kind.CLOSABLE}
+_USUAL_NAMES = ("model", "module", "encoder", "transformer", "pipeline", "network", "net")
+_ADVICE = {
+    Kind.ITERATOR: "it can be read only once, and reading it runs its code: pass list(...) of it, "
+    "or the model itself",
+    Kind.AWAITED: "its close() has to be awaited: do that, or hand it to callback() of an "
+    "`async with` scope",
+    Kind.STORAGE: "pass the tensor that it belongs to",
+    Kind.ARRAY: "the memory of an array goes with the last reference to it: use `del`",
+    Kind.TENSOR: "it is a nested tensor, which cannot be emptied in place: use `del`",
+}
+_qualname_of = type.__dict__["__qualname__"].__get__
+
+
+def _unknown(thing: Any, name: str, kind: Kind) -> TypeError:
+    """Make the error for an object of a kind that is not released."""
+    is_class = kind is Kind.LEAF and is_instance(thing, type)
+    return _error(
+        thing, name, "it is a class: pass an instance" if is_class else _ADVICE.get(kind, "")
+    )
+
+
+def _error(thing: Any, name: str, advice: str) -> TypeError:
+    kind = f"{module_of(type(thing))}.{_qualname_of(type(thing))}"
+    what = f"release() does not know how to give up {name} (a {kind})"
+    takes = (
+        "it takes modules, tensors, optimizers, faiss indexes, containers of these, and objects "
+        "with close() or that hold them. Nothing was released"
+    )
+    return TypeError("; ".join(filter(None, (what, advice, takes))))
+
+
+def _is_standard_stream(thing: Any) -> bool:
+    names = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
+    return any(thing is getattr(sys, name, None) for name in names)
+
+
+def _closes_itself(thing: Any) -> bool:
+    """Say whether an instance has a ``close`` of its own, as a namespace may."""
+    return callable(attributes_of(thing).get("close"))

@@ -1,0 +1,266 @@
+"""Storages: what memory is, under the tensors that share it.
+
+A tensor's own weak reference dies while a numpy view or an autograd graph keeps the memory;
+a weak reference to its storage is right both times.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_utils._runtime import DEBUG, log, whole_torch
+from torch_utils.releasing.internals import private
+from torch_utils.releasing.objects import (
+    LEAVES,
+    Kind,
+    Kinds,
+    attributes_of,
+    contents_of,
+    is_among,
+    name_of,
+    parts_of,
+)
+
+_PARTS = ("_indices", "_values")  # of a sparse tensor
+_COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
+_NAMES = ("_weak_ref", "_expired", "_free_weak_ref", "_cdata")
+# glibc takes larger blocks from the system one by one: as long as they are mapped, they live.
+_OWN_MAPPING_BYTES = 32 << 20
+_MOST_LOOKS = 100_000  # at what lies in attributes; what comes after that is not counted
+_LEVELS = 8  # of containers and objects within each other
+
+
+@dataclass(slots=True)
+class Held:
+    """One storage that is given up.
+
+    Attributes:
+        what: What reports call it.
+        nbytes: Its size.
+        device: Where it is: "host", "cuda:0".
+        key: The address of the C++ object.
+        weak: A weak reference, as torch makes them; to be freed once.
+        is_expected: Whether it has to go. What a module merely refers to may go as well.
+        lent_at: For memory that belongs to an array, a buffer or a file: its address, or 0.
+    """
+
+    what: str
+    nbytes: int
+    device: str
+    key: int
+    weak: int
+    is_expected: bool = True
+    lent_at: int | None = None
+
+
+class Inventory:
+    """The storages that a release is about to give up, each counted once. For one thread."""
+
+    def __init__(self) -> None:
+        torch: Any = whole_torch()
+        self.kinds = Kinds(torch)
+        self.own_modules: set[int] = set()
+        self._torch = torch
+        self._is_able = torch is not None and not any(
+            private(torch, f"UntypedStorage.{name}") is None for name in _NAMES
+        )
+        self._held: dict[int, Held] = {}
+        self._freed: dict[str, int] = {}
+        self._seen: set[int] = set()
+        self._other_modules: list[Any] = []
+        self._looks_left = _MOST_LOOKS
+
+    def __bool__(self) -> bool:
+        return bool(self._held or self._freed)
+
+    def add(self, name: str, tensor: Any, *, is_expected: bool = True) -> None:
+        """Count a tensor, its gradient, and what it has in its attributes."""
+        if not self._is_able or id(tensor) in self._seen:
+            return
+        self._seen.add(id(tensor))
+        base = self._torch.Tensor
+        self._add_storages(name, tensor, is_expected)
+        if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):
+            gradient = base.grad.__get__(tensor)
+            if gradient is not None:
+                self._add_storages(f"{name}.grad", gradient, is_expected)
+        if not is_among(type(tensor), plain_classes(self._torch)) or contents_of(tensor):
+            for part in attributes_of(tensor).values():
+                self.add_contents(name, part, is_expected=is_expected)
+
+    def add_contents(self, name: str, thing: Any, *, is_expected: bool = True) -> None:
+        """Count the tensors in nested containers and objects."""
+        pending = [(thing, name, _LEVELS)]
+        while pending:
+            thing, name, level = pending.pop()
+            kind = self.kinds(thing)
+            if kind is Kind.TENSOR:
+                self.add(name, thing, is_expected=is_expected)
+            elif kind in LEAVES or not level or id(thing) in self._seen:
+                continue
+            elif kind is Kind.MODULE and (is_expected or id(thing) in self.own_modules):
+                self._other_modules.append(thing)
+            else:
+                self._seen.add(id(thing))
+                for part, label in parts_of(thing, name, self.kinds):
+                    self._looks_left -= 1
+                    if self._looks_left < 0:
+                        return
+                    pending.append((part, label, level - 1))
+
+    def add_other_modules(self) -> None:
+        """Count, after all else, the modules that attributes of released ones refer to."""
+        while self._other_modules:
+            module = self._other_modules.pop()
+            if id(module) not in self.own_modules:
+                self.add_contents(name_of(type(module)), module, is_expected=False)
+
+    def add_freed(self, device: str, nbytes: int) -> None:
+        """Count memory outside of storages that has been given back."""
+        self._freed[device] = self._freed.get(device, 0) + nbytes
+
+    def _add_storages(self, name: str, tensor: Any, is_expected: bool) -> None:
+        for storage in storages_of(self._torch, tensor):
+            try:
+                key, nbytes, address = storage._cdata, storage.nbytes(), storage.data_ptr()
+                device = place_of(storage.device)
+                if key in self._held or not nbytes or not address or device == "meta":
+                    continue
+                lent_at = None
+                if not storage.resizable():
+                    lent_at = address if device == "host" else 0
+                weak = storage._weak_ref()
+                self._held[key] = Held(name, nbytes, device, key, weak, is_expected, lent_at)
+            except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
+                # Fake and functional tensors: no storage to speak of.
+                log(DEBUG, "%s: its storage cannot be counted: %r", name, error)
+
+    def absorb(self, other: Inventory) -> None:
+        """Count what another inventory has counted, which is empty afterwards."""
+        self._torch = other._torch or self._torch  # It may have been imported since.
+        for device, nbytes in other._freed.items():
+            self.add_freed(device, nbytes)
+        for key, held in other._held.items():
+            if key in self._held:
+                self._free(held)
+            else:
+                self._held[key] = held
+        other._held = {}
+
+    def forget_gone(self) -> None:
+        """Forget what is gone, but for its size: its weak references are a part of the heap."""
+        for held in list(self._held.values()):
+            if held.lent_at is None and self._is_gone(held):
+                self.add_freed(held.device, held.nbytes)
+                self._free(self._held.pop(held.key))
+
+    def alive(self) -> list[Held]:
+        """List what was expected to go and is still there, the largest first."""
+        return self.tally()[1]
+
+    def tally(self) -> tuple[dict[str, int], list[Held], list[Held]]:
+        """Count what is gone; each storage is asked once, for it may go meanwhile.
+
+        Returns:
+            Bytes that are gone, by device, with a zero for the devices of what is not; what was
+            expected to go and is still there, the largest first; and what torch let go of and its
+            lender (an array, a buffer, a file) certainly still has.
+        """
+        freed = dict(self._freed)
+        alive, lent = [], []
+        for held in self._held.values():
+            if not self._is_gone(held):
+                if held.is_expected:
+                    freed.setdefault(held.device, 0)
+                    alive.append(held)
+            elif held.lent_at is None:
+                freed[held.device] = freed.get(held.device, 0) + held.nbytes
+            else:
+                lent.append(held)
+        ranges = _mapped_ranges() if lent else None
+        for held in list(lent):
+            if ranges is None or not held.lent_at:
+                lent.remove(held)  # Nobody here can say whether the lender has freed it.
+            elif not any(b < held.lent_at + held.nbytes and held.lent_at < e for b, e in ranges):
+                lent.remove(held)
+                freed[held.device] = freed.get(held.device, 0) + held.nbytes
+            elif held.nbytes <= _OWN_MAPPING_BYTES:
+                lent.remove(held)
+        return freed, sorted(alive, key=lambda held: -held.nbytes), lent
+
+    def free(self) -> None:
+        """Free the weak references, each of which keeps a hundred bytes of the C heap."""
+        while self._held:
+            self._free(self._held.popitem()[1])
+
+    def _is_gone(self, held: Held) -> bool:
+        return bool(self._torch.UntypedStorage._expired(held.weak))
+
+    def _free(self, held: Held) -> None:
+        self._torch.UntypedStorage._free_weak_ref(held.weak)
+
+
+def plain_classes(torch: Any) -> tuple[type, ...]:
+    """List the classes of tensors that are torch's own, and have no slots."""
+    return torch.Tensor, torch.nn.Parameter
+
+
+def _mapped_ranges() -> list[tuple[int, int]] | None:
+    """List the process's mappings; None where the system does not tell."""
+    try:
+        with Path("/proc/self/maps").open("rb") as maps:
+            ranges = [line.split(None, 1)[0].split(b"-") for line in maps]
+    except OSError:
+        return None
+    return [(int(begin, 16), int(end, 16)) for begin, end in ranges]
+
+
+def place_of(device: Any) -> str:
+    """Name where memory is: "host" for the CPU, else torch's name of the device."""
+    kind: str = device.type
+    return "host" if kind == "cpu" else kind if kind == "meta" else str(device)
+
+
+def storages_of(torch: Any, tensor: Any) -> list[Any]:
+    """List the storages under a tensor: one, those of a sparse tensor's parts, or none.
+
+    To be called inside `without_overrides`. What a wrapper has in its attributes is not included.
+    """
+    base = torch.Tensor
+    layout = base.layout.__get__(tensor)
+    try:
+        if layout == torch.strided:
+            return [base.untyped_storage(tensor)]
+    except (RuntimeError, NotImplementedError):  # An opaque layout, such as mkldnn's.
+        return []
+    found = []
+    for name in _PARTS if layout == torch.sparse_coo else _COMPRESSED_PARTS:
+        with suppress(RuntimeError, AttributeError, NotImplementedError):
+            # A CSR tensor has no ccol_indices.
+            found.append(base.untyped_storage(getattr(base, name)(tensor)))
+    return found
+
+
+class Target:
+    """One object to release.
+
+    Attributes:
+        name: What reports call it.
+        closes: Whether giving it up calls a ``close()`` of the program. Only such targets are given
+            up while the program ends; the memory of everything else goes with the process.
+    """
+
+    closes = False
+
+    def __init__(self, thing: Any, name: str) -> None:
+        self.thing = thing
+        self.name = name
+
+    def count(self, inventory: Inventory) -> None:
+        """Count the storages that it will give up."""
+
+    def give_up(self, place: str) -> None:
+        """Give up what it holds; ``place`` says where the program asked for that."""
