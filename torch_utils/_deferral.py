@@ -9,12 +9,13 @@ at once, because what is being closed may hang.
 
 from __future__ import annotations
 
-import signal
+# `signal` and `functools` themselves would double the time that importing this package takes.
+import _signal as signal  # type: ignore[import-not-found]  # typeshed has no stub
 import sys
+from _functools import partial  # type: ignore[import-not-found]  # nor here
+from _signal import SIGINT, getsignal
 from _thread import get_ident, interrupt_main
-from functools import partial
 from os import getpid
-from signal import SIGINT, getsignal
 from weakref import WeakSet, ref
 
 from torch_utils._runtime import MODULES, PHASE, early_bound, is_finalizing
