@@ -28,9 +28,6 @@ LATE_LIMIT = 1000
 """How many of the things that are opened while everything is closed are closed as well."""
 
 
-_TOO_MANY = "more than %s were opened while everything was closed at exit; %s and others stay"
-
-
 class _Raises:
     """Raises an error where Python passes it to `sys.unraisablehook`: in a destructor."""
 
@@ -49,12 +46,9 @@ class Registry:
         self._entries: dict[int, Entry] = {}
         self._waiting: dict[int, Entry] = {}  # thread -> what it waits for
         self._known_pid = 0
-        self._late_left = LATE_LIMIT
+        self._late = 0  # how many were opened while everything was closed
         self.on_new_process: Callable[[], None] | None = None
         self.on_late_entry: Callable[[], None] | None = None
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     @early_bound
     def add(self, entry: Entry) -> None:
@@ -66,7 +60,13 @@ class Registry:
             if self.on_new_process is not None:
                 self.on_new_process()
         if PHASE.exiting and self.on_late_entry is not None:
-            self.on_late_entry()
+            self._late += 1
+            if self._late <= LATE_LIMIT:
+                self.on_late_entry()
+                return
+            entry.at_exit = False
+            if self._late == LATE_LIMIT + 1:
+                log(ERROR, "more than %s were opened while everything was closed", LATE_LIMIT)
 
     @early_bound
     def get(self, key: int) -> Entry | None:
@@ -130,12 +130,6 @@ class Registry:
         while True:
             entries = [e for e in self.open_entries() if e not in tried]
             entries = [e for e in entries if e.pid == pid and e.at_exit]
-            if tried or self._late_left < LATE_LIMIT:  # These were opened at exit.
-                if entries and self._late_left == 0:
-                    self._late_left = -1  # Logged once.
-                    log(ERROR, _TOO_MANY, LATE_LIMIT, entries[0].name)
-                entries = entries[: max(self._late_left, 0)]
-                self._late_left -= len(entries)
             if not entries:
                 return
             for entry in entries:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from torch_utils._coroutines import called_function
@@ -80,8 +80,8 @@ def find_batch_size(
     Raises:
         RuntimeError: "No executable batch size found": not even 1 fits. Its cause is the error
             of the last try.
-        TypeError: A caller passed the batch size, or what is decorated is not a function, or is a
-            generator function, whose tries cannot be repeated once it has yielded.
+        TypeError: What is decorated is not callable, or is a generator function: it cannot be
+            called again once it has yielded.
         ValueError: ``factor`` is not between 0 and 1, or ``starting_batch_size`` is
             not a whole number of at least 0.
     """
@@ -108,90 +108,48 @@ def find_batch_size(
     called = called_function(function)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(
-            f"find_batch_size cannot repeat {_name(function)}, a generator function: what it has "
-            "yielded cannot be taken back; decorate a function that works on one whole input"
+            f"find_batch_size cannot repeat {function!r}, a generator function: what it "
+            "has yielded cannot be taken back; decorate a function that works on one whole input"
         )
-    wrapper: Callable[..., Any]
     if inspect.iscoroutinefunction(called):
 
         @functools.wraps(function)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            tries = _Tries(size, function, args, kwargs)
+        async def awaiting_wrapper(*args: Any, **kwargs: Any) -> Any:
+            attempts = size.attempts()
             while True:
-                batch_size = tries.next_size()
-                try:
-                    result = await function(batch_size, *args, **kwargs)
-                except Exception as failure:  # As below; a cancellation is not an Exception.
-                    if not tries.failed(failure):
-                        raise
-                else:
-                    size.succeeded(batch_size)
-                    return result
-                tries.clean_up()
+                with next(attempts) as batch_size:
+                    return await function(batch_size, *args, **kwargs)
 
-    else:
+        return awaiting_wrapper
 
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            tries = _Tries(size, function, args, kwargs)
-            while True:
-                batch_size = tries.next_size()
-                try:
-                    result = function(batch_size, *args, **kwargs)
-                except Exception as failure:
-                    # Of any kind: which of them mean a lack of memory is for the tries to say.
-                    if not tries.failed(failure):
-                        raise
-                else:
-                    size.succeeded(batch_size)
-                    return result
-                # Here, and not above: within the handler the interpreter itself keeps the failed
-                # try's frames, and the tensors in them, alive.
-                tries.clean_up()
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        attempts = size.attempts()
+        while True:
+            with next(attempts) as batch_size:
+                return function(batch_size, *args, **kwargs)
 
     return wrapper
 
 
-class _Tries:
-    """The tries of one call."""
+class _Attempt:
+    """One call with one batch size; as a context manager it swallows an out-of-memory error."""
 
-    def __init__(
-        self,
-        size: _Size,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        _refuse_batch_size(function, args, kwargs)
+    def __init__(self, batch_size: int, size: _Size, handled: Handled) -> None:
+        self.error: BaseException | None = None
+        self._batch_size = batch_size
         self._size = size
-        self._next = size.current
-        self._error: Exception | None = None
-        self._handled = Handled(sys.exc_info()[1])
+        self._handled = handled
 
-    def next_size(self) -> int:
-        """Return the size to try next."""
-        error, self._error = self._error, None
-        if self._next <= 0:
-            raise RuntimeError("No executable batch size found, reached zero.") from error
-        return self._next
+    def __enter__(self) -> int:
+        return self._batch_size
 
-    def failed(self, error: Exception) -> bool:
-        """Say whether an error means that a smaller size may fit."""
-        if not self._handled.is_out_of_memory(error):
-            return False
-        self._error = error
-        return True
-
-    def clean_up(self) -> None:
-        """Let go of all that the failed try has left, and choose the next size."""
-        assert self._error is not None
-        self._handled.clear_frames(self._error)
-        empty_caches()
-        trim_host()
-        failed, self._next = self._next, self._size.reduce(self._next)
-        log(DEBUG, "out of memory with batch size %d, next: %d", failed, self._next)
-        if self._next > 0:
-            tell("retry")
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if error is None:
+            self._size.succeeded(self._batch_size)
+        elif isinstance(error, Exception) and self._handled.is_out_of_memory(error):
+            self.error = error
+        return self.error is not None
 
 
 class _Size:
@@ -204,7 +162,7 @@ class _Size:
         restore_after: int | None,
         factor: float,
     ) -> None:
-        self.current = start
+        self._current = start
         self._start = start
         self._reduce_fn = reduce_fn
         self._restore_after = restore_after
@@ -212,12 +170,32 @@ class _Size:
         self._successes = 0
         self._lock = threading.Lock()
 
-    def reduce(self, failed: int) -> int:
+    def attempts(self) -> Iterator[_Attempt]:
+        """Yield an attempt for each size, until one succeeds or none is left."""
+        handled = Handled(sys.exc_info()[1])
+        batch_size, error = self._current, None
+        while batch_size > 0:
+            attempt = _Attempt(batch_size, self, handled)
+            yield attempt
+            # Only now that the `with` block has ended: within it the interpreter itself keeps the
+            # failed call's frames, and the tensors in them, alive.
+            error = attempt.error
+            assert error is not None
+            handled.clear_frames(error)
+            empty_caches()
+            trim_host()
+            failed, batch_size = batch_size, self._reduce(batch_size)
+            log(DEBUG, "out of memory with batch size %d, next: %d", failed, batch_size)
+            if batch_size > 0:
+                tell("retry")
+        raise RuntimeError("No executable batch size found, reached zero.") from error
+
+    def _reduce(self, failed: int) -> int:
         with self._lock:
             self._successes = 0
             smaller = int(failed * self._factor) if self._reduce_fn is None else self._reduce_fn()
             # When not even 1 fits, the next call begins with 1 again: memory may be free then.
-            self.current = min(self.current, max(smaller, min(1, self._start)))
+            self._current = min(self._current, max(smaller, min(1, self._start)))
             return smaller
 
     def succeeded(self, size: int) -> None:
@@ -225,29 +203,4 @@ class _Size:
             self._successes += 1
             if self._restore_after is not None and self._successes >= self._restore_after:
                 self._successes = 0
-                self.current = min(max(size + 1, int(size / self._factor)), self._start)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", None) or repr(function)
-
-
-def _refuse_batch_size(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # A builtin that does not tell.
-        return
-    if not parameters:
-        raise TypeError(f"`{_name(function)}` must take the batch size as its first argument")
-    names = [parameter.name for parameter in parameters]
-    is_variadic = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    if names[0] in kwargs or (len(names) <= len(args) and not is_variadic):
-        others = {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
-        others.pop(names[0], None)
-        shown = ", ".join(f"{name}={value}" for name, value in others.items())
-        raise TypeError(
-            f"Batch size was passed into `{_name(function)}` as the first argument when called. "
-            f"Remove this as the decorator already does so: `{_name(function)}({shown})`"
-        )
+                self._current = min(max(size + 1, int(size / self._factor)), self._start)

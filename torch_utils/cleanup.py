@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -84,8 +84,8 @@ class _Block(Resource):
                 if type(result) in UNAWAITED:
                     work.failed("a callback", never_ran(result))
         exc = None if is_shutting_down() else self.exception
-        if exc is not None and work.is_out_of_memory(exc):
-            work.clear_frames(exc)
+        if exc is not None and work.handled.is_out_of_memory(exc):
+            work.handled.clear_frames(exc)
         if self._flags:
             restore_flags(self._flags)
         self.running = None
@@ -169,6 +169,9 @@ class SafePyTorchCleanup:
         strict: Raise `CleanupError`, an ExceptionGroup, if the block succeeded and steps of
             the cleanup failed.
 
+    Attributes:
+        report: What the last cleanup did; None before.
+
     Raises:
         TypeError: A resource is of a kind that `release` does not know.
         ValueError: ``collect`` is not one of its values.
@@ -195,12 +198,7 @@ class SafePyTorchCleanup:
         self._resources = resources
         self._options = _Options(collect, trim_host, thorough, restore_flags, strict)
         self._block: _Block | None = None
-        self._report: CleanupReport | None = None
-
-    @property
-    def report(self) -> CleanupReport | None:
-        """What the last cleanup did. None before."""
-        return self._report
+        self.report: CleanupReport | None = None
 
     def manage(self, obj: T, close: Callable[..., Any] | None = None) -> T:
         """Have an object released at the end of the block; returns the object.
@@ -284,25 +282,12 @@ class SafePyTorchCleanup:
             block.exception = interrupt
             raise
         finally:
-            self._report = block.report or self._report
+            self.report = block.report or self.report
             if self._decorator is not None:
-                self._decorator._report = self._report
+                self._decorator.report = self.report
             if block.closed:  # Or it was too near the recursion limit, and is closed later.
                 self._block = None
                 block.raise_errors()
-
-    def _remaining(self) -> Sequence[_Item]:
-        """Return what the open block is releasing, and what it has not released yet, in order."""
-        block = self._block
-        if block is None:
-            return ()
-        return (*((block.running,) if block.running else ()), *reversed(block.items))
-
-    def _errors(self) -> Sequence[BaseException]:
-        """Return what the cleanup of the open block has raised so far, or that of the last one."""
-        if self._block is not None:
-            return tuple(self._block.errors)
-        return () if self._report is None else self._report.errors
 
     def __call__(self, function: F) -> F:
         """Decorate a function of any kind: each call has a scope of its own.
@@ -363,7 +348,7 @@ class SafePyTorchCleanup:
 
     def _scope_of_call(self: Self) -> Self:
         scope = copy.copy(self)
-        scope._block, scope._report, scope._decorator = None, None, self
+        scope._block, scope.report, scope._decorator = None, None, self
         return scope
 
     def _open_block(self) -> _Block:

@@ -22,8 +22,6 @@ from torch_utils._runtime import (
 
 __all__ = ["DeviceInfo", "get_device_info", "get_optimal_device", "is_cuda_available"]
 
-_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-
 
 class DeviceMemoryInfo(TypedDict):
     """Memory of one device, in bytes."""
@@ -54,21 +52,15 @@ class Backend:
         name: torch's name for the kind of device.
         is_available: Whether a device of this kind can be used, given torch.
         initialized: The indices of its devices that are in use already, given torch.
-        guarded: Whether work on a device has to stand in ``torch.<name>.device(index)``.
     """
 
     name: str
     is_available: Callable[[Any], bool]
     initialized: Callable[[Any], list[int]]
-    guarded: bool
 
     def module(self, torch: Any) -> Any:
         """Return ``torch.<name>``, or None where this torch has none. Never raises."""
-        try:
-            return getattr(torch, self.name, None)
-        except Exception:
-            # A stand-in, or a module that loads its parts lazily and fails at that.
-            return None
+        return ask(lambda t: getattr(t, self.name, None), torch, None, f"torch.{self.name}")
 
 
 def _cuda_is_available(torch: Any) -> bool:
@@ -82,7 +74,7 @@ def _cuda_is_available(torch: Any) -> bool:
     is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", None)
     if is_in_bad_fork is not None and is_in_bad_fork():
         return False
-    if _NVML_CHECK in os.environ:
+    if "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ:
         return bool(torch.cuda.is_available())
     return int(torch.cuda.device_count()) > 0
 
@@ -110,19 +102,9 @@ def _mps_devices(torch: Any) -> list[int]:
 
 
 BACKENDS = (
-    Backend("cuda", _cuda_is_available, _cuda_contexts, guarded=True),
-    Backend(
-        "xpu",
-        lambda torch: bool(torch.xpu.is_available()),
-        lambda torch: _contexts(torch.xpu, None),
-        guarded=True,
-    ),
-    Backend(
-        "mps",
-        lambda torch: bool(torch.backends.mps.is_available()),
-        _mps_devices,
-        guarded=False,
-    ),
+    Backend("cuda", _cuda_is_available, _cuda_contexts),
+    Backend("xpu", lambda t: bool(t.xpu.is_available()), lambda t: _contexts(t.xpu, None)),
+    Backend("mps", lambda t: bool(t.backends.mps.is_available()), _mps_devices),
 )
 
 
@@ -214,34 +196,15 @@ def initialized_memory() -> dict[str, DeviceMemoryInfo]:
 def _read_memory(backend: Backend, index: int, torch: Any) -> DeviceMemoryInfo:
     module = backend.module(torch)
     if backend.name == "mps":
-        allocated = module.current_allocated_memory()
-        reserved = module.driver_allocated_memory()
+        allocated, reserved = module.current_allocated_memory(), module.driver_allocated_memory()
         total = module.recommended_max_memory()
-        return DeviceMemoryInfo(
-            allocated_bytes=allocated,
-            reserved_bytes=reserved,
-            free_bytes=max(total - reserved, 0),
-            total_bytes=total,
-        )
-    free, total = module.mem_get_info(index)
-    allocated, reserved = _allocator_bytes(module, index)
+        free = max(total - reserved, 0)
+    else:
+        free, total = module.mem_get_info(index)
+        allocated, reserved = module.memory_allocated(index), module.memory_reserved(index)
     return DeviceMemoryInfo(
         allocated_bytes=allocated, reserved_bytes=reserved, free_bytes=free, total_bytes=total
     )
-
-
-def _allocator_bytes(module: Any, index: int) -> tuple[int, int]:
-    """Return what is allocated and what is reserved.
-
-    `memory_allocated` sorts all of the allocator's counters for the one that it returns, which
-    takes ten times as long as reading them.
-    """
-    read = getattr(module, "memory_stats_as_nested_dict", None)
-    if read is None:
-        return module.memory_allocated(index), module.memory_reserved(index)
-    stats = read(index)
-    allocated, reserved = (stats[f"{n}_bytes"]["all"]["current"] for n in ("allocated", "reserved"))
-    return allocated, reserved
 
 
 @early_bound

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -221,7 +221,8 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             except BaseException as error:
                 # SystemExit out of a closer, say: it cannot end the program from here, and the
                 # scope has closed the others, and has logged it, before it let this through.
-                if not any(error is failure for failure in self._failures()):
+                report = self._scope.report
+                if report is None or not any(error is failure for failure in report.errors):
                     log(ERROR, "closing the application's resources: %r", error, exc_info=error)
             finally:
                 ended.set()
@@ -257,14 +258,12 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
                 cancelled = error
         return cancelled
 
-    def _failures(self) -> Sequence[BaseException]:
-        """Return what was raised so far."""
-        return self._scope._errors()
-
     def _leave_behind(self, thread: threading.Thread) -> None:
         """Say what hangs, and have the end of the program not wait for it once more."""
         ident = thread.ident or 0
-        left = [item.name for item in self._scope._remaining()]
+        block = self._scope._block
+        left = [] if block is None else [block.running, *reversed(block.items)]
+        names = [item.name for item in left if item is not None]
         REGISTRY.leave_behind(ident)
         frame = sys._current_frames().get(ident)
         stack = "" if frame is None else "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:])
@@ -273,8 +272,8 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             "closing the application's resources has not ended after %g s: %s is still being "
             "closed, and is left behind%s. Its thread is at:\n%s",
             self._deadline_s,
-            left[0] if left else "the last of them",
-            f"; not begun: {', '.join(left[1:])}" if left[1:] else "",
+            names[0] if names else "the last of them",
+            f"; not begun: {', '.join(names[1:])}" if names[1:] else "",
             stack,
         )
 

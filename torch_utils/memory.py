@@ -5,16 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from torch_utils._runtime import (
-    DEBUG,
-    early_bound,
-    is_shutting_down,
-    loaded_torch,
-    log,
-)
+from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, loaded_torch, log
 from torch_utils.devices import BACKENDS, Backend, initialized_devices, initialized_memory
 
 __all__ = [
@@ -34,8 +29,7 @@ class HostMemory:
 
     Attributes:
         rss_bytes: All of it.
-        anonymous_bytes: The heap and what was mapped without a file; where the system does not
-            tell the two apart (not on Linux), the same as ``rss_bytes``.
+        anonymous_bytes: The heap and what was mapped without a file.
         file_backed_bytes: Mapped files and shared memory. Such pages are not the process's
             alone, and go when their file is closed.
     """
@@ -97,21 +91,7 @@ def _host_memory() -> HostMemory:
             _, resident, shared = (int(word) * _PAGE_BYTES for word in file.read().split()[:3])
         return HostMemory(resident, resident - shared, shared)
     except (OSError, ValueError, NameError):  # NameError: late in teardown `open` is gone.
-        return _host_memory_from_psutil()
-
-
-def _host_memory_from_psutil() -> HostMemory:
-    if is_shutting_down():
         return HostMemory()
-    try:
-        import psutil
-
-        resident = int(psutil.Process().memory_info().rss)
-    except Exception as error:
-        # It is not installed, or not allowed to look; `memory_snapshot` never raises.
-        log(DEBUG, "resident memory is not known: %r", error)
-        return HostMemory()
-    return HostMemory(resident, resident, 0)
 
 
 @early_bound
@@ -119,8 +99,8 @@ def memory_snapshot() -> MemorySnapshot:
     """Read the memory of this process and of every device it already uses.
 
     Takes microseconds: one small file on Linux, allocator counters elsewhere. Initialises
-    nothing, synchronises nothing, imports nothing, never raises. On a system that is neither
-    Linux nor has psutil installed, host figures are 0.
+    nothing, synchronises nothing, imports nothing, never raises. Host figures are 0 on systems
+    other than Linux.
     """
     try:
         if is_shutting_down():
@@ -154,13 +134,10 @@ def _empty_cache(backend: Backend, torch: Any) -> bool:
     emptied = False
     for index in initialized_devices(backend, torch):
         try:
-            if backend.guarded:
-                with module.device(index):
-                    if _is_capturing(module):
-                        log(DEBUG, "cache of %s:%d not emptied: a capture", backend.name, index)
-                        continue
-                    module.empty_cache()
-            else:
+            with module.device(index) if hasattr(module, "device") else nullcontext():
+                if _is_capturing(module):
+                    log(DEBUG, "cache of %s:%d not emptied: a capture", backend.name, index)
+                    continue
                 module.empty_cache()
             emptied = True
         except Exception as error:

@@ -138,24 +138,17 @@ def _clear_frames_of(error: BaseException) -> int:
 
 
 def _clear(frame: FrameType) -> bool:
-    if not _has_ended(frame):
-        return False
+    """Clear a frame, unless it is running, or a generator or coroutine that lives may own it.
+
+    ``frame.clear()`` closes suspended ones in Python below 3.13, and refuses from there on.
+    """
+    if frame.f_code.co_flags & _SUSPENDABLE and sys.version_info < (3, 13):
+        # A frame refers to its code for the garbage collector once it belongs to no generator.
+        owns_code = any(referent is frame.f_code for referent in gc.get_referents(frame))
+        if sys.version_info < (3, 11) or not owns_code:
+            return False
     try:
         frame.clear()
-    except RuntimeError:  # It is still running, or from Python 3.13 on suspended.
+    except RuntimeError:  # It is running, or suspended.
         return False
     return True
-
-
-def _has_ended(frame: FrameType) -> bool:
-    """Say whether a frame can be cleared without ending a generator or coroutine that lives.
-
-    ``frame.clear()`` closes suspended ones in Python below 3.13. True for functions: there
-    Python itself refuses while they run. False where it cannot be known.
-    """
-    if not frame.f_code.co_flags & _SUSPENDABLE or sys.version_info >= (3, 13):
-        return True
-    # A frame refers to its code for the garbage collector once it belongs to no generator.
-    return sys.version_info >= (3, 11) and any(
-        referent is frame.f_code for referent in gc.get_referents(frame)
-    )

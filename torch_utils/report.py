@@ -45,11 +45,6 @@ class StillHeld:
     device: str
     holders: tuple[str, ...] = ()
 
-    @property
-    def names_a_variable(self) -> bool:
-        """Whether a variable was found to hold it."""
-        return any(map(is_variable, self.holders))
-
     def __str__(self) -> str:
         by = " and ".join(self.holders) if self.holders else "something that was not found"
         return f"{self.what} ({format_bytes(self.nbytes)} on {self.device}), held by {by}"
@@ -111,7 +106,7 @@ class CleanupReport:
             )
         if self.still_held:
             # What is held by a variable says best what to do.
-            first = min(self.still_held, key=lambda held: not held.names_a_variable)
+            first = min(self.still_held, key=lambda held: not any(map(is_variable, held.holders)))
             others = len(self.still_held) - 1
             more = f" and {others} more" if others else ""
             parts.append(f"still held: {format_bytes(self.still_held_bytes)}: {first}{more}")

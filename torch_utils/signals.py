@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_utils._runtime import PHASE, current_task
 from torch_utils.errors import SignalError
+from torch_utils.oom import walk_chain
 
 __all__ = ["SignalExit", "exit_on_signals"]
 
@@ -36,11 +37,18 @@ class SignalExit:
         self._called = False
         self._retry_pending = False
         self._retry_s = 0.0005
-        self._hooks: list[Any] = []  # those that ours was put in the place of
-        self._chaining = False
-        for number in numbers:
-            self.previous[number] = signal.getsignal(number)
-            signal.signal(number, self._handle)
+        self._hook = sys.unraisablehook
+        sys.unraisablehook = self._unraisable
+        try:
+            for number in dict.fromkeys(numbers):
+                self.previous[number] = signal.getsignal(number)
+                signal.signal(number, self._handle)
+        except (OSError, ValueError, TypeError) as error:
+            self.restore()
+            raise SignalError(
+                f"exit_on_signals() cannot handle {numbers}: {error}; call it in the main thread, "
+                "with signals that can be caught, such as signal.SIGTERM"
+            ) from None
 
     def restore(self) -> bool:
         """Put the earlier handlers back, where these are still in place.
@@ -57,7 +65,7 @@ class SignalExit:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
                 restored = True
         if sys.unraisablehook == self._unraisable:
-            sys.unraisablehook = self._hooks[-1]
+            sys.unraisablehook = self._hook
         return restored
 
     def __enter__(self) -> SignalExit:
@@ -113,9 +121,6 @@ class SignalExit:
             earlier(number, frame)
         # Otherwise the program is ending already, with a status of its own.
         if not PHASE.exiting and not _in_exit_callback(frame):
-            if sys.unraisablehook != self._unraisable:
-                self._hooks.append(sys.unraisablehook)
-                sys.unraisablehook = self._unraisable
             task = current_task()
             if task is not None:
                 task.add_done_callback(_take_note)
@@ -128,18 +133,12 @@ class SignalExit:
         dropped, in ``gc.callbacks``, in ctypes callbacks: wherever C calls Python and has no way
         to pass an exception on.
         """
-        is_ours = isinstance(lost.exc_value, _OrderlyExit)
-        if not is_ours:
-            # A newer hook of the program's may call this one, which it was put in the place of.
-            hook = self._hooks[0 if self._chaining else -1]
-            self._chaining = True
-            try:
-                hook(lost)
-            finally:
-                self._chaining = False
+        error: BaseException | None = lost.exc_value
+        if not (self._raised and isinstance(error, _OrderlyExit)):  # Not this one's.
+            self._hook(lost)
         if PHASE.exiting or threading.get_ident() != self._main:
             return
-        if is_ours or _has_behind_it(lost.exc_value):
+        if error and any(isinstance(e, _OrderlyExit) for e in walk_chain(error)):
             self._raised = False
             self._arm_again()
 
@@ -159,15 +158,6 @@ IMPORT_WAIT_S = 10.0
 """How long a signal waits for an import to end; then it is raised into it."""
 
 
-def _has_behind_it(error: BaseException | None) -> bool:
-    """Say whether an exception was raised while one of a signal was on its way."""
-    for _ in range(100):  # A chain can be a circle.
-        error = None if error is None else error.__context__
-        if isinstance(error, _OrderlyExit):
-            return True
-    return False
-
-
 def _would_break_off(frame: FrameType | None, waited_s: float) -> bool:
     """Say whether an exception raised here would break off a destructor, or an import.
 
@@ -175,12 +165,11 @@ def _would_break_off(frame: FrameType | None, waited_s: float) -> bool:
     stays; so it is out of the hook that would print it. Out of an import it is swallowed now and
     then by the C++ of an extension module that is being initialised: one import of torch in ten.
     """
-    hook = getattr(sys.unraisablehook, "__code__", None)
     while frame is not None:
         name, module = frame.f_code.co_name, frame.f_globals.get("__name__")
         if name in ("__del__", "_abandoned") or (name == "__call__" and module == "weakref"):
             return True
-        if frame.f_code is hook:
+        if frame.f_code is SignalExit._unraisable.__code__:
             return True
         if module == "importlib._bootstrap" and waited_s < IMPORT_WAIT_S:
             return True
@@ -209,7 +198,8 @@ def exit_on_signals(*signals: int) -> SignalExit:
     destructor, or of an import (for `IMPORT_WAIT_S` seconds at most) waits for its end; not across
     an ``await``. Where Python would print the exception and go
     on, as in a weak reference's callback, nothing is printed and it is raised again a moment
-    later: from the signal on, ``sys.unraisablehook`` is wrapped for that. A handler that a program
+    later: ``sys.unraisablehook`` is wrapped for that, and a hook that a program installs
+    afterwards has to call it. A handler that a program
     had installed before is called first; Python's own for SIGINT is replaced. A second signal
     takes the default action and ends the program at once.
 
@@ -223,23 +213,4 @@ def exit_on_signals(*signals: int) -> SignalExit:
         SignalError: This is not the main thread, or a signal cannot be caught. No handler was
             changed.
     """
-    if threading.current_thread() is not threading.main_thread():
-        raise SignalError(
-            "exit_on_signals() works only in the main thread, where Python handles signals; "
-            "call it there, before other threads are started"
-        )
-    for number in signals:
-        _check(number)
-    return SignalExit(tuple(dict.fromkeys(signals or (signal.SIGTERM,))))
-
-
-def _check(number: int) -> None:
-    uncatchable = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        raise SignalError(
-            f"{number!r} is no signal of this system; name each as signal.SIGTERM does"
-        ) from None
-    if number in uncatchable:
-        raise SignalError(f"{name} cannot be caught by any program; remove it")
+    return SignalExit(signals or (signal.SIGTERM,))

@@ -59,15 +59,12 @@ class Measurement:
 
     def _measured(self) -> list[float]:
         if not self.device_s:
-            raise ValueError(self._nothing_yet())
+            raise ValueError(f"nothing measured yet on {self.device}: the block has not ended")
         return self.device_s
-
-    def _nothing_yet(self) -> str:
-        return f"nothing measured yet on {self.device}: the block has not ended"
 
     def __str__(self) -> str:
         if not self.device_s:
-            return self._nothing_yet()
+            return f"nothing measured yet on {self.device}"
         low, high = self.percentile_s(5), self.percentile_s(95)
         return (
             f"{self.median_s * 1e3:.3f} ms on {self.device} (median of {len(self.device_s)}; "
@@ -92,25 +89,18 @@ def measure(
         TypeError: ``fn`` is no function.
         ValueError: ``warmup`` is negative, ``repeat`` is not positive, or there is no such device.
     """
-    if not callable(fn):
-        raise TypeError(
-            f"measure() calls a function itself: measure(fn, *args); it got {type(fn).__name__}"
-        )
     if warmup < 0 or repeat < 1:
         raise ValueError(f"needs warmup >= 0 and repeat >= 1, not {warmup} and {repeat}")
     for _ in range(warmup):
         fn(*args)
-    result: Measurement | None = None
+    result = Measurement()
     for _ in range(repeat):
         with measuring(device) as once:
             fn(*args)
-        if result is None:
-            result = once
-        else:
-            result.host_s += once.host_s
-            result.device_s += once.device_s
-            result.peak_bytes = max(result.peak_bytes, once.peak_bytes)
-    assert result is not None
+        result.device = once.device
+        result.host_s += once.host_s
+        result.device_s += once.device_s
+        result.peak_bytes = max(result.peak_bytes, once.peak_bytes)
     return result
 
 
@@ -132,24 +122,17 @@ def measuring(device: Any = None) -> Iterator[Measurement]:
     name = _device_name(torch, device)
     result = Measurement(name)
     kind = name.partition(":")[0]
-    if kind != "cpu" and (missing := _what_is_missing(torch, kind)):
-        raise ValueError(f"cannot measure on device {name!r}: {missing}")
+    module = getattr(torch, kind, None)
     if kind == "cpu":
         yield from _on_host(result)
+    elif not hasattr(module, "synchronize"):
+        raise ValueError(
+            f"cannot measure on device {name!r}: import torch first, and name a device of torch's"
+        )
     elif kind == "cuda":
         yield from _on_cuda(torch, result)
     else:
-        yield from _with_synchronisation(getattr(torch, kind), result)
-
-
-def _what_is_missing(torch: Any, kind: str) -> str:
-    if torch is None:
-        return "import torch first"  # The host's clock would time launches.
-    module = getattr(torch, kind, None)
-    if not hasattr(module, "synchronize"):
-        return "torch knows none of that name"
-    count = getattr(module, "device_count", None)
-    return "there is none here" if count is not None and not count() else ""
+        yield from _with_synchronisation(module, result)
 
 
 def _device_name(torch: Any, device: Any) -> str:

@@ -9,7 +9,6 @@ import types
 from typing import Any
 
 import pytest
-import torch
 
 from support.stand_in_torch import installed
 from torch_utils import Measurement, measure, measuring
@@ -128,8 +127,6 @@ def test_figures_that_are_not_there_yet_are_not_shown() -> None:
 
 
 def test_wrong_use_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"measure\(fn, \*args\); it got int"):
-        measure(sum([1]))
     with pytest.raises(ValueError, match="repeat >= 1"):
         measure(int, repeat=0)
     with pytest.raises(ValueError, match="between 0 and 100"):
@@ -137,9 +134,6 @@ def test_wrong_use_is_refused() -> None:
     for device in ("cdua", 5):
         with pytest.raises(ValueError, match=f"cannot measure on device '{device}'"):
             measure(sum, [1], device=device)
-    if not torch.xpu.is_available():
-        with pytest.raises(ValueError, match="cannot measure on device 'xpu:0': there is none"):
-            measure(sum, [1], device="xpu:0")
 
 
 def test_another_device_without_torch_is_refused() -> None:

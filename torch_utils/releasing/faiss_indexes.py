@@ -15,8 +15,14 @@ from types import FrameType
 from typing import Any
 from weakref import ReferenceType, ref
 
-from torch_utils.releasing.modules import bury, is_released
-from torch_utils.releasing.objects import bases_of, contents_of, is_among, is_index_class
+from torch_utils.releasing.modules import bury
+from torch_utils.releasing.objects import (
+    bases_of,
+    contents_of,
+    is_among,
+    is_index_class,
+    is_released,
+)
 from torch_utils.releasing.storages import Inventory, Target
 
 

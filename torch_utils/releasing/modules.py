@@ -24,12 +24,13 @@ from torch_utils.errors import ReleasedAttributeError, ReleasedError
 from torch_utils.releasing.objects import (
     attributes_of,
     bases_of,
-    class_contents,
     contents_of,
     entries_of,
     find_in_class,
     is_instance,
     is_method,
+    is_released,
+    is_tombstone_class,
     name_of,
     slots_of,
 )
@@ -76,16 +77,14 @@ class ModuleTarget(Target):
 
 
 # What every module has; nothing is lost if a version of torch has more.
-_OWN_PARTS = frozenset(
-    (
-        *("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
-        *("_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook"),
-        *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-        *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-        *("_state_dict_hooks", "_state_dict_pre_hooks"),
-        *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
-    )
-)
+_OWN_PARTS = {
+    *("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+    *("_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook"),
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks"),
+    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+}
 
 
 def tree_of(root: Any, spared: Set[int] = frozenset()) -> list[tuple[Any, str]]:
@@ -279,9 +278,6 @@ _READABLE = frozenset((*dir(object), "__dict__", "__call__"))
 _CLOSING = {"close": _nothing, "aclose": _nothing_to_await, "closed": True}
 
 
-_SHOWING = frozenset(("__repr__", "__str__"))
-
-
 class _Shown:
     """What the ``__repr__`` of an object that holds a released one reads of it: nothing."""
 
@@ -315,16 +311,17 @@ class Tombstone:
         if name == "__dict__" and _is_in_torch(_frame(0).f_back):
             # A thread that was in `Module.__getattr__` all the while.
             refuse(self, name, ReleasedAttributeError)
+        former = _read(self, "__dict__")[_KEY].kind
         if name == "__class__":
-            return _read(self, "__dict__")[_KEY].kind
+            return former
         if name == "__module__":
-            return _read(self, "__dict__")[_KEY].kind.__module__
+            return former.__module__
         if name in _READABLE:
             return _read(self, name)
-        if name in _CLOSING and hasattr(_read(self, "__dict__")[_KEY].kind, name):
+        if name in _CLOSING and hasattr(former, name):
             return _CLOSING[name]
         reader = _frame(0).f_back
-        if reader is not None and reader.f_code.co_name in _SHOWING:
+        if reader is not None and reader.f_code.co_name in ("__repr__", "__str__"):
             return _SHOWN
         return _refuse_attribute(self, name)
 
@@ -376,21 +373,12 @@ def _refusing(name: str) -> Any:
     return method
 
 
-for _name in (
-    *(
-        "__call__",
-        "__len__",
-        "__iter__",
-        "__next__",
-        "__reversed__",
-        "__contains__",
-        "__enter__",
-        "__aenter__",
-    ),
-    *("__getitem__", "__setitem__", "__delitem__", "__copy__", "__deepcopy__"),
-    *("__add__", "__iadd__", "__radd__", "__mul__", "__imul__", "__rmul__", "__matmul__"),
-):
-    setattr(Tombstone, _name, _refusing(_name))
+_REFUSED = (
+    "call len iter next reversed contains enter aenter getitem setitem delitem copy deepcopy "
+    "add iadd radd mul imul rmul matmul"
+)
+for _name in _REFUSED.split():
+    setattr(Tombstone, f"__{_name}__", _refusing(f"__{_name}__"))
 
 # For classes whose instances have a layout of their own; it adds none.
 _METHODS = {k: v for k, v in vars(Tombstone).items() if k not in ("__dict__", "__weakref__")}
@@ -400,16 +388,6 @@ _Quiet = type(
     # Python tells the former class of every heir; that would be the program's code.
     {**_METHODS, "__slots__": (), "__init_subclass__": classmethod(_nothing)},
 )
-
-
-def is_released(thing: object) -> bool:
-    """Say whether an object was released, without using it."""
-    return is_tombstone_class(type(thing))
-
-
-def is_tombstone_class(kind: type) -> bool:
-    """Say whether a class is that of released objects."""
-    return "_is_tombstone" in class_contents(kind)
 
 
 def bury(thing: Any, name: str, place: str) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from enum import Enum, auto
+from enum import IntEnum, auto
 from itertools import chain
 from types import (
     AsyncGeneratorType,
@@ -90,12 +90,23 @@ def find_in_class(kind: type, name: str) -> Any:
     return None
 
 
-class Kind(Enum):
+def is_released(thing: object) -> bool:
+    """Say whether an object was released, without using it."""
+    return is_tombstone_class(type(thing))
+
+
+def is_tombstone_class(kind: type) -> bool:
+    """Say whether a class is that of released objects."""
+    return "_is_tombstone" in class_contents(kind)
+
+
+class Kind(IntEnum):  # Not an Enum, whose hash is computed in Python.
     """What `release` does with an object."""
 
+    RELEASED = auto()
     LEAF = auto()  # Holds nothing: skipped in a container, refused by itself.
     HARMLESS = auto()  # The same, but may be named beside a model: a tokenizer.
-    ARRAY = auto()  # numpy's: a leaf, or a container of objects.
+    ARRAY = auto()  # numpy's: the same.
     MODULE = auto()
     TENSOR = auto()
     TRAINING = auto()  # Refers to what others own: an optimizer, a DataLoader.
@@ -112,33 +123,27 @@ class Kind(Enum):
     OTHER = auto()
 
 
-LEAVES = frozenset((Kind.LEAF, Kind.HARMLESS, Kind.ITERATOR))
-CONTAINERS = frozenset((Kind.MAPPING, Kind.ITEMS, Kind.RECORD, Kind.ARRAY))
+LEAVES = frozenset((Kind.LEAF, Kind.HARMLESS, Kind.ARRAY, Kind.ITERATOR))
+CONTAINERS = frozenset((Kind.MAPPING, Kind.ITEMS, Kind.RECORD))
 TARGETS = frozenset((Kind.MODULE, Kind.TENSOR, Kind.TRAINING, Kind.INDEX, Kind.RESOURCE))
 
-_LIBRARIES = frozenset(
-    (
-        *("torch", "transformers", "tokenizers", "sentence_transformers", "accelerate"),
-        *("diffusers", "peft", "safetensors", "huggingface_hub"),
-    )
-)
-_BY_NAME = {
-    ("torch", "Optimizer"): Kind.TRAINING,
-    ("torch", "LRScheduler"): Kind.TRAINING,
-    ("torch", "GradScaler"): Kind.TRAINING,
-    ("torch", "DataLoader"): Kind.TRAINING,
-    ("accelerate", "AcceleratedScheduler"): Kind.TRAINING,
-    ("torch", "UntypedStorage"): Kind.STORAGE,
-    ("torch", "TypedStorage"): Kind.STORAGE,
-    ("torch", "Dataset"): Kind.OTHER,
-    ("numpy", "ndarray"): Kind.ARRAY,
+_LIBRARIES = {
+    *("torch", "transformers", "tokenizers", "sentence_transformers", "accelerate"),
+    *("diffusers", "peft", "safetensors", "huggingface_hub"),
+}
+_NAMES = {
+    Kind.TRAINING: "torch.Optimizer torch.LRScheduler torch.GradScaler torch.DataLoader "
+    "accelerate.AcceleratedScheduler",
+    Kind.STORAGE: "torch.UntypedStorage torch.TypedStorage",
+    Kind.OTHER: "torch.Dataset",
+    Kind.ARRAY: "numpy.ndarray",
     # What goes with a model. Vocabularies are large, and hold no tensor.
-    ("tokenizers", "Tokenizer"): Kind.HARMLESS,
-    ("transformers", "PreTrainedTokenizerBase"): Kind.HARMLESS,
-    ("transformers", "PreTrainedConfig"): Kind.HARMLESS,
-    ("transformers", "PretrainedConfig"): Kind.HARMLESS,
-    ("transformers", "GenerationConfig"): Kind.HARMLESS,
-    ("transformers", "ProcessorMixin"): Kind.HARMLESS,
+    Kind.HARMLESS: "tokenizers.Tokenizer transformers.PreTrainedTokenizerBase "
+    "transformers.PreTrainedConfig transformers.PretrainedConfig transformers.GenerationConfig "
+    "transformers.ProcessorMixin",
+}
+_BY_NAME = {
+    tuple(name.split(".")): kind for kind, names in _NAMES.items() for name in names.split()
 }
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -157,20 +162,16 @@ _KIND_OF_CLASS: dict[int, Kind] = {
     **{id(kind): Kind.LEAF for kind in _LEAF_CLASSES},
 }
 # Packages of values. A program's class may derive from those of the first line, and is one too.
-_VALUES = frozenset(
-    (
-        *("datetime", "decimal", "fractions", "uuid", "pathlib", "enum", "ipaddress"),
-        *("zoneinfo", "random", "logging"),
-    )
-)
-_OWN_VALUES = frozenset(
-    (
-        *("_thread", "threading", "weakref", "_weakref", "functools", "operator", "typing", "re"),
-        *("inspect", "contextvars", "_contextvars", "_random", "numpy", "string", "itertools"),
-        *("array", "pandas", "pyarrow", "scipy", "asyncio", "concurrent", "multiprocessing"),
-        *("queue", "_queue"),
-    )
-)
+_VALUES = {
+    *("datetime", "decimal", "fractions", "uuid", "pathlib", "enum", "ipaddress"),
+    *("zoneinfo", "random", "logging"),
+}
+_OWN_VALUES = {
+    *("_thread", "threading", "weakref", "_weakref", "functools", "operator", "typing", "re"),
+    *("inspect", "contextvars", "_contextvars", "_random", "numpy", "string", "itertools"),
+    *("array", "pandas", "pyarrow", "scipy", "asyncio", "concurrent", "multiprocessing"),
+    *("queue", "_queue"),
+}
 _RECORD_MARKS = ("__dataclass_fields__", "__attrs_attrs__", "__pydantic_fields__")
 _RECORD_PACKAGES = frozenset(("collections", "argparse", "types"))
 _AWAITABLE_FLAGS = 0x80 | 0x200  # inspect's CO_COROUTINE and CO_ASYNC_GENERATOR
@@ -193,6 +194,8 @@ class Kinds:
 
 def _kind_of(kind: type, torch: Any) -> Kind:
     bases = bases_of(kind)
+    if is_tombstone_class(kind):
+        return Kind.RELEASED
     if torch is not None:
         if is_among(torch.nn.Module, bases):
             return Kind.MODULE
@@ -293,25 +296,16 @@ def parts_of(thing: Any, name: str, kinds: Kinds) -> Iterator[Part]:
     if kind is Kind.MAPPING or is_instance(thing, dict):
         items = _items_of_mapping(thing)
         labelled.append((value, f"[{_shown(key)}]") for key, value in items)
+        labelled.append((key, ".keys()") for key, _ in items if kinds(key) in TARGETS)
     elif kind is Kind.ITEMS:
         labelled.append((value, f"[{index}]") for index, value in enumerate(_items_of(thing)))
-    elif kind is Kind.ARRAY:
-        labelled.append((value, f"[{index}]") for index, value in enumerate(_objects_of(thing)))
-    if kind not in (Kind.MAPPING, Kind.ITEMS, Kind.ARRAY):
+    if kind not in (Kind.MAPPING, Kind.ITEMS):
         labelled.append((value, f".{key}") for key, value in attributes_of(thing).items())
     is_long = len(name) > _LONGEST_NAME  # Deep in something: all the names would fill the memory.
     for parts in labelled:
         for part, label in parts:
             if kinds(part) is not Kind.LEAF:
                 yield part, name if is_long else name + label
-
-
-def keys_of(thing: Any, name: str, kinds: Kinds) -> list[Part]:
-    """List the keys of a mapping that might be more than keys; empty for anything else."""
-    if kinds(thing) is not Kind.MAPPING:
-        return []
-    keys = [key for key, _ in _items_of_mapping(thing) if type(key) not in _SHOWN_KEYS]
-    return [(key, f"{name}.keys()") for key in keys if kinds(key) is not Kind.LEAF]
 
 
 def _shown(key: Any) -> str:
@@ -333,33 +327,13 @@ def _items_of(thing: Any) -> list[Any]:
     return list(thing)  # A view of a dictionary: a class of C's, that nothing derives from.
 
 
-def _objects_of(array: Any) -> list[Any]:
-    """List the items of an array of objects; an array of numbers has no parts."""
-    numpy_array: Any
-    numpy_array = next(base for base in bases_of(type(array)) if name_of(base) == "ndarray")
-    if not numpy_array.dtype.__get__(array).hasobject:
-        return []
-    # A view of the base class tells no subclass of it, and its copy does not either.
-    items: list[Any] = numpy_array.view(array, numpy_array).flatten().tolist()
-    return items
-
-
 def entries_of(mapping: Any) -> list[tuple[Any, Any]]:
-    """List the entries of what a module keeps its parts in: a dictionary, or a foreign mapping."""
+    """List the entries of what a module keeps its parts in: a dictionary, or torch.jit's."""
     if is_instance(mapping, dict):
         return list(dict.items(mapping))
-    if mapping is None:
-        return []
     if module_of(type(mapping)) == "torch.jit._script":
         return list(mapping.items())  # torch's own, around what a C++ object holds.
-    # In the dictionaries and lists that it is made of.
-    found: list[tuple[Any, Any]] = []
-    inside = [mapping]
-    for _ in range(3):
-        inside = [r for r in gc.get_referents(*inside) if is_instance(r, dict) or type(r) is list]
-        for part in inside:
-            found += dict.items(part) if is_instance(part, dict) else enumerate(part)
-    return found
+    return []
 
 
 def instances_of(base: type) -> list[Any]:

@@ -6,8 +6,8 @@ import gc
 import sys
 from typing import Any
 
-from torch_utils.releasing.modules import bury, is_released
-from torch_utils.releasing.objects import contents_of
+from torch_utils.releasing.modules import bury
+from torch_utils.releasing.objects import contents_of, is_released
 from torch_utils.releasing.storages import Inventory, Target
 
 

@@ -7,14 +7,14 @@ of an unknown kind is refused while all the others are still whole.
 from __future__ import annotations
 
 import sys
-from collections import Counter, deque
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_utils._runtime import whole_torch
 from torch_utils.releasing.faiss_indexes import FaissTarget
 from torch_utils.releasing.internals import without_overrides
-from torch_utils.releasing.modules import ClosableTarget, ModuleTarget, closes_of, is_released
+from torch_utils.releasing.modules import ClosableTarget, ModuleTarget, closes_of
 from torch_utils.releasing.objects import (
     CONTAINERS,
     TARGETS,
@@ -24,7 +24,7 @@ from torch_utils.releasing.objects import (
     attributes_of,
     find_in_class,
     is_instance,
-    keys_of,
+    is_released,
     module_of,
     name_of,
     package_of,
@@ -118,7 +118,7 @@ class _Walk:
         self._targets: dict[int, Target | None] = {}
         self._seen: dict[int, Any] = {}
         self._levels: list[tuple[Iterator[Part], _Holder | None]] = []
-        self.references: Counter[int] = Counter()
+        self.references: defaultdict[int, int] = defaultdict(int)
         self.held_tensors: set[int] = set()
 
     def run(self, objects: Sequence[Any]) -> list[Target]:
@@ -141,26 +141,27 @@ class _Walk:
 
     def _look_at_named(self, thing: Any, name: str, *, is_argument: bool = False) -> None:
         """Look at what the program named, by itself or in a container; it is never skipped."""
-        if thing is None or is_released(thing):
+        kind = self._kinds(thing)
+        if thing is None or kind is Kind.RELEASED:
             return
         self.held_tensors.discard(id(thing))
         self.references[id(thing)] += 1
         if id(thing) in self._seen:
             return
-        kind = self._kinds(thing)
         if kind in TARGETS:
             self._take(thing, name, kind, None)
         elif kind is Kind.HARMLESS:
             return
-        elif kind is Kind.LEAF or _is_standard_stream(thing):
+        elif kind in (Kind.LEAF, Kind.ARRAY) or _is_standard_stream(thing):
             if is_argument:
-                raise _unknown(thing, name, Kind.LEAF)
-        elif kind is Kind.CLOSABLE or (kind in _MAY_CLOSE and _closes_itself(thing)):
+                raise _unknown(thing, name, kind)
+        elif kind is Kind.CLOSABLE or (
+            # A namespace, say, may have a close of its own.
+            kind in _MAY_CLOSE and callable(attributes_of(thing).get("close"))
+        ):
             self._seen[id(thing)] = thing
             self._targets[id(thing)] = ClosableTarget(thing, name)
         elif kind in CONTAINERS:
-            if is_argument and kind is Kind.ARRAY and not any(parts_of(thing, "", self._kinds)):
-                raise _unknown(thing, name, kind)
             self._enter(thing, name, None)
         elif kind in (Kind.OTHER, Kind.LIBRARY):
             self._enter(thing, name, _Holder(thing, name, kind))
@@ -169,14 +170,14 @@ class _Walk:
 
     def _look_at_held(self, thing: Any, name: str, holder: _Holder) -> None:
         """Look at what an object holds that the program named; anything may be skipped."""
-        if is_released(thing):
+        kind = self._kinds(thing)
+        if kind is Kind.RELEASED:
             holder.is_taken = True
             return
         self.references[id(thing)] += 1
         if id(thing) in self._seen:
             holder.is_taken = holder.is_taken or id(thing) in self._targets
             return
-        kind = self._kinds(thing)
         if kind in TARGETS:
             self._take(thing, name, kind, holder)
         elif kind in CONTAINERS or (kind is Kind.LIBRARY and holder.kind is Kind.LIBRARY):
@@ -185,9 +186,6 @@ class _Walk:
     def _enter(self, thing: Any, name: str, holder: _Holder | None) -> None:
         self._seen[id(thing)] = thing
         self._levels.append((parts_of(thing, name, self._kinds), holder))
-        # A model may be a key, but so may any object: what else is one is skipped.
-        keys = iter(keys_of(thing, name, self._kinds))
-        self._levels.append((keys, holder or _Holder(thing, name, Kind.LIBRARY)))
 
     def _take(self, thing: Any, name: str, kind: Kind, holder: _Holder | None) -> None:
         if kind is Kind.TENSOR:
@@ -219,34 +217,15 @@ class _Walk:
 
     def _refusal(self, thing: Any, name: str) -> TypeError:
         """Make the error for an object that itself holds nothing that could be released."""
-        nearest = self._nearest_target(thing, name)
-        if nearest:
-            return _error(thing, name, f"it does not reach into its parts; pass {nearest}")
+        advice = "pass the models and tensors that it uses, or give it a close()"
         computed = [n for n in _USUAL_NAMES if find_in_class(type(thing), n) is not None]
         if computed:
-            return _error(thing, name, f"pass {name}.{computed[0]}")
-        if find_in_class(type(thing), "__getattr__") is not None:
+            advice = f"pass {name}.{computed[0]}"
+        elif find_in_class(type(thing), "__getattr__") is not None:
             advice = "it may stand for something else: pass that, or name its close in manage()"
-            return _error(thing, name, advice)
-        return _error(thing, name, "pass the models and tensors that it uses, or give it a close()")
-
-    def _nearest_target(self, thing: Any, name: str) -> str:
-        pending = deque([(thing, name)])
-        seen: set[int] = set()
-        while pending and len(seen) < _MOST_LOOKS:
-            part, path = pending.popleft()
-            if id(part) not in seen:
-                seen.add(id(part))
-                kind = self._kinds(part)
-                if kind in TARGETS:
-                    return path
-                if kind in _FOLLOWED:
-                    pending.extend(parts_of(part, path, self._kinds))
-        return ""
+        return _error(thing, name, advice)
 
 
-_MOST_LOOKS = 20_000  # at objects, to find out what would have been right
-_FOLLOWED = CONTAINERS | {Kind.LIBRARY, Kind.OTHER, Kind.CLOSABLE}
 _USUAL_NAMES = ("model", "module", "encoder", "transformer", "pipeline", "network", "net")
 _ADVICE = {
     Kind.ITERATOR: "it can be read only once, and reading it runs its code: pass list(...) of it, "
@@ -281,8 +260,3 @@ def _error(thing: Any, name: str, advice: str) -> TypeError:
 def _is_standard_stream(thing: Any) -> bool:
     names = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
     return any(thing is getattr(sys, name, None) for name in names)
-
-
-def _closes_itself(thing: Any) -> bool:
-    """Say whether an instance has a ``close`` of its own, as a namespace may."""
-    return callable(attributes_of(thing).get("close"))

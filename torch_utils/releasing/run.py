@@ -13,9 +13,8 @@ import sys
 import threading
 import time
 from _thread import RLock
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from itertools import groupby
 from types import FrameType
 from typing import Any, Literal
@@ -56,7 +55,7 @@ class Release:
         check_collect(collect)
         if type(search_s) not in (int, float) or not 0 <= search_s < float("inf"):
             raise ValueError(f"search_s must be a number of seconds from 0 on, not {search_s!r}")
-        self._older_error = sys.exc_info()[1]  # It does not belong to this.
+        self.handled = Handled(sys.exc_info()[1])  # What is older does not belong to this.
         self._search_s = search_s
         self._collect = collect
         self._trim_host = trim_host
@@ -93,15 +92,27 @@ class Release:
         if not is_shutting_down():
             with without_overrides(whole_torch()):
                 for target in targets:
-                    self._isolated(target.name, partial(target.count, self._inventory))
-                self._isolated("other modules", self._inventory.add_other_modules)
+                    try:
+                        target.count(self._inventory)
+                    except BaseException as error:  # As in `_give_up`.
+                        self.failed(target.name, error)
+                try:
+                    self._inventory.add_other_modules()
+                except Exception as error:  # What is in attributes may be anything.
+                    self.failed("other modules", error)
 
     def _give_up(self, targets: list[Target]) -> None:
         for is_tensor, group in groupby(targets, lambda t: isinstance(t, TensorTarget)):
             with without_overrides(whole_torch()) if is_tensor else nullcontext():
                 for target in group:
-                    if target.closes or not is_shutting_down():
-                        self._isolated(target.name, partial(target.give_up, self._place))
+                    try:
+                        if target.closes or not is_shutting_down():
+                            target.give_up(self._place)
+                    except BaseException as error:
+                        # The boundary between one object's cleanup and the next one's: each is
+                        # given up, whatever the others raise. `raise_interrupt` passes on what is
+                        # not an Exception.
+                        self.failed(target.name, error)
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
@@ -118,14 +129,6 @@ class Release:
         finally:
             _UNDER_WAY.release = outer
 
-    def _isolated(self, name: str, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except BaseException as error:
-            # The boundary between one object's cleanup and the next one's: each is given up,
-            # whatever the others raise. `raise_interrupt` passes on what is not an Exception.
-            self.failed(name, error)
-
     def failed(self, name: str, error: BaseException) -> None:
         """Note an error of one step, and log it once."""
         self.errors.append(error)
@@ -133,15 +136,7 @@ class Release:
         trace = None if isinstance(error, TorchUtilsError) else error
         log(ERROR, "releasing %s failed: %r", name, error, exc_info=trace)
         if not is_shutting_down():  # The report must not keep what was in its frames.
-            self.clear_frames(error)
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Say whether memory ran out in what was raised since the beginning."""
-        return Handled(self._older_error).is_out_of_memory(error)
-
-    def clear_frames(self, error: BaseException) -> None:
-        """Let go of the variables in the frames of an error that was raised since the beginning."""
-        Handled(self._older_error).clear_frames(error)
+            self.handled.clear_frames(error)
 
     def raise_interrupt(self) -> None:
         """Raise a KeyboardInterrupt or its like, now that everything was released."""

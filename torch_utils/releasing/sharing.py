@@ -54,7 +54,7 @@ def spare_shared(targets: Sequence[ModuleTarget]) -> Set[int]:
 
 
 def tensors_of_others(
-    held: dict[int, Any], references: Counter[int], targets: Sequence[ModuleTarget]
+    held: dict[int, Any], references: dict[int, int], targets: Sequence[ModuleTarget]
 ) -> set[int]:
     """Choose the tensors, by their ids, that a module outside of the targets' trees has.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from torch_utils.releasing.objects import (
     Kinds,
     attributes_of,
     contents_of,
-    is_among,
     name_of,
     parts_of,
 )
@@ -67,6 +67,8 @@ class Inventory:
         self._is_able = torch is not None and not any(
             private(torch, f"UntypedStorage.{name}") is None for name in _NAMES
         )
+        self._is_gone: Any = private(torch, "UntypedStorage._expired")
+        self._free: Any = private(torch, "UntypedStorage._free_weak_ref")
         self._held: dict[int, Held] = {}
         self._freed: dict[str, int] = {}
         self._seen: set[int] = set()
@@ -87,7 +89,7 @@ class Inventory:
             gradient = base.grad.__get__(tensor)
             if gradient is not None:
                 self._add_storages(f"{name}.grad", gradient, is_expected)
-        if not is_among(type(tensor), plain_classes(self._torch)) or contents_of(tensor):
+        if not is_plain(self._torch, tensor) or contents_of(tensor):
             for part in attributes_of(tensor).values():
                 self.add_contents(name, part, is_expected=is_expected)
 
@@ -140,22 +142,24 @@ class Inventory:
 
     def absorb(self, other: Inventory) -> None:
         """Count what another inventory has counted, which is empty afterwards."""
-        self._torch = other._torch or self._torch  # It may have been imported since.
+        if other._torch is not None:  # It may have been imported since.
+            self._torch, self._is_gone, self._free = other._torch, other._is_gone, other._free
         for device, nbytes in other._freed.items():
             self.add_freed(device, nbytes)
         for key, held in other._held.items():
             if key in self._held:
-                self._free(held)
+                self._free(held.weak)
             else:
                 self._held[key] = held
         other._held = {}
 
     def forget_gone(self) -> None:
         """Forget what is gone, but for its size: its weak references are a part of the heap."""
+        is_gone, free = self._is_gone, self._free
         for held in list(self._held.values()):
-            if held.lent_at is None and self._is_gone(held):
+            if held.lent_at is None and is_gone(held.weak):
                 self.add_freed(held.device, held.nbytes)
-                self._free(self._held.pop(held.key))
+                free(self._held.pop(held.key).weak)
 
     def alive(self) -> list[Held]:
         """List what was expected to go and is still there, the largest first."""
@@ -172,7 +176,7 @@ class Inventory:
         freed = dict(self._freed)
         alive, lent = [], []
         for held in self._held.values():
-            if not self._is_gone(held):
+            if not self._is_gone(held.weak):
                 if held.is_expected:
                     freed.setdefault(held.device, 0)
                     alive.append(held)
@@ -194,18 +198,13 @@ class Inventory:
     def free(self) -> None:
         """Free the weak references, each of which keeps a hundred bytes of the C heap."""
         while self._held:
-            self._free(self._held.popitem()[1])
-
-    def _is_gone(self, held: Held) -> bool:
-        return bool(self._torch.UntypedStorage._expired(held.weak))
-
-    def _free(self, held: Held) -> None:
-        self._torch.UntypedStorage._free_weak_ref(held.weak)
+            self._free(self._held.popitem()[1].weak)
 
 
-def plain_classes(torch: Any) -> tuple[type, ...]:
-    """List the classes of tensors that are torch's own, and have no slots."""
-    return torch.Tensor, torch.nn.Parameter
+def is_plain(torch: Any, tensor: Any) -> bool:
+    """Say whether a tensor's class is torch's own, and has no slots."""
+    kind = type(tensor)
+    return kind is torch.nn.Parameter or kind is torch.Tensor
 
 
 def _mapped_ranges() -> list[tuple[int, int]] | None:
@@ -218,6 +217,7 @@ def _mapped_ranges() -> list[tuple[int, int]] | None:
     return [(int(begin, 16), int(end, 16)) for begin, end in ranges]
 
 
+@lru_cache(maxsize=100)
 def place_of(device: Any) -> str:
     """Name where memory is: "host" for the CPU, else torch's name of the device."""
     kind: str = device.type

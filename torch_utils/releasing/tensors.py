@@ -18,8 +18,8 @@ from typing import Any
 
 from torch_utils._runtime import DEBUG, early_bound, log, whole_torch
 from torch_utils.releasing.internals import private
-from torch_utils.releasing.objects import contents_of, is_among, slots_of
-from torch_utils.releasing.storages import Inventory, Target, plain_classes
+from torch_utils.releasing.objects import contents_of, slots_of
+from torch_utils.releasing.storages import Inventory, Target, is_plain
 
 
 class TensorTarget(Target):
@@ -82,8 +82,7 @@ class TensorTarget(Target):
             keep_while_in_use(other)
         base._backward_hooks.__set__(self.thing, None)
         contents_of(self.thing).clear()
-        is_plain = is_among(type(self.thing), plain_classes(torch))
-        for slot in () if is_plain else slots_of(type(self.thing)):
+        for slot in () if is_plain(torch, self.thing) else slots_of(type(self.thing)):
             try:
                 slot.__delete__(self.thing)
             except (AttributeError, TypeError):
@@ -115,18 +114,15 @@ def _nothing_like(torch: Any, tensor: Any) -> Any:
 # What another thread may be inside of
 
 WAIT_S = 0.02
-_LOOK_EVERY_S = 0.001
 Place = tuple[int, int, int]  # a thread, a frame by its id, and the instruction in it
 
 # A thread whose innermost function is one of these is inside no tensor, and may wait for ever.
-_WAITING = frozenset(
-    (
-        *(("threading", "wait"), ("threading", "_wait_for_tstate_lock"), ("threading", "join")),
-        *(("queue", "get"), ("subprocess", "_try_wait"), ("execnet.gateway_base", "read")),
-        *(("concurrent.futures.thread", "_worker"), ("selectors", "select")),
-        *(("multiprocessing.connection", "_recv"), ("socket", "accept"), ("socket", "readinto")),
-    )
-)
+_WAITING = {
+    *(("threading", "wait"), ("threading", "_wait_for_tstate_lock"), ("threading", "join")),
+    *(("queue", "get"), ("subprocess", "_try_wait"), ("execnet.gateway_base", "read")),
+    *(("concurrent.futures.thread", "_worker"), ("selectors", "select")),
+    *(("multiprocessing.connection", "_recv"), ("socket", "accept"), ("socket", "readinto")),
+}
 # The methods of a tensor that call a function of the program while they work.
 _CALLING_BACK = frozenset(("apply_", "map_", "map2_"))
 _KEPT: dict[int, tuple[Any, set[Place]]] = {}  # by the id of the set
@@ -157,7 +153,7 @@ def settle(wait_s: float = WAIT_S) -> None:
         _drop_unused()
         if not _KEPT or time.perf_counter() >= stop:
             return
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(0.001)
 
 
 def _places() -> Iterator[tuple[Place, bool]]:

@@ -194,12 +194,6 @@ def dict_key(model: Any) -> Any:
     return {model: "name"}
 
 
-def object_array(model: Any) -> Any:
-    array = np.empty((1, 2), dtype=object)
-    array[0, 1] = model
-    return array
-
-
 HOLDERS = {
     "dataclass": Bundle,
     "dataclass with a list": lambda m: Bundle(None, [m]),
@@ -221,7 +215,6 @@ HOLDERS = {
     "items": lambda m: {"a": m}.items(),
     "key": dict_key,
     "frozenset": lambda m: frozenset([m]),
-    "object array": object_array,
 }
 
 
@@ -289,7 +282,7 @@ REFUSED = {
     "empty object": (lambda m: [m, Empty()], r"list\[1\] \(a .*Empty\); pass the models"),
     "proxy": (lambda m: [m, Proxy(m.weight)], "may stand for something else: pass that"),
     "plain object": (lambda m: [m, object()], r"list\[1\] \(a builtins.object\)"),
-    "far": (lambda m: [m, Far(layer())], r"pass list\[1\].parts\[0\].model"),
+    "far": (lambda m: [m, Far(layer())], r"list\[1\] \(a .*Far\); pass the models"),
     "property": (lambda m: [m, Property()], r"pass list\[1\].model"),
     "array": (lambda m: np.ones(3), "use `del`"),
     "storage": (lambda m: m.weight.untyped_storage(), "pass the tensor"),

@@ -243,7 +243,7 @@ def test_holder_is_found_and_asked_nothing(place: str) -> None:
         assert held.holders == ("a CuriousSlots",)
 
 
-REFUSED = {"error", "default", "array", "several"}
+REFUSED = {"error", "default", "array", "array of objects", "several"}
 OBJECTS: dict[str, Callable[[], Any]] = {
     **{f"in {name}": partial(PLACES[name], torch.ones(50)) for name in PLACES.keys() - REFUSED},
     "modules": lambda: nn.Sequential(Layer(), LayerWithSlots()),
