@@ -16,6 +16,11 @@ def _attribute(path: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], ob
     return lambda t: getattr(owner(t), name), lambda t, value: setattr(owner(t), name, value)
 
 
+def _functions(name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], object]]:
+    """Return what calls ``torch.get_<name>`` and ``torch.set_<name>``."""
+    return lambda t: getattr(t, f"get_{name}")(), lambda t, v: getattr(t, f"set_{name}")(v)
+
+
 # The global switches of torch, each with what reads it and what sets it.
 FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
     **{
@@ -30,10 +35,10 @@ FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
             "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
         )
     },
-    "float32_matmul_precision": (
-        lambda torch: torch.get_float32_matmul_precision(),
-        lambda torch, value: torch.set_float32_matmul_precision(value),
-    ),
+    **{
+        name: _functions(name)
+        for name in ("float32_matmul_precision", "default_dtype", "num_threads")
+    },
     "deterministic_algorithms": (
         lambda torch: (
             torch.are_deterministic_algorithms_enabled(),
@@ -45,10 +50,6 @@ FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
         lambda torch: torch.is_grad_enabled(),
         lambda torch, value: torch._C._set_grad_enabled(value),
     ),
-    "default_dtype": (
-        lambda torch: torch.get_default_dtype(),
-        lambda torch, value: torch.set_default_dtype(value),
-    ),
     "default_device": (
         # None where none was set: setting "cpu" instead would slow every later call down.
         lambda torch: (
@@ -56,10 +57,6 @@ FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
             and torch.get_default_device()
         ),
         lambda torch, value: torch.set_default_device(value),
-    ),
-    "num_threads": (
-        lambda torch: torch.get_num_threads(),
-        lambda torch, value: torch.set_num_threads(value),
     ),
 }
 

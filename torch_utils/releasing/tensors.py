@@ -61,13 +61,12 @@ class TensorTarget(Target):
             RuntimeError: This torch cannot do that. The tensor was left whole.
         """
         torch: Any = whole_torch()
-        swap = private(torch, "_C._swap_tensor_impl")
+        swap, is_cached = _swapping(torch)
         if swap is None:
             raise RuntimeError(
                 f"torch {torch.__version__} cannot empty a tensor that others may be using, so it "
                 "was left whole; delete the variables that refer to it instead"
             )
-        is_cached = private(torch, "_C._is_cached_tensor")
         if is_cached is not None and is_cached(self.thing):
             return 0
         base = torch.Tensor
@@ -88,6 +87,11 @@ class TensorTarget(Target):
             except (AttributeError, TypeError):
                 continue  # It has none, or it is a read-only field of a class made in C.
         return count
+
+
+@lru_cache(maxsize=1)
+def _swapping(torch: Any) -> tuple[Any, Any]:
+    return private(torch, "_C._swap_tensor_impl"), private(torch, "_C._is_cached_tensor")
 
 
 @lru_cache(maxsize=1)
