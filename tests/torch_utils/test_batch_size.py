@@ -444,9 +444,6 @@ def limited(fits: int, message: str) -> Callable[..., Any]:
     return embed
 
 
-def refused(batch_size: int, first: str, second: str) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def peer() -> Iterator[Any]:
     memory = pytest.importorskip("accelerate.utils.memory", reason="needs accelerate")
@@ -464,7 +461,6 @@ SAME: dict[str, tuple[Any, ...]] = {
     "nothing fits": (limited(0, "CUDA out of memory."), "text"),
     "everything fits": (limited(100, ""), "text"),
     "another error": (limited(8, "oops"), "text"),
-    "batch size passed": (refused, 128, "hello", "world"),
 }
 
 
