@@ -142,9 +142,9 @@ examples: .venv/.installed
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict torch_utils rag_demo
+	$(BIN)/mypy --strict torch_utils clean_exit rag_demo
 	$(BIN)/lint-imports --no-cache --no-logo
-	$(BIN)/python -m torch_utils.clean_exit_lint
+	$(BIN)/python -m clean_exit.lint
 
 format: .venv/.installed
 	$(BIN)/ruff check --fix .

@@ -12,12 +12,12 @@ import sysconfig
 import time
 
 from benchmarks.results_file import write
-from torch_utils.clean_exit_lint import python_files
+from clean_exit.lint import python_files
 
 
 def timed(paths: list[str]) -> dict[str, float | int]:
     """Run the command once on paths, and return what it took."""
-    command = [sys.executable, "-m", "torch_utils.clean_exit_lint", "--format", "json", *paths]
+    command = [sys.executable, "-m", "clean_exit.lint", "--format", "json", *paths]
     before, began = os.times(), time.monotonic()
     done = subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False

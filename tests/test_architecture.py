@@ -21,11 +21,11 @@ IMPORT_ALL = """
 import importlib, pkgutil, sys
 sys.path.append(sys.argv[1])
 import torch_utils
-adapters = {"pytest_plugin", "prometheus", "fresh_pytest", "__main__", "keeper"}
+adapters = {"prometheus", "__main__"}
 names = [
     found.name
     for found in pkgutil.walk_packages(torch_utils.__path__, "torch_utils.")
-    if found.name.rpartition(".")[2] not in adapters and "_startup" not in found.name
+    if found.name.rpartition(".")[2] not in adapters
 ]
 for name in names:
     importlib.import_module(name)
@@ -45,19 +45,22 @@ def test_foreign_import_would_fail_there() -> None:
 
 
 def test_modules_named_by_the_page_exist() -> None:
-    """Those in the picture of torch_utils, and of the folder that it shows."""
+    """Those in the picture of torch_utils and of clean_exit, and of the folder that it shows."""
     picture = PAGE.partition("```text\n")[2].partition("rag_demo/ ")[0]
-    modules = re.findall(r"[\w/]+\.py|_?\w+/(?= )", picture)
-    assert len(modules) > 15
-    for module in set(modules) - {"torch_utils/"}:
-        folders = (ROOT / "torch_utils", ROOT / "torch_utils" / "releasing")
-        assert any((folder / module).exists() for folder in folders), module
+    ours, line, theirs = picture.partition("\nclean_exit/ ")
+    assert line
+    folders = (ROOT / "torch_utils", ROOT / "torch_utils" / "releasing")
+    for part, places in ((ours, folders), (theirs, (ROOT / "clean_exit",))):
+        modules = set(re.findall(r"[\w/]+\.py|_?\w+/(?= )", part)) - {"torch_utils/"}
+        assert len(modules) > 7
+        for module in modules:
+            assert any((place / module).exists() for place in places), module
 
 
 BROKEN = {
     "torch_utils does not know rag_demo": ("torch_utils/devices.py", "import rag_demo"),
     "the exit checker and the linter stand alone": (
-        "torch_utils/clean_exit/report.py",
+        "clean_exit/report.py",
         "def late():\n    from torch_utils import resource",
     ),
     "no import cycles": (
@@ -74,7 +77,7 @@ BROKEN = {
 
 def test_each_import_contract_can_be_broken(tmp_path: Path) -> None:
     pytest.importorskip("importlinter", reason="the extra dev is not installed")
-    for package in ("torch_utils", "rag_demo"):
+    for package in ("torch_utils", "clean_exit", "rag_demo"):
         shutil.copytree(ROOT / package, tmp_path / package)
     for file, line in BROKEN.values():
         assert (tmp_path / file).exists(), file
@@ -96,7 +99,7 @@ def test_each_import_contract_can_be_broken(tmp_path: Path) -> None:
 
 PUBLIC = {
     *("torch_utils", "torch_utils.fastapi", "torch_utils.prometheus", "torch_utils.resource"),
-    *("torch_utils.clean_exit", "torch_utils.clean_exit_lint", "rag_demo", "rag_demo.cli"),
+    *("clean_exit", "clean_exit.lint", "rag_demo", "rag_demo.cli"),
 }
 PRIVATE_TESTS = {
     "tests/gpu/device.py": "measures a GPU with parts of clean-exit that take no GPU stand-in",
@@ -109,12 +112,12 @@ PRIVATE_TESTS = {
     "tests/support/serving.py": "starts the service in the test's process",
 }
 """The files that import private modules or replace something of the product, each with a reason."""
-OURS = r"(torch_utils|rag_demo|clean_exit|_torch_cleanup)\b"
+OURS = r"(torch_utils|rag_demo|clean_exit)\b"
 
 
 def private_uses(source: str) -> list[int]:
     """Return the lines of a test that import a private module or replace part of the product."""
-    tree, names, found = ast.parse(source), {"torch_utils", "rag_demo"}, []
+    tree, names, found = ast.parse(source), {"torch_utils", "clean_exit", "rag_demo"}, []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules = [(alias.name, alias.asname) for alias in node.names]

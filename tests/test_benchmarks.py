@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bench_clean_exit import costs
 from benchmarks.bench_cycles import table
 from benchmarks.plot_memory import POINTS, thinned
 from benchmarks.results_file import described
@@ -56,15 +55,6 @@ def test_table_of_another_machine_is_found() -> None:
     """The control: a table that was measured elsewhere than its file."""
     line = "Measured on: Abacus, 1 cores, Python 3.11, torch 2 (`benchmarks/results/{}.json`)"
     assert len(problems(line.format("release"))) == 1
-
-
-def test_costs_of_clean_exit_are_of_their_file() -> None:
-    """Each sentence, as the benchmark prints it; and another file's would not be there."""
-    page = " ".join((ROOT / "docs" / "clean-exit.md").read_text(encoding="utf-8").split())
-    result = json.loads((ROOT / "benchmarks" / "results" / "clean_exit.json").read_text())
-    assert all(sentence in page for sentence in costs(result))
-    result["plugin_s"] += 1
-    assert costs(result)[-1] not in page
 
 
 def test_table_of_real_programs_is_of_its_file() -> None:

@@ -15,7 +15,7 @@ from support.programs import ROOT
 
 
 def test_wheel_holds_both_packages(tmp_path: Path) -> None:
-    """What pip would install is complete, and torch_utils in it imports from there."""
+    """What pip would install is complete, and both import from there."""
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=ROOT,
@@ -27,14 +27,21 @@ def test_wheel_holds_both_packages(tmp_path: Path) -> None:
     for wanted in (
         "torch_utils/__init__.py",
         "torch_utils/py.typed",
+        "clean_exit/__init__.py",
+        "clean_exit/py.typed",
+        "clean_exit/_startup/sitecustomize.py",
+        "clean_exit/_startup/clean_exit_probe.py",
         "rag_demo/cli.py",
         "rag_demo/py.typed",
     ):
         assert wanted in names
     tops = {name.split("/")[0] for name in names}
-    ours = {"torch_utils", "rag_demo", "_torch_cleanup"}
+    ours = {"torch_utils", "clean_exit", "rag_demo"}
     assert {top for top in tops if not top.endswith(".dist-info")} == ours
-    program = "import sys, torch_utils; assert '.whl' in torch_utils.__file__, torch_utils.__file__"
+    program = (
+        "import clean_exit, torch_utils; "
+        "files = [clean_exit.__file__, torch_utils.__file__]; assert str(files).count('.whl') == 2"
+    )
     subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {program}"],
         check=True,
@@ -49,7 +56,15 @@ def test_sdist_is_the_repository(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("torch_cleanup-*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for folder in ("docs", "examples", "benchmarks", "tests/rag_demo", "rag_demo", "torch_utils"):
+    for folder in (
+        "docs",
+        "examples",
+        "benchmarks",
+        "tests/rag_demo",
+        "rag_demo",
+        "torch_utils",
+        "clean_exit",
+    ):
         wanted = {str(file.relative_to(ROOT)) for file in (ROOT / folder).glob("*.[pm][yd]")}
         assert wanted, folder
         assert wanted <= names, wanted - names

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from clean_exit import check
 from support.programs import ROOT, Result, assert_clean, run_forked
-from torch_utils.clean_exit import check
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)

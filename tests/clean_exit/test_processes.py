@@ -161,6 +161,30 @@ def test_a_program_does_not_outlive_its_checker() -> None:
         wait_for(lambda: not is_there(pid))
 
 
+def test_a_killed_checker_leaves_no_folder(tmp_path: Path) -> None:
+    """What it had in the temporary directory is removed."""
+    environment = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [*QUIET, "-c", "print('runs', flush=True); import time; time.sleep(300)"],
+        stdout=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"runs\n"
+        assert [path.name for path in tmp_path.glob("*/events")] == ["events"]
+        process.kill()
+        wait_for(lambda: not any(tmp_path.iterdir()))
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["sleep 1", pytest.param("timeout 5 sh -c 'while :; do :; done'", marks=pytest.mark.slow)],
+)
+def test_what_ends_soon_after_the_program_is_not_left_over(what: str) -> None:
+    """Two seconds may be slept, and more be worked."""
+    assert check(["sh", "-c", f"{what} >/dev/null 2>&1 &"]).clean
+
+
 def test_a_chain_of_short_lived_processes(tmp_path: Path) -> None:
     """Each forks the next and goes, faster than /proc can be read: found and ended all the same."""
     program = tmp_path / "chain.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -88,6 +89,96 @@ def test_others_are_heard(name: str, tmp_path: Path) -> None:
     assert {finding.id for finding in report.findings} == {"unraisable"}, report
 
 
+CHILDREN = """
+import multiprocessing, os, subprocess, sys
+def work():
+    print(os.getpid(), flush=True)
+    class A:
+        def __del__(self): raise ValueError("dirty")
+    A()
+if __name__ == "__main__":
+    how, *child = sys.argv[1:]
+    if how == "subprocess":
+        subprocess.run(child)
+    elif how == "shell":
+        os.environ["CHILD"] = child[-1]
+        os.system(f'{child[0]} -c "$CHILD"; exit 0')
+    elif how == "none":
+        work()
+    else:
+        child = multiprocessing.get_context(how).Process(target=work)
+        child.start()
+        child.join()
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "none",
+        "subprocess",
+        "shell",
+        "fork",
+        "spawn",
+        pytest.param("forkserver", marks=pytest.mark.slow),
+    ],
+)
+def test_children_have_their_name(how: str, tmp_path: Path) -> None:
+    """An error in a Python that the program starts is told with its id and its command line."""
+    program = tmp_path / "children.py"
+    program.write_text(CHILDREN)
+    code = CHILDREN.partition("if __name__")[0] + "work()"
+    report = check([str(program), how, sys.executable, "-c", code])
+    (finding,) = report.findings
+    assert (finding.id, finding.pid) == ("unraisable", int(report.stdout)), report
+    assert finding.summary.startswith("ValueError: dirty in ")
+    expected = {
+        "none": "",
+        "fork": "a forked process",
+        "forkserver": "a forked process",
+        "spawn": "multiprocessing.spawn",
+    }.get(how, " ".join([sys.executable, "-c", *code.split()])[:100])
+    if how == "none":
+        assert finding.process == ""
+        assert "in process" not in str(finding)
+    else:
+        assert expected in " ".join(finding.process.split())
+        assert f"in process {finding.pid}: {finding.process}" in str(finding)
+
+
+# Entries that nothing but a program can have written, when its probe is there, and after that.
+HUGE = """
+import atexit, os
+def write(path=os.environ["CLEAN_EXIT_EVENTS"], pid=os.getpid(), open=open):
+    with open(path, "a") as file:
+        for number in "1e999", "-1e999", "1" + "0" * 400, "-1" + "0" * 400:
+            for kind in "main-ended", "atexit", "teardown":
+                print(f"('{kind}', {pid}, {number}, 'main')", file=file)
+                print(f"('{kind}', {number}, 1.0, 'main')", file=file)
+            again = f"{number}, 'thread', 'main', (), 'E', 'x'"
+            print(f"('again', {pid}, 1.0, 'main', {again})", file=file)
+class Last:
+    def __del__(self): write()
+with open(os.environ["CLEAN_EXIT_EVENTS"], "a") as file:
+    print(f"('start', {os.getpid()}, 1.0, 'main', 'x', 1{'0' * 400})", file=file)
+write()
+atexit.register(write)
+last = Last()
+"""
+
+
+def test_huge_numbers() -> None:
+    """They are passed over, whenever they come, and others are read all the same."""
+    report = check(["-c", HUGE + "class A:\n    def __del__(self): 1 / 0\nA()"])
+    assert (report.returncode, report.stdout) == (0, "")
+    found = {finding.id for finding in report.findings}
+    assert "unraisable" in found
+    assert "slow-shutdown" not in found
+    assert report.shutdown_s is not None
+    assert 0 <= report.shutdown_s <= report.duration_s
+    json.dumps(report.to_json(), allow_nan=False)
+
+
 CRASHES = """
 import multiprocessing, os, subprocess, sys
 def work(): os.kill(os.getpid(), int(sys.argv[2]))
@@ -121,6 +212,10 @@ def test_children_that_crash(how: str, tmp_path: Path) -> None:
         assert report.returncode == 0
         assert report.stdout.split()[0] == f"-{number}"
         assert [finding.id for finding in report.findings] == found, report
+        for finding in report.findings:
+            assert finding.summary == "a process that it started crashed: Segmentation fault"
+            assert (finding.pid is not None, finding.process != "") == (True, True)
+            assert "most recent call first" in finding.evidence
 
 
 def test_children_started_without_a_fork() -> None:
@@ -166,6 +261,23 @@ def test_a_number_in_use_is_left_alone(tmp_path: Path) -> None:
     assert report.stdout == f"{path}\n"
     assert report.probed
     assert path.read_bytes() == b""
+
+
+def test_a_number_that_the_program_takes(tmp_path: Path) -> None:
+    """A file that it puts in the place of the probe's is its own, in its children too."""
+    path = tmp_path / "mine"
+    source = f"""
+import os
+file = os.open({str(path)!r}, os.O_CREAT | os.O_WRONLY)
+for number in range(200, 300):
+    os.dup2(file, number)
+child = os.fork()
+for number in range(200, 300):
+    os.write(number, b"x")
+if child: os.wait()
+"""
+    assert check(["-c", source]).clean
+    assert path.read_bytes() == b"x" * 200
 
 
 def test_a_crash_writes_into_no_file(tmp_path: Path) -> None:

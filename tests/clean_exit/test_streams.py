@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from support.clean_exit import CHECKER, ENVIRONMENT, MODULE, QUIET, run_command, shell
+from support.programs import TIMEOUT_S
+from support.waiting import is_there, wait_for
 
 
 def test_inherited_files_pass_through(tmp_path: Path) -> None:
@@ -41,13 +43,14 @@ def test_make_finds_its_job_server(tmp_path: Path) -> None:
     ["<&- >&- 2>&-", *(pytest.param(c, marks=pytest.mark.slow) for c in ("<&-", ">&-", "2>&-"))],
 )
 def test_closed_files(closed: str) -> None:
-    """The program's exit code, and stdin and stdout as closed as plainly."""
-    look = "for n in 0 1; do [ -e /proc/self/fd/$n ] || exit 1$n; done; exit 3"
-    script = f"sh -c {look!r} {closed}; echo $? >&9"
-    plain = shell(f"exec 9>&1; {script}").stdout
-    below = shell(f"exec 9>&1; CHECKER {script}").stdout
-    assert below == plain
-    assert shell(f"CHECKER sh -c 'exit 3' {closed}").returncode == 3
+    """The program's exit code; and to the program stdin and stdout are empty, not closed."""
+    look = "for n in 0 1; do file=$(readlink /proc/$$/fd/$n); echo $file >&9; done; exit 3"
+    done = shell(f"exec 9>&1; CHECKER sh -c {look!r} {closed} 9>&9", stdin=subprocess.PIPE)
+    assert done.returncode == 3
+    where = done.stdout.splitlines()
+    for number, operator in enumerate(("<&-", ">&-")):
+        is_closed = operator in closed.split()
+        assert (where[number] == "/dev/null") == is_closed, (where, done.stderr)
     noisy = " ".join(CHECKER)  # With a report that has nowhere to go.
     assert shell(f"{noisy} -- sh -c 'exit 3' {closed}").returncode == 3
 
@@ -109,33 +112,73 @@ def test_output_is_live() -> None:
         assert process.stdin is not None
         assert process.stderr.readline() == "first\n"
         process.stdin.close()
-        assert "clean: the program exited with 0" in process.stderr.read()
+        assert "clean exit; the program's exit code is 0 (took " in process.stderr.read()
 
 
 def test_a_server_that_does_not_flush() -> None:
     """Python is told not to hold its output back where a line of it is waited for."""
     code = "import time\nprint('listening')\ntime.sleep(60)"
     options = ["--stop-signal", "TERM", "--stop-when", "listening", "--timeout", "50"]
-    for flags in ([], ["-I"]):
-        done = run_command([*CHECKER, *options, "--", sys.executable, *flags, "-c", code])
-        assert (done.returncode, done.stdout) == (0, "listening\n"), done.stderr
+    done = run_command([*CHECKER, *options, "--", sys.executable, "-c", code])
+    assert (done.returncode, done.stdout) == (0, "listening\n"), done.stderr
 
 
-def test_stdout_stays_a_terminal_where_it_is_waited_for() -> None:
-    """The program has a terminal again, if plainly it had one."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        options = ["--stop-signal", "TERM", "--stop-when", "ready"]
-        program = "[ -t 1 ] && echo is ready; exec sleep 60"
-        command = [*CHECKER, "-q", *options, "--", "sh", "-c", program]
-        os.execve(sys.executable, command, ENVIRONMENT)
-    said = b""
-    try:
-        while part := os.read(terminal, 1000):
-            said += part
-    except OSError:
-        pass  # So a terminal says that it has been left.
-    _, status = os.waitpid(pid, 0)
-    os.close(terminal)
-    assert b"is ready" in said
-    assert os.waitstatus_to_exitcode(status) == 0
+def test_a_line_that_comes_in_parts() -> None:
+    """Between what the other stream says, without an end of its line; and amid a letter."""
+    code = """
+import os, time
+line = "jetzt höre ich zu\\n".encode()
+for start, end in ((0, 5), (5, 8), (8, None)):
+    os.write(1, line[start:end])
+    os.write(2, b"50%, ")
+    time.sleep(0.5)
+time.sleep(600)
+"""
+    assert "jetzt höre".encode()[8:9] == b"\xb6"  # The second half of a letter.
+    options = ["--stop-signal", "TERM", "--stop-when", "^jetzt höre ich", "--timeout", "50"]
+    done = run_command([*QUIET[:-1], *options, "-c", code])
+    assert (done.returncode, done.stdout) == (0, "jetzt höre ich zu\n"), done.stderr
+    assert done.stderr == "50%, 50%, 50%, "
+
+
+@pytest.mark.parametrize("is_quiet", [False, True], ids=["report", "quiet"])
+def test_a_reader_that_never_reads(is_quiet: bool) -> None:
+    """The program is ended in time all the same; and clean-exit, if it has nothing to say."""
+    code = "import os\nprint(os.getpid(), flush=True)\nwhile True: os.write(2, b'x' * 1000)"
+    reader, writer = os.pipe()
+    started = time.monotonic()
+    with subprocess.Popen(
+        [*CHECKER, *(["-q"] if is_quiet else []), "--timeout", "2", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=writer,
+        env=ENVIRONMENT,
+    ) as process:
+        os.close(writer)
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        wait_for(lambda: not is_there(pid))
+        assert 2 <= time.monotonic() - started < 60  # Where the machine is busy.
+        if is_quiet:
+            assert process.wait(timeout=60) == 124
+        with open(reader, "rb") as stream:
+            said = stream.read()
+        assert process.wait(timeout=TIMEOUT_S) == 124
+    assert (b"clean-exit: 1 finding; the program was ended (took " in said) != is_quiet
+
+
+@pytest.mark.parametrize("kilobytes", [500, pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_reader_that_pauses(kilobytes: int) -> None:
+    """A program that has ended, or only waits for its output to be read, did nothing slowly."""
+    code = f"import os\nfor _ in range({kilobytes}): os.write(2, b'x' * 1000)\nprint('ends')"
+    with subprocess.Popen(
+        [*CHECKER, "--max-shutdown", "1", "-c", code],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    ) as process:
+        time.sleep(4)  # More than what remains of a program may take before it is left over.
+        assert process.poll() is None
+        assert process.stderr is not None
+        said = process.stderr.read().lstrip(b"x").decode()
+    assert said.startswith("clean-exit: clean exit; the program's exit code is 0 (took ")
+    assert process.returncode == 0

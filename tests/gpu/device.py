@@ -229,7 +229,7 @@ class Cuda(Device):
 
     def names_processes(self) -> bool:
         """Say whether NVML names this process by its number here, and says what it holds."""
-        from torch_utils.clean_exit.gpu import memory_of_processes
+        from clean_exit.gpu import memory_of_processes
 
         self.make_context()
         return memory_of_processes().get(os.getpid(), 0) > 0
@@ -351,7 +351,7 @@ class Rehearsal(Device):
 
     def used_bytes(self) -> int:
         """One byte for each process below this one that has opened the driver."""
-        from torch_utils.clean_exit.processes import descendants
+        from clean_exit.processes import descendants
 
         return sum(self.has_context(process.pid) for process in descendants(os.getpid()))
 
@@ -369,7 +369,7 @@ class Rehearsal(Device):
             pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
             return {pid: MB for pid in pids if self.has_context(pid)}
 
-        return patch("torch_utils.clean_exit.run.memory_of_processes", held)
+        return patch("clean_exit.run.memory_of_processes", held)
 
     def compiled(self, model: Any) -> Any:
         import torch

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
+from clean_exit import ExitReport, check
 from gpu.device import slow_rehearsal
 from support.programs import IMPORT_PATH
-from torch_utils.clean_exit import ExitReport, check
 
 MB = 1 << 20
 

@@ -15,17 +15,16 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from clean_exit import FINDINGS, ExitReport, Finding, check
+from clean_exit.cli import main
+from clean_exit.lint import RULES, python_files
+from clean_exit.lint import Finding as LintFinding
+from clean_exit.lint import Result as LintResult
+from clean_exit.lint import check as lint
+from clean_exit.lint.cli import main as lint_main
+from clean_exit.stderr import StderrText
 from support.programs import TIMEOUT_S
 from support.zygotes import IMPORT_PATH
-from torch_utils import clean_exit, clean_exit_lint
-from torch_utils.clean_exit import FINDINGS, ExitReport, Finding, check
-from torch_utils.clean_exit.cli import main
-from torch_utils.clean_exit.stderr_text import StderrText
-from torch_utils.clean_exit_lint import RULES, python_files
-from torch_utils.clean_exit_lint import Finding as LintFinding
-from torch_utils.clean_exit_lint import Result as LintResult
-from torch_utils.clean_exit_lint import check as lint
-from torch_utils.clean_exit_lint.cli import main as lint_main
 
 __all__ = [
     "CHECKER",
@@ -56,17 +55,17 @@ __all__ = [
     "shell",
 ]
 
-MODULE, LINT_MODULE = clean_exit.__name__, clean_exit_lint.__name__
+MODULE, LINT_MODULE = "clean_exit", "clean_exit.lint"
 CLEAN_EXIT, LINT = ("-m", MODULE), ("-m", LINT_MODULE)
 """Arguments for a Python that run the two commands."""
 PACKAGE = MODULE.partition(".")[0]
 """The package at the top that holds `clean-exit`."""
-PYTEST_PLUGIN = "_torch_cleanup.pytest_plugin"
+PYTEST_PLUGIN = "clean_exit.pytest_plugin"
 ENTRY_POINTS = {
-    ("console_scripts", "clean-exit"): "_torch_cleanup.clean_exit.cli:main",
-    ("console_scripts", "clean-exit-lint"): "_torch_cleanup.clean_exit_lint.cli:main",
+    ("console_scripts", "clean-exit"): "clean_exit.cli:main",
+    ("console_scripts", "clean-exit-lint"): "clean_exit.lint.cli:main",
     ("pytest11", "clean_exit"): PYTEST_PLUGIN,
-    ("flake8.extension", "CEX"): "_torch_cleanup.clean_exit_lint.flake8_plugin:Plugin",
+    ("flake8.extension", "CEX"): "clean_exit.lint.flake8_plugin:Plugin",
 }
 """What a wheel declares: the group and the name of each, and what it loads."""
 

@@ -18,7 +18,7 @@ from support.zygotes import IMPORT_PATH, ZYGOTES
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600  # For what hangs; nothing here is about speed, and machines are busy.
-UNDER_CLEAN_EXIT = ("-m", "torch_utils.clean_exit", "--max-shutdown", "100", "--")
+UNDER_CLEAN_EXIT = ("-m", "clean_exit", "--max-shutdown", "100", "--")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 
+del sys.path[0]  # This folder, whose modules are not to be found by their bare names.
 for _name in sys.argv[1:]:
     __import__(_name)
 

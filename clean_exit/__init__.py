@@ -1,0 +1,37 @@
+"""clean_exit: run any program, and say whether it left cleanly.
+
+Errors in destructors, finalizers and atexit callbacks never change a program's exit code. This
+package runs a program and looks: from inside, with a small probe where the program is Python,
+and from outside, at its stderr and at the processes that it started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clean_exit.checker import check
+    from clean_exit.findings import FINDINGS, Finding
+    from clean_exit.keeping import CheckerError
+    from clean_exit.report import ExitReport
+
+__all__ = ["FINDINGS", "CheckerError", "ExitReport", "Finding", "check"]
+
+_MODULE_OF = {
+    "check": "checker",
+    "FINDINGS": "findings",
+    "Finding": "findings",
+    "ExitReport": "report",
+    "CheckerError": "keeping",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: the pytest plug-in is loaded in every test session.
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value

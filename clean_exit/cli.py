@@ -1,0 +1,326 @@
+"""The command clean-exit."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import math
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from clean_exit import formats
+from clean_exit.catalogue import FINDINGS as CATALOGUE
+from clean_exit.checker import check
+from clean_exit.findings import FINDINGS
+from clean_exit.keeping import CheckerError
+from clean_exit.pyproject import read_table
+from clean_exit.report import NOT_EXECUTABLE, NOT_FOUND, UNCLEAN, USAGE, ExitReport
+from clean_exit.signals import ForwardedSignals, open_closed_files
+from clean_exit.version import version
+
+_EPILOG = """\
+exit codes: 0 clean; 120 the program said 0 but did not leave cleanly; 124 timeout; 125 wrong
+usage; 126 not executable; 127 not found; else the program's own, 128+n for signal n.
+[tool.clean-exit] in pyproject.toml sets defaults."""
+SETTINGS = (
+    *("timeout", "max-shutdown", "repeat", "resource-warnings", "ignore", "error-exitcode"),
+    *("report-json", "report-junit", "github", "color"),
+)
+"""The options that the table in pyproject.toml may set."""
+_ARGUMENTS = re.compile(r"\b(stop_signal|stop_after|stop_when|timeout|max_shutdown)(_s)?\b")
+
+
+class Parser(argparse.ArgumentParser):
+    """Exits with 125, after one line on stderr."""
+
+    def error(self, message: str) -> Any:
+        """Exit, and say what is wrong."""
+        self.exit(USAGE, f"clean-exit: {message}; see clean-exit --help\n")
+
+    def print_help(self, file: Any = None) -> None:
+        """Write the help to stdout, and exit."""
+        self.exit(_write(self.format_help()))
+
+
+def make_parser() -> Parser:
+    """Describe the command line."""
+    parser = Parser(
+        prog="clean-exit",
+        usage="clean-exit [options] [--] COMMAND...   (or FILE.py, -m MODULE, -c CODE)",
+        description="Run a program, and say whether it left cleanly.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--timeout", type=seconds, metavar="S", help="end the program after S seconds: a hang")
+    add("--max-shutdown", type=seconds, metavar="S", default=5.0, help="default 5")
+    stop = "for servers: send SIG (TERM, INT, 2)"
+    add("--stop-signal", type=_stop_signal, metavar="SIG", help=stop)
+    add("--stop-after", type=_seconds_or_none, metavar="S", help="... after S seconds")
+    when = "... when a line of its output matches"
+    add("--stop-when", type=_pattern, metavar="REGEX", help=when)
+    add("--repeat", type=_whole(1), metavar="N", default=1, help="run it N times")
+    add("--resource-warnings", action="store_true", help="report ResourceWarnings too")
+    only = "only count matching findings"
+    add("--ignore", action="append", type=_pattern, metavar="REGEX", help=only)
+    codes = _whole(1, 255)  # 0 would say that all is well.
+    add("--error-exitcode", type=codes, metavar="N", default=UNCLEAN, help="N instead of 120")
+    add("--report-json", metavar="FILE", help="write a report as JSON")
+    add("--report-junit", metavar="FILE", help="write a report as JUnit XML")
+    add("--github", action="store_true", help="write annotations for GitHub Actions")
+    add("--explain", metavar="ID", help="say what a finding means and how to fix it, and no more")
+    add("-q", "--quiet", action="store_true", help="no report, only the exit code")
+    add("-v", "--verbose", action="store_true", help="all of the evidence")
+    add("--color", choices=("auto", "always", "never"), default="auto")
+    add("--version", action="store_true", help="print the version, and no more")
+    return parser
+
+
+def seconds(text: str) -> float:
+    """Read a length of time above 0."""
+    value = _seconds_or_none(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+    return value
+
+
+def _seconds_or_none(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text!r}")
+    return value
+
+
+def _whole(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            wanted = f"of at least {least}" if most == sys.maxsize else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be a whole number {wanted}, not {text!r}")
+        return int(text)
+
+    return read
+
+
+def _stop_signal(text: str) -> int:
+    name = text.upper()
+    try:
+        if name.isdecimal():
+            return signal.Signals(int(name)).value
+        return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"].value
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(f"must be a signal, not {text!r}") from None
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
+    return text
+
+
+def read_settings(folder: Path | None = None) -> argparse.Namespace:
+    """Return the options that the table in pyproject.toml sets, and the defaults of the others.
+
+    Raises:
+        ValueError: The table is invalid.
+    """
+    table = read_table("clean-exit", SETTINGS, folder)
+    path = table.pop("", None)
+    words: list[str] = []
+    for name, value in table.items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, bool):
+                words += [f"--{name}"] if one else []
+            else:
+                words.append(f"--{name}={one}")
+    parser = make_parser()
+
+    def fail(message: str) -> Any:
+        raise ValueError(f"{path}: [tool.clean-exit] {message}")
+
+    parser.error = fail  # type: ignore[method-assign]
+    return parser.parse_args(words)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the options of clean-exit from the program's command line.
+
+    That begins at "--", at -m or -c, or at the first word that is not an option.
+    """
+    takes_value = {
+        option
+        for action in make_parser()._actions
+        if action.nargs is None
+        for option in action.option_strings
+    }
+    position = 0
+    while position < len(arguments):
+        word = arguments[position]
+        if word == "--":
+            return list(arguments[:position]), list(arguments[position + 1 :])
+        if word.startswith(("-m", "-c")) or not word.startswith("-"):
+            break
+        position += 2 if word in takes_value else 1
+    return list(arguments[:position]), list(arguments[position:])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line, and return its exit code."""
+    own, command = split_arguments(sys.argv[1:] if arguments is None else arguments)
+    parser = make_parser()
+    options = parser.parse_args(own)
+    if options.version:
+        return _write(f"clean-exit {version()}\n")
+    if options.explain is not None:
+        lines = {one: f"{one}: {summary}" for one, summary in FINDINGS.items()}
+        try:
+            return _write(CATALOGUE.explain(options.explain, lines) + "\n")
+        except ValueError as error:
+            parser.error(str(error))
+    try:
+        options = parser.parse_args(own, read_settings())
+    except ValueError as error:
+        parser.error(str(error))
+    if not command:
+        parser.error("there is no command to run")
+    paths = [p for p in (options.report_json, options.report_junit) if p is not None]
+    if len({os.path.normpath(path) for path in paths}) < len(paths):
+        parser.error("the two reports need a file each")
+    for path in paths:
+        # Said before the program runs, rather than when its report is lost.
+        try:
+            Path(path).open("wb").close()
+        except OSError as error:
+            parser.error(f"the report {path!r} cannot be written: {error.strerror}")
+    return _run_repeatedly(parser, options, command)
+
+
+def _write(text: str) -> int:
+    """Write to stdout, and return the exit code."""
+    try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except OSError as error:
+        if sys.stdout is not None:  # As in _say.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):  # A reader such as head has read enough.
+            _say(f"clean-exit: stdout cannot be written to: {error.strerror}")
+            return USAGE
+    return 0
+
+
+def _run_repeatedly(parser: Parser, options: argparse.Namespace, command: list[str]) -> int:
+    reports: list[ExitReport] = []
+    failure = 0
+    open_closed_files()
+    with ForwardedSignals() as signals:
+        for _ in range(options.repeat):
+            try:
+                report = _run(options, command, signals)
+            except ValueError as error:
+                parser.error(_ARGUMENTS.sub(lambda m: "--" + m[1].replace("_", "-"), str(error)))
+            except CheckerError as error:
+                _say(f"clean-exit: {error}")
+                failure = USAGE
+                break
+            except OSError as error:
+                failure = _cannot_start(command, error)
+                break
+            reports.append(report)
+            if not options.quiet:
+                _print(report, options)
+            if signals.asked_to_end:
+                break
+        try:
+            if options.report_json:
+                Path(options.report_json).write_text(formats.to_json(reports), encoding="utf-8")
+            if options.report_junit:
+                Path(options.report_junit).write_text(formats.to_junit(reports), encoding="utf-8")
+        except OSError as error:
+            _say(f"clean-exit: the report cannot be written: {error}")
+            return USAGE
+    return failure or _exit_code(reports, options.error_exitcode)
+
+
+def _run(options: argparse.Namespace, command: list[str], signals: ForwardedSignals) -> ExitReport:
+    return check(
+        command,
+        timeout_s=options.timeout,
+        max_shutdown_s=options.max_shutdown,
+        stop_signal=options.stop_signal,
+        stop_after_s=options.stop_after,
+        stop_when=options.stop_when,
+        resource_warnings=options.resource_warnings,
+        ignore=options.ignore or (),
+        copy_stdout=False,
+        echo=True,
+        _signals=signals,
+    )
+
+
+def _cannot_start(command: list[str], error: OSError) -> int:
+    name = command[0]
+    missing = isinstance(error, FileNotFoundError)
+    if not missing:
+        # Not by Path, which raises where a folder on the way may not be entered.
+        is_folder = os.path.isdir(name)  # noqa: PTH112
+        what = "is a folder" if is_folder else f"cannot be executed ({error.strerror})"
+    elif len(command) == 1 and any(map(str.isspace, name)):
+        what = f"was not found: it is one word; try clean-exit -- {name}"
+    elif os.path.exists(name):  # noqa: PTH110
+        what = "cannot be executed: the interpreter that its first line names was not found"
+    elif os.sep in name:
+        what = "was not found"
+    else:
+        here = "no such file here, and " if name.endswith(".py") else ""
+        what = f"was not found: there is {here}no such command in PATH"
+    _say(f"clean-exit: {shlex.quote(name)} {what}")
+    return NOT_FOUND if missing else NOT_EXECUTABLE
+
+
+def _print(report: ExitReport, options: argparse.Namespace) -> None:
+    color = options.color == "always" or (
+        options.color == "auto" and os.isatty(2) and "NO_COLOR" not in os.environ
+    )
+    text = formats.to_text(report, verbose=options.verbose, color=color)
+    if options.github and report.findings:
+        text += "\n" + formats.to_github(report)
+    _say(text)
+
+
+def _say(text: str) -> None:
+    """Write to stderr; nobody has to read it, for the exit code says it all the same."""
+    if sys.stderr is None:
+        return
+    try:
+        # Characters that the stream cannot show must not cost the whole report.
+        encoding = sys.stderr.encoding or "utf-8"
+        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        # What is left in the buffer would make Python exit with 120 when it flushes that.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _exit_code(reports: list[ExitReport], unclean: int) -> int:
+    """Return the code of the first run that was not well."""
+    for report in reports:
+        if report.exit_code == UNCLEAN and report.returncode != UNCLEAN:
+            return unclean
+        if report.exit_code:
+            return report.exit_code
+    return 0

@@ -1,0 +1,78 @@
+"""What to start: the program's command line and environment, with the probe loaded first."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+STARTUP = Path(__file__).resolve().parent / "_startup"
+
+
+def parse_command(
+    command: str | os.PathLike[str] | Sequence[str], cwd: str | os.PathLike[str] | None = None
+) -> list[str]:
+    """Make a command line of what a caller passed.
+
+    A path to a Python file, alone or as the first word, is run by this Python unless it is
+    executable and names its interpreter; so are ``-m MODULE`` and ``-c CODE``. A string that is not
+    a file's path is split as a shell does.
+
+    Raises:
+        TypeError: It is not a list of words, a string or a path.
+        ValueError: There is no command.
+    """
+    folder = os.fspath(cwd or "")
+    if isinstance(command, str):
+        is_file = os.path.isfile(os.path.join(folder, command))
+        is_path = is_file or not any(map(str.isspace, command))
+        words = [command] if is_path else shlex.split(command)
+    elif isinstance(command, os.PathLike):
+        words = [os.fspath(command)]
+    else:
+        if isinstance(command, bytes) or not isinstance(command, Iterable):
+            raise TypeError(f"command must be a list of words, a string or a path, not {command!r}")
+        words = [os.fsdecode(word) for word in command]
+    if not words or not words[0]:
+        raise ValueError("there is no command to run")
+    first = words[0]
+    if first.startswith(("-m", "-c")):
+        if first in ("-m", "-c") and len(words) < 2:
+            raise ValueError(f"{first} needs an argument")
+        return [sys.executable, *words]
+    path = os.path.join(folder, first)
+    if first.endswith(".py") and os.path.isfile(path) and not _names_interpreter(Path(path)):
+        return [sys.executable, *words]
+    if first.endswith(".py") and os.sep not in first and os.path.isfile(path):
+        return [os.path.join(os.curdir, first), *words[1:]]  # Not searched in PATH.
+    return words
+
+
+def _names_interpreter(path: Path) -> bool:
+    """Say whether a file is executable, and has the line that names its interpreter."""
+    try:
+        with path.open("rb") as file:
+            return os.access(path, os.X_OK) and file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def add_probe(
+    environment: Mapping[str, str], folder: str, *, unbuffered: bool = False
+) -> dict[str, str]:
+    """Return the environment that makes Python programs load the probe.
+
+    Args:
+        environment: The program's environment.
+        folder: Where the probe is to write to.
+        unbuffered: Whether Python is not to hold back what the program prints.
+    """
+    changed = {**environment, "CLEAN_EXIT_EVENTS": os.path.join(folder, "events")}
+    if unbuffered:
+        changed["PYTHONUNBUFFERED"] = "1"
+    earlier = changed.get("PYTHONPATH")  # Empty, it has no entry; an empty entry is a folder.
+    path = [p for p in earlier.split(os.pathsep) if p != str(STARTUP)] if earlier else []
+    changed["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *path])
+    return changed

@@ -1,0 +1,75 @@
+"""What an expression may be: a module, a class, an object, or something from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Union
+
+from clean_exit.lint.scopes import Class, Function, Module, Scope
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An object of a class of the project; `is_self` if it is the one that is destroyed."""
+
+    cls: Class
+    is_self: bool = False
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A method with its object."""
+
+    function: Function
+    receiver: Instance | Class
+
+
+@dataclass(frozen=True)
+class External:
+    """Something outside of the project, dotted; ``()`` in it stands for the result of a call."""
+
+    dotted: str
+
+
+@dataclass(frozen=True)
+class Super:
+    """What ``super()`` gives: members of the classes after one of them."""
+
+    receiver: Instance
+    after: Class
+
+
+Value = Union[Module, Class, Function, Instance, Bound, External, Super]  # noqa: UP007
+Values = tuple[Value, ...]
+Given = Mapping[tuple[Scope, str], Values]
+
+
+@dataclass(frozen=True)
+class Env:
+    """Where an expression stands: its scope, and the object of the method that it is in.
+
+    `given` has what is known of variables from the way there: arguments, say. `inner` has the
+    variables of the comprehensions that it stands in.
+    """
+
+    scope: Scope
+    receiver: Instance | Class | None = None
+    depth: int = 0
+    given: Given = field(default_factory=dict)
+    inner: Mapping[str, Values] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a name is bound by.
+
+    Attributes:
+        kind: "local", "closure", "class", "global", "builtin" or "unknown".
+        scope: The scope that binds it.
+        bindings: Definitions, imports, and expressions that are assigned to it.
+    """
+
+    kind: str
+    scope: Scope
+    bindings: tuple[object, ...] = ()

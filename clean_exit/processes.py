@@ -1,0 +1,102 @@
+"""Processes by /proc, for the checker and for the keeper, which starts without site-packages.
+
+Where there is no /proc (not on Linux), no process but the program itself is known. Imports
+little: the keeper is started for each run.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class Process:
+    """A process; ``ticks`` tells it apart from a later one with the same id.
+
+    Attributes:
+        pid: Its id.
+        parent: The id of its parent.
+        state: As proc(5) has it: "S" sleeps, "R" runs, "T" is stopped, "Z" has ended.
+        ticks: When it was started, in clock ticks since boot.
+        busy_ticks: The processor time that it has used.
+        is_ending: Whether it has given up its memory, and the kernel is about to end it.
+    """
+
+    def __init__(self, pid: int, fields: list[bytes]) -> None:
+        self.pid = pid
+        self.parent = int(fields[1])
+        self.state = fields[0].decode()
+        self.busy_ticks = int(fields[11]) + int(fields[12])
+        self.ticks = int(fields[19])
+        self.is_ending = fields[20] == b"0"
+        if self.state == "Z" and int(fields[17]) > 1:  # Only its first thread has ended.
+            self.state, self.is_ending = "S", False
+
+    def command(self) -> str:
+        """Return its command line, or an empty string."""
+        try:
+            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+                words = file.read(300).replace(b"\0", b" ")
+        except OSError:
+            return ""
+        return words.decode("utf-8", "replace").strip()
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.command() or '(no command line)'}"
+
+
+def read_process(pid: int | str) -> Process | None:
+    """Describe a process, which may be a zombie; None if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+        # The name in parentheses may contain anything: fields are counted from its end (proc(5)).
+        return Process(int(pid), stat[stat.rindex(b")") + 2 :].split())
+    except (OSError, ValueError, IndexError):
+        return None  # It has ended meanwhile.
+
+
+def descendants(ancestor: int) -> list[Process] | None:
+    """List the live processes below one, itself excepted; None where that cannot be known."""
+    try:
+        pids = [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return None
+    table = {p.pid: p for p in map(read_process, pids) if p is not None}
+    if ancestor not in table:
+        return None
+    return [p for p in table.values() if p.state not in "ZX" and _is_below(p, table, ancestor)]
+
+
+def _is_below(process: Process | None, table: dict[int, Process], ancestor: int) -> bool:
+    for _ in range(1000):
+        if process is None or process.parent == ancestor:
+            return process is not None
+        process = table.get(process.parent)
+    return False
+
+
+def send_signal(process: Process, number: int) -> bool:
+    """Signal that very process, and none that has got its id since; False if not allowed."""
+    import _signal  # type: ignore[import-not-found]  # as in the keeper
+
+    handle = None
+    if hasattr(os, "pidfd_open"):
+        try:
+            handle = os.pidfd_open(process.pid)  # From here on the id means one process only.
+        except OSError:
+            pass  # It has ended, or the kernel is old, or a sandbox does not allow it.
+    try:
+        now = read_process(process.pid)
+        if now is not None and now.ticks == process.ticks:
+            if handle is not None and hasattr(_signal, "pidfd_send_signal"):
+                _signal.pidfd_send_signal(handle, number)
+            else:
+                os.kill(process.pid, number)
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # It has ended.
+    finally:
+        if handle is not None:
+            os.close(handle)
+    return True

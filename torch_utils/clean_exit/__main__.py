@@ -1,7 +1,0 @@
-"""``python -m torch_utils.clean_exit``."""
-
-import sys
-
-from .cli import main
-
-sys.exit(main())
