@@ -124,7 +124,7 @@ def _stop_signal(text: str) -> int:
 def _pattern(text: str) -> str:
     try:
         re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
     return text
 
@@ -139,7 +139,11 @@ def read_settings(folder: Path | None = None) -> argparse.Namespace:
     path = table.pop("", None)
     words: list[str] = []
     for name, value in table.items():
-        for one in value if isinstance(value, list) else [value]:
+        items = value if name == "ignore" else [value]
+        is_right = isinstance(items, list) and all(isinstance(i, (str, int, float)) for i in items)
+        if not is_right or isinstance(value, bool) != (name in ("resource-warnings", "github")):
+            raise ValueError(f"{path}: [tool.clean-exit] {name} cannot be {value!r}")
+        for one in items:
             if isinstance(one, bool):
                 words += [f"--{name}"] if one else []
             else:

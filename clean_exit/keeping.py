@@ -36,6 +36,8 @@ class KeeperProcess:
         cwd: The folder that the program starts in.
         mask: The signals that it starts with blocked; None for those of this thread.
         inherit: Whether it also gets this process's inheritable files.
+        close: Files to close as soon as the keeper has them; the list is emptied. A process that
+            another thread forks meanwhile would keep them open.
 
     Attributes:
         pid: The program's process id.
@@ -59,6 +61,7 @@ class KeeperProcess:
         cwd: str | os.PathLike[str] | None,
         mask: Collection[int] | None,
         inherit: bool,
+        close: list[int],
     ) -> None:
         self.returncode: int | None = None
         self.ended_s: float | None = None
@@ -87,6 +90,8 @@ class KeeperProcess:
             except BaseException:
                 self._socket.close()
                 raise
+        while close:
+            os.close(close.pop())
         self.keeper_pid: int = self._process.pid
         try:
             while b"\n" not in self._rest:

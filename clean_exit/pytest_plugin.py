@@ -97,14 +97,16 @@ def _run_elsewhere(item: pytest.Item, marker: pytest.Mark) -> None:
         except (TypeError, ValueError) as error:
             pytest.fail(f"the marker clean_exit: {error}", pytrace=False)
         outcome, message = _outcome(results)
-    if outcome in ("passed", "pytest.skip") and not report.clean:
+    if outcome != "failed" and not report.clean:
         text = f"the interpreter of this test did not leave cleanly\n{report}"
         pytest.fail(text + _output(report), pytrace=False)
     if outcome == "pytest.skip":
         pytest.skip(message)
     if outcome == "pytest.xfail":
         pytest.xfail(message)
-    if outcome != "passed":
+    if outcome == "passed" and report.returncode != 0:
+        outcome, message = "failed", f"the interpreter of this test exited with {report.returncode}"
+    if outcome not in ("passed", "unexpectedly passed"):
         unclean = "" if report.clean else f"\nits interpreter did not leave cleanly\n{report}"
         pytest.fail(f"{message}{unclean}{_output(report)}", pytrace=False)
 
@@ -123,14 +125,16 @@ def _command(item: pytest.Item, results: Path) -> list[str]:
     command += ["--rootdir", str(config.rootpath)]
     if config.inipath is not None:
         command += ["-c", str(config.inipath)]
-    for setting in (*(config.getoption("override_ini") or ()), "addopts=", "xfail_strict=false"):
-        command += ["-o", setting]
+    plugins: list[str] = []
     # The cache is shared, but for what this session writes about its last run.
     private = ("no:lfplugin", "no:nfplugin", "no:stepwise")
     for plugin in (*(config.getoption("plugins") or ()), *private):
         # A worker of xdist has no terminal; here it says what went wrong.
-        if plugin != "no:terminal":
-            command += ["-p", plugin]
+        plugins += ["-p", plugin] if plugin != "no:terminal" else []
+    # Read with addopts, plugins that are kept away still have their settings.
+    settings = ("xfail_strict=false", f"addopts={shlex.join(plugins)}")
+    for setting in (*(config.getoption("override_ini") or ()), *settings):
+        command += ["-o", setting]
     for warning in config.getoption("pythonwarnings") or ():
         command += ["-W", warning]
     command += ["--no-header", f"--junit-xml={results}"]
@@ -149,15 +153,17 @@ def _outcome(results: Path) -> tuple[str, str]:
         return "ended", "the interpreter of this test ended while it wrote its results"
     if not cases:
         return "missing", "the pytest in the fresh interpreter did not run this test"
-    for case in cases:
-        for element in case:
+    skipped: list[tuple[str, str]] = []
+    for case in cases:  # One for the test, and one for each of its subtests.
+        for element in case.iter():
+            message = element.get("message") or element.tag
             if element.tag in ("failure", "error"):
-                message = element.get("message") or element.tag
                 # Whether a test that has to fail did, this session judges by its own mark.
-                return "passed" if message.startswith("[XPASS(strict)]") else "failed", message
+                is_strict = message.startswith("[XPASS(strict)]")
+                return "unexpectedly passed" if is_strict else "failed", message
             if element.tag == "skipped":
-                return element.get("type") or "pytest.skip", element.get("message") or ""
-    return "passed", ""
+                skipped.append((element.get("type") or "pytest.skip", message))
+    return skipped[0] if len(skipped) == len(cases) else ("passed", "")
 
 
 def _output(report: ExitReport) -> str:

@@ -203,10 +203,10 @@ class _Reader:
             try:
                 _, kind, phase, said, name, message = entry.fields
                 found = self._error(entry, kind, phase, said, name, message, [])
+                more = max(0, min(count, 1 << 32) - _IN_FULL)
+                record.errors[name.rpartition(".")[2]] += more
             except _NOT_AS_WRITTEN:
                 continue
-            more = min(count, 1 << 32) - _IN_FULL
-            record.errors[name.rpartition(".")[2]] += more
             summary = f"at least {more} more: {found.summary}"
             record.findings.append(self._finding(found.id, summary, "", entry))
         for path in folder.glob("stacks-*"):

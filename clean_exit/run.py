@@ -60,6 +60,9 @@ class Limits:
             if not is_right:
                 least = "0 seconds or more" if name == "stop_after_s" else "more than 0 seconds"
                 raise ValueError(f"{name} must be {least}, not {value!r}")
+        is_number = isinstance(self.stop_signal, int) and not isinstance(self.stop_signal, bool)
+        if self.stop_signal is not None and not is_number:
+            raise TypeError(f"stop_signal must be a signal's number, not {self.stop_signal!r}")
         if self.stop_signal is not None and self.stop_signal not in signal.valid_signals():
             raise ValueError(
                 f"stop_signal must be a signal's number, such as signal.SIGTERM, not "
@@ -85,7 +88,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         raise TypeError(f"a regular expression must be a string, not {pattern!r}")
     try:
         return re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
@@ -170,6 +173,7 @@ class Run:
                 cwd=cwd,
                 mask=mask,
                 inherit=inherit,
+                close=ours,
             )
         finally:
             for file in ours:
@@ -195,7 +199,8 @@ class Run:
             self.keeper.end()
         for pump in self._pumps:
             pump.join(_IDLE_S)
-            while pump.is_alive() and pump.is_writing:  # Somebody reads it later.
+            # Somebody reads it later, unless this process is told to end.
+            while pump.is_alive() and pump.is_writing and not self._is_hurried:
                 pump.join(_TICK_S)
         self.text.close()
         # Another user's, which could not be ended, has none.
@@ -317,14 +322,15 @@ class Run:
         is_ending = any(process.is_ending for process in left)
         # A reader of this process's output that pauses is waited for, as it would be plainly. A
         # process that works, or that the kernel is about to end, waits for the processor.
-        if self.keeper.is_alone and any(pump.is_writing for pump in self._pumps):
+        is_writing = any(pump.is_writing for pump in self._pumps)
+        if self.keeper.is_alone and is_writing and not self._is_hurried:
             ended_s = self._busy_s = now
         elif busy != self._last_busy or is_ending or any(p.state in "RD" for p in left):
             self._busy_s = now
         self._last_busy = busy
         is_patient = is_ending or any(h in p.command() for p in left for h in _HELPERS)
         idle_s = _WORK_S if is_patient else _IDLE_S
-        if self._is_hurried and left and not is_ending:
+        if self._is_hurried and (left or is_writing) and not is_ending:
             idle_s = 0.0
         if now < max(self._busy_s, ended_s) + idle_s and now < ended_s + max(_WORK_S, idle_s):
             return False

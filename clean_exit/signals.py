@@ -60,11 +60,8 @@ class ForwardedSignals:
     def __exit__(self, *exception: object) -> None:
         self._closing = True
         assert self._thread.ident is not None
-        signal.pthread_kill(self._thread.ident, signal.SIGUSR1)
+        signal.pthread_kill(self._thread.ident, min(self._taken))
         self._thread.join()
-        for number, is_for_group in self._early:  # They came when there was no program.
-            if not is_for_group:
-                os.kill(os.getpid(), number)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
     def attach(self, receive: Callable[[int, bool], bool]) -> None:

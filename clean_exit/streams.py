@@ -68,7 +68,7 @@ class Pump(threading.Thread):
     def run(self) -> None:
         """Pass everything on. Where nobody reads the sink any more, the program gets SIGPIPE."""
         try:
-            while data := self._read():
+            while data := os.read(self._reader, _CHUNK):
                 for watcher in self._watchers:
                     watcher(data)
                 self.is_writing = True
@@ -78,12 +78,6 @@ class Pump(threading.Thread):
             self.is_writing = False
         finally:
             os.close(self._reader)
-
-    def _read(self) -> bytes:
-        try:
-            return os.read(self._reader, _CHUNK)
-        except OSError:  # A terminal that nobody has open any more.
-            return b""
 
     def _write(self, data: memoryview) -> None:
         while data and self._sink is not None:

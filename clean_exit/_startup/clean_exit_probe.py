@@ -43,7 +43,8 @@ def install(events):
 
 def _make_record(path, state, monotonic):
     """Return a function that appends one line."""
-    flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+    # Without waiting: the program may have put a pipe there.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
     def record(
         kind,

@@ -555,3 +555,28 @@ def test_output_is_in_the_failure(outer: pytest.Pytester) -> None:
     result = run(outer)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines_random(["*said to stdout*", "*atexit-error: ZeroDivisionError*"])
+
+
+OUTCOMES = """
+    import atexit, os, pytest
+    pytestmark = {marks}
+
+    @pytest.fixture
+    def failing_teardown():
+        yield
+        raise ValueError("teardown")
+
+    def test_interrupt(): raise KeyboardInterrupt
+    def test_exit_code(): atexit.register(os._exit, 3)
+    def test_skip_and_teardown(failing_teardown): pytest.skip("here")
+    def test_skip(): pytest.skip("here")
+    @pytest.mark.xfail(strict=True)
+    def test_passes_unexpectedly(): pass
+    @pytest.mark.xfail
+    def test_expected(): assert 0
+"""
+
+
+def test_what_ends_the_other_interpreter_is_no_success(outer: pytest.Pytester) -> None:
+    outer.makepyfile(OUTCOMES.format(marks="pytest.mark.clean_exit"))
+    run(outer).assert_outcomes(failed=4, skipped=1, xfailed=1)

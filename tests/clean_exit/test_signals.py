@@ -23,11 +23,11 @@ RARE = "TRAP SYS SEGV BUS FPE IO".split()
 KERNELS = "WINCH CONT CHLD URG PIPE XFSZ".split()  # Not passed on: the kernel sends them.
 # Prints each signal that it gets, up to SIGPROF: what is sent before that arrives before it.
 COUNTER = f"""
-import signal, time
+import os, signal, time
 got = []
 def note(number, frame):
     got.append(signal.Signals(number).name)
-    print(got[-1], flush=True)
+    os.write(1, (got[-1] + chr(10)).encode())  # print() in the middle of a print() mixes lines.
 for name in {[*NAMES, *RARE, *KERNELS, "PROF"]!r}:
     signal.signal(getattr(signal, "SIG" + name), note)
 print("ready", flush=True)
@@ -306,3 +306,26 @@ def test_a_program_that_withdrew_the_handler_is_not_ended(handler: str) -> None:
     assert done.returncode == 120, done.stderr
     assert "slow-shutdown" in done.stderr
     assert "state S" in done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_ignored_signal_keeps_nothing_from_ending(name: str) -> None:
+    done = run_command(["bash", "-c", f"trap '' {name}; exec {' '.join(QUIET)} true"])
+    assert done.returncode == 0, done
+
+
+def test_a_signal_after_the_end_of_the_program_hurries_the_rest() -> None:
+    """What is left over is ended at once, and the report is as ever."""
+    program = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    program += "; import os; print(os.getpid(), flush=True)"
+    command = [*CHECKER, sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        ended = Path("/proc", process.stdout.readline().strip())
+        wait_for(lambda: not ended.exists())
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert "left-over-process" in said
+    assert "Traceback" not in said

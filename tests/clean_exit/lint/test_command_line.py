@@ -70,7 +70,8 @@ def test_exit_codes_and_text(folder: Path) -> None:
         "\n"
         "clean-exit-lint: 1 finding in 2 files: 1 import\n"
     )
-    for wrong in ([], ["nowhere.py"], ["--select", "no-such", "."], ["--format", "xml", "."]):
+    assert run().stdout == done.stdout  # Without a path it is the current folder.
+    for wrong in (["nowhere.py"], ["--select", "no-such", "."], ["--format", "xml", "."]):
         done = run(*wrong)
         assert (done.returncode, done.stdout) == (2, ""), wrong
         assert done.stderr.startswith("clean-exit-lint: "), wrong

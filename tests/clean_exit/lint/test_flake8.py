@@ -21,6 +21,7 @@ DIRTY = """class A:
         print(os, re)
 """
 CONFIG = """[flake8]
+enable-extensions = CEX
 select = CEX
 """
 
