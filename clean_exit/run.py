@@ -215,7 +215,7 @@ class Run:
 
     def receive_signal(self, number: int, is_for_group: bool) -> bool:
         """Pass on a signal that this process got, from any thread; False if the program ended."""
-        if number in _END_EARLY:
+        if number in _END_EARLY and signal.getsignal(number) is not signal.SIG_IGN:
             self._is_hurried = True
         if self.keeper.returncode is not None:
             return False

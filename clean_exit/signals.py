@@ -43,9 +43,7 @@ class ForwardedSignals:
         self.asked_to_end = False
         self.mask: Collection[int] = ()
         others = {getattr(signal, f"SIG{name}", 0) for name in _OWN}
-        # Those that are ignored here are ignored by the program, too.
-        taken = signal.valid_signals() - others
-        self._taken = {n for n in taken if signal.getsignal(n) is not signal.SIG_IGN}
+        self._taken = signal.valid_signals() - others
         self._receive: Callable[[int, bool], bool] | None = None
         self._early: list[tuple[int, bool]] = []
         self._lock = threading.Lock()
@@ -86,7 +84,9 @@ class ForwardedSignals:
             if self._closing:
                 return
             with self._lock:
-                self.asked_to_end = self.asked_to_end or number in _ENDING
+                # One that is ignored here is still the program's, which may handle it.
+                is_ignored = signal.getsignal(number) is signal.SIG_IGN
+                self.asked_to_end |= number in _ENDING and not is_ignored
                 if self._receive is None or not self._receive(number, is_for_group):
                     self._early.append((number, is_for_group))
 
