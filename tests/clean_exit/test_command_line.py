@@ -457,7 +457,9 @@ def test_without_a_parser_a_table_is_an_error(tmp_path: Path) -> None:
 
 WRONG_VALUES = {
     "repeat = 0": f"{TABLE} --repeat: must be a whole number of at least 1, not '0'",
-    "repeat = true": f"{TABLE} --repeat: expected one argument",
+    "repeat = true": "[tool.clean-exit] repeat cannot be True",
+    "timeout = [1, 2]": "[tool.clean-exit] timeout cannot be [1, 2]",
+    "ignore = {a = 1}": "[tool.clean-exit] ignore cannot be {'a': 1}",
     "error-exitcode = 256": f"{TABLE} --error-exitcode: must be a whole number from 1 to 255",
     "error-exitcode = 0": f"{TABLE} --error-exitcode: must be a whole number from 1 to 255",
     "error-exitcode = 1.5": f"{TABLE} --error-exitcode: must be a whole number from 1 to 255",
@@ -467,7 +469,7 @@ WRONG_VALUES = {
     "timeout = 'soon'": f"{TABLE} --timeout: must be a number of seconds, not 'soon'",
     "max-shutdown = -1": f"{TABLE} --max-shutdown: must be a number of seconds, not '-1'",
     "color = 'blue'": f"{TABLE} --color: invalid choice: 'blue'",
-    "github = 1": f"{TABLE} --github: ",
+    "github = 1": "[tool.clean-exit] github cannot be 1",
     "tiemout = 3": "unknown setting 'tiemout' in [tool.clean-exit]",
     "error-exitcode = 3\nerror_exitcode = 4": "[tool.clean-exit] has 'error-exitcode' twice",
     "timeout = ": "is not valid",

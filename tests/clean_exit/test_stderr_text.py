@@ -182,8 +182,6 @@ def test_chain_of_errors() -> None:
     assert [one.error for one in said] == ["KeyError", "ZeroDivisionError"]
 
 
-def test_errors_beyond_those_kept_are_counted() -> None:
-    """All are counted."""
-    scanner = scan(f"{next(iter(DIALECTS))}\n{TRACEBACK}{ERROR}".encode() * 1000)
-    assert len(scanner.said) == 100
-    assert scanner.counts == {("unraisable", "ZeroDivisionError"): 1000}
+def test_memory_of_many_errors_is_bounded() -> None:
+    scanner = scan(f"{next(iter(DIALECTS))}\n{TRACEBACK}{ERROR}".encode() * 2000)
+    assert len(scanner.said) == 1000
