@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import ast
+from typing import NamedTuple
 
 from clean_exit.lint.scopes import Class, Function, last_name
 
 
-def mangle(name: str, cls: Class) -> str:
+class Stored(NamedTuple):
+    """An attribute that is set, as Python stores its name.
+
+    `value` is None where the source does not say which part of a value it is.
+    """
+
+    name: str
+    value: ast.expr | None = None
+    annotation: ast.expr | None = None
+
+
+def mangle(name: str, cls: Class | None) -> str:
     """Return a private name as Python stores it."""
-    if name.startswith("__") and not name.endswith("__") and cls.name.strip("_"):
+    if cls and name.startswith("__") and not name.endswith("__") and cls.name.strip("_"):
         return f"_{cls.name.lstrip('_')}{name}"
     return name
 
@@ -20,46 +32,35 @@ def unmangle(name: str, cls: Class) -> str:
     return name[len(prefix) - 2 :] if name.startswith(prefix) else name
 
 
-def stores(node: ast.AST, function: Function) -> list[tuple[str, ast.AST]]:
-    """Return the attributes of its own object that a node sets, with the statement that does."""
-    targets: list[ast.AST] = []
+def _is_name(node: ast.AST, function: Function) -> bool:
+    return isinstance(node, ast.Name) and node.id == function.self_name
+
+
+def stores(node: ast.AST, function: Function) -> list[Stored]:
+    """Return the attributes of its own object that a node sets in a method."""
+    pairs: list[tuple[ast.AST | None, ast.expr | None]] = []
     if isinstance(node, ast.Assign):
-        targets = list(node.targets)
-    elif isinstance(node, ast.AnnAssign):
-        targets = [node.target] if node.value is not None else []
+        pairs = [(target, node.value) for target in node.targets]
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        pairs = [(node.target, node.value)]
     elif isinstance(node, (ast.For, ast.AsyncFor)):
-        targets = [node.target]
-    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-        targets = [node.optional_vars]
-    elif isinstance(node, ast.Call):
-        name = _set_by_name(node)
-        return [(name, node)] if name else []
-    found: list[tuple[str, ast.AST]] = []
-    while targets:
-        target = targets.pop()
+        pairs = [(node.target, None)]
+    elif isinstance(node, ast.withitem):
+        pairs = [(node.optional_vars, None)]
+    elif isinstance(node, ast.Call) and last_name(node.func) in {"setattr", "__setattr__"}:
+        name = node.args[-2] if len(node.args) in (2, 3) else None
+        return [Stored(str(name.value), node.args[-1])] if isinstance(name, ast.Constant) else []
+    found = []
+    while pairs:
+        target, value = pairs.pop()
         if isinstance(target, (ast.Tuple, ast.List)):
-            targets += target.elts
-            node = ast.Pass()  # Which part of the value it is, nobody says.
+            pairs += [(one, None) for one in target.elts]
         elif isinstance(target, ast.Starred):
-            targets.append(target.value)
-        elif (
-            isinstance(target, ast.Attribute)
-            and isinstance(target.value, ast.Name)
-            and target.value.id == function.self_name
-        ):
-            found.append((target.attr, node))
-        elif (
-            isinstance(target, ast.Subscript)
-            and isinstance(target.slice, ast.Constant)
-            and last_name(target.value) == "__dict__"
-        ):
-            found.append((str(target.slice.value), node))
+            pairs.append((target.value, None))
+        elif isinstance(target, ast.Attribute) and _is_name(target.value, function):
+            annotation = getattr(node, "annotation", None)
+            found.append(Stored(mangle(target.attr, function.owner), value, annotation))
+        elif isinstance(target, ast.Subscript) and last_name(target.value) == "__dict__":
+            key = target.slice
+            found += [Stored(str(key.value), value)] if isinstance(key, ast.Constant) else []
     return found
-
-
-def _set_by_name(node: ast.Call) -> str | None:
-    """Return the name that ``setattr(self, "name", value)`` sets."""
-    if last_name(node.func) in {"setattr", "__setattr__"} and len(node.args) in (2, 3):
-        name = node.args[-2]
-        return str(name.value) if isinstance(name, ast.Constant) else None
-    return None

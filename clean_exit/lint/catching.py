@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable
 
 from clean_exit.lint.scopes import children, last_name
-from clean_exit.lint.values import External
+from clean_exit.lint.values import Value, dotted
 
 _OF_THE_SYSTEM = {"OSError", "IOError", "EnvironmentError", "error"}
 
@@ -19,13 +18,11 @@ def caught_by(handler: ast.ExceptHandler) -> set[str]:
     return named_by(handler)
 
 
-def is_suppress(node: ast.AST, values: Iterable[object] = ()) -> bool:
+def is_suppress(node: ast.AST, value: Value | None = None) -> bool:
     """Whether this is ``contextlib.suppress``, by its name or by what is known of its value."""
     called = node.func if isinstance(node, ast.Call) else node
-    return last_name(called).strip("_") == "suppress" or any(
-        isinstance(value, External) and value.dotted.startswith("contextlib.suppress")
-        for value in values
-    )
+    by_name = last_name(called).strip("_") == "suppress"
+    return by_name or dotted(value).startswith("contextlib.suppress")
 
 
 def suppressed(node: ast.AST) -> set[str]:

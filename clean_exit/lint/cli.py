@@ -6,23 +6,23 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clean_exit.catalogue import RULES as CATALOGUE
 from clean_exit.lint import baseline
-from clean_exit.lint.catalogue import explain
 from clean_exit.lint.discover import python_files
 from clean_exit.lint.findings import RULES, UNUSED
+from clean_exit.lint.formats import WRITERS, summary, to_text
 from clean_exit.lint.lint import Result, check, chosen
-from clean_exit.lint.machine import to_json, to_sarif
-from clean_exit.lint.settings import read_settings
-from clean_exit.lint.text import summary, to_github, to_text
+from clean_exit.pyproject import read_table
 from clean_exit.version import version
 
 FINDINGS, USAGE, INTERRUPTED = 1, 2, 130
-FORMATS = ("text", "json", "sarif", "github")
+_LISTS = ("select", "ignore", "exclude", "paths")
+_TEXTS = ("baseline", "format")
 _EPILOG = """\
 exit codes: 0 nothing found; 1 findings; 2 wrong usage or no output; 130 Ctrl-C.
 [tool.clean_exit_lint] in pyproject.toml sets defaults.
@@ -45,10 +45,22 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("paths", nargs="*", metavar="PATH", help="files and folders (default .); - is stdin")
-    add("--format", choices=FORMATS, help="default text")
-    add("--select", action="append", metavar="RULE", help="only these, by commas or repeated")
-    add("--ignore", action="append", metavar="RULE", help="not these")
-    add("--exclude", action="append", metavar="GLOB", help="files and folders to leave out")
+    add("--format", choices=WRITERS, help="default text")
+    add(
+        "--select",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="only these, by commas or repeated",
+    )
+    add("--ignore", action="append", default=[], metavar="RULE", help="not these")
+    add(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="files and folders to leave out",
+    )
     add("--baseline", metavar="FILE", help="report only what is not in it")
     add("--write-baseline", metavar="FILE", help="write what is found now, and report nothing")
     add("--output", metavar="FILE", help="write there, and only a summary here")
@@ -93,59 +105,83 @@ def _run(options: argparse.Namespace) -> int:
     if options.explain:
         _print(explain(options.explain))
         return 0
-    settings = read_settings()
-    paths = options.paths or settings.get("paths") or ["."]
-    form = options.format or settings.get("format", "text")
-    if form not in FORMATS:
-        raise ValueError(f"there is no format {form!r}; there are {', '.join(FORMATS)}")
-    select = _split(options.select) or settings.get("select", [])
-    ignore = [*_split(options.ignore), *settings.get("ignore", [])]
-    exclude = [*(options.exclude or []), *settings.get("exclude", [])]
-    chosen(select, ignore)
-    result = check(python_files(paths, exclude), select=select, ignore=ignore)
-    if not options.quiet:
-        for note in result.notes:
-            print(f"clean-exit-lint: note: {note}", file=sys.stderr)
+    _add_settings(options)
+    files = python_files(options.paths, options.exclude)
+    result = check(files, select=options.select, ignore=options.ignore)
+    _note(options, *result.notes)
     if options.write_baseline:
         return _write_baseline(options.write_baseline, result)
-    known = options.baseline or settings.get("baseline")
-    if known:
-        new, gone = baseline.subtract(result.findings, baseline.load(Path(known)))
+    if options.baseline:
+        new, gone = baseline.subtract(result.findings, Path(options.baseline))
         result = replace(result, findings=tuple(new))
-        if gone and not options.quiet:
-            said = (
-                f"{gone} findings of the baseline are gone; --write-baseline {known} forgets them"
-            )
-            print(f"clean-exit-lint: note: {said}", file=sys.stderr)
-    _write(_formatted(result, form, options), options, result)
+        if gone:
+            how = f"--write-baseline {options.baseline} forgets them"
+            _note(options, f"{gone} findings of the baseline are gone; {how}")
+    _write(result, options)
     return FINDINGS if result.findings else 0
 
 
-def _formatted(result: Result, form: str, options: argparse.Namespace) -> str:
-    if form == "json":
-        return to_json(result)
-    if form == "sarif":
-        return to_sarif(result)
-    if form == "github":
-        return to_github(result)
-    if options.quiet and not result.findings:
-        return ""
-    is_terminal = sys.stdout.isatty() and not options.output and "NO_COLOR" not in os.environ
-    color = options.color == "always" or (options.color == "auto" and is_terminal)
-    return to_text(result, color=color)
+def _add_settings(options: argparse.Namespace) -> None:
+    """Fill in what the table in pyproject.toml says, and the defaults.
+
+    Paths in it, and the baseline, are relative to the file.
+
+    Raises:
+        ValueError: The file cannot be read, or the table is invalid.
+    """
+    table = read_table("clean-exit-lint", (*_LISTS, *_TEXTS))
+    file = table.pop("", None)
+    for key, value in table.items():
+        items = value if key in _LISTS else [value]
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            wanted = "a list of strings" if key in _LISTS else "a string"
+            where = f"{file}: [tool.clean_exit_lint] {key}"
+            raise ValueError(f"{where} must be {wanted}, not {value!r}")
+    folder = file.parent if file else Path()
+    known = [table["baseline"]] if "baseline" in table else []
+    options.baseline = options.baseline or next(iter(_from(folder, known)), None)
+    options.paths = options.paths or _from(folder, table.get("paths", ())) or ["."]
+    options.exclude = [*options.exclude, *table.get("exclude", ())]
+    options.select = _split(options.select) or _split(table.get("select", ()))
+    options.ignore = _split([*options.ignore, *table.get("ignore", ())])
+    options.format = options.format or table.get("format", "text")
+    if options.format not in WRITERS:
+        raise ValueError(f"there is no format {options.format!r}; there are {', '.join(WRITERS)}")
+    chosen(options.select, options.ignore)
 
 
-def _write(text: str, options: argparse.Namespace, result: Result) -> None:
-    if not options.output:
-        if text:
-            _print(text)
-        return
+def _from(folder: Path, names: Iterable[str]) -> list[str]:
+    """Return paths of a file as they are from here, short where that is possible."""
+    here = Path.cwd()
+    whole = [folder / name for name in names]
+    return [str(one.relative_to(here) if one.is_relative_to(here) else one) for one in whole]
+
+
+def _note(options: argparse.Namespace, *notes: object) -> None:
+    for note in notes if not options.quiet else ():
+        print(f"clean-exit-lint: note: {note}", file=sys.stderr)
+
+
+def _write(result: Result, options: argparse.Namespace) -> None:
+    text = WRITERS[options.format](result)
+    if options.format == "text":
+        is_terminal = sys.stdout.isatty() and not options.output and "NO_COLOR" not in os.environ
+        text = to_text(
+            result, color={"always": True, "never": False}.get(options.color, is_terminal)
+        )
+        text = "" if options.quiet and not result.findings else text
+    if options.output:
+        _write_file(options.output, text)
+        text = "" if options.quiet else summary(result)
+    if text:
+        _print(text)
+
+
+def _write_file(path: str, text: str) -> None:
     try:
-        Path(options.output).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        Path(path).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise ValueError(f"{options.output} cannot be written: {error.strerror}") from None
-    if not options.quiet:
-        _print(summary(result))
+        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _print(text: str) -> None:
@@ -163,8 +199,19 @@ def _write_baseline(path: str, result: Result) -> int:
     return 0
 
 
-def _split(values: list[str] | None) -> list[str]:
+def _split(values: Iterable[str]) -> list[str]:
     """Return the rules of options, by id or by code, that may be repeated or have commas."""
     by_code = {rule.code: rule.id for rule in (*RULES.values(), UNUSED)}
-    names = [name.strip() for value in values or () for name in value.split(",")]
+    names = [name.strip() for value in values for name in value.split(",")]
     return [by_code.get(name, name) for name in names if name]
+
+
+def explain(name: str) -> str:
+    """Return what the catalogue says about a rule, by its id or its code.
+
+    Raises:
+        ValueError: There is no such rule; the message has those that there are.
+    """
+    rules = (*RULES.values(), UNUSED)
+    lines = {rule.id: f"{rule.id} ({rule.code}): {rule.summary}" for rule in rules}
+    return CATALOGUE.explain((_split([name]) or [name])[0], lines)

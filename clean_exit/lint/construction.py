@@ -1,73 +1,40 @@
-"""How far an object may have come when its construction ends, in the middle or at its end."""
+"""How far an object may have come when its construction ends, in the middle or at its end.
+
+`__init__` is read once, from top to bottom, into the methods of the same object that it calls. At
+each place that can raise, what the attributes may be by then is an `Exit`.
+"""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from clean_exit.lint.attributes import mangle, stores
 from clean_exit.lint.catching import is_expected
 from clean_exit.lint.evaluator import Evaluator
 from clean_exit.lint.facts import Facts
 from clean_exit.lint.risks import Risks
-from clean_exit.lint.scopes import Class, Function, children, last_name
-from clean_exit.lint.values import Bound, Env, Instance
+from clean_exit.lint.scopes import Class, Function, children, inside, last_name, passed
+from clean_exit.lint.values import Bound, Env, Instance, dotted
 
-_DEEPEST = 5
-_MOST_STATES = 8
-_MOST_STEPS = 2000  # Statements; after so many, ways are no longer told apart.
+_DEEPEST = 4
 _FIELDS = {"dataclass", "define", "frozen", "mutable", "attrs", "attr", "s", "pydantic_dataclass"}
+_MISSING = None
+_MayBe = frozenset[bool | None]
+_ANY: _MayBe = frozenset({True, False})
+State = dict[str, _MayBe]
+"""What each attribute may be: true, false, or missing. One that is not in it is missing.
 
-
-@dataclass(frozen=True)
-class State:
-    """The attributes that are set for sure, those that may be, and those that may be true.
-
-    `truths` has parameters, and attributes with ``self.`` before them, that are known to be true
-    or false.
-    """
-
-    sure: frozenset[str] = frozenset()
-    maybe: frozenset[str] = frozenset()
-    truthy: frozenset[str] = frozenset()
-    truths: frozenset[tuple[str, bool]] = frozenset()
-
-    def set(self, name: str, value: ast.AST | None) -> State:
-        """Return the state after an attribute was set."""
-        is_false = _is_false(value)
-        truthy = self.truthy - {name} if is_false else self.truthy | {name}
-        key = f"self.{name}"
-        truths = {one for one in self.truths if one[0] != key}
-        if isinstance(value, ast.Constant) or is_false:
-            truths.add((key, not is_false))
-        elif isinstance(value, ast.Name):
-            truths |= {(key, truth) for told, truth in self.truths if told == value.id}
-        return State(self.sure | {name}, self.maybe | {name}, truthy, frozenset(truths))
-
-    def told(self, truths: Iterable[tuple[str, bool]]) -> State | None:
-        """Return the state if this is so; None if it is known not to be."""
-        if any((name, not truth) in self.truths for name, truth in truths):
-            return None
-        return replace(self, truths=self.truths | set(truths))
-
-    def merge(self, other: State) -> State:
-        """Return what holds after either of two ways."""
-        return State(
-            self.sure & other.sure,
-            self.maybe | other.maybe,
-            self.truthy | other.truthy,
-            self.truths & other.truths,
-        )
-
-    def contradicts(self, known: Iterable[tuple[str, str]]) -> bool:
-        """Whether tests of attributes in the destructor have ruled this state out."""
-        is_true = {"true": True, "false": False, "none": False}
-        return any(
-            (f"self.{name}", not is_true[what]) in self.truths
-            for name, what in known
-            if what in is_true
-        )
+The parameters of the method that is read are in it too, in parentheses, where a test has told.
+"""
+_ABSENT: _MayBe = frozenset({_MISSING})
+# What the destructor has seen of an attribute leaves these.
+_LEAVES: dict[str, set[bool | None]] = {
+    "true": {True}, "full": {True}, "false": {False, _MISSING}, "none": {False, _MISSING},
+    "there": {True, False},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,52 +50,39 @@ class Exit:
 class Construction:
     """Every way in which the construction of a class's objects can end.
 
-    `defaults` are there in any case, `falsy` are those of them that begin as None, 0 or the like.
+    `defaults` are attributes of the class, so they are there in any case.
     """
 
     cls: Class
     exits: list[Exit]
     is_known: bool
-    defaults: frozenset[str] = frozenset()
-    assigned: frozenset[str] = frozenset()
-    falsy: frozenset[str] = frozenset()
-    _implied: dict[tuple[str, bool], frozenset[str]] = field(default_factory=dict)
+    defaults: set[str]
+    assigned: set[str]
 
     def missing(self, name: str, facts: Facts, *, tested: bool) -> Exit | None:
         """Return a way in which an attribute is not set at the end; None if there is none.
 
-        What was read before was set then. Where attributes were `tested`, one that is set under
-        conditions may be used under the same ones.
+        Where attributes were `tested`, one that is set under conditions may be used under the same
+        ones.
         """
-        made = {attribute for attribute, what in facts.began if what == "made"}
-        earlier = (facts.has & self.assigned) - self.defaults - made
-        set_before = [at for at, one in enumerate(self.exits) if name in one.state.maybe]
-        conditional = set_before[0] if set_before else len(self.exits)  # The first that has it.
-        told = {attribute for attribute, what in facts.began if what in {"true", "full"}}
+        set_by = next((at for at, one in enumerate(self.exits)
+                       if one.state.get(name, _ABSENT) != _ABSENT), len(self.exits))  # fmt: skip
         ways = [
             one
             for at, one in enumerate(self.exits)
-            if name not in one.state.sure
-            and earlier <= one.state.maybe
-            and told & self.falsy <= one.state.truthy
-            and not (tested and (one.cause is None or at >= conditional))
-            and not one.state.contradicts(facts.began)
+            if _MISSING in one.state.get(name, _ABSENT)
+            and not (tested and (one.cause is None or at >= set_by))
+            and all(self._agrees(one, *seen) for seen in facts.began)
         ]
         # What fails in the class's own __init__ says more than what does in a base's.
         own = [one for one in ways if one.where and one.where.owner is self.cls]
         return next(iter(own or ways), None)
 
-    def implied(self, name: str, *, truthy: bool = False) -> frozenset[str]:
-        """Return the attributes that exist wherever one does, or wherever it is true."""
-        if name in self.defaults and not truthy:
-            return frozenset()  # It is there from the beginning.
-        key = (name, truthy)
-        if key not in self._implied:
-            having = [one.state for one in self.exits
-                      if name in (one.state.truthy if truthy else one.state.maybe)]  # fmt: skip
-            sets = [state.sure for state in having]
-            self._implied[key] = frozenset.intersection(*sets) if sets else self.assigned
-        return self._implied[key]
+    def _agrees(self, way: Exit, name: str, what: str) -> bool:
+        if name not in self.assigned or (what == "there" and name in self.defaults):
+            return True
+        may_be = way.state.get(name, _ABSENT)
+        return what not in _LEAVES or not may_be.isdisjoint(_LEAVES[what])
 
 
 class Constructions:
@@ -146,50 +100,44 @@ class Constructions:
         return self._known[cls]
 
     def _read(self, cls: Class) -> Construction:
-        order, complete = self._evaluator.linear(cls)
-        defaults, assigned, falsy, start = set(), set(), set(), State()
-        begin: dict[str, bool] = {}  # What the class's own attributes are, nearest class first.
-        for one in order:
-            own = set(one.members) | {n for n, v in one.values.items() if not _is_field(v)}
-            defaults |= {mangle(name, one) for name in own}
-            falsy |= {mangle(n, one) for n, v in one.values.items() if _is_false(v)}
-            told = {f"self.{mangle(n, one)}": bool(v.value) for n, v in one.values.items()
-                    if isinstance(v, ast.Constant)}  # fmt: skip
-            begin = {**told, **begin}
-            for name, setting in self._evaluator.assignments(one).items():
+        order, _ = self._evaluator.linear(cls)
+        defaults, assigned, start = set(), set(), State()
+        for one in reversed(order):
+            fields = one.annotations if _FIELDS & _decorators(one) else {}
+            for name, value in one.members.items():
+                if not _is_field(value):
+                    defaults.add(mangle(name, one))
+                    start[mangle(name, one)] = _truth(value)
+            for name in fields:
+                if not _is_not_init(one.members.get(name)):
+                    start[name] = _ANY
+            for name, settings in self._evaluator.assignments(one).items():
                 assigned.add(name)
-                if any("classmethod" in function.decorators for function, _ in setting):
+                if any(function.is_of_class for function, _ in settings):
                     defaults.add(name)  # Set on the class, at whatever time.
-            if _FIELDS & _decorators(one):
-                for name in one.annotations:
-                    if not _is_not_init(one.values.get(name)):
-                        start = start.set(name, None)
-                        assigned.add(name)
             new = one.members.get("__new__")
-            for node in children(new.body) if new else ():
+            for node in inside(new.node) if isinstance(new, Function) else ():
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                    start = start.set(mangle(node.attr, one), None)
-        start = replace(start, truths=frozenset({**begin, **dict(start.truths)}.items()))
-        way = Builder(self._evaluator, self._risks, cls)
-        found = self._evaluator.member(cls, "__init__")
-        if not found or not isinstance(found[1], Function):
-            found = self._evaluator.member(cls, "__post_init__")
-        if found and isinstance(found[1], Function):
-            way.exits += [Exit(end) for end in way.run(found[1], [start])]
-        else:
-            way.exits.append(Exit(start))
-        is_known = complete or bool(found)
+                    start[mangle(node.attr, one)] = _ANY
+        way = _Builder(self._evaluator, self._risks, cls)
+        method = self._evaluator.method(cls, "__init__")
+        method = method or self._evaluator.method(cls, "__post_init__")
+        end = way.run(method, start) if method else start
+        exits = [*way.exits, *([] if end is None else [Exit(end)])]
+        is_known = all(self._is_known(one, base) for one in order for base in one.node.bases)
         is_known = is_known and not way.is_dynamic
-        names = frozenset(assigned) | start.maybe
-        return Construction(cls, way.exits, is_known, frozenset(defaults), names, frozenset(falsy))
+        return Construction(cls, exits, is_known, defaults, assigned | set(start))
+
+    def _is_known(self, cls: Class, base: ast.expr) -> bool:
+        """Whether a base sets no attributes that are not seen: it was read, or is Python's own."""
+        base = base.value if isinstance(base, ast.Subscript) else base
+        value = self._evaluator.evaluate(base, Env(cls.outer or cls.scope))
+        package = dotted(value).partition(".")[0]
+        return isinstance(value, Class) or package in sys.stdlib_module_names
 
 
-# A node, so that it stays and with it its id; the methods by calls; what can raise.
-_Look = tuple[ast.AST, dict[int, Function], list[ast.AST]]
-
-
-class Builder:
-    """Goes through an ``__init__`` once, way by way, and notes each way out of it."""
+class _Builder:
+    """Goes through an ``__init__`` and notes each way out of it."""
 
     def __init__(self, evaluator: Evaluator, risks: Risks, cls: Class) -> None:
         self.exits: list[Exit] = []
@@ -198,198 +146,183 @@ class Builder:
         self._risks = risks
         self._object = Instance(cls, is_self=True)
         self._stack: list[Function] = []
-        self._returns: list[list[State]] = []
+        self._returns: list[State | None] = []
         self._handlers = 0
-        self._steps = 0
-        self._read: dict[tuple[int, Function], _Look] = {}
 
-    def run(self, function: Function, states: list[State]) -> list[State]:
-        """Return the states after a method; none if it never returns."""
+    def run(self, function: Function, state: State, call: ast.Call | None = None) -> State | None:
+        """Return the state after a method; None if it never returns."""
+        outer, self._returns = self._returns, []
+        given = passed(function, call, bound=True) if call else {}
+        names = {f"({name})": _truth(value) for name, value in given.items()}
         self._stack.append(function)
-        self._returns.append([])
-        own = set(function.all_parameters)
-        ends = self._block(function.body, [_without(one, own) for one in states])
+        end = self._block(function.body, {**_without_names(state), **names})
         self._stack.pop()
-        return _few([_without(one, own) for one in [*self._returns.pop(), *ends]])
+        for one in self._returns:
+            end = _either(end, one)
+        self._returns = outer
+        return end and _without_names(end)
 
-    def _block(self, statements: Iterable[ast.stmt], states: list[State]) -> list[State]:
+    def _block(self, statements: Iterable[ast.stmt], state: State | None) -> State | None:
         for statement in statements:
-            self._steps += len(states)
-            most = _MOST_STATES if self._steps < _MOST_STEPS else 1
-            states = _few([end for one in states for end in self._statement(statement, one)], most)
-        return states
+            if state is None:
+                break
+            state = self._statement(statement, state)
+        return state
 
-    def _statement(self, node: ast.stmt, state: State) -> list[State]:
+    def _statement(self, node: ast.stmt, state: State) -> State | None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            return [state]
+            return state
         if isinstance(node, (ast.If, ast.While)):
-            return self._branch(node, state)
+            before = self._expression(node.test, state)
+            return _either(
+                self._block(node.body, self._where(node.test, True, before)),
+                self._block(node.orelse, self._where(node.test, False, before)),
+            )
         if isinstance(node, (ast.For, ast.AsyncFor)):
-            states = self._expression(node.iter, state)
-            return [*states, *self._block([*node.body, *node.orelse], states)]
+            before = self._expression(node.iter, state)
+            return _either(before, self._block([*node.body, *node.orelse], before))
         if isinstance(node, (ast.With, ast.AsyncWith)):
-            states = [state]
             for item in node.items:
-                states = [self._stores(item, after) for one in states
-                          for after in self._expression(item.context_expr, one)]  # fmt: skip
-            return self._block(node.body, states)
+                state = self._stores(item, self._expression(item.context_expr, state))
+            return self._block(node.body, state)
         if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
             return self._try(node, state)  # type: ignore[arg-type]
         if isinstance(node, ast.Match):
-            states = self._expression(node.subject, state)
-            return states + [end for case in node.cases for end in self._block(case.body, states)]
-        states = [self._stores(node, one) for one in self._expression(node, state)]
-        stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)
-                  and isinstance(n.ctx, ast.Store)}  # fmt: skip
-        states = [_without(one, stored) for one in states] if stored else states
+            state = self._expression(node.subject, state)
+            end: State | None = state
+            for case in node.cases:
+                end = _either(end, self._block(case.body, state))
+            return end
+        state = self._stores(node, self._expression(node, state))
         if isinstance(node, ast.Return):
-            self._returns[-1] += states
-            return []
-        return [] if isinstance(node, (ast.Raise, ast.Continue, ast.Break)) else states
+            self._returns.append(state)
+        ends = isinstance(node, (ast.Return, ast.Raise, ast.Continue, ast.Break))
+        return None if ends else state
 
-    def _branch(self, node: ast.If | ast.While, state: State) -> list[State]:
-        ends: list[State] = []
-        for one in self._expression(node.test, state):
-            for truth, body in ((True, node.body), (False, node.orelse)):
-                told = one.told(_truths(node.test, truth, self._stack[-1].self_name))
-                ends += self._block(body, [told]) if told else []
-        return ends
+    def _where(self, test: ast.expr, truth: bool, state: State | None) -> State | None:
+        """Return what holds where a test has come out so; None if it cannot."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self._where(test.operand, not truth, state)
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == truth:
+            for one in test.values:
+                state = self._where(one, truth, state)
+            return state
+        name = self._name(test)
+        if state is None or not name:
+            return state
+        may_be = state.get(name, _ANY) & {truth}
+        return {**state, name: may_be} if may_be else None
 
-    def _try(self, node: ast.Try, state: State) -> list[State]:
+    def _name(self, node: ast.expr | None) -> str:
+        """Return what a state calls a variable, or an attribute of the object."""
+        if isinstance(node, ast.Name):
+            return f"({node.id})"
+        is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        return node.attr if is_own and node.value.id == self._stack[-1].self_name else ""  # type: ignore[union-attr]
+
+    def _try(self, node: ast.Try, state: State) -> State | None:
         first = len(self.exits)
-        ends = self._block(node.orelse, self._block(node.body, [state]))
-        raised = [one.state for one in self.exits[first:]]
+        end = self._block(node.orelse, self._block(node.body, state))
+        raised = self.exits[first:]
         # What is caught leaves through the handler, which may raise again.
-        self.exits[first:] = [
-            one for one in self.exits[first:] if not is_expected(one.cause, node.handlers)
-        ]
-        begins = list(dict.fromkeys(raised))[:_MOST_STATES] or [state]
+        self.exits[first:] = [one for one in raised if not is_expected(one.cause, node.handlers)]
+        begin: State | None = None if raised else state
+        for one in raised:
+            begin = _either(begin, one.state)
         self._handlers += 1
         for handler in node.handlers:
-            ends += self._block(handler.body, begins)
+            end = _either(end, self._block(handler.body, begin))
         self._handlers -= 1
-        if not node.finalbody:
-            return ends
         for at, one in enumerate(self.exits[first:], first):
-            final = _only_stores(node.finalbody, one.state, self._stack[-1])
-            self.exits[at] = replace(one, state=final)
-        return self._block(node.finalbody, ends)
+            final = one.state
+            for below in children(node.finalbody):
+                final = self._stores(below, final)
+            self.exits[at] = Exit(final, one.cause, one.where)
+        return self._block(node.finalbody, end)
 
-    def _expression(self, node: ast.AST, state: State) -> list[State]:
+    def _expression(self, node: ast.AST, state: State | None) -> State:
         """Note what can raise in it, and follow what it calls of its own object."""
-        function = self._stack[-1]
-        key = (id(node), function)
-        if key not in self._read:
-            self._read[key] = self._look_into(node, function)
-        _, called, risky = self._read[key]
-        own = {call: method for call, method in called.items()
-               if method not in self._stack and self._is_worth_entering()}  # fmt: skip
-        for one in risky:
-            # In a handler something has failed already; that it fails twice is another matter.
-            if id(one) not in own and (not self._handlers or isinstance(one, ast.Raise)):
-                self.exits.append(Exit(state, one, function))
-        states = [state]
-        for method in own.values():
-            states = self.run(method, states)
-        return states
-
-    def _is_worth_entering(self) -> bool:
-        return len(self._stack) < _DEEPEST and self._steps < _MOST_STEPS
-
-    def _look_into(self, node: ast.AST, function: Function) -> _Look:
-        """Return the methods of the object that an expression calls, and what in it can raise."""
-        env = Env(function, self._object)
-        called: dict[int, Function] = {}
+        function, called = self._stack[-1], {}
+        state = state or {}
         for one in children([node]):
-            if not isinstance(one, ast.Call):
-                continue
-            if last_name(one.func) == "update" and "__dict__" in ast.dump(one.func):
-                self.is_dynamic = True
-            if last_name(one.func) == "setattr" and not stores(one, function):
-                self.is_dynamic = True
-            for value in self._evaluator.evaluate(one.func, env)[:1]:
-                if isinstance(value, Bound) and value.receiver == self._object:
-                    if not value.function.is_async:
-                        called[id(one)] = value.function
-                elif isinstance(value, Function) and value.owner and _passes_self(one, function):
-                    called[id(one)] = value
-        return node, called, list(self._risks.of(node, env))
-
-    def _stores(self, node: ast.AST, state: State) -> State:
-        function = self._stack[-1]
-        nodes = [node] if isinstance(node, ast.withitem) else list(children([node]))
-        for one in nodes:
-            for name, by in stores(one, function):
-                value = getattr(by, "value", None)
-                if isinstance(by, ast.Call):
-                    value = by.args[-1]
-                if function.owner:
-                    name = mangle(name, function.owner)
-                state = state.set(name, value)
+            if isinstance(one, ast.Call):
+                self.is_dynamic = self.is_dynamic or _is_dynamic(one, function)
+                if (method := self._own_method(one, function)) and method not in self._stack:
+                    called[one] = method
+        for one in self._risks.of(node, Env(function, self._object)):
+            # In a handler something has failed already; that it fails twice is another matter.
+            if one not in called and (not self._handlers or isinstance(one, ast.Raise)):
+                self.exits.append(Exit(state, one, function))
+        for call, method in called.items():
+            names = {k: v for k, v in state.items() if k[0] == "("}
+            state = {**(self.run(method, state, call) or state), **names}
         return state
 
+    def _own_method(self, node: ast.Call, function: Function) -> Function | None:
+        if len(self._stack) > _DEEPEST:
+            return None
+        first = node.args[0] if node.args else None
+        value = self._evaluator.evaluate(node.func, Env(function, self._object))
+        if isinstance(value, Bound) and value.receiver == self._object:
+            return None if value.function.is_async else value.function
+        is_self = isinstance(first, ast.Name) and first.id == function.self_name
+        return value if isinstance(value, Function) and value.owner and is_self else None
 
-def _passes_self(node: ast.Call, function: Function) -> bool:
-    first = node.args[0] if node.args else None
-    return isinstance(first, ast.Name) and first.id == function.self_name
+    def _stores(self, node: ast.AST, state: State) -> State:
+        nodes = [node] if isinstance(node, ast.withitem) else children([node])
+        new = {}
+        for one in nodes:
+            if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+                new[f"({one.id})"] = _ANY
+            for name, value, _ in stores(one, self._stack[-1]):
+                known = state.get(self._name(value), _ANY) - {_MISSING}
+                new[name] = known & _truth(value)
+        return {**state, **new} if new else state
 
 
-def _few(states: list[State], most: int = _MOST_STATES) -> list[State]:
-    """Return the states once each; those that are too many are taken together."""
-    states = list(dict.fromkeys(states))
-    while len(states) > most:
-        states.append(states.pop().merge(states.pop()))
-    return states
+def _either(first: State | None, second: State | None) -> State | None:
+    """Return what may be after either of two ways."""
+    if first is None or second is None or first is second:
+        return second if first is None else first
+    return {name: first.get(name, _ABSENT) | second.get(name, _ABSENT)
+            for name in {**first, **second}}  # fmt: skip
 
 
-def _without(state: State, names: set[str]) -> State:
-    """Return a state without what is known of some variables."""
-    return replace(state, truths=frozenset(one for one in state.truths if one[0] not in names))
+def _without_names(state: State) -> State:
+    return {name: may_be for name, may_be in state.items() if name[0] != "("}
 
 
-def _is_false(value: ast.AST | None) -> bool:
+def _truth(value: object) -> _MayBe:
     if isinstance(value, ast.Constant):
-        return not value.value
+        return frozenset({bool(value.value)})
     if isinstance(value, (ast.List, ast.Tuple)):
-        return not value.elts
-    return isinstance(value, ast.Dict) and not value.keys
+        return frozenset({bool(value.elts)})
+    return frozenset({bool(value.keys)}) if isinstance(value, ast.Dict) else _ANY
 
 
-def _truths(test: ast.expr, truth: bool, self_name: str | None) -> list[tuple[str, bool]]:
-    """Return what a test tells, if it comes out so, of parameters and attributes."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _truths(test.operand, not truth, self_name)
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == truth:
-        return [told for one in test.values for told in _truths(one, truth, self_name)]
-    if isinstance(test, ast.Name):
-        return [(test.id, truth)]
-    if isinstance(test, ast.Attribute) and isinstance(test.value, ast.Name):
-        return [(f"self.{test.attr}", truth)] if test.value.id == self_name else []
-    return []
-
-
-def _only_stores(body: list[ast.stmt], state: State, function: Function) -> State:
-    for node in children(body):
-        for name, _ in stores(node, function):
-            state = state.set(mangle(name, function.owner) if function.owner else name, None)
-    return state
+def _is_dynamic(node: ast.Call, function: Function) -> bool:
+    """Whether a call sets attributes whose names the source does not say."""
+    if last_name(node.func) == "update" and "__dict__" in ast.dump(node.func):
+        return True
+    return last_name(node.func) == "setattr" and not stores(node, function)
 
 
 def _decorators(cls: Class) -> set[str]:
     return {last_name(d.func if isinstance(d, ast.Call) else d) for d in cls.node.decorator_list}
 
 
-def _is_field(value: ast.expr | None) -> bool:
+def _is_field(value: object) -> bool:
     """Whether a class-level value is a dataclass field that leaves no attribute on the class."""
     if not isinstance(value, ast.Call) or last_name(value.func) not in {"field", "ib", "attrib"}:
         return False
     return not any(keyword.arg == "default" for keyword in value.keywords)
 
 
-def _is_not_init(value: ast.expr | None) -> bool:
-    if not isinstance(value, ast.Call):
+def _is_not_init(value: object) -> bool:
+    """Whether a dataclass field is one that nothing sets."""
+    if not isinstance(value, ast.Call) or not _is_field(value):
         return False
     said = {k.arg: k.value for k in value.keywords}
     off = said.get("init")
     never = isinstance(off, ast.Constant) and off.value is False
-    return _is_field(value) and never and "default_factory" not in said and "factory" not in said
+    return never and "default_factory" not in said and "factory" not in said

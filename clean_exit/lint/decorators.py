@@ -19,22 +19,18 @@ _HARMLESS = {
 
 def unwrap(frame: Frame) -> list[Function]:
     """Take into account what decorators catch, and return the functions they put around it."""
-    node = frame.function.node
     wrappers: list[Function] = []
-    if isinstance(node, ast.Lambda):
-        return wrappers
     outside = frame.function.parent or frame.function.module
-    for decorator in node.decorator_list:
+    for decorator in getattr(frame.function.node, "decorator_list", ()):
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if last_name(called) in _HARMLESS or last_name(called) in {"setter", "getter"}:
+        if last_name(called) in _HARMLESS:
             continue
-        values = frame.evaluator.evaluate(called, replace(frame.env, scope=outside))
-        known = [value for value in values if isinstance(value, Function)]
-        if is_suppress(called, values) and isinstance(decorator, ast.Call):
+        known = frame.evaluator.evaluate(called, replace(frame.env, scope=outside))
+        if is_suppress(called, known) and isinstance(decorator, ast.Call):
             frame.facts = frame.facts.catching(suppressed(decorator))
-        elif known:
-            frame.facts = frame.facts.plus(_facts_of_wrapper(known[-1]))
-            wrapper = _wrapper_of(known[-1])
+        elif isinstance(known, Function):
+            frame.facts = frame.facts.plus(_facts_of_wrapper(known))
+            wrapper = _wrapper_of(known)
             if wrapper and isinstance(decorator, ast.Call):
                 wrapper = _wrapper_of(wrapper)  # It has made the decorator.
             wrappers += [wrapper] if wrapper else []
@@ -61,10 +57,8 @@ def _facts_of_wrapper(decorator: Function) -> Facts:
     for node in ast.walk(wrapper.node):
         if isinstance(node, ast.Try):
             facts = facts.catching(n for handler in node.handlers for n in caught_by(handler))
-        elif isinstance(node, ast.With):
-            for item in node.items:
-                if is_suppress(item.context_expr):
-                    facts = facts.catching(suppressed(item.context_expr))
+        elif isinstance(node, ast.withitem) and is_suppress(node.context_expr):
+            facts = facts.catching(suppressed(node.context_expr))
         elif isinstance(node, ast.Call) and ENDING.fullmatch(last_name(node.func)):
             facts = facts.plus(ALIVE)
     return facts

@@ -14,13 +14,11 @@ from pathlib import Path
 from clean_exit.lint.findings import Note
 from clean_exit.lint.source import STDIN, UnreadableError, read
 
+_LIBRARY = re.compile(r"python3\.\d+")
 _SKIPPED = {"__pycache__", "node_modules"}
-_TELLING = (b"__del__", b"clean-exit-lint")
 SITES = (b".__del__(", b"finalize", b"atexit")
 # Patterns that begin with letters are searched for ten times as fast as others.
 _CLASS = re.compile(rb"class[ \t]+([\w\x80-\xff]+)[^(:\n]*\(([^)]*)\)")
-_DEFINED = re.compile(rb"class[ \t]+([\w\x80-\xff]+)")
-_FROM = re.compile(rb"from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)")
 _LAST_WORD = re.compile(rb"([\w\x80-\xff]+)[ \t]*\Z")
 _WORD = re.compile(rb"[\w\x80-\xff]+")
 
@@ -28,9 +26,8 @@ _WORD = re.compile(rb"[\w\x80-\xff]+")
 def python_files(paths: Iterable[str], exclude: Sequence[str] = ()) -> Iterator[str]:
     """Yield the files of the paths: those that were named, and ``*.py`` below folders.
 
-    ``-`` is the standard input.
-
-    Hidden folders, caches and virtual environments below a folder are left out.
+    ``-`` is the standard input. Hidden folders, caches and virtual environments below a folder are
+    left out.
 
     Raises:
         ValueError: There is no such path.
@@ -77,69 +74,55 @@ def _is_file(path: str) -> bool:
 def _is_excluded(path: str, patterns: Sequence[str]) -> bool:
     """Whether a path, or its last part, matches one of the patterns."""
     posix = path.replace(os.sep, "/")
+    wanted = [pattern.rstrip("/") for pattern in patterns]
     return any(
-        fnmatch.fnmatch(posix, pattern.rstrip("/"))
-        or fnmatch.fnmatch(posix, f"*/{pattern.rstrip('/')}")
-        or fnmatch.fnmatch(posix.rpartition("/")[2], pattern.rstrip("/"))
-        for pattern in patterns
+        fnmatch.fnmatch(name, one)
+        for pattern in wanted
+        for name, one in (
+            (posix, pattern),
+            (posix, f"*/{pattern}"),
+            (posix.rpartition("/")[2], pattern),
+        )
     )
 
 
 @dataclass
 class Survey:
-    """What a look at the bytes of all files tells.
+    """What a look at the bytes of all files tells; parsing all would take ten times as long.
 
     Attributes:
         telling: The files with a word that a rule is about, and their bytes.
-        heirs: For a class's name, the classes that name it as a base: file, name, and whether the
-            file defines a class of the base's name itself.
+        heirs: For each word among the bases of a class, the classes: file and name.
         streams: What was read from pipes, which can be read once only.
     """
 
     telling: dict[str, bytes] = field(default_factory=dict)
-    heirs: dict[bytes, list[tuple[str, bytes, bool]]] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
+    heirs: dict[bytes, list[tuple[str, bytes]]] = field(default_factory=dict)
     streams: dict[str, bytes] = field(default_factory=dict)
-    _sources: dict[str, list[tuple[bytes, set[bytes]]]] = field(default_factory=dict)
-    dotted: dict[str, bytes] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
 
     def read(self, path: str) -> bytes:
         """Return the bytes of a file; one that was kept is not read again."""
         kept = self.telling.get(path) or self.streams.get(path)
         return read(path) if kept is None else kept
 
-    def below(self, owners: Iterable[tuple[bytes, str]]) -> set[str]:
-        """Return the files of all classes that seem to descend from classes, by name and file."""
+    def files_below(self, owners: Iterable[tuple[bytes, str]]) -> set[str]:
+        """Return the files of what descends, by its name, from classes of a name and a package."""
         todo = list(owners)
-        seen, files = set(todo), {path for _, path in todo}
+        seen, files = set(todo), set()
         while todo:
-            word, origin = todo.pop()
-            for path, name, is_local in self.heirs.get(word, ()):
-                if path != origin and (is_local or not self._imports(path, word, origin)):
-                    continue  # Another class of that name.
-                files.add(path)
-                if (name, path) not in seen:
-                    seen.add((name, path))
-                    todo.append((name, path))
+            base, package = todo.pop()
+            for path, name in self.heirs.get(base, ()):
+                if distribution(path) == package:
+                    files.add(path)
+                    if (name, package) not in seen:
+                        seen.add((name, package))
+                        todo.append((name, package))
         return files
-
-    def _imports(self, path: str, word: bytes, origin: str) -> bool:
-        """Whether a file takes a name, or everything, from a module or package of another file."""
-        if path not in self._sources:
-            found: list[tuple[bytes, set[bytes]]] = []
-            for module, names in _FROM.findall(self.read(path)):
-                found.append((module, set(_WORD.findall(names)) or {b"*"}))
-            self._sources[path] = found
-        parts = set(os.fsencode(os.path.splitext(origin)[0]).split(os.sep.encode()))  # noqa: PTH122
-        for module, names in self._sources[path]:
-            last = module.rpartition(b".")[2]
-            if (word in names or b"*" in names) and (not last or last in parts):
-                return True
-        return b"." + word in self.dotted.get(path, b"")
 
 
 def survey(paths: Iterable[str]) -> Survey:
-    """Look at the bytes of files; parsing all of them would take ten times as long."""
+    """Read all files once."""
     found = Survey()
     for path in paths:
         try:
@@ -152,20 +135,14 @@ def survey(paths: Iterable[str]) -> Survey:
             continue
         if path == STDIN or not _is_file(path):
             found.streams[path] = data
-        if any(word in data for word in _TELLING) or _registers(data):
+        if b"__del__" in data or b"clean-exit-lint" in data or _registers(data):
             found.telling[path] = data
-        if b"class" not in data:
-            continue
-        bases = [(match[1], match[2]) for match in _CLASS.finditer(data) if match[2].strip()]
-        renamed = _renamed(data) if bases else {}
-        own = set(_DEFINED.findall(data)) if bases else set()
-        dotted = b" ".join(said for _, said in bases if b"." in said)
-        if dotted:
-            found.dotted[path] = dotted
-        for name, said in bases:
-            for word in set(_WORD.findall(said)):
-                heir = (path, name, word in own)
-                found.heirs.setdefault(renamed.get(word, word), []).append(heir)
+        if b"class" in data:
+            classes = _CLASS.findall(data)
+            renamed = _renamed(data) if classes else {}
+            for name, bases in classes:
+                for word in set(_WORD.findall(bases)):
+                    found.heirs.setdefault(renamed.get(word, word), []).append((path, name))
     return found
 
 
@@ -177,10 +154,21 @@ def _registers(data: bytes) -> bool:
 
 def _renamed(data: bytes) -> dict[bytes, bytes]:
     """Return, for what a file imports ``as`` something else, the name that it had."""
-    parts = data.split(b" as ")
     found = {}
-    for before, after in itertools.pairwise(parts):
+    for before, after in itertools.pairwise(data.split(b" as ")):
         old, new = _LAST_WORD.search(before[-80:]), _WORD.match(after)
         if old and new:
             found[new[0]] = old[1]
     return found
+
+
+def distribution(path: str) -> str:
+    """Return to which installed package a file belongs; nothing for a project's own files.
+
+    From one package into another nothing is followed: there, more depends on how it is used.
+    """
+    parts = path.replace(os.sep, "/").split("/")
+    for at in range(len(parts) - 2, -1, -1):
+        if parts[at] in {"site-packages", "dist-packages"} or _LIBRARY.fullmatch(parts[at]):
+            return parts[at + 1].partition(".")[0]
+    return ""

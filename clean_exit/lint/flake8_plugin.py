@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from clean_exit.lint.discover import Survey
 from clean_exit.lint.lint import check_project
 from clean_exit.lint.project import Project
-from clean_exit.lint.source import Source
+from clean_exit.lint.source import Source, read
 
 
 class Plugin:
-    """Checks a file by itself; what it imports is not followed, as flake8 shows one at a time.
+    """Checks a file, as flake8 shows one at a time.
 
     flake8 hides findings by its own comments (``# noqa: CEX001``) and its own settings.
     """
@@ -26,7 +26,7 @@ class Plugin:
 
     def run(self) -> Iterator[tuple[int, int, str, type[Plugin]]]:
         """Yield line, column from 0, and the text of each finding."""
-        project = Project([], lambda path: b"")
+        project = Project([], read)
         project.add(self._source)
         seen = Survey(telling={self._source.path: self._source.data})
         for one in sorted(check_project(project, seen), key=lambda one: (one.line, one.column)):

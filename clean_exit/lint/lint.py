@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from clean_exit.lint.discover import SITES, Survey, survey
+from clean_exit.lint.discover import SITES as SITE_WORDS
+from clean_exit.lint.discover import Survey, distribution, survey
 from clean_exit.lint.evaluator import Evaluator
 from clean_exit.lint.findings import RULES, UNUSED_IGNORE, Finding, Note, Step
 from clean_exit.lint.frames import Frame
 from clean_exit.lint.project import Project
-from clean_exit.lint.rules import AllRules, atexit_keeps_alive, explicit_call, finalize_keeps_alive
+from clean_exit.lint.rules import SITES
 from clean_exit.lint.scopes import Class, Function, Module, lambda_of, statements
 from clean_exit.lint.sites import calls
 from clean_exit.lint.source import Source, ignores
 from clean_exit.lint.values import Bound, Env
 from clean_exit.lint.walk import Walker
-
-_SITE_RULES = (explicit_call, finalize_keeps_alive, atexit_keeps_alive)
 
 
 @dataclass(frozen=True)
@@ -30,65 +29,35 @@ class Result:
     files: int = 0
 
 
-@dataclass
-class _Collector:
-    """Keeps one finding a place: the one with the shortest way there."""
-
-    found: dict[tuple[str, str, int, int], Finding] = field(default_factory=dict)
-
-    def add(
-        self, rule: str, node: ast.AST, what: str, source: Source, trace: tuple[Step, ...]
-    ) -> None:
-        line, offset = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-        key = (rule, source.path, line, offset)
-        if key in self.found and len(self.found[key].trace) <= len(trace):
-            return
-        end = getattr(node, "end_lineno", None) or line
-        if hasattr(node, "body") and not isinstance(node, ast.Lambda):
-            end = line  # Of a compound statement, its first line is what is meant.
-        way = " -> ".join(step.name for step in trace)
-        end_offset = getattr(node, "end_col_offset", 0) or 0
-        self.found[key] = Finding(
-            rule,
-            source.path,
-            line,
-            source.column(line, offset),
-            f"{way}: {what}" if way else what,
-            trace,
-            end,
-            source.column(line, end_offset)
-            if end == getattr(node, "end_lineno", line) == line
-            else 0,
-            source.line(line),
-        )
-
-    def reached(self, rule: str, node: ast.AST, what: str, frame: Frame) -> None:
-        self.add(rule, node, what, frame.function.module.source, frame.trace)
-
-    def at_site(self, rule: str, node: ast.AST, what: str, module: Module) -> None:
-        self.add(rule, node, what, module.source, ())
-
-
 def check(
     paths: Iterable[str],
     *,
     select: Collection[str] = (),
     ignore: Collection[str] = (),
 ) -> Result:
-    """Check files; what one of them imports is followed into the others, and no further.
+    """Check files; what one of them imports from its own project is followed.
 
     Args:
         paths: Files, as `discover.python_files` yields them.
         select: The rules to check; all, if none is named.
         ignore: Rules not to check.
+
+    Raises:
+        ValueError: There is no such rule.
     """
-    files = list(paths)
+    rules, files = chosen(select, ignore), list(paths)
     seen = survey(files)
     project = Project(files, seen.read)
     found = check_project(project, seen)
-    rules = chosen(select, ignore)
+    by_path: dict[str, list[Finding]] = {path: [] for path in seen.telling}
+    for finding in found:
+        by_path.setdefault(finding.path, []).append(finding)
+    kept: list[Finding] = []
+    for path, of_file in by_path.items():
+        module = project.module(path)
+        kept += hide(of_file, module.source, rules) if module else of_file
     findings = sorted(
-        _unignored(found, project, seen.telling, rules),
+        (one for one in kept if one.rule in rules),
         key=lambda one: (one.path, one.line, one.column, one.rule),
     )
     notes = sorted({*seen.notes, *project.notes}, key=lambda note: (note.path, note.line))
@@ -110,67 +79,91 @@ def chosen(select: Collection[str], ignore: Collection[str]) -> set[str]:
 
 def check_project(project: Project, seen: Survey) -> list[Finding]:
     """Return the findings of all files, whatever comments say."""
-    collector = _Collector()
-    evaluator = Evaluator(project)
+    evaluator, found = Evaluator(project), _Findings(project)
     modules = [module for path in seen.telling if (module := project.module(path))]
-    owners = {
-        (cls.name.encode(), module.source.path)
-        for module in modules
-        for cls in module.classes
-        if _has_destructor(cls)
-    }
     assigned = [one for module in modules for one in _assigned_destructors(evaluator, module)]
-    owners |= {(cls.name.encode(), cls.module.source.path) for cls, _ in assigned}
-    below = sorted(seen.below(owners) - set(seen.telling))
+    owners = {cls for module in modules for cls in module.classes if "__del__" in cls.members}
+    owners |= {cls for cls, _ in assigned}
+    names = {(cls.name.encode(), distribution(cls.module.source.path)) for cls in owners}
+    below = sorted(seen.files_below(names) - set(seen.telling))
     heirs = [module for path in below if (module := project.module(path))]
-    walker = Walker(evaluator, AllRules(), collector.reached)
+    walker = Walker(evaluator, found.reached)
     todo = [(cls, function) for module in (*modules, *heirs) for cls in module.classes
             for function in _destructors(evaluator, cls)] + assigned  # fmt: skip
     todo.sort(key=lambda one: len(evaluator.linear(one[0])[0]))
     for cls, function in todo:
-        _guarded(project, cls.module, lambda c=cls, f=function: walker.destructor(c, f))  # type: ignore[misc]
+        found.guarded(cls.module, lambda c=cls, f=function: walker.destructor(c, f))  # type: ignore[misc]
     for module in modules:
-        if any(word in module.source.data for word in SITES):
-            _guarded(project, module, lambda m=module: _visit_sites(evaluator, m, collector))  # type: ignore[misc]
-    return list(collector.found.values())
+        if any(word in module.source.data for word in SITE_WORDS):
+            found.guarded(module, lambda m=module: found.visit_sites(evaluator, m))  # type: ignore[misc]
+    return list(found.by_place.values())
 
 
-def _visit_sites(evaluator: Evaluator, module: Module, collector: _Collector) -> None:
-    for site, node in calls(evaluator, module, collector.at_site):
-        for rule in _SITE_RULES:
-            rule.on_site(site, node)
+class _Findings:
+    """Keeps one finding a place: the one with the shortest way there."""
 
+    def __init__(self, project: Project) -> None:
+        self.by_place: dict[tuple[str, str, int, int], Finding] = {}
+        self._project = project
 
-def _guarded(project: Project, module: Module, action: Callable[[], None]) -> None:
-    try:
-        action()
-    except RecursionError:
-        note = Note(module.source.path, 0, "not all of it was followed: it is nested too deeply")
-        project.notes.append(note)
+    def guarded(self, module: Module, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except RecursionError:
+            what = "not all of it was followed: it is nested too deeply"
+            self._project.notes.append(Note(module.source.path, 0, what))
 
+    def visit_sites(self, evaluator: Evaluator, module: Module) -> None:
+        for site, node in calls(evaluator, module):
+            for rule, look in SITES:
+                if what := look(site, node):
+                    self._add(rule, node, what, module, ())
 
-def _has_destructor(cls: Class) -> bool:
-    return "__del__" in cls.members or "__del__" in cls.values
+    def reached(self, rule: str, node: ast.AST, what: str, frame: Frame) -> None:
+        if self._project.is_given(frame.function.module):
+            self._add(rule, node, what, frame.function.module, frame.trace)
+
+    def _add(
+        self, rule: str, node: ast.AST, what: str, module: Module, trace: tuple[Step, ...]
+    ) -> None:
+        source = module.source
+        line, offset = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        key = (rule, source.path, line, offset)
+        if key in self.by_place and len(self.by_place[key].trace) <= len(trace):
+            return
+        end = getattr(node, "end_lineno", None) or line
+        if hasattr(node, "body") and not isinstance(node, ast.Lambda):
+            end = line  # Of a compound statement, its first line is what is meant.
+        end_offset = getattr(node, "end_col_offset", 0) or 0
+        is_one_line = end == getattr(node, "end_lineno", line) == line
+        way = " -> ".join(step.name for step in trace)
+        self.by_place[key] = Finding(
+            rule,
+            source.path,
+            line,
+            source.column(line, offset),
+            f"{way}: {what}" if way else what,
+            trace,
+            end,
+            source.column(line, end_offset) if is_one_line else 0,
+            source.line(line),
+        )
 
 
 def _destructors(evaluator: Evaluator, cls: Class) -> list[Function]:
     """Return a class's destructor, its own or inherited, defined or assigned in its body."""
-    found = evaluator.member(cls, "__del__")
-    if found is None:
-        return []
-    if isinstance(found[1], Function):
-        return [found[1]]
-    if isinstance(found[1], ast.expr):
-        return _functions(evaluator, found[1], Env(found[0]))
-    return []
+    owner, found = evaluator.member(cls, "__del__") or (cls, None)
+    if isinstance(found, Function):
+        return [found]
+    return _functions(evaluator, found, Env(owner)) if isinstance(found, ast.expr) else []
 
 
 def _functions(evaluator: Evaluator, node: ast.expr, env: Env) -> list[Function]:
     if isinstance(node, ast.Lambda):
         return [lambda_of(node, env.scope)]
-    values = evaluator.evaluate(node, env)
-    functions = [value.function if isinstance(value, Bound) else value for value in values]
-    return [one for one in functions if isinstance(one, Function)]
+    value = evaluator.evaluate(node, env)
+    function = value.function if isinstance(value, Bound) else value
+    return [function] if isinstance(function, Function) else []
 
 
 def _assigned_destructors(evaluator: Evaluator, module: Module) -> list[tuple[Class, Function]]:
@@ -178,72 +171,47 @@ def _assigned_destructors(evaluator: Evaluator, module: Module) -> list[tuple[Cl
     found: list[tuple[Class, Function]] = []
     if b".__del__" not in module.source.data:
         return found
-    scopes = [(module, module.source.tree), *((one, one.node) for one in module.functions)]
-    for scope, top in scopes:
-        for node in statements(top.body if isinstance(top.body, list) else ()):
-            if not isinstance(node, ast.Assign):
-                continue
-            for target in node.targets:
+    scopes = [(Env(module), module.source.tree.body)]
+    scopes += [(Env(function), function.body) for function in module.functions]
+    for env, body in scopes:
+        for node in statements(body):
+            for target in getattr(node, "targets", ()):
                 if isinstance(target, ast.Attribute) and target.attr == "__del__":
-                    env = Env(scope)  # type: ignore[arg-type]
-                    values = evaluator.evaluate(target.value, env)
-                    classes = [one for one in values if isinstance(one, Class)]
-                    if not values and isinstance(target.value, ast.Name):
-                        classes = [_unknown_class(target.value.id, module)]
-                    found += [(cls, one) for one in _functions(evaluator, node.value, env)
-                              for cls in classes]  # fmt: skip
+                    cls = evaluator.evaluate(target.value, env)
+                    if cls is None and isinstance(target.value, ast.Name):
+                        cls = _unknown_class(target.value.id, module)
+                    if isinstance(cls, Class) and isinstance(node, ast.Assign):
+                        functions = _functions(evaluator, node.value, env)
+                        found += [(cls, one) for one in functions]
     return found
 
 
 def _unknown_class(name: str, module: Module) -> Class:
     """Return a class of which nothing is known, as a decorator's argument."""
     base: ast.expr = ast.Constant(None)
-    return Class(ast.ClassDef(name, [base], [], [], []), module, name, None)
-
-
-def _unignored(
-    findings: list[Finding], project: Project, telling: Iterable[str], rules: set[str]
-) -> list[Finding]:
-    """Leave out what comments hide, and add the comments that hide nothing."""
-    kept: list[Finding] = []
-    by_path: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_path.setdefault(finding.path, []).append(finding)
-    for path in {*by_path, *telling}:
-        module = project.module(path)
-        of_file = by_path.get(path, [])
-        kept += hide(of_file, module.source, rules) if module else of_file
-    return [one for one in kept if one.rule in rules]
+    return Class(ast.ClassDef(name, [base], [], [], []), module, name)
 
 
 def hide(findings: list[Finding], source: Source, rules: set[str]) -> list[Finding]:
     """Return a file's findings without those that its comments hide.
 
-    A comment is of use if it hides anything, be that of a rule that is not asked for.
+    A comment that hides nothing is a finding; one of a rule that is not asked for is not.
     """
     hidden: set[Finding] = set()
     unused = []
     for comment in ignores(source):
         here = [one for one in findings if one.line <= comment.line <= max(one.end_line, one.line)]
-        names = comment.rules or ("",)
-        for name in names:
+        for name in comment.rules or ("",):
             matching = {one for one in here if not name or one.rule == name}
             hidden |= matching
-            if matching or (name and name in RULES and name not in rules):
+            if matching or (name in RULES and name not in rules):
                 continue
-            what = f"nothing of {name} to ignore" if name else "nothing to ignore"
-            what += " on this line"
+            what = "nothing to ignore on this line"
+            if name:
+                what = f"nothing of {name} to ignore on this line"
             if name and name not in RULES:
                 what = f"there is no rule {name!r}"
-            unused.append(
-                Finding(
-                    UNUSED_IGNORE,
-                    source.path,
-                    comment.line,
-                    comment.column,
-                    what,
-                    code_line=source.line(comment.line),
-                    end_line=comment.line,
-                )
-            )
+            place = (UNUSED_IGNORE, source.path, comment.line, comment.column, what)
+            text = source.line(comment.line)
+            unused.append(Finding(*place, code_line=text, end_line=comment.line))
     return [one for one in findings if one not in hidden] + unused

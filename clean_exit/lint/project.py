@@ -1,24 +1,25 @@
-"""The files that were given: which module each one is, and what an import in one of them means."""
+"""The files of a project: which module each one is, and what an import in one of them means."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable
 
+from clean_exit.lint.discover import distribution
 from clean_exit.lint.findings import Note
 from clean_exit.lint.scopes import Module, read_module
 from clean_exit.lint.source import Source, UnreadableError, parse
 
-_LIBRARY = re.compile(r"python3\.\d+")
 Reader = Callable[[str], bytes]
 
 
 class Project:
-    """Parses files when something in them is asked for, and no others.
+    """Parses files when something in them is asked for, and no others. Nothing is imported.
 
-    Nothing is imported: a module is known if its file is one of those that were given.
+    What a file imports from its own package, or from beside it, is read whether it was given or
+    not: so a verdict does not depend on which files are checked together. In the folders above,
+    only what was given is looked for.
     """
 
     def __init__(self, paths: Iterable[str], read: Reader) -> None:
@@ -26,7 +27,7 @@ class Project:
         self._read = read
         self._modules: dict[str, Module | None] = {}
         self._found: dict[tuple[str, str], str | None] = {}
-        self._roots: dict[str, str] = {}
+        self._exists: dict[str, bool] = {}
         self.notes: list[Note] = []
 
     def module(self, path: str) -> Module | None:
@@ -61,15 +62,15 @@ class Project:
 
     def _root(self, folder: str) -> str:
         """Return the folder that has to be on ``sys.path`` for a package's folder."""
-        if folder not in self._roots:
+        while self._is_file(os.path.join(folder, "__init__.py")):  # noqa: PTH118
             above = os.path.dirname(folder)  # noqa: PTH120
-            is_package = os.path.join(folder, "__init__.py") in self._given  # noqa: PTH118
-            root = self._root(above) if is_package and above != folder else folder
-            self._roots[folder] = root
-        return self._roots[folder]
+            if above == folder:
+                break
+            folder = above
+        return folder
 
     def find(self, importer: Module, dotted: str, level: int = 0) -> Module | None:
-        """Return the module that an import statement names, if its file was given."""
+        """Return the module that an import statement names, if its file is found."""
         folder = os.path.dirname(os.path.abspath(importer.source.path))  # noqa: PTH100, PTH120
         key = (folder, "." * level + dotted)
         if key not in self._found:
@@ -94,27 +95,25 @@ class Project:
         while root != os.path.dirname(root):  # noqa: PTH120
             root = os.path.dirname(root)  # noqa: PTH120
             # A project keeps its packages below, or in a folder "src".
-            found = self._at(root, dotted) or self._at(os.path.join(root, "src"), dotted)  # noqa: PTH118
-            if found:
-                return found
+            for place in (root, os.path.join(root, "src")):  # noqa: PTH118
+                found = self._at(place, dotted)
+                if found in self._given:
+                    return found
         return None
+
+    def is_given(self, module: Module) -> bool:
+        """Whether a module's file is one of those to check."""
+        return os.path.abspath(module.source.path) in self._given  # noqa: PTH100
 
     def _at(self, folder: str, dotted: str) -> str | None:
         base = os.path.join(folder, *dotted.split(".")) if dotted else folder  # noqa: PTH118
         package = os.path.join(base, "__init__.py")  # noqa: PTH118
-        if package in self._given:
+        if self._is_file(package):
             return package
         file = base + ".py"
-        return file if dotted and file in self._given else None
+        return file if dotted and self._is_file(file) else None
 
-
-def distribution(path: str) -> str:
-    """Return to which installed package a file belongs; nothing for a project's own files.
-
-    From one package into another nothing is followed: there, more depends on how it is used.
-    """
-    parts = path.replace(os.sep, "/").split("/")
-    for at in range(len(parts) - 2, -1, -1):
-        if parts[at] in {"site-packages", "dist-packages"} or _LIBRARY.fullmatch(parts[at]):
-            return parts[at + 1].partition(".")[0]
-    return ""
+    def _is_file(self, path: str) -> bool:
+        if path not in self._exists:
+            self._exists[path] = path in self._given or os.path.isfile(path)  # noqa: PTH113
+        return self._exists[path]

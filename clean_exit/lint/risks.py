@@ -3,81 +3,51 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 
 from clean_exit.lint.catching import is_expected
 from clean_exit.lint.evaluator import Evaluator
 from clean_exit.lint.scopes import Class, Function, children, inside, last_name
-from clean_exit.lint.values import Bound, Env, External, Instance
+from clean_exit.lint.values import Bound, Env, External, Instance, Value
 
-_SAFE_BUILTINS = {
+# Functions and classes of Python and its library.
+_SAFE = {
     "isinstance", "issubclass", "callable", "hasattr", "id", "type", "repr", "str", "bool",
     "object", "super", "print", "len", "range", "zip", "enumerate", "map", "filter", "dict",
-    "sorted", "max", "min",
-    "sum", "any", "all", "abs", "round", "reversed", "iter", "property", "locals", "globals",
-    "format", "ascii", "slice", "staticmethod",
+    "sorted", "max", "min", "sum", "any", "all", "abs", "round", "reversed", "iter", "property",
+    "locals", "globals", "format", "ascii", "slice", "staticmethod", "Lock", "RLock", "Event",
+    "Condition", "Semaphore", "BoundedSemaphore", "Barrier", "local", "Thread", "Timer",
+    "current_thread", "get_ident", "main_thread", "allocate_lock", "current_process", "StringIO",
+    "BytesIO", "deque", "OrderedDict", "defaultdict", "Counter", "ChainMap", "Queue", "SimpleQueue",
+    "LifoQueue", "PriorityQueue", "ref", "proxy", "WeakSet", "WeakValueDictionary",
+    "WeakKeyDictionary", "WeakMethod", "finalize", "time", "monotonic", "perf_counter", "time_ns",
+    "monotonic_ns", "perf_counter_ns", "get_clock_info", "getpid", "getLogger", "count", "partial",
+    "extract_stack", "format_stack", "isclass", "isfunction", "ismethod", "iscoroutinefunction",
+    "isgeneratorfunction", "iscoroutine", "methodcaller", "attrgetter", "itemgetter", "uuid4",
+    "uuid1", "ExitStack", "AsyncExitStack", "nullcontext", "closing", "suppress", "SimpleNamespace",
+    "MappingProxyType", "now", "utcnow", "Path", "PurePath", "getrefcount", "exc_info",
+    "is_finalizing", "_current_frames", "_getframe", "warn", "register", "cast", "field",
 }  # fmt: skip
-_SAFE_WITHOUT_ARGUMENTS = {
-    "list",
-    "set",
-    "tuple",
-    "frozenset",
-    "bytearray",
-    "bytes",
-    "int",
-    "float",
-}
-_SAFE = {
-    "threading": "Lock RLock Event Condition Semaphore BoundedSemaphore Barrier local Thread Timer "
-    "current_thread get_ident main_thread",
-    "_thread": "allocate_lock get_ident RLock",
-    "multiprocessing": "current_process",
-    "asyncio": "Lock Event Condition Queue Semaphore",
-    "_io": "StringIO BytesIO",
-    "collections": "deque OrderedDict defaultdict Counter ChainMap",
-    "queue": "Queue SimpleQueue LifoQueue PriorityQueue",
-    "weakref": "ref proxy WeakSet WeakValueDictionary WeakKeyDictionary WeakMethod finalize",
-    "time": "time monotonic perf_counter time_ns monotonic_ns perf_counter_ns get_clock_info",
-    "os": "getpid",
-    "logging": "getLogger",
-    "itertools": "count",
-    "functools": "partial",
-    "traceback": "extract_stack format_stack",
-    "inspect": "isclass isfunction ismethod iscoroutinefunction isgeneratorfunction iscoroutine",
-    "operator": "methodcaller attrgetter itemgetter",
-    "uuid": "uuid4 uuid1",
-    "contextlib": "ExitStack AsyncExitStack nullcontext closing suppress",
-    "types": "SimpleNamespace MappingProxyType",
-    "datetime": "datetime.now datetime.utcnow",
-    "pathlib": "Path PurePath",
-    "io": "StringIO BytesIO",
-    "sys": "getrefcount exc_info is_finalizing _current_frames _getframe",
-    "warnings": "warn",
-    "atexit": "register",
-    "typing": "cast",
-    "dataclasses": "field",
-}
-# With constants, or nothing, as arguments.
+# The same, if they are given constants or nothing.
 _SAFE_WITH_CONSTANTS = {
-    "concurrent.futures.ThreadPoolExecutor", "concurrent.futures.ProcessPoolExecutor",
-    "concurrent.futures.thread.ThreadPoolExecutor", "re.compile", "struct.Struct", "random.Random",
-    "decimal.Decimal", "fractions.Fraction", "datetime.timedelta", "array.array",
+    "list", "set", "tuple", "frozenset", "bytearray", "bytes", "int", "float", "ThreadPoolExecutor",
+    "ProcessPoolExecutor", "compile", "Struct", "Random", "Decimal", "Fraction", "timedelta",
+    "array",
 }  # fmt: skip
-_SAFE_DOTTED = {f"{module}.{name}" for module, names in _SAFE.items() for name in names.split()}
 # Methods of strings, dictionaries, lists and loggers, by whatever name the object goes.
 _SAFE_METHODS = {
     "items", "keys", "values", "copy", "append", "add", "setdefault", "lower", "upper", "strip",
     "lstrip", "rstrip", "startswith", "endswith", "format", "debug", "info", "warning", "error",
-    "is_set",
-    "acquire", "release", "replace", "split", "join", "encode", "title", "rsplit",
-    "partition", "isdigit", "clear",
-    "discard", "extend", "appendleft",
+    "is_set", "acquire", "release", "replace", "split", "join", "encode", "title", "rsplit",
+    "partition", "isdigit", "clear", "discard", "extend", "appendleft",
 }  # fmt: skip
+_SAFE_UNKNOWN = {"partial", "Lock", "RLock", "Event", "Condition", "Queue", "SimpleQueue",
+                 "LifoQueue", "deque"}  # fmt: skip
 _LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "config", "settings",
                       "environ", "headers", "args", "cfg", "conf", "attrs", "dict")  # fmt: skip
 _NEVER_EMPTY = {"split", "rsplit", "partition", "rpartition", "splitext", "extract_stack",
                 "exc_info", "stack"}  # fmt: skip
-_PRIMITIVES = {"Lock", "RLock", "Event", "Condition", "Queue", "SimpleQueue", "LifoQueue", "deque"}
 _DEEPEST = 3
 
 
@@ -88,27 +58,24 @@ class Risks:
         self._evaluator = evaluator
         self._known: dict[Function, bool] = {}
 
-    def of(self, node: ast.AST, env: Env) -> Iterator[ast.AST]:
+    def of(self, node: ast.AST, env: Env, depth: int = 0) -> Iterator[ast.AST]:
         """Yield what can raise in an expression, or in a simple statement, in its order."""
-        skipped: set[int] = set()
+        annotation = getattr(node, "annotation", None)
+        skipped = set(ast.walk(annotation)) if annotation else set()
         for one in children([node]):
-            if isinstance(one, (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                continue
-            if isinstance(one, ast.AnnAssign):
-                skipped |= {id(below) for below in ast.walk(one.annotation)}
-            if id(one) not in skipped and self.is_risky(one, env):
+            if one not in skipped and self._is_risky(one, env, depth):
                 yield one
 
-    def is_risky(self, node: ast.AST, env: Env, depth: int = 0) -> bool:
+    def _is_risky(self, node: ast.AST, env: Env, depth: int) -> bool:
         """Whether a node by itself can raise, its parts aside."""
-        if isinstance(node, (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.Await)):
-            return True
-        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+        if isinstance(node, (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.Await,
+                             ast.Yield, ast.YieldFrom)):  # fmt: skip
             return True
         if isinstance(node, ast.Subscript):
             return isinstance(node.ctx, ast.Load) and _item_may_be_missing(node, env)
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)):
-            return _is_number(node.left) and not isinstance(node.right, ast.Constant)
+            is_number = isinstance(getattr(node.left, "value", None), (int, float))
+            return is_number and not isinstance(node.right, ast.Constant)
         if isinstance(node, ast.Assign):
             unpacks = any(isinstance(target, (ast.Tuple, ast.List)) for target in node.targets)
             return unpacks and not isinstance(node.value, (ast.Tuple, ast.List, ast.Call))
@@ -116,114 +83,68 @@ class Risks:
 
     def _call_is_risky(self, node: ast.Call, env: Env, depth: int) -> bool:
         name, func = last_name(node.func), node.func
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
         if isinstance(func, ast.Attribute):
-            is_text = isinstance(func.value, (ast.Constant, ast.JoinedStr))
-            if is_text or name in _SAFE_METHODS:
+            if name in _SAFE_METHODS or isinstance(func.value, (ast.Constant, ast.JoinedStr)):
                 return False
-        if isinstance(func, ast.Attribute) and name in {"get", "pop"}:
-            # Where there is no default, such code has looked before.
-            return not last_name(func.value).endswith(_LIKE_A_DICTIONARY)
+            if name in {"get", "pop"}:  # Where there is no default, such code has looked before.
+                return not last_name(func.value).endswith(_LIKE_A_DICTIONARY)
         if name == "getattr" and len(node.args) == 3:
             return False
-        if name == "__init__" and isinstance(func, ast.Attribute):
-            found = self._evaluator.evaluate(func, env)
-            if not found:  # A class from elsewhere: what it makes of arguments is not known.
-                given = bool(node.args or node.keywords)
-                return given and not self._bases_are_safe(env.scope)
-        values = self._evaluator.evaluate(func, env)
-        if not values and (name == "partial" or (name in _PRIMITIVES and not node.args)):
-            return False
-        return not values or any(self._is_risky_value(value, node, depth) for value in values)
+        value = self._evaluator.evaluate(func, env)
+        if value is None and name == "__init__":
+            return False  # A base from elsewhere: what it sets before it raises is not known.
+        if value is None:
+            return name not in _SAFE_UNKNOWN or bool(given and name != "partial")
+        return self._value_is_risky(value, given, depth)
 
-    def _is_risky_value(self, value: object, node: ast.Call, depth: int) -> bool:
+    def _value_is_risky(self, value: Value, given: list[ast.expr], depth: int) -> bool:
         if isinstance(value, External):
-            module, _, name = value.dotted.rpartition(".")
-            given = (*node.args, *(keyword.value for keyword in node.keywords))
-            if module == "builtins":
-                # What is written in capitals is a constant.
-                few = name in _SAFE_WITHOUT_ARGUMENTS and all(last_name(a).isupper() for a in given)
-                made_only = name.endswith(("Error", "Exception", "Warning"))
-                return not (few or made_only or name in _SAFE_BUILTINS)
-            plain = all(isinstance(one, ast.Constant) for one in given)
-            return value.dotted not in _SAFE_DOTTED and not (
-                plain and value.dotted in _SAFE_WITH_CONSTANTS
-            )
+            package, name = value.dotted.partition(".")[0], value.dotted.rpartition(".")[2]
+            if package not in sys.stdlib_module_names or package == "multiprocessing":
+                return True
+            # What is written in capitals is a constant.
+            plain = all(isinstance(one, ast.Constant) or last_name(one).isupper() for one in given)
+            made_only = name.endswith(("Error", "Exception", "Warning"))
+            return not (made_only or name in _SAFE or (plain and name in _SAFE_WITH_CONSTANTS))
         if isinstance(value, Class):
             return self._construction_is_risky(value, depth)
         if isinstance(value, Bound):
-            return self.function_is_risky(value.function, value.receiver, depth)
-        if isinstance(value, Function):
-            return self.function_is_risky(value, None, depth)
-        return True
-
-    def _bases_are_safe(self, scope: object) -> bool:
-        """Whether a method's class has no bases from elsewhere but those that cannot fail."""
-        owner = scope.owner if isinstance(scope, Function) else None
-        if owner is None:
-            return False
-        values = [
-            value
-            for base in owner.node.bases
-            for value in self._evaluator.evaluate(base, Env(owner.scope))
-        ]
-        return bool(values) and all(
-            isinstance(one, External) and one.dotted in _SAFE_DOTTED for one in values
-        )
+            return self._function_is_risky(value.function, value.receiver, depth)
+        return not isinstance(value, Function) or self._function_is_risky(value, None, depth)
 
     def _construction_is_risky(self, cls: Class, depth: int) -> bool:
-        _, complete = self._evaluator.linear(cls)
-        made = Instance(cls)
-        for name in ("__new__", "__init__", "__post_init__"):
-            found = self._evaluator.member(cls, name)
-            if found and isinstance(found[1], Function):
-                if self.function_is_risky(found[1], made, depth):
-                    return True
-                complete = complete or name == "__init__"
-        return not complete
+        found = {name: self._evaluator.method(cls, name)
+                 for name in ("__new__", "__init__", "__post_init__")}  # fmt: skip
+        risky = any(one and self._function_is_risky(one, Instance(cls), depth)
+                    for one in found.values())  # fmt: skip
+        return risky or not (found["__init__"] or self._evaluator.linear(cls)[1])
 
-    def function_is_risky(
-        self, function: Function, receiver: Instance | Class | None, depth: int = 0
+    def _function_is_risky(
+        self, function: Function, receiver: Instance | Class | None, depth: int
     ) -> bool:
         """Whether a call of one of the project's functions can raise."""
         if function in self._known:
             return self._known[function]
-        if depth > _DEEPEST or isinstance(function.node, ast.AsyncFunctionDef):
-            return not isinstance(function.node, ast.AsyncFunctionDef)
+        if depth > _DEEPEST or function.is_async:
+            return not function.is_async
         self._known[function] = False  # What calls itself raises only where something else does.
         env = Env(function, receiver)
-        handled = _handled(function)
-        risky = any(
-            self.is_risky(one, env, depth + 1)
-            for one in children(function.body)
-            if not isinstance(one, (ast.Lambda, ast.FunctionDef, ast.ClassDef))
-            and id(one) not in handled
-            and not _is_abstract(one)
+        handled = {inner for one in inside(function.node) if isinstance(one, ast.Try)
+                   for inner in children(one.body) if is_expected(inner, one.handlers)}  # fmt: skip
+        self._known[function] = any(
+            one not in handled and not _is_abstract(one)
+            for statement in function.body
+            for one in self.of(statement, env, depth + 1)
         )
-        self._known[function] = risky
-        return risky
-
-
-def _handled(function: Function) -> set[int]:
-    """Return the nodes, by id, whose usual error is caught where they stand."""
-    return {
-        id(inner)
-        for one in children(function.body)
-        if isinstance(one, ast.Try)
-        for inner in children(one.body)
-        if is_expected(inner, one.handlers)
-    }
+        return self._known[function]
 
 
 def _is_abstract(node: ast.AST) -> bool:
     """Whether it says that a subclass has to define this, of which nothing else is known."""
-    if not isinstance(node, ast.Raise):
-        return False
-    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-    return raised is not None and last_name(raised) == "NotImplementedError"
-
-
-def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
+    raised = node.exc if isinstance(node, ast.Raise) else None
+    raised = raised.func if isinstance(raised, ast.Call) else raised
+    return last_name(raised) == "NotImplementedError"
 
 
 def _item_may_be_missing(node: ast.Subscript, env: Env) -> bool:

@@ -11,10 +11,10 @@ from typing import Union
 
 from clean_exit.lint.source import Source
 
-Definition = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]  # noqa: UP007  (an alias, for 3.10)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_PAIRS = {"items", "enumerate"}  # The second of each pair is an element.
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_NOT_READ = {"setter", "deleter", "overload"}  # What they decorate is not run by reading.
 
 # Of every supported Python, and what older code still says.
 BUILTINS = frozenset(dir(builtins)) | {
@@ -33,23 +33,15 @@ class Imported:
     level: int
 
 
-@dataclass(frozen=True, eq=False)
-class Item:
-    """What a loop binds: an element of something."""
-
-    of: ast.expr
-
-
 @dataclass(eq=False)
 class Function:
     """A function, a method, or a lambda."""
 
-    node: Definition
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     module: Module
     name: str
     owner: Class | None = None
     parent: Function | None = None
-    names: dict[str, list[object]] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -64,15 +56,18 @@ class Function:
     @cached_property
     def decorators(self) -> list[str]:
         """The last name of each decorator."""
-        if isinstance(self.node, ast.Lambda):
-            return []
         return [last_name(d.func if isinstance(d, ast.Call) else d)
-                for d in self.node.decorator_list]  # fmt: skip
+                for d in getattr(self.node, "decorator_list", ())]  # fmt: skip
 
     @property
     def is_static(self) -> bool:
         """Whether it is called without an object."""
         return "staticmethod" in self.decorators
+
+    @property
+    def is_of_class(self) -> bool:
+        """Whether it is called with the class."""
+        return "classmethod" in self.decorators
 
     @property
     def is_property(self) -> bool:
@@ -97,10 +92,9 @@ class Function:
     def defaults(self) -> dict[str, ast.expr]:
         """The default of each parameter that has one."""
         given = self.node.args
-        positional = [*given.posonlyargs, *given.args]
-        pairs = list(zip(reversed(positional), reversed(given.defaults), strict=False))
-        named = zip(given.kwonlyargs, given.kw_defaults, strict=True)
-        return {one.arg: value for one, value in (*pairs, *named) if value is not None}
+        pairs = list(zip(reversed(self.parameters), reversed(given.defaults), strict=False))
+        named = zip((one.arg for one in given.kwonlyargs), given.kw_defaults, strict=True)
+        return {name: value for name, value in (*pairs, *named) if value is not None}
 
     @property
     def self_name(self) -> str | None:
@@ -110,18 +104,22 @@ class Function:
         return self.parameters[0]
 
     @cached_property
-    def declared_global(self) -> set[str]:
-        """The names of its ``global`` statements."""
-        return {name for node in inside(self.node) if isinstance(node, ast.Global)
-                for name in node.names}  # fmt: skip
+    def names(self) -> dict[str, list[object]]:
+        """What it binds in its body; see `bindings`."""
+        return bindings(self.node, self.module)
 
     @cached_property
     def local_names(self) -> set[str]:
         """The names that are its own."""
-        outer = {name for node in inside(self.node) if isinstance(node, ast.Nonlocal)
-                 for name in node.names}  # fmt: skip
-        bound = set(self.all_parameters) | set(bound_names(self.node))
-        return bound - self.declared_global - outer
+        nonlocal_names = {name for node in inside(self.node) if isinstance(node, ast.Nonlocal)
+                          for name in node.names}  # fmt: skip
+        return {*self.all_parameters, *self.names} - self.declared_global - nonlocal_names
+
+    @cached_property
+    def declared_global(self) -> set[str]:
+        """The names of its ``global`` statements."""
+        return {name for node in inside(self.node) if isinstance(node, ast.Global)
+                for name in node.names}  # fmt: skip
 
     @property
     def body(self) -> list[ast.stmt]:
@@ -133,17 +131,36 @@ class Function:
 
 @dataclass(eq=False)
 class Class:
-    """A class; `members` has its methods, `values` what else is set in its body."""
+    """A class; `parent` is the function that it is in, `outer` the class."""
 
     node: ast.ClassDef
     module: Module
     name: str
-    parent: Function | None
+    parent: Function | None = None
     outer: Class | None = None
-    members: dict[str, Function] = field(default_factory=dict)
-    values: dict[str, ast.expr | None] = field(default_factory=dict)
-    annotations: dict[str, ast.expr] = field(default_factory=dict)
-    names: dict[str, list[object]] = field(default_factory=dict)
+
+    @cached_property
+    def names(self) -> dict[str, list[object]]:
+        """What its body binds; see `bindings`."""
+        return bindings(self.node, self.module)
+
+    @cached_property
+    def members(self) -> dict[str, object]:
+        """What reading an attribute gives: a method, an expression, or something else."""
+        read = {name: [one for one in bound if not _is_setter(one)]
+                for name, bound in self.names.items()}  # fmt: skip
+        return {name: bound[-1] for name, bound in read.items() if bound}
+
+    @cached_property
+    def methods(self) -> list[Function]:
+        """The functions among its members."""
+        return [one for one in self.members.values() if isinstance(one, Function)]
+
+    @cached_property
+    def annotations(self) -> dict[str, ast.expr]:
+        """The annotation of each attribute that has one in the body."""
+        return {one.target.id: one.annotation for one in statements(self.node.body)
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}  # fmt: skip
 
     @property
     def scope(self) -> Function | Module:
@@ -153,26 +170,38 @@ class Class:
 
 @dataclass(eq=False)
 class Module:
-    """A file and what its top level binds."""
+    """A file, and the classes and functions in it at any depth."""
 
     source: Source
     name: str
     is_package: bool = False
-    names: dict[str, list[object]] = field(default_factory=dict)
-    stars: list[Imported] = field(default_factory=list)
-    classes: list[Class] = field(default_factory=list)
-    functions: list[Function] = field(default_factory=list)
+    definitions: dict[ast.AST, Function | Class] = field(default_factory=dict)
 
     @cached_property
-    def has_walruses(self) -> bool:
-        """Whether it is worth while to look for assignments inside of expressions."""
-        return b":=" in self.source.data
+    def names(self) -> dict[str, list[object]]:
+        """What its top level binds; see `bindings`."""
+        return bindings(self.source.tree, self)
+
+    @property
+    def stars(self) -> list[Imported]:
+        """The modules of which it imports everything."""
+        return [one for one in self.names.get("*", ()) if isinstance(one, Imported)]
+
+    @property
+    def classes(self) -> list[Class]:
+        """All of its classes."""
+        return [one for one in self.definitions.values() if isinstance(one, Class)]
+
+    @property
+    def functions(self) -> list[Function]:
+        """All of its functions and methods; not its lambdas."""
+        return [one for one in self.definitions.values() if isinstance(one, Function)]
 
 
-Scope = Union[Module, Class, Function]  # noqa: UP007
+Scope = Union[Module, Class, Function]  # noqa: UP007  (an alias, for 3.10)
 
 
-def last_name(node: ast.AST) -> str:
+def last_name(node: ast.AST | None) -> str:
     """Return the name, or what stands after the last dot; else nothing."""
     if isinstance(node, ast.Attribute):
         return node.attr
@@ -197,38 +226,6 @@ def inside(node: ast.AST) -> Iterator[ast.AST]:
     return children(body if isinstance(body, list) else [body])
 
 
-def bound_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that are bound in a scope."""
-    comprehension: set[int] = set()
-    for one in inside(node):
-        if isinstance(one, _COMPREHENSIONS):
-            # Its variables are its own, but for those of a walrus.
-            comprehension |= {id(n) for part in one.generators for n in ast.walk(part.target)}
-        elif isinstance(one, ast.Name) and isinstance(one.ctx, (ast.Store, ast.Del)):
-            if id(one) not in comprehension:
-                yield one.id
-        elif isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield one.name
-        elif isinstance(one, (ast.Import, ast.ImportFrom)):
-            for alias in one.names:
-                yield alias.asname or alias.name.partition(".")[0]
-        elif (isinstance(one, ast.ExceptHandler) and one.name) or (
-            isinstance(one, (ast.MatchAs, ast.MatchStar)) and one.name
-        ):
-            yield one.name
-        elif isinstance(one, ast.MatchMapping) and one.rest:
-            yield one.rest
-
-
-def lambda_of(node: ast.Lambda, scope: Scope) -> Function:
-    """Return a lambda as a function; in a class's body it is one of its methods."""
-    module = _module_of(scope)
-    owner = scope if isinstance(scope, Class) else None
-    parent = scope.parent if isinstance(scope, Class) else None
-    around = scope if isinstance(scope, Function) else parent
-    return Function(node, module, "lambda", owner, around)
-
-
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements of a scope at any depth, in order; expressions are not looked into."""
     stack: list[ast.AST] = [*reversed(list(body))]
@@ -244,115 +241,97 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
         stack += below[::-1]
 
 
-def read_module(source: Source, name: str, *, is_package: bool) -> Module:
-    """Find the classes and functions of a file, at any depth."""
-    module = Module(source, name, is_package)
-    todo: list[tuple[list[ast.stmt], Scope, Function | None]] = [(source.tree.body, module, None)]
-    while todo:
-        body, scope, function = todo.pop()
-        for one in statements(body):
-            inner = _bind(one, scope, module, function)
-            if inner is not None and not isinstance(inner.node, ast.Lambda):
-                around = inner if isinstance(inner, Function) else function
-                todo.append((inner.node.body, inner, around))
-    return module
+def bindings(top: ast.AST, module: Module) -> dict[str, list[object]]:
+    """Return what a scope binds its names to, in the order of its lines.
+
+    A definition, an import, an expression that is assigned, or None for what is not that plain.
+    What a loop binds is a Starred: an element of its value.
+    """
+    found: dict[str, list[object]] = {}
+    values: dict[ast.AST, ast.expr] = {}
+    elsewhere: set[ast.AST] = set()  # A comprehension's variables are its own.
+    for one in inside(top):
+        bound: dict[str, object] = {}
+        if isinstance(one, _COMPREHENSIONS):
+            elsewhere |= {n for part in one.generators for n in ast.walk(part.target)}
+        elif isinstance(one, ast.Assign):
+            values.update((target, one.value) for target in one.targets)
+        elif isinstance(one, (ast.AnnAssign, ast.NamedExpr)):
+            if one.value is None:
+                elsewhere.add(one.target)
+            else:
+                values[one.target] = one.value
+        elif isinstance(one, (ast.For, ast.AsyncFor)):
+            values[one.target] = ast.Starred(one.iter)
+        elif isinstance(one, ast.Name):
+            if isinstance(one.ctx, ast.Store) and one not in elsewhere:
+                bound = {one.id: values.get(one)}
+        elif one in module.definitions:
+            bound = {module.definitions[one].name: module.definitions[one]}
+        elif isinstance(one, ast.Import):
+            for alias in one.names:
+                top_name = alias.name.partition(".")[0]
+                whole = alias.name if alias.asname else top_name
+                bound[alias.asname or top_name] = Imported(whole, None, 0)
+        elif isinstance(one, ast.ImportFrom):
+            for alias in one.names:
+                taken = Imported(one.module or "", alias.name, one.level)
+                bound[alias.asname or alias.name] = taken
+        elif isinstance(one, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and one.name:
+            bound = {one.name: None}
+        elif isinstance(one, ast.MatchMapping) and one.rest:
+            bound = {one.rest: None}
+        for name, value in bound.items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
-def _bind(
-    one: ast.stmt, scope: Scope, module: Module, function: Function | None
-) -> Function | Class | None:
-    """Note what a statement binds; return the scope that it opens, if it does."""
-    owner = scope if isinstance(scope, Class) else None
-    if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        made = Function(one, module, one.name, owner, function)
-        module.functions.append(made)
-        scope.names.setdefault(one.name, []).append(made)
-        # The getter is what reading runs, not the setter that has the same name.
-        if owner and not {"setter", "deleter", "overload"} & set(made.decorators):
-            owner.members[one.name] = made
-            owner.values.pop(one.name, None)
-        return made
-    if isinstance(one, ast.ClassDef):
-        inner = Class(one, module, one.name, function, owner)
-        module.classes.append(inner)
-        scope.names.setdefault(one.name, []).append(inner)
-        if owner:
-            owner.values[one.name] = None
-        return inner
-    if isinstance(one, (ast.Import, ast.ImportFrom)):
-        _bind_imports(one, scope, module)
-    else:
-        _bind_values(one, scope, owner)
-    return None
-
-
-def _bind_imports(one: ast.Import | ast.ImportFrom, scope: Scope, module: Module) -> None:
-    for alias in one.names:
-        if isinstance(one, ast.Import):
-            bound = alias.asname or alias.name.partition(".")[0]
-            imported = Imported(alias.name if alias.asname else bound, None, 0)
-        else:
-            bound = alias.asname or alias.name
-            imported = Imported(one.module or "", alias.name, one.level)
-        if bound == "*":
-            module.stars.append(imported)
-            continue
-        scope.names.setdefault(bound, []).append(imported)
-        if isinstance(scope, Class):
-            scope.values[bound] = None
-
-
-def _bind_values(one: ast.stmt, scope: Scope, owner: Class | None) -> None:
-    value: ast.expr | None = None
-    if isinstance(one, ast.Assign):
-        targets, value = one.targets, one.value
-    elif isinstance(one, ast.AnnAssign):
-        targets, value = [one.target], one.value
-        if owner and isinstance(one.target, ast.Name):
-            owner.annotations[one.target.id] = one.annotation
-        if value is None:
-            return
-    elif isinstance(one, (ast.For, ast.AsyncFor, ast.AugAssign)):
-        targets = [one.target]
-    elif isinstance(one, (ast.With, ast.AsyncWith)):
-        targets = [item.optional_vars for item in one.items if item.optional_vars]
-    else:
-        for walrus in _walruses(one) if _module_of(scope).has_walruses else ():
-            scope.names.setdefault(walrus.target.id, []).append(walrus.value)
-        return
-    for target in targets:
-        for node in ast.walk(target):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                known = scope.names.setdefault(node.id, [])
-                if node is target and value is not None:
-                    known.append(value)
-                elif isinstance(one, (ast.For, ast.AsyncFor)):
-                    known += [Item(part) for part in items(target, one.iter, node.id)]
-                if owner:
-                    owner.values[node.id] = value if node is target else None
-                    owner.members.pop(node.id, None)
-
-
-def items(target: ast.expr, of: ast.expr, name: str) -> list[ast.expr]:
-    """Return of what a name becomes an element, if a loop's target has it in a usual way."""
-    if isinstance(target, ast.Name):
-        return [of]
-    if isinstance(target, ast.Tuple) and isinstance(of, ast.Call) and len(target.elts) == 2:
-        last = target.elts[1]
-        if isinstance(last, ast.Name) and last.id == name and last_name(of.func) in _PAIRS:
-            return [of]
-    return []
-
-
-def _module_of(scope: Scope) -> Module:
+def module_of(scope: Scope) -> Module:
+    """Return the module that a scope is in, or is."""
     return scope if isinstance(scope, Module) else scope.module
 
 
-def _walruses(one: ast.stmt) -> Iterator[ast.NamedExpr]:
-    """Yield the assignments inside of a test or an expression statement."""
-    parts = [getattr(one, name, None) for name in ("test", "value", "subject")]
-    for part in parts:
-        if isinstance(part, ast.expr):
-            for node in children([part]):
-                if isinstance(node, ast.NamedExpr):
-                    yield node
+def lambda_of(node: ast.Lambda, scope: Scope) -> Function:
+    """Return a lambda as a function; in a class's body it is one of its methods."""
+    owner = scope if isinstance(scope, Class) else None
+    around = scope if isinstance(scope, Function) else owner.parent if owner else None
+    return Function(node, module_of(scope), "lambda", owner, around)
+
+
+def read_module(source: Source, name: str, *, is_package: bool) -> Module:
+    """Find the classes and functions of a file, at any depth."""
+    module = Module(source, name, is_package)
+    todo: list[tuple[list[ast.stmt], Class | None, Function | None]]
+    todo = [(source.tree.body, None, None)]
+    while todo:
+        body, owner, function = todo.pop()
+        for one in statements(body):
+            if isinstance(one, _FUNCTIONS):
+                made = Function(one, module, one.name, owner, function)
+                module.definitions[one] = made
+                todo.append((one.body, None, made))
+            elif isinstance(one, ast.ClassDef):
+                inner = Class(one, module, one.name, function, owner)
+                module.definitions[one] = inner
+                todo.append((one.body, inner, function))
+    return module
+
+
+def passed(function: Function, call: ast.Call | None, *, bound: bool) -> dict[str, ast.expr]:
+    """Return what each parameter gets: an argument, or a default that is a constant."""
+    given: dict[str, ast.expr] = {
+        k: v for k, v in function.defaults.items() if isinstance(v, ast.Constant)
+    }
+    if call is None:
+        return given
+    is_open = any(isinstance(one, ast.Starred) for one in call.args)
+    if is_open or any(keyword.arg is None for keyword in call.keywords):
+        given = {}
+    names = function.parameters[1 if bound and function.self_name else 0 :]
+    given.update(() if is_open else zip(names, call.args, strict=False))
+    given.update((k.arg, k.value) for k in call.keywords if k.arg in function.all_parameters)
+    return given
+
+
+def _is_setter(bound: object) -> bool:
+    return isinstance(bound, Function) and not _NOT_READ.isdisjoint(bound.decorators)

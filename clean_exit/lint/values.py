@@ -41,23 +41,20 @@ class Super:
 
 
 Value = Union[Module, Class, Function, Instance, Bound, External, Super]  # noqa: UP007
-Values = tuple[Value, ...]
-Given = Mapping[tuple[Scope, str], Values]
+Given = Mapping[tuple[Scope, str], Value]
 
 
 @dataclass(frozen=True)
 class Env:
     """Where an expression stands: its scope, and the object of the method that it is in.
 
-    `given` has what is known of variables from the way there: arguments, say. `inner` has the
-    variables of the comprehensions that it stands in.
+    `given` has what is known of variables from the way there: arguments, say.
     """
 
     scope: Scope
     receiver: Instance | Class | None = None
     depth: int = 0
     given: Given = field(default_factory=dict)
-    inner: Mapping[str, Values] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,3 +70,13 @@ class Named:
     kind: str
     scope: Scope
     bindings: tuple[object, ...] = ()
+
+
+def dotted(value: Value | None) -> str:
+    """Return the name of what comes from outside of the project; else nothing."""
+    return value.dotted if isinstance(value, External) else ""
+
+
+def is_own(value: Value | None) -> bool:
+    """Whether something is of the project itself, where its source tells more than its name."""
+    return isinstance(value, (Class, Function, Instance, Bound))

@@ -1,66 +1,73 @@
-"""Goes the way of a destructor: through its statements, in order, with what is known at each."""
+"""Goes the way of a destructor, into what it calls, with what is known at each place."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Union
 
-from clean_exit.lint.arguments import constant_defaults
 from clean_exit.lint.catching import caught_by, is_suppress, suppressed
+from clean_exit.lint.conditions import is_meta_path, is_none_test, plain_test, split
 from clean_exit.lint.construction import Constructions
 from clean_exit.lint.decorators import unwrap
+from clean_exit.lint.discover import distribution
 from clean_exit.lint.evaluator import Evaluator
-from clean_exit.lint.expressions import Expressions, Report, Rules
-from clean_exit.lint.facts import Facts, Tests
+from clean_exit.lint.facts import NOTHING, Facts, told
 from clean_exit.lint.findings import Step
-from clean_exit.lint.frames import Frame
-from clean_exit.lint.scopes import Class, Function, bound_names
-from clean_exit.lint.values import External, Instance
+from clean_exit.lint.frames import ENDING, Frame, constants_of
+from clean_exit.lint.rules import ATTRIBUTES, CALLS, NAMES, STATEMENTS, WITHS, Rules
+from clean_exit.lint.scopes import Class, Function, last_name, passed
+from clean_exit.lint.values import Bound, Given, Instance, dotted
 
+_DEEPEST = 6  # A destructor and five more: further away, it depends on too much else.
+_MOST = 400  # Functions entered for one destructor, with different facts.
 _TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
+Report = Callable[[str, ast.AST, str, Frame], None]
 
 
-class Walker(Expressions):
+class Walker:
     """Walks destructors, one after the other, and shows the rules what it comes by."""
 
-    def __init__(self, evaluator: Evaluator, rules: Rules, report: Report) -> None:
-        super().__init__(evaluator, rules, report)
+    def __init__(self, evaluator: Evaluator, report: Report) -> None:
+        self._evaluator = evaluator
+        self._report = report
         self._constructions = Constructions(evaluator)
+        self._seen: dict[object, Facts] = {}
 
-    def destructor(self, cls: Class, function: Function, name: str = "__del__") -> None:
+    def destructor(self, cls: Class, function: Function) -> None:
         """Walk a class's destructor, which may be inherited."""
         self._seen = {}
-        step = Step(name, function.module.source.path, function.node.lineno)
         frame = Frame(
-            self.evaluator,
+            self._evaluator,
             function,
             Instance(cls, is_self=True),
             self._constructions.of(cls),
             cls,
-            (step,),
-            Facts(),
-            constants=constant_defaults(function),
+            (Step("__del__", function.module.source.path, function.node.lineno),),
+            NOTHING,
+            constants=constants_of(passed(function, None, bound=True)),
         )
-        self._rules.on_statement(self, frame, function.node)
+        self._show(STATEMENTS, frame, function.node)
         if not function.is_async:
             self._run(frame)
 
+    def _show(self, rules: Rules, frame: Frame, node: ast.AST, *more: object) -> None:
+        for rule, look in rules:
+            if what := look(frame, node, *more):
+                self._report(rule, node, what, frame)
+
     def _run(self, frame: Frame) -> None:
-        for wrapper in unwrap(frame):
-            self._follow_wrapper(frame, wrapper)
-        stored = set(bound_names(frame.function.node))
+        for wrapper in unwrap(frame):  # What a decorator of the project puts around it.
+            facts, given = frame.facts, frame.given
+            if wrapper.parameters and frame.receiver:
+                frame.given = {**given, (wrapper, wrapper.parameters[0]): frame.receiver}
+            self._follow(frame, wrapper, None, None)
+            frame.facts, frame.given = facts, given
+        stored = frame.function.names
         frame.constants = {k: v for k, v in frame.constants.items() if k not in stored}
         if self._block(frame, frame.function.body):
             frame.ends.append(frame.facts)
-
-    def _follow_wrapper(self, frame: Frame, wrapper: Function) -> None:
-        """Walk what a decorator of the project puts around a method."""
-        facts, given = frame.facts, frame.given
-        if wrapper.parameters and frame.receiver:
-            frame.given = {**given, (wrapper, wrapper.parameters[0]): (frame.receiver,)}
-        self._follow(frame, wrapper, None, None)
-        frame.facts, frame.given = facts, given
 
     # Statements
 
@@ -71,10 +78,8 @@ class Walker(Expressions):
     def _statement(self, frame: Frame, node: ast.stmt) -> bool:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             return True
-        if isinstance(node, ast.If):
-            return self._if(frame, node)
-        if isinstance(node, ast.While):
-            return self._while(frame, node)
+        if isinstance(node, (ast.If, ast.While)):
+            return self._branch(frame, node)
         if isinstance(node, (ast.For, ast.AsyncFor)):
             self._expression(frame, node.iter)
             before = frame.facts
@@ -86,45 +91,47 @@ class Walker(Expressions):
         if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":
             return self._try(frame, node)  # type: ignore[arg-type]
         if isinstance(node, ast.Match):
-            return self._match(frame, node)
-        if isinstance(node, ast.Assert) and frame.decide(node.test):
+            self._expression(frame, node.subject)
+            before = frame.facts
+            for case in node.cases:
+                self._expressions(frame, case.pattern)
+                frame.facts = before.plus(self._test(frame, case.guard)[0] or NOTHING)
+                self._block(frame, case.body)
+                frame.facts = before
             return True
-        self._rules.on_statement(self, frame, node)
+        if isinstance(node, ast.Assert):
+            true, false = self._test(frame, node.test)
+            if false is not None:
+                self._show(STATEMENTS, frame, node)
+            frame.facts = frame.facts.plus(true or NOTHING)
+            return True
+        self._show(STATEMENTS, frame, node)
         if isinstance(node, ast.Raise):  # What it raises is looked up, but fails either way.
             saved, frame.quiet = frame.quiet, True
             self._expressions(frame, node)
             frame.quiet = saved
-            return False
-        self._simple(frame, node)
-        if isinstance(node, ast.Return):
-            frame.ends.append(frame.facts)
-        return not isinstance(node, (ast.Return, ast.Continue, ast.Break))
-
-    def _simple(self, frame: Frame, node: ast.stmt) -> None:
-        if isinstance(node, ast.AnnAssign):
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if node.value is not None:
                 self._expression(frame, node.value)
-                self._store(frame, node.target, node.value)
-        elif isinstance(node, ast.Assign):
-            self._expression(frame, node.value)
-            for target in node.targets:
-                self._store(frame, target, node.value)
+                for target in targets:
+                    self._store(frame, target, node.value)
         elif isinstance(node, ast.AugAssign):
             self._read_target(frame, node.target)
             self._expression(frame, node.value)
-        elif isinstance(node, ast.Assert):
-            self._test(frame, node.test)
-            frame.facts = frame.facts.plus(Tests(frame).split(node.test)[0])
         elif isinstance(node, ast.Delete):
             for target in node.targets:
                 self._read_target(frame, target)
         else:
             self._expressions(frame, node)
+        if isinstance(node, ast.Return):
+            frame.ends.append(frame.facts)
+        return not isinstance(node, (ast.Raise, ast.Return, ast.Continue, ast.Break))
 
     def _read_target(self, frame: Frame, target: ast.expr) -> None:
         """Walk a target that has to be there already, as in ``x += 1`` and ``del x``."""
         if isinstance(target, ast.Name):
-            self._rules.on_name(self, frame, target)
+            self._show(NAMES, frame, target)
         elif name := frame.own_attribute(target):
             self._attribute(frame, target, name)
         else:
@@ -134,84 +141,62 @@ class Walker(Expressions):
         if isinstance(target, ast.Name):
             name = frame.own_attribute(value)
             frame.aliases.pop(target.id, None)
-            if isinstance(value, _TESTS) and frame.is_bound_once(target.id):
+            if isinstance(value, _TESTS) and len(frame.function.names.get(target.id, ())) == 1:
                 frame.tests[target.id] = value
             if name:
                 frame.aliases[target.id] = name
         elif isinstance(target, (ast.Tuple, ast.List)):
             whole = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
-            parts = value.elts if whole else [ast.Constant(0)] * len(target.elts)  # type: ignore[attr-defined]
+            parts = value.elts if whole else [ast.Constant(...)] * len(target.elts)  # type: ignore[attr-defined]
             for inner, part in zip(target.elts, parts, strict=True):
                 self._store(frame, inner, part)
         elif isinstance(target, ast.Attribute):
             self._expression(frame, target.value)
             if name := frame.own_attribute(target):
-                frame.facts = frame.facts.storing(name, value)
+                of = value.value if isinstance(value, ast.Constant) else ...
+                whats = () if of is ... else ("none",) if of is None else (str(bool(of)).lower(),)
+                frame.facts = frame.facts.storing(name, *whats)
+                frame.aliases = {k: v for k, v in frame.aliases.items() if v != name}
         elif not isinstance(target, ast.Starred):
             self._expressions(frame, target)
 
-    def _if(self, frame: Frame, node: ast.If) -> bool:
-        decided = frame.decide(node.test)
-        if decided is not None:
-            return self._block(frame, node.body if decided else node.orelse)
-        self._test(frame, node.test)
-        true, false = Tests(frame).split(node.test)
-        frame.note_test(node.test)
-        before = frame.facts
-        frame.conditions.append(node.test)
-        frame.facts = before.plus(true)
-        first, after_first = self._block(frame, node.body), frame.facts
-        frame.facts = before.plus(false)
-        second, after_second = self._block(frame, node.orelse), frame.facts
+    def _branch(self, frame: Frame, node: ast.If | ast.While) -> bool:
+        true, false = self._test(frame, node.test)
+        before, ends = frame.facts, []
+        if isinstance(node, ast.If):
+            frame.note_test(node.test)
+            frame.conditions.append(node.test)
+        if true is not None:
+            frame.facts = before.plus(true)
+            if self._block(frame, node.body) and isinstance(node, ast.If):
+                ends.append(frame.facts)
+        if isinstance(node, ast.While):  # Nothing that is told in it holds behind it.
+            frame.facts = before
+            return self._block(frame, node.orelse)
+        if false is not None:
+            frame.facts = before.plus(false)
+            if self._block(frame, node.orelse):
+                ends.append(frame.facts)
         frame.conditions.pop()
-        if first and second:
-            frame.facts = after_first.common(after_second)
-        elif first or second:
-            frame.facts = after_first if first else after_second
-        return first or second
-
-    def _while(self, frame: Frame, node: ast.While) -> bool:
-        if frame.decide(node.test) is not False:
-            self._test(frame, node.test)
-            before = frame.facts
-            frame.facts = before.plus(Tests(frame).split(node.test)[0])
-            self._block(frame, node.body)
-            frame.facts = before
-        return self._block(frame, node.orelse)
-
-    def _match(self, frame: Frame, node: ast.Match) -> bool:
-        self._expression(frame, node.subject)
-        before = frame.facts
-        for case in node.cases:
-            frame.facts = before
-            for below in ast.walk(case.pattern):
-                if isinstance(below, (ast.MatchValue, ast.MatchClass)):
-                    self._expressions(frame, below)
-            if case.guard is not None:
-                self._test(frame, case.guard)
-                frame.facts = frame.facts.plus(Tests(frame).split(case.guard)[0])
-            self._block(frame, case.body)
-        frame.facts = before
-        return True
+        frame.facts = _common(ends) or before
+        return bool(ends)
 
     def _with(self, frame: Frame, node: ast.With | ast.AsyncWith) -> bool:
         outside = frame.facts.caught
         for item in node.items:
-            self._expression(frame, item.context_expr)
-            values = frame.evaluate(item.context_expr)
-            self._rules.on_with(self, frame, item.context_expr, values)
-            if is_suppress(item.context_expr, values):
-                frame.facts = frame.facts.catching(suppressed(item.context_expr))
+            made = item.context_expr
+            self._expression(frame, made)
+            value = frame.evaluate(made)
+            self._show(WITHS, frame, made, value)
+            if is_suppress(made, value):
+                frame.facts = frame.facts.catching(suppressed(made))
                 continue
             names: tuple[str, ...] = ("__enter__", "__exit__")
-            made = item.context_expr
-            if External("contextlib.closing()") in values and isinstance(made, ast.Call):
-                values = tuple(v for one in made.args[:1] for v in frame.evaluate(one))
-                names = ("close",)
-            for value in values:
-                if isinstance(value, Instance):
-                    for name in names:
-                        self._follow_member(frame, value, name)
+            if dotted(value) == "contextlib.closing()" and isinstance(made, ast.Call) and made.args:
+                value, names = frame.evaluate(made.args[0]), ("close",)
+            if isinstance(value, Instance):
+                for name in names:
+                    self._follow_member(frame, value, name)
         reached = self._block(frame, node.body)
         caught = frame.facts.caught != outside
         frame.facts = replace(frame.facts, caught=outside)
@@ -219,20 +204,235 @@ class Walker(Expressions):
 
     def _try(self, frame: Frame, node: ast.Try) -> bool:
         before = frame.facts
-        names = {name for handler in node.handlers for name in caught_by(handler)}
-        frame.facts = before.catching(names)
+        frame.facts = before.catching(n for handler in node.handlers for n in caught_by(handler))
         reached = self._block(frame, node.body)
         frame.facts = replace(frame.facts, caught=before.caught)
         reached = reached and self._block(frame, node.orelse)
         ends = [frame.facts] if reached else []
         for handler in node.handlers:
             frame.facts = before
-            self._rules.on_statement(self, frame, handler)
+            self._show(STATEMENTS, frame, handler)
             if self._block(frame, handler.body):
                 ends.append(frame.facts)
-        after = ends[0] if ends else before
-        for end in ends[1:]:
-            after = after.common(end)
-        frame.facts = after if ends else before
+        frame.facts = _common(ends) or before
         final = self._block(frame, node.finalbody)
         return bool(ends) and final
+
+    # Expressions
+
+    def _expressions(self, frame: Frame, node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self._expression(frame, child)
+            elif not isinstance(child, (ast.expr_context, ast.operator)):
+                self._expressions(frame, child)
+
+    def _test(self, frame: Frame, node: ast.expr | None) -> tuple[Facts | None, Facts | None]:
+        """Walk what is only asked whether it is true; return what it tells.
+
+        A name that is None does no harm there. What is decided by what is known is not run.
+        """
+        if node is None:
+            return NOTHING, NOTHING
+        node = plain_test(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return self._test(frame, node.operand)[::-1]
+        tells = split(frame, node)
+        if None not in tells and not isinstance(node, ast.Name):
+            self._expression(frame, node)
+        return tells
+
+    def _bool_op(self, frame: Frame, node: ast.BoolOp) -> None:
+        after_first = None
+        for one in node.values:
+            true, false = self._test(frame, one)
+            after_first = after_first or frame.facts
+            goes_on = true if isinstance(node.op, ast.And) else false
+            if goes_on is None:
+                break
+            frame.facts = frame.facts.plus(goes_on)
+        frame.facts = after_first or frame.facts
+
+    def _expression(self, frame: Frame, node: ast.expr) -> None:
+        if isinstance(node, ast.Name):
+            self._show(NAMES, frame, node)
+        elif isinstance(node, ast.Attribute):
+            self._read(frame, node)
+        elif isinstance(node, ast.Call):
+            self._call(frame, node)
+        elif isinstance(node, ast.BoolOp):
+            self._bool_op(frame, node)
+        elif isinstance(node, ast.IfExp):
+            tells, before = self._test(frame, node.test), frame.facts
+            for facts, one in zip(tells, (node.body, node.orelse), strict=True):
+                if facts is not None:
+                    frame.facts = before.plus(facts)
+                    self._expression(frame, one)
+            frame.facts = before
+        elif isinstance(node, ast.NamedExpr):
+            self._expression(frame, node.value)
+            self._store(frame, node.target, node.value)
+        elif is_none_test(node):
+            for side in ast.iter_child_nodes(node):
+                if isinstance(side, ast.expr) and not isinstance(side, ast.Name):
+                    self._expression(frame, side)
+        elif isinstance(node, ast.Lambda):
+            self._expressions(frame, node.args)
+        elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+            self._comprehension(frame, node)
+        else:
+            self._expressions(frame, node)
+
+    def _comprehension(
+        self, frame: Frame, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+    ) -> None:
+        before, own = None, frame.own_names
+        for part in node.generators:
+            self._expression(frame, part.iter)
+            before = before or frame.facts
+            frame.own_names = frame.own_names | {
+                n.id for n in ast.walk(part.target) if isinstance(n, ast.Name)
+            }
+            for test in part.ifs:
+                frame.facts = frame.facts.plus(self._test(frame, test)[0] or NOTHING)
+        for one in [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]:
+            self._expression(frame, one)
+        frame.facts, frame.own_names = before or frame.facts, own
+
+    def _read(self, frame: Frame, node: ast.Attribute) -> None:
+        if ENDING.fullmatch(node.attr) or is_meta_path(node):
+            return
+        self._expression(frame, node.value)
+        if name := frame.own_attribute(node):
+            self._attribute(frame, node, name)
+            return
+        value = frame.evaluate(node.value)
+        if isinstance(value, Instance):
+            found = self._evaluator.method(value.cls, node.attr)
+            if found and found.is_property:
+                self._follow(frame, found, value, None)
+
+    def _attribute(self, frame: Frame, node: ast.expr, name: str) -> None:
+        if method := self._evaluator.method(frame.destroyed, name):
+            if method.is_property:
+                self._follow(frame, method, frame.object, None)
+            return
+        self._show(ATTRIBUTES, frame, node, name)
+        frame.facts = frame.facts.plus(told(name, "there"))
+
+    # Calls
+
+    def _call(self, frame: Frame, node: ast.Call) -> None:
+        if frame.asks_for_end(node):
+            return
+        is_getattr = last_name(node.func) == "getattr"
+        if is_getattr and len(node.args) == 2 and (name := frame.own_attribute(node)):
+            self._attribute(frame, node, name)
+        self._expression(frame, node.func)
+        for at, one in enumerate((*node.args, *(keyword.value for keyword in node.keywords))):
+            # None has no such attribute, and the default is taken.
+            if not (isinstance(one, ast.Name) and is_getattr and len(node.args) == 3 and at == 0):
+                self._expression(frame, one)
+        value = frame.evaluate(node.func)
+        self._show(CALLS, frame, node, value)
+        if isinstance(value, Function) and not value.owner:  # Each branch of a test may define it.
+            for other in (value.parent or value.module).names.get(value.name, ()):
+                if isinstance(other, Function) and other is not value:
+                    self._follow(frame, other, None, node)
+        if isinstance(value, Class):
+            for name in ("__init__", "__post_init__"):
+                self._follow_member(frame, Instance(value), name, node)
+        elif isinstance(value, Function):
+            self._follow(frame, value, None, node)
+        elif isinstance(value, Bound):
+            self._follow(frame, value.function, value.receiver, node)
+        elif isinstance(value, Instance):
+            self._follow_member(frame, value, "__call__", node)
+
+    def _follow_member(
+        self, frame: Frame, value: Instance, name: str, node: ast.Call | None = None
+    ) -> None:
+        if method := self._evaluator.method(value.cls, name):
+            self._follow(frame, method, value, node)
+
+    def _follow(
+        self,
+        frame: Frame,
+        function: Function,
+        receiver: Instance | Class | None,
+        node: ast.Call | None,
+    ) -> None:
+        """Walk a function that is called from another one."""
+        here, there = frame.function.module.source.path, function.module.source.path
+        line = function.node.lineno
+        if (
+            function.is_async
+            or len(frame.trace) >= _DEEPEST
+            or len(self._seen) > _MOST
+            or (here != there and distribution(here) != distribution(there))
+            or any(step.line == line and step.path == there for step in frame.trace)
+        ):
+            return
+        receiver, given, constants, aliases = _what_is_passed(frame, function, receiver, node)
+        is_self = receiver == frame.object
+        reaches = is_self or frame.object in given.values()
+        facts = (
+            frame.facts if reaches else replace(frame.facts, known=frozenset(), began=frozenset())
+        )
+        quiet = frame.quiet or (node is not None and _is_by_global(frame, node.func))
+        key = (function, receiver, facts, tuple(sorted(constants.items(), key=repr)), quiet,
+               tuple(sorted(aliases.items())))  # fmt: skip
+        if key not in self._seen:
+            self._seen[key] = NOTHING
+            bare = is_self and function is self._evaluator.method(frame.destroyed, function.name)
+            step = Step(function.name if bare else function.label, there, line)
+            inner = frame.calling(
+                function, receiver, trace=(*frame.trace, step), facts=facts, given=given,
+                constants=constants, quiet=quiet, aliases=aliases,
+            )  # fmt: skip
+            self._run(inner)
+            end = _common(inner.ends)
+            if is_self and end:  # What it has read of the object, wherever it returns, is there.
+                self._seen[key] = end.of_attributes(end.has)
+        frame.facts = frame.facts.plus(self._seen[key])
+
+
+def _common(ends: Iterable[Facts]) -> Facts | None:
+    """Return what holds on any of the ways; None if there is none."""
+    common = None
+    for end in ends:
+        common = common.common(end) if common else end
+    return common
+
+
+def _is_by_global(frame: Frame, node: ast.expr) -> bool:
+    """Whether a function was called by a name that is looked up in its module."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and frame.named(node.id).kind == "global"
+
+
+_Passed = tuple[Union[Instance, Class, None], Given, dict[str, object], dict[str, str]]  # noqa: UP007
+
+
+def _what_is_passed(
+    frame: Frame, function: Function, receiver: Instance | Class | None, node: ast.Call | None
+) -> _Passed:
+    """Return what a call passes on: the object, variables, constants, attributes of the object."""
+    given = dict(frame.given)
+    if frame.function.self_name and frame.receiver:
+        given[frame.function, frame.function.self_name] = frame.receiver
+    arguments = passed(function, node, bound=receiver is not None)
+    constants, aliases = constants_of(arguments), {}
+    for name, argument in arguments.items():
+        attribute = frame.attribute_behind(argument)
+        if attribute and not frame.tested and not frame.facts.asked(attribute):
+            aliases[name] = attribute
+        if isinstance(argument, ast.Name) and argument.id in frame.constants:
+            constants[name] = frame.constants[argument.id]
+        elif name not in constants and (value := frame.evaluate(argument)):
+            given[function, name] = value
+    if receiver is None and function.self_name in arguments:
+        held = given.get((function, function.self_name or ""))
+        receiver = held if isinstance(held, Instance) else None
+    return receiver, given, constants, aliases

@@ -1,67 +1,49 @@
-"""The rules about what a destructor reaches: one module for each."""
+"""The rules: each looks at places of a kind, and says what is wrong with one, or nothing.
+
+What the places have in common is the frame: the function on the way from a destructor, and what
+is known there. The rules of `SITES` look at calls anywhere in a file.
+"""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from clean_exit.lint.expressions import Expressions
-from clean_exit.lint.frames import Frame
 from clean_exit.lint.rules import (
     bare_except,
     coroutines,
     device,
+    explicit_call,
     global_names,
     half_built,
     imports,
+    keeping,
     log,
     raising,
     register,
     wait,
 )
-from clean_exit.lint.values import Values
 
-_RULES = (imports, global_names, half_built, wait, device, log, raising, register, coroutines,
-          bare_except)  # fmt: skip
+Rules = Sequence[tuple[str, Callable[..., str]]]
 
-
-def _having(hook: str) -> tuple[Callable[..., Any], ...]:
-    modules: tuple[ModuleType, ...] = _RULES
-    return tuple(getattr(module, hook) for module in modules if hasattr(module, hook))
-
-
-class AllRules:
-    """Shows each place to the rules that look at places of its kind."""
-
-    _calls = _having("on_call")
-    _names = _having("on_name")
-    _attributes = _having("on_attribute")
-    _statements = _having("on_statement")
-    _withs = _having("on_with")
-
-    def on_call(self, visit: Expressions, frame: Frame, node: ast.Call, values: Values) -> None:
-        """Show a call."""
-        for rule in self._calls:
-            rule(visit, frame, node, values)
-
-    def on_name(self, visit: Expressions, frame: Frame, node: ast.Name) -> None:
-        """Show a name that is read."""
-        for rule in self._names:
-            rule(visit, frame, node)
-
-    def on_attribute(self, visit: Expressions, frame: Frame, node: ast.expr, name: str) -> None:
-        """Show an attribute of the destroyed object that is read."""
-        for rule in self._attributes:
-            rule(visit, frame, node, name)
-
-    def on_statement(self, visit: Expressions, frame: Frame, node: ast.AST) -> None:
-        """Show a statement, or a handler of exceptions."""
-        for rule in self._statements:
-            rule(visit, frame, node)
-
-    def on_with(self, visit: Expressions, frame: Frame, node: ast.expr, values: Values) -> None:
-        """Show what a with block enters."""
-        for rule in self._withs:
-            rule(visit, frame, node, values)
+STATEMENTS: Rules = (
+    ("import", imports.on_statement),
+    ("raise", raising.on_statement),
+    ("async", coroutines.on_statement),
+    ("bare-except", bare_except.on_statement),
+)
+CALLS: Rules = (
+    ("import", imports.on_call),
+    ("wait", wait.on_call),
+    ("device", device.on_call),
+    ("log", log.on_call),
+    ("register", register.on_call),
+    ("async", coroutines.on_call),
+)
+NAMES: Rules = (("global", global_names.on_name),)
+ATTRIBUTES: Rules = (("half-built", half_built.on_attribute),)
+WITHS: Rules = (("wait", wait.on_with), ("bare-except", bare_except.on_with))
+SITES: Rules = (
+    ("explicit-call", explicit_call.on_site),
+    ("finalize-keeps-alive", keeping.finalize_keeps_alive),
+    ("atexit-keeps-alive", keeping.atexit_keeps_alive),
+)

@@ -5,42 +5,34 @@ from __future__ import annotations
 import ast
 import re
 
-from clean_exit.lint.expressions import Expressions
 from clean_exit.lint.frames import Frame
-from clean_exit.lint.scopes import Function, children, last_name
-from clean_exit.lint.values import Bound, External, Values
+from clean_exit.lint.scopes import Function, children
+from clean_exit.lint.values import Bound, Value, dotted
 
 _DOTTED = re.compile(
     r"asyncio\.(run|create_task|ensure_future|run_coroutine_threadsafe|gather|wait|wait_for)"
     r"|(anyio|trio)\.(run|from_thread\.run)|asyncio\.Runner\(\)\.run|anyio\.from_thread\.run"
     r"|asgiref\.sync\.async_to_sync(\(\))?"
+    r"|.*\.(run_until_complete|run_forever|run_coroutine_threadsafe|create_task)"
 )
-_METHODS = {"run_until_complete", "run_forever", "run_coroutine_threadsafe", "create_task"}
 
 
-def on_statement(visit: Expressions, frame: Frame, node: ast.AST) -> None:
+def on_statement(frame: Frame, node: ast.AST) -> str:
     """Find a destructor that is a coroutine itself: its body never runs."""
-    if isinstance(node, ast.AsyncFunctionDef) and node is frame.function.node:
-        visit.report("async", node, "a coroutine that nobody awaits: its body never runs", frame)
+    is_it = isinstance(node, ast.AsyncFunctionDef) and node is frame.function.node
+    return "a coroutine that nobody awaits: its body never runs" if is_it else ""
 
 
-def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) -> None:
+def on_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     """Find coroutines that are made there, and loops that are to run them."""
-    for value in values:
-        function = value.function if isinstance(value, Bound) else value
-        if isinstance(function, Function) and function.is_async and _is_dropped(frame, node):
-            visit.report("async", node, f"{function.label}() is never awaited", frame)
-            return
-    if frame.facts.alive:
-        return
-    dotted = [value.dotted for value in values if isinstance(value, External)]
-    known = [one for one in dotted if _DOTTED.fullmatch(one)]
-    name = last_name(node.func)
-    if not known and not dotted and not values and name in _METHODS:
-        known = [ast.unparse(node.func)] if isinstance(node.func, ast.Attribute) else []
-    known += [one for one in dotted if not known and one.rpartition(".")[2] in _METHODS]
-    if known:
-        visit.report("async", node, f"{known[0]}() needs a loop that still runs", frame)
+    function = value.function if isinstance(value, Bound) else value
+    if isinstance(function, Function) and function.is_async and _is_dropped(frame, node):
+        return f"{function.label}() is never awaited"
+    said = dotted(value)
+    if not value and isinstance(node.func, ast.Attribute):
+        said = ast.unparse(node.func)
+    runs = _DOTTED.fullmatch(said) and not frame.facts.alive
+    return f"{said}() needs a loop that still runs" if runs else ""
 
 
 def _is_dropped(frame: Frame, node: ast.Call) -> bool:

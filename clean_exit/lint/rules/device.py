@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-from clean_exit.lint.expressions import Expressions
 from clean_exit.lint.frames import Frame
 from clean_exit.lint.scopes import Function
-from clean_exit.lint.values import Bound, External, Values
+from clean_exit.lint.values import Value, dotted, is_own
 
 _DOTTED = re.compile(
     r"torch\.(cuda|xpu|mps|mtia|npu|hpu|musa|accelerator)\..*"
@@ -25,21 +24,15 @@ _METHODS = re.compile(
 )
 
 
-def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) -> None:
+def on_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     """Find calls of a device by where they lead, or by names that nothing else has."""
     if frame.facts.alive:
-        return
-    dotted = [value.dotted for value in values if isinstance(value, External)]
-    # In torch itself these functions are the project's own, and the device all the same.
-    dotted += [f"{f.module.name}.{f.name}" for f in values if isinstance(f, Function)]
-    known = [one for one in dotted if _is_device(one)]
-    is_own = any(isinstance(value, (Bound, Function)) for value in values)
-    if not known and not is_own and isinstance(node.func, ast.Attribute):
-        known = [ast.unparse(node.func)] if _METHODS.fullmatch(node.func.attr) else []
-    if known:
-        verb = "collects garbage" if known[0] == "gc.collect" else "calls the device"
-        visit.report("device", node, f"{known[0]}() {verb}", frame)
-
-
-def _is_device(dotted: str) -> bool:
-    return bool(_DOTTED.fullmatch(dotted)) and not _HARMLESS.fullmatch(dotted)
+        return ""
+    said = dotted(value)
+    if isinstance(value, Function):  # In torch itself they are the project's own.
+        said = f"{value.module.name}.{value.name}"
+    if not _DOTTED.fullmatch(said) or _HARMLESS.fullmatch(said):
+        if is_own(value) or not _METHODS.fullmatch(getattr(node.func, "attr", "")):
+            return ""
+        said = ast.unparse(node.func)
+    return f"{said}() {'collects garbage' if said == 'gc.collect' else 'calls the device'}"

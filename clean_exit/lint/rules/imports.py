@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import ast
 
-from clean_exit.lint.expressions import Expressions
 from clean_exit.lint.frames import Frame
-from clean_exit.lint.values import External, Values
+from clean_exit.lint.values import Value, dotted
 
 _DOTTED = {"importlib.import_module", "importlib.__import__", "importlib.reload",
            "builtins.__import__", "importlib.util.find_spec"}  # fmt: skip
 
 
-def on_statement(visit: Expressions, frame: Frame, node: ast.AST) -> None:
+def on_statement(frame: Frame, node: ast.AST) -> str:
     """Find import statements.
 
     A handler around them makes no difference: what they are for is not done all the same.
     """
     if frame.facts.alive or not isinstance(node, (ast.Import, ast.ImportFrom)):
-        return
+        return ""
     if isinstance(node, ast.ImportFrom):
-        what = f"import {'.' * node.level}{node.module or ''}"
-    else:
-        what = "import " + ", ".join(alias.name for alias in node.names)
-    visit.report("import", node, what, frame)
+        return f"import {'.' * node.level}{node.module or ''}"
+    return "import " + ", ".join(alias.name for alias in node.names)
 
 
-def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) -> None:
+def on_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     """Find imports by function."""
-    for value in values:
-        if isinstance(value, External) and value.dotted in _DOTTED and not frame.facts.alive:
-            name = ast.unparse(node.args[0]) if node.args else ""
-            visit.report("import", node, f"import by {value.dotted}({name})", frame)
+    if dotted(value) not in _DOTTED or frame.facts.alive:
+        return ""
+    return f"import by {dotted(value)}({ast.unparse(node.args[0]) if node.args else ''})"

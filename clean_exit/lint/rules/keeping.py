@@ -1,27 +1,66 @@
-"""Whether an exit callback or a finalizer refers to an object, and so keeps it alive."""
+"""finalize-keeps-alive, atexit-keeps-alive: callbacks that refer to an object, which then stays."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from clean_exit.lint.arguments import match_arguments
-from clean_exit.lint.scopes import Class, Function, inside, last_name
+from clean_exit.lint.scopes import Class, Function, inside, last_name, passed
 from clean_exit.lint.sites import Site
-from clean_exit.lint.values import Instance, Super
+from clean_exit.lint.values import Instance, Super, dotted
 
 _DEEPEST = 5
 
 
+def finalize_keeps_alive(site: Site, node: ast.Call) -> str:
+    """Find ``weakref.finalize`` with what cannot go as long as the finalizer is there."""
+    if len(node.args) < 2 or not _is_finalize(site, node.func):
+        return ""
+    said = _how_any(site, node, 1, _Kept.of(node.args[0]))
+    target = ast.unparse(node.args[0])
+    return f"{target} lives to the end: its finalizer has {said}" if said else ""
+
+
+def atexit_keeps_alive(site: Site, node: ast.Call) -> str:
+    """Find ``atexit.register`` with a method's object, unless the class takes it back."""
+    method = site.method
+    if not node.args or method is None or method.owner is None or method.self_name is None:
+        return ""
+    if dotted(site.evaluate(node.func)) != "atexit.register":
+        return ""
+    is_of_type = any(last_name(base) == "type" for base in method.owner.node.bases[:1])
+    if is_of_type or _is_taken_back(method.owner):
+        return ""
+    said = _how_any(site, node, 0, _Kept.of(ast.Name(method.self_name, ast.Load())))
+    return f"{method.self_name} lives to the end: atexit has {said}" if said else ""
+
+
+def _is_finalize(site: Site, func: ast.expr) -> bool:
+    value = site.evaluate(func)
+    said = f"{value.module.name}.{value.name}" if isinstance(value, Class) else dotted(value)
+    return said == "weakref.finalize"
+
+
+def _is_taken_back(owner: Class) -> bool:
+    """Whether another method than the destructor, which cannot run any more, unregisters."""
+    return any(
+        isinstance(one, ast.Call) and last_name(one.func) == "unregister"
+        for function in owner.methods
+        if function.name != "__del__"
+        for one in inside(function.node)
+    )
+
+
 @dataclass(frozen=True)
-class Kept:
+class _Kept:
     """An object by the expression that names it, and the variable that this begins with."""
 
     said: str
     root: str
 
     @classmethod
-    def of(cls, node: ast.expr) -> Kept | None:
+    def of(cls, node: ast.expr) -> _Kept | None:
         """Return what an expression names: a variable, or an attribute of one."""
         inner = node
         while isinstance(inner, ast.Attribute):
@@ -29,8 +68,16 @@ class Kept:
         return cls(ast.dump(node), inner.id) if isinstance(inner, ast.Name) else None
 
 
-def how(
-    site: Site, node: ast.expr, kept: Kept, depth: int = 0, *, is_callback: bool = False
+def _how_any(site: Site, node: ast.Call, callback: int, kept: _Kept | None) -> str:
+    """Say how the callback of a call, or what it is given, refers to an object."""
+    given = [*node.args[callback:], *(keyword.value for keyword in node.keywords)]
+    found = (_how(site, one, kept, is_callback=one is node.args[callback])
+             for one in given if kept)  # fmt: skip
+    return next(filter(None, found), "")
+
+
+def _how(
+    site: Site, node: ast.AST, kept: _Kept, depth: int = 0, *, is_callback: bool = False
 ) -> str:
     """Say how an expression refers to an object; nothing if it does not, as far as is known.
 
@@ -58,22 +105,19 @@ def how(
     if isinstance(node, ast.Call) and last_name(node.func) in {"partial", "MethodType"}:
         inner = [*node.args, *(keyword.value for keyword in node.keywords)]
         return "a partial with it" if _first(site, inner, kept, depth) else ""
-    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-        return _first(site, node.elts, kept, depth)
-    if isinstance(node, ast.Dict):
-        return _first(site, node.values, kept, depth)
-    if isinstance(node, ast.Starred):
-        return how(site, node.value, kept, depth + 1)
     if isinstance(node, ast.Name):
         return _variable(site, node, kept, depth)
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred)):
+        held = node.values if isinstance(node, ast.Dict) else ast.iter_child_nodes(node)
+        return _first(site, held, kept, depth)
     return ""
 
 
-def _first(site: Site, nodes: list[ast.expr], kept: Kept, depth: int) -> str:
-    return next((said for one in nodes if (said := how(site, one, kept, depth + 1))), "")
+def _first(site: Site, nodes: Iterable[ast.AST], kept: _Kept, depth: int) -> str:
+    return next((said for one in nodes if (said := _how(site, one, kept, depth + 1))), "")
 
 
-def _variable(site: Site, node: ast.Name, kept: Kept, depth: int) -> str:
+def _variable(site: Site, node: ast.Name, kept: _Kept, depth: int) -> str:
     found = site.evaluator.named(site.scope, node.id)
     if found.kind not in {"local", "closure"}:
         return ""
@@ -82,22 +126,19 @@ def _variable(site: Site, node: ast.Name, kept: Kept, depth: int) -> str:
             _closes_over(binding, name) for name in _names(site, kept)
         ):
             return "a closure over it"
-        if isinstance(binding, ast.expr) and (said := how(site, binding, kept, depth + 1)):
+        if isinstance(binding, ast.expr) and (said := _how(site, binding, kept, depth + 1)):
             return said
     return ""
 
 
-def _names(site: Site, kept: Kept) -> set[str]:
+def _names(site: Site, kept: _Kept) -> set[str]:
     """Return the variables that are the object, or that hold it: ``me`` after ``me = self``."""
-    scope = site.scope
-    if not isinstance(scope, Function):
-        return {kept.root}
-    also = (
+    names = site.function.names if site.function else {}
+    return {kept.root} | {
         name
-        for name, bindings in scope.names.items()
-        if any(isinstance(one, ast.expr) and ast.dump(one) == kept.said for one in bindings)
-    )
-    return {kept.root, *also}
+        for name, bound in names.items()
+        if any(isinstance(one, ast.expr) and ast.dump(one) == kept.said for one in bound)
+    }
 
 
 def _closes_over(function: Function, name: str, seen: frozenset[str] = frozenset()) -> bool:
@@ -105,9 +146,8 @@ def _closes_over(function: Function, name: str, seen: frozenset[str] = frozenset
     if name in function.local_names or function.parent is None or function.name in seen:
         return False
     names = {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name)}
-    default = {n.id for d in function.defaults.values() for n in [d] if isinstance(n, ast.Name)}
-    if name in names or name in default:
-        return not _only_early(function, name, default)
+    if name in names:
+        return True
     around = function.parent.names
     return any(
         isinstance(other, Function) and _closes_over(other, name, seen | {function.name})
@@ -116,17 +156,10 @@ def _closes_over(function: Function, name: str, seen: frozenset[str] = frozenset
     )
 
 
-def _only_early(function: Function, name: str, default: set[str]) -> bool:
-    """Whether a name is used in defaults alone, and there only to read something of it."""
-    body = function.node.body if isinstance(function.node.body, list) else [function.node.body]
-    used = any(isinstance(n, ast.Name) and n.id == name for one in body for n in ast.walk(one))
-    return not used and name not in default
-
-
-def _is_bound(site: Site, node: ast.Attribute, kept: Kept, is_callback: bool) -> bool:
+def _is_bound(site: Site, node: ast.Attribute, kept: _Kept, is_callback: bool) -> bool:
     """Whether an attribute is a method that is bound to the object."""
     holder = node.value
-    if any(isinstance(value, Super) for value in site.evaluate(holder)):
+    if isinstance(site.evaluate(holder), Super):
         own = ast.Name(site.method.self_name or "", ast.Load()) if site.method else holder
         return ast.dump(own) == kept.said
     if ast.dump(holder) != kept.said:
@@ -136,46 +169,40 @@ def _is_bound(site: Site, node: ast.Attribute, kept: Kept, is_callback: bool) ->
     return _is_method(site, holder, node.attr, sure=not is_callback)
 
 
-def _refers_back(site: Site, holder: ast.expr, kept: Kept) -> bool:
+def _refers_back(site: Site, holder: ast.expr, kept: _Kept) -> bool:
     """Whether a part was made with the object as an argument, and keeps that as an attribute."""
     made: list[object] = []
     if isinstance(holder, ast.Name):
         made += site.evaluator.named(site.scope, holder.id).bindings
     elif isinstance(holder, ast.Attribute):
-        for owner in site.evaluate(holder.value):
-            if isinstance(owner, Instance):
-                set_by = site.evaluator.assignments(owner.cls).get(holder.attr, ())
-                made += [getattr(by, "value", None) for _, by in set_by]
+        owner = site.evaluate(holder.value)
+        if isinstance(owner, Instance):
+            set_by = site.evaluator.assignments(owner.cls).get(holder.attr, ())
+            made += [stored.value for _, stored in set_by]
     for call in made:
         if not isinstance(call, ast.Call):
             continue
-        for cls in site.evaluate(call.func):
-            found = site.evaluator.member(cls, "__init__") if isinstance(cls, Class) else None
-            if not found or not isinstance(found[1], Function):
-                continue
-            given = match_arguments(found[1], call, bound=True)
-            names = {name for name, value in given.items() if ast.dump(value) == kept.said}
-            if any(isinstance(one, ast.Assign) and isinstance(one.value, ast.Name)
-                   and one.value.id in names and isinstance(one.targets[0], ast.Attribute)
-                   for one in inside(found[1].node)):  # fmt: skip
-                return True
+        cls = site.evaluate(call.func)
+        found = site.evaluator.method(cls, "__init__") if isinstance(cls, Class) else None
+        if not found:
+            continue
+        given = passed(found, call, bound=True)
+        names = {name for name, value in given.items() if ast.dump(value) == kept.said}
+        if any(isinstance(one, ast.Assign) and isinstance(one.value, ast.Name)
+               and one.value.id in names and isinstance(one.targets[0], ast.Attribute)
+               for one in inside(found.node)):  # fmt: skip
+            return True
     return False
 
 
 def _is_method(site: Site, holder: ast.expr, name: str, *, sure: bool) -> bool:
-    values = site.evaluate(holder)
-    for value in values:
-        if isinstance(value, Class):
-            return False
-        if not isinstance(value, Instance):
-            continue
-        found = site.evaluator.member(value.cls, name)
-        if found and isinstance(found[1], Function):
-            method = found[1]
-            return not (
-                method.is_static or method.is_property or "classmethod" in method.decorators
-            )
-        order, complete = site.evaluator.linear(value.cls)
-        assigned = any(name in site.evaluator.assignments(cls) for cls in order)
-        return not (found or assigned or complete or sure)
-    return not sure
+    value = site.evaluate(holder)
+    if not isinstance(value, Instance):
+        return not sure and not isinstance(value, Class)
+    if method := site.evaluator.method(value.cls, name):
+        return not (method.is_static or method.is_property or method.is_of_class)
+    order, complete = site.evaluator.linear(value.cls)
+    known = site.evaluator.member(value.cls, name) or any(
+        name in site.evaluator.assignments(cls) for cls in order
+    )
+    return not (known or complete or sure)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-from clean_exit.lint.expressions import Expressions
 from clean_exit.lint.frames import Frame
-from clean_exit.lint.scopes import Class, Function, last_name
-from clean_exit.lint.values import Bound, External, Values
+from clean_exit.lint.scopes import last_name
+from clean_exit.lint.values import Value, dotted, is_own
 
 _DOTTED = re.compile(
     r"atexit\.register|threading\.(Thread|Timer|_register_atexit)|_thread\.start_new(_thread)?"
@@ -18,26 +17,23 @@ _DOTTED = re.compile(
     r"|(threading\.(Thread|Timer)|multiprocessing\.Process)\(\)\.start"
     r"|concurrent\.futures\.\S*Executor\(\)\.(submit|map)"
 )
-_METHODS = {"create_task", "ensure_future", "run_in_executor", "call_soon_threadsafe",
-            "start_soon"}  # fmt: skip
-_EXECUTOR = re.compile(r"\w*(executor|pool)", re.I)
+_NAMED = re.compile(
+    r".*\.(create_task|ensure_future|run_in_executor|call_soon_threadsafe|start_soon)"
+    r"|(.*\.)?\w*(executor|pool)\.submit", re.I | re.S
+)  # fmt: skip
 
 
-def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) -> None:
+def on_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     """Find what starts threads, processes and tasks, and registrations."""
     if frame.facts.alive:
-        return
-    dotted = [value.dotted for value in values if isinstance(value, External)]
-    known = [one for one in dotted if _DOTTED.fullmatch(one)]
-    name = last_name(node.func)
-    if not known and isinstance(node.func, ast.Attribute):
-        if any(isinstance(value, (Bound, Function, Class)) for value in values):
-            return
-        holder = last_name(node.func.value)
-        if name in _METHODS or (name == "submit" and _EXECUTOR.fullmatch(holder)):
-            known = [ast.unparse(node.func)]
-    if known:
-        registers = known[0] in {"atexit.register", "weakref.finalize"}
-        verb = "registers" if registers else "starts"
-        what = "what may never be called" if registers else "what can no longer run"
-        visit.report("register", node, f"{known[0]}() {verb} {what}", frame)
+        return ""
+    said = dotted(value)
+    if not _DOTTED.fullmatch(said):
+        if is_own(value) or not isinstance(node.func, ast.Attribute):
+            return ""
+        if not _NAMED.fullmatch(f"{last_name(node.func.value)}.{node.func.attr}"):
+            return ""
+        said = ast.unparse(node.func)
+    if said in {"atexit.register", "weakref.finalize"}:
+        return f"{said}() registers what may never be called"
+    return f"{said}() starts what can no longer run"

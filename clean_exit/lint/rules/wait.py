@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-from clean_exit.lint.expressions import Expressions
 from clean_exit.lint.frames import Frame
-from clean_exit.lint.scopes import Class, Function, Module, inside, last_name
-from clean_exit.lint.values import Bound, External, Instance, Values
+from clean_exit.lint.scopes import Module, inside, last_name
+from clean_exit.lint.values import Value, dotted, is_own
 
 _WAITING = {"join", "join_thread", "result", "acquire", "wait", "shutdown"}
 _FUNCTIONS = {"concurrent.futures.wait", "os.wait", "os.waitpid", "signal.pause", "os.waitid",
@@ -22,53 +21,46 @@ _LOCKS = re.compile(
 _JOINING = re.compile(r"concurrent\.futures\.\S*Executor\(\)|subprocess\.Popen\(\)")
 # The thread that has it gets it again; so it is only at the end that nobody gives it back.
 _REENTRANT = re.compile(r"(threading|multiprocessing)\.(synchronize\.)?(RLock|Condition)\(\)")
-_QUEUES = re.compile(r"(queue|multiprocessing|multiprocessing\.queues)\.\w*Queue\(\)\.(get|join)")
-_POPEN = re.compile(r"subprocess\.Popen\(\)\.communicate")
+_BLOCKING = re.compile(
+    r"(queue|multiprocessing|multiprocessing\.queues)\.\w*Queue\(\)\.(get|join)"
+    r"|subprocess\.Popen\(\)\.communicate"
+)
 
 
-def on_call(visit: Expressions, frame: Frame, node: ast.Call, values: Values) -> None:
+def on_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     """Find calls that wait without a limit."""
-    name = last_name(node.func)
-    own = (Bound, Function, Class, Instance, Module)
-    if any(isinstance(value, own) for value in values):
-        return  # A function of the project: what it does is seen there.
-    dotted = [value.dotted for value in values if isinstance(value, External)]
-    if frame.facts.alive and any(_REENTRANT.match(one) and name == "acquire" for one in dotted):
-        return
-    if any(one in _FUNCTIONS for one in dotted):
+    if is_own(value) or isinstance(value, Module):
+        return ""  # A function of the project: what it does is seen there.
+    name, said = last_name(node.func), dotted(value)
+    if said in _FUNCTIONS:
         is_polling = any("WNOHANG" in ast.unparse(one) for one in node.args)
-        if not _has_limit(node, 99) and not is_polling:
-            visit.report("wait", node, f"{dotted[0]}() has no timeout", frame)
-        return
-    if any(_QUEUES.fullmatch(one) or _POPEN.fullmatch(one) for one in dotted):
-        if not _has_limit(node, 1):
-            visit.report("wait", node, f"{_shown(node)} has no timeout", frame)
-        return
+        return "" if _has_limit(node, 99) or is_polling else f"{said}() has no timeout"
+    if _BLOCKING.fullmatch(said):
+        return "" if _has_limit(node, 1) else f"{_shown(node)} has no timeout"
     if name not in _WAITING or not isinstance(node.func, ast.Attribute):
-        return
-    if dotted and all("()" not in one or _is_asyncio(one) for one in dotted):
-        return  # A function of a module elsewhere, such as os.path.join; a coroutine.
-    if _waits(name, node) and not _was_killed(frame, node.func.value, node.lineno):
-        visit.report("wait", node, f"{_shown(node)} has no timeout", frame)
+        return ""
+    if frame.facts.alive and name == "acquire" and _REENTRANT.match(said):
+        return ""
+    if said and ("()" not in said or _is_asyncio(said)):
+        return ""  # A function of a module elsewhere, such as os.path.join; a coroutine.
+    if not _waits(name, node) or _was_killed(frame, node.func.value, node.lineno):
+        return ""
+    return f"{_shown(node)} has no timeout"
 
 
-def on_with(visit: Expressions, frame: Frame, node: ast.expr, values: Values) -> None:
+def on_with(frame: Frame, node: ast.expr, value: Value | None) -> str:
     """Find locks that a with block takes."""
-    if any(isinstance(value, (Instance, Function, Class)) for value in values):
-        return
-    types = [value.dotted for value in values if isinstance(value, External)]
-    if frame.facts.alive and any(_REENTRANT.fullmatch(one) for one in types):
-        return
-    by_type = any(_LOCKS.fullmatch(one) for one in types)
+    said = dotted(value)
+    if is_own(value) or (frame.facts.alive and _REENTRANT.fullmatch(said)):
+        return ""
     if isinstance(node, ast.Call):
-        by_name = last_name(node.func) in {"get_lock"}
+        by_name = last_name(node.func) == "get_lock"
     else:
         by_name = bool(_LOCK_NAME.search(last_name(node)))
-    if by_type or by_name:
-        what = f"with {ast.unparse(node)} waits as long as another holds it"
-        visit.report("wait", node, what, frame)
-    elif any(_JOINING.fullmatch(one) for one in types):
-        visit.report("wait", node, f"with {ast.unparse(node)} waits until all is done", frame)
+    if by_name or _LOCKS.fullmatch(said):
+        return f"with {ast.unparse(node)} waits as long as another holds it"
+    joins = _JOINING.fullmatch(said)
+    return f"with {ast.unparse(node)} waits until all is done" if joins else ""
 
 
 def _is_asyncio(dotted: str) -> bool:

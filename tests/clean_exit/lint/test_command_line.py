@@ -237,6 +237,16 @@ def test_baseline(folder: Path, output: Output) -> None:
     assert output("--write-baseline", "no/such/folder.json", ".")[0] == 2
 
 
+def test_a_baseline_is_the_same_from_any_folder(folder: Path, output: Output) -> None:
+    assert output("--write-baseline", "known.json", ".")[0] == 0
+    (folder / "below").mkdir()
+    os.chdir(folder / "below")
+    assert output("--baseline", "../known.json", "..")[0] == 0
+    assert output("--baseline", "../known.json", str(folder / "dirty.py"))[0] == 0
+    (folder / "below" / "dirty.py").write_text(DIRTY)  # Of the same name, elsewhere.
+    assert output("--baseline", "../known.json", ".")[0] == 1
+
+
 def test_settings(folder: Path, output: Output) -> None:
     """Defaults of a project, from its folder or one below; options come before them."""
     toml = folder / "pyproject.toml"

@@ -248,3 +248,46 @@ def test_long_ladders_of_classes(tmp_path: Path) -> None:
     last = "class Z(A899):\n    def __del__(self):\n        self.close()\n"
     first = "class A0:\n    def close(self):\n        import os\n"
     only(lint_files(tmp_path, ladder=first + "".join(steps) + last), "import")
+
+
+BASE = """
+class Base:
+    def __init__(self, path):
+        self.handle = None
+        self.open(path)
+    def open(self, path):
+        raise NotImplementedError
+"""
+CHILD = """
+from {} import Base
+class Child(Base):
+    def __init__(self, path):
+        super().__init__(path)
+        self.handle = open(path)
+    def __del__(self):
+        self.handle.close()
+"""
+
+
+def test_a_verdict_does_not_depend_on_which_files_are_given(tmp_path: Path) -> None:
+    """A base beside the file is read; of one that is not found, nothing is said."""
+    (tmp_path / "base.py").write_text(BASE)
+    child, other = tmp_path / "child.py", tmp_path / "other.py"
+    child.write_text(CHILD.format("base"))
+    other.write_text(CHILD.format("not_here"))
+    assert lint([str(child)]).findings == lint([str(other)]).findings == ()
+    (tmp_path / "base.py").write_text(BASE.replace("self.handle = None", "int(path)"))
+    found = only(lint([str(child)]), "half-built")
+    assert (Path(found.path).name, found.line) == ("child.py", 8)
+    assert lint([str(other)]).findings == ()
+
+
+def test_what_was_not_given_has_no_findings(tmp_path: Path) -> None:
+    (tmp_path / "called.py").write_text("def close():\n    import math\n")
+    (tmp_path / "caller.py").write_text(
+        "from called import close\nclass A:\n    def __del__(self):\n        close()\n"
+    )
+    alone = lint([str(tmp_path / "caller.py")]).findings
+    assert {one.rule for one in alone} == {"global"}
+    both = lint(python_files([str(tmp_path)])).findings
+    assert {one.rule for one in both} == {"global", "import"}

@@ -1,0 +1,153 @@
+"""Findings as text with carets, as GitHub's annotations, as JSON and as SARIF 2.1.0."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import quote_from_bytes
+
+from clean_exit.lint.findings import RULES, SCHEMA_VERSION, UNUSED, Finding, Note, printable
+from clean_exit.lint.lint import Result
+
+_RED, _BOLD, _DIM, _OFF = "\033[31m", "\033[1m", "\033[2m", "\033[0m"
+_WIDEST = 160
+_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def to_text(result: Result, *, color: bool = False) -> str:
+    """Write findings for people, with a summary in the last line."""
+    lines = []
+    for finding in result.findings:
+        lines += [*_lines(finding, color), ""]
+    return "\n".join([*lines, summary(result)])
+
+
+def summary(result: Result) -> str:
+    """Say in one line what was found."""
+    files = _many(result.files, "file")
+    if not result.findings:
+        return f"clean-exit-lint: nothing found in {files}"
+    kinds = Counter(finding.rule for finding in result.findings)
+    named = ", ".join(f"{count} {rule}" for rule, count in sorted(kinds.items()))
+    return f"clean-exit-lint: {_many(len(result.findings), 'finding')} in {files}: {named}"
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _lines(finding: Finding, color: bool) -> list[str]:
+    red, bold, dim, off = (_RED, _BOLD, _DIM, _OFF) if color else ("", "", "", "")
+    place = f"{printable(finding.path)}:{finding.line}:{finding.column}"
+    lines = [f"{bold}{place}{off}: {red}{finding.rule}{off}: {finding.message}"]
+    if finding.code_line.strip():
+        lines += ["  | " + text for text in _caret(finding)]
+    return [*lines, f"  {dim}see {finding.help}{off}"]
+
+
+def _caret(finding: Finding) -> list[str]:
+    """Return the source line and, below it, what is meant; both without the indentation."""
+    code = finding.code_line
+    indent = len(code) - len(code.lstrip())
+    start = max(finding.column - 1, indent)
+    stop = finding.end_column - 1 if finding.end_column > finding.column else start + 1
+    shown = code[indent:].rstrip()[:_WIDEST]
+    # A tab below a tab is as wide.
+    before = "".join("\t" if char == "\t" else " " for char in code[indent:start])
+    if len(before) >= _WIDEST:
+        return [shown]
+    return [shown, before + "^" * max(1, min(stop, len(code.rstrip())) - start)]
+
+
+def to_github(result: Result) -> str:
+    """Write findings as annotations, which GitHub Actions shows beside the code."""
+    return "\n".join(map(_annotation, result.findings))
+
+
+def _annotation(one: Finding) -> str:
+    title = _property(f"clean-exit-lint: {one.rule}")
+    place = f"file={_property(one.path)},line={one.line},col={one.column}"
+    return f"::error {place},title={title}::{_data(f'{one.message} (see {one.help})')}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def to_json(result: Result) -> str:
+    """Write findings as JSON: ``schema_version`` and ``findings``."""
+    found = [finding.to_json() for finding in result.findings]
+    return json.dumps({"schema_version": SCHEMA_VERSION, "findings": found}, indent=2)
+
+
+def to_sarif(result: Result) -> str:
+    """Write findings as SARIF, which code hosts and editors read.
+
+    The way from a destructor to a finding is a code flow. What could not be read is told as a
+    notification: it makes no result.
+    """
+    rules = [
+        {
+            "id": rule.id,
+            "name": rule.code,
+            "shortDescription": {"text": rule.summary},
+            "help": {"text": f"clean-exit-lint --explain {rule.id}"},
+            "defaultConfiguration": {"level": "warning"},
+        }
+        for rule in (*RULES.values(), UNUSED)
+    ]
+    notes = [_notification(note) for note in result.notes]
+    run = {
+        "tool": {"driver": {"name": "clean-exit-lint", "rules": rules}},
+        "columnKind": "unicodeCodePoints",
+        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
+        "results": [_result(one) for one in result.findings],
+    }
+    return json.dumps({"$schema": _SARIF, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _result(finding: Finding) -> dict[str, Any]:
+    region: dict[str, Any] = {"startLine": finding.line, "startColumn": finding.column}
+    if finding.end_column > finding.column:
+        region["endColumn"] = finding.end_column
+    if finding.code_line:
+        region["snippet"] = {"text": finding.code_line}
+    result = {
+        "ruleId": finding.rule,
+        "ruleIndex": [*RULES, UNUSED.id].index(finding.rule),
+        "level": "warning",
+        "message": {"text": finding.message},
+        "locations": [_location(finding.path, region)],
+    }
+    if finding.trace:
+        flow = [_location(step.path, {"startLine": step.line}, step.name) for step in finding.trace]
+        flow.append(_location(finding.path, region, finding.message))
+        threads = [{"locations": [{"location": one} for one in flow]}]
+        result["codeFlows"] = [{"threadFlows": threads}]
+    return result
+
+
+def _location(path: str, region: dict[str, Any], text: str = "") -> dict[str, Any]:
+    place = {"physicalLocation": {"artifactLocation": {"uri": uri(path)}, "region": region}}
+    return {**place, "message": {"text": text}} if text else place
+
+
+def _notification(note: Note) -> dict[str, Any]:
+    where = _location(note.path, {"startLine": max(note.line, 1)}, note.message)
+    return {"level": "note", "message": {"text": note.message}, "locations": [where]}
+
+
+def uri(path: str) -> str:
+    """Return a path as a URI: relative ones stay so."""
+    pure = PurePath(path)
+    return pure.as_uri() if pure.is_absolute() else quote_from_bytes(os.fsencode(pure.as_posix()))
+
+
+WRITERS = {"text": to_text, "json": to_json, "sarif": to_sarif, "github": to_github}
