@@ -247,7 +247,6 @@ LOOK = (
     "before",
     [
         pytest.param("", marks=pytest.mark.slow),
-        pytest.param("signal.signal(signal.SIGCHLD, signal.SIG_IGN)", marks=pytest.mark.slow),
         pytest.param(
             "[signal.signal(number, signal.SIG_IGN) for number in (1, 2)]", marks=pytest.mark.slow
         ),
@@ -270,6 +269,19 @@ def test_ignored_and_blocked_signals_stay_so(before: str) -> None:
         assert below.stdout == plain.stdout
         assert plain.returncode == code
         assert below.returncode == (code if code >= 0 else 128 - code)
+
+
+@pytest.mark.slow
+def test_an_ignored_sigchld_loses_no_exit_code() -> None:
+    """It is the default again in the program: posix_spawn can reset a signal, not ignore one."""
+    for program, code in ((LOOK, 0), ("raise SystemExit(3)", 3)):
+        command = [*QUIET, sys.executable, "-c", program]
+        ignoring = "import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+        done = run_command(
+            [sys.executable, "-c", f"{ignoring}\nos.execv({command[0]!r}, {command!r})"]
+        )
+        assert done.returncode == code
+        assert "SIGCHLD" not in done.stdout
 
 
 SLOW_END = [*CHECKER, "--max-shutdown", "0.2", "-v", "-c"]
