@@ -15,7 +15,7 @@ from typing import IO, Any
 from clean_exit.command import add_probe, parse_command
 from clean_exit.findings import Finding, signal_name
 from clean_exit.keeping import CheckerError
-from clean_exit.record import Record, crash_stacks
+from clean_exit.record import crash_stacks
 from clean_exit.report import ExitReport
 from clean_exit.run import Limits, Outcome, Run, compile_pattern
 from clean_exit.signals import ForwardedSignals
@@ -115,8 +115,7 @@ def check(
             if _signals is not None:
                 _signals.attach(run.receive_signal)
             outcome = run.finish()
-            record = run.record()
-            found = _findings(outcome, record, run, limits, folder, resource_warnings)
+            found = _findings(outcome, run, folder, resource_warnings)
         except OSError as error:
             raise CheckerError(f"the checker failed while the program ran: {error}") from error
         finally:
@@ -127,13 +126,13 @@ def check(
         returncode=outcome.returncode,
         findings=tuple(_condense(kept)),
         ignored=len(found) - len(kept),
-        note=_note(outcome, record, run),
+        note=_note(outcome),
         stdout=run.stdout.text(),
         stderr=run.stderr.text(),
         duration_s=outcome.ended_s - outcome.started_s,
-        shutdown_s=_shutdown_s(outcome, record, run),
-        threads_s=_threads_s(outcome, record, run),
-        probed=record.pid is not None,
+        shutdown_s=outcome.shutdown_s,
+        threads_s=outcome.threads_s,
+        probed=outcome.record.pid is not None,
         stopped_by=limits.stop_signal if outcome.stopped_s is not None else None,
         timed_out=outcome.timed_out,
     )
@@ -163,36 +162,18 @@ def _folder() -> Iterator[str | None]:
     yield None
 
 
-def _shutdown_s(outcome: Outcome, record: Record, run: Run) -> float | None:
-    began = run.shutdown_began_s(record)
-    return None if began is None else max(0.0, outcome.ended_s - began)
-
-
-def _threads_s(outcome: Outcome, record: Record, run: Run) -> float | None:
-    """Say how long its threads went on after its main module; part of its work, like that."""
-    if outcome.stopped_s is not None or record.pid != run.keeper.pid:
-        return None
-    if record.main_ended_s is None or record.atexit_s is None:
-        return None
-    return max(0.0, record.atexit_s - record.main_ended_s)
-
-
-def _note(outcome: Outcome, record: Record, run: Run) -> str:
+def _note(outcome: Outcome) -> str:
     """Say what is worth knowing and no finding."""
-    is_program = record.pid is not None and record.pid == run.keeper.pid
-    if is_program and record.teardown_s is None and outcome.returncode >= 0:
+    record = outcome.own_record
+    if record and record.teardown_s is None and outcome.returncode >= 0:
         return "its exit handlers did not all run: it ended by os._exit, or became another program"
     return ""
 
 
 def _findings(
-    outcome: Outcome,
-    record: Record,
-    run: Run,
-    limits: Limits,
-    folder: str | None,
-    resource_warnings: bool,
+    outcome: Outcome, run: Run, folder: str | None, resource_warnings: bool
 ) -> list[Finding]:
+    record = outcome.record
     found = list(record.findings)
     known, told = Counter(record.errors), Counter(finding.id for finding in found)
     for said in run.text.said:
@@ -200,16 +181,15 @@ def _findings(
         if is_asked and not _is_recorded(said, known, told) and said.finding not in found:
             found.append(said.finding)
     if outcome.timed_out:
-        found.append(_hang(outcome, record, limits))
+        found.append(_hang(outcome))
     elif outcome.returncode >= 0:
         found += _crashes_of_children(outcome, run, found)
-    elif -outcome.returncode not in _expected(run, outcome, limits):
-        evidence = crash_stacks(folder, run.keeper.pid) or "\n".join(run.text.fatal)
-        summary = f"{signal_name(-outcome.returncode)} ended it"
-        found.append(Finding("crash", summary, evidence, record.phase, run.keeper.pid))
-    shutdown_s = _shutdown_s(outcome, record, run)
-    if shutdown_s is not None and shutdown_s > limits.max_shutdown_s and not outcome.timed_out:
-        found.append(_slow(shutdown_s, outcome, record, run, limits))
+    elif -outcome.returncode not in _expected(outcome, run):
+        evidence = crash_stacks(folder, outcome.pid) or "\n".join(run.text.fatal)
+        summary = f"killed by {signal_name(-outcome.returncode)}"
+        found.append(Finding("crash", summary, evidence, record.phase, outcome.pid))
+    if (outcome.shutdown_s or 0) > outcome.limits.max_shutdown_s and not outcome.timed_out:
+        found.append(_slow(outcome))
     # The resource tracker, which may not have been told of them, has removed what it knew.
     names = sorted(record.shared_memory)
     remaining = [name for name in names if Path("/dev/shm", name.lstrip("/")).exists()]
@@ -260,40 +240,42 @@ def _crashes_of_children(outcome: Outcome, run: Run, found: list[Finding]) -> li
     return []
 
 
-def _expected(run: Run, outcome: Outcome, limits: Limits) -> set[int]:
+def _expected(outcome: Outcome, run: Run) -> set[int]:
     """Return the signals that this checker sent or passed on: dying of them is no crash."""
-    stopped = outcome.stopped_s is not None and limits.stop_signal is not None
-    expected = {*run.forwarded, int(signal.SIGPIPE)}  # SIGPIPE: a reader such as head has enough.
-    return expected | ({limits.stop_signal} if stopped and limits.stop_signal else set())
+    sent = outcome.limits.stop_signal if outcome.stopped_s is not None else None
+    # SIGPIPE: a reader such as head has enough.
+    return {*run.forwarded, int(signal.SIGPIPE), *([] if sent is None else [sent])}
 
 
-def _hang(outcome: Outcome, record: Record, limits: Limits) -> Finding:
-    phase = record.phase
-    if outcome.stopped_s is not None and limits.timeout_s is None:
-        summary = f"it did not end after {signal_name(limits.stop_signal or 0)}, and was ended"
-    else:
-        summary = f"it did not end within {limits.timeout_s:g} s, and was ended"
-    return Finding("hang", summary, outcome.stacks, phase, record.pid)
+def _hang(outcome: Outcome) -> Finding:
+    limits = outcome.limits
+    waited = (
+        f"after {limits.timeout_s:g} s"
+        if limits.timeout_s is not None
+        else (f"long after {signal_name(limits.stop_signal or 0)}")
+    )
+    summary = f"still running {waited}; killed"
+    return Finding("hang", summary, outcome.stacks, outcome.record.phase, outcome.record.pid)
 
 
-def _slow(shutdown_s: float, outcome: Outcome, record: Record, run: Run, limits: Limits) -> Finding:
-    summary = f"{shutdown_s:.2f} s, where {limits.max_shutdown_s:g} s are allowed"
-    lines = [f"{what}: {took_s:.2f} s" for what, took_s in _parts(outcome, record, run, limits)]
+def _slow(outcome: Outcome) -> Finding:
+    summary = f"{outcome.shutdown_s:.2f} s; the limit is {outcome.limits.max_shutdown_s:g} s"
+    lines = [f"{what}: {took_s:.2f} s" for what, took_s in _parts(outcome)]
     evidence = "\n".join(lines + ([outcome.stacks] if outcome.stacks else []))
-    return Finding("slow-shutdown", summary, evidence, "", record.pid)
+    return Finding("slow-shutdown", summary, evidence, "", outcome.record.pid)
 
 
-def _parts(outcome: Outcome, record: Record, run: Run, limits: Limits) -> list[tuple[str, float]]:
+def _parts(outcome: Outcome) -> list[tuple[str, float]]:
     """Divide the time of a shutdown into what was done in it; together they are all of it."""
-    stop = signal_name(limits.stop_signal or 0)
+    stop = signal_name(outcome.limits.stop_signal or 0)
     moments: list[tuple[str, float | None]] = [(f"ending after {stop}", outcome.stopped_s)]
-    if record.pid == run.keeper.pid:  # Not those of a Python further down.
+    if record := outcome.own_record:
         moments += [
             ("joining threads", record.main_ended_s),
             ("atexit callbacks", record.atexit_s),
             ("taking the interpreter apart", record.teardown_s),
         ]
-    began = run.shutdown_began_s(record) or outcome.ended_s
+    began = outcome.shutdown_began_s or outcome.ended_s
     # What had begun before goes on at the beginning.
     known = [(what, max(at, began)) for what, at in moments if at is not None]
     ends = [*(at for _, at in known[1:]), outcome.ended_s]
@@ -306,14 +288,12 @@ def _left_over(outcome: Outcome) -> Finding:
     if not count:
         summary = "something that could not be found still holds the program's output open"
         if outcome.is_left:
-            summary = "something that kept starting another in its place ran on and was ended"
+            summary = "something that kept starting another in its place was still running; killed"
         return Finding("left-over-process", summary)
-    many = count > 1
     summary = (
-        f"{count} processes still ran and were ended" if many else "it still ran and was ended"
+        f"{count} processes were still running; killed" if count > 1 else ("still running; killed")
     )
     if outcome.holds_output:
-        summary += "; the program's output was still open in them"
-    evidence = "\n".join(outcome.left_over)
+        summary += ". The program's output was still open"
     pid = int(outcome.left_over[0].split()[0])
-    return Finding("left-over-process", summary, evidence, pid=pid)
+    return Finding("left-over-process", summary, "\n".join(outcome.left_over), pid=pid)

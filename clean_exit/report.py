@@ -35,7 +35,7 @@ class ExitReport:
             threads; None where one of the two is not known, or it was asked to stop.
         probed: Whether the probe was loaded: the program is Python.
         stopped_by: The signal that was sent to stop it, if that was asked for and happened.
-        timed_out: Whether it had to be ended.
+        timed_out: Whether it had to be killed.
     """
 
     command: tuple[str, ...]
@@ -115,9 +115,9 @@ def summarise(report: ExitReport) -> str:
     if report.ignored:
         verdict += f", {report.ignored} ignored"
     if report.timed_out:
-        code = "the program was ended"
+        code = "the program was killed"
     elif report.returncode < 0:
-        code = f"the program was ended by {signal_name(-report.returncode)}"
+        code = f"the program was killed by {signal_name(-report.returncode)}"
     else:
         code = f"the program's exit code is {report.returncode}"
     took = f"took {report.duration_s:.2f} s"

@@ -94,18 +94,68 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 @dataclass
 class Outcome:
-    """What was observed from outside. Times are on the monotonic clock."""
+    """What was observed of a run. Times are on the monotonic clock.
 
+    Attributes:
+        limits: When it was to be stopped.
+        started_s: When it was started.
+        pid: The program's process id.
+        returncode: As `subprocess` has it.
+        ended_s: When the program ended.
+        stopped_s: When it was sent the stop signal; None if it was not.
+        timed_out: Whether it had to be killed.
+        stacks: The stacks of its threads when it was slow or hung, or its processes.
+        is_left: Whether something outlived it.
+        left_over: Processes that did; empty if they were too quick to be seen.
+        holds_output: Whether its output was still open somewhere.
+        held_gpu_bytes: GPU memory of processes that outlived it, by process id.
+        record: What was seen from inside.
+    """
+
+    limits: Limits
+    started_s: float
+    pid: int = 0
     returncode: int = 0
-    started_s: float = 0.0
     ended_s: float = 0.0
     stopped_s: float | None = None
     timed_out: bool = False
     stacks: str = ""
+    is_left: bool = False
     left_over: list[str] = field(default_factory=list)
-    is_left: bool = False  # whether something was left, which may be too quick to be seen
-    held_gpu_bytes: dict[int, int] = field(default_factory=dict)
     holds_output: bool = False
+    held_gpu_bytes: dict[int, int] = field(default_factory=dict)
+    record: Record = field(default_factory=Record)
+
+    @property
+    def own_record(self) -> Record | None:
+        """The record, if it is of the program itself and not of a Python further down."""
+        return self.record if self.record.pid == self.pid else None
+
+    @property
+    def shutdown_began_s(self) -> float | None:
+        """When the program began to end: asked to, or when its threads had been joined.
+
+        Only the program's own end counts: that of a Python below it is a part of its work.
+        """
+        if self.stopped_s is not None:
+            return self.stopped_s
+        return self.own_record.atexit_s if self.own_record else None
+
+    @property
+    def shutdown_s(self) -> float | None:
+        """From there to its end."""
+        began = self.shutdown_began_s
+        return None if began is None else max(0.0, self.ended_s - began)
+
+    @property
+    def threads_s(self) -> float | None:
+        """How long its threads went on after its main module; part of its work, like that."""
+        record = self.own_record
+        if self.stopped_s is not None or record is None:
+            return None
+        if record.main_ended_s is None or record.atexit_s is None:
+            return None
+        return max(0.0, record.atexit_s - record.main_ended_s)
 
 
 class Run:
@@ -164,7 +214,7 @@ class Run:
             reader, stderr = _make_pipe()
             ours.append(stderr)
             self._add_pump(reader, 2 if echo else None, [self.text.feed, self.stderr.feed])
-            self.outcome = Outcome(started_s=time.monotonic())
+            self.outcome = Outcome(limits, time.monotonic())
             self.keeper = KeeperProcess(
                 command,
                 environment,
@@ -175,6 +225,7 @@ class Run:
                 inherit=inherit,
                 close=ours,
             )
+            self.outcome.pid = self.keeper.pid
         finally:
             for file in ours:
                 os.close(file)
@@ -207,6 +258,7 @@ class Run:
         code = self.keeper.returncode
         self.outcome.returncode = -signal.SIGKILL if code is None else code
         self.outcome.ended_s = self.keeper.ended_s or time.monotonic()
+        self.outcome.record = self._read_record()
         return self.outcome
 
     def close(self) -> None:
@@ -222,18 +274,9 @@ class Run:
         self.forwarded.add(number)
         return is_for_group or self.keeper.send(number)
 
-    def record(self) -> Record:
+    def _read_record(self) -> Record:
         """Read what the probe has recorded so far."""
         return read_record(self._folder, self.keeper.pid)
-
-    def shutdown_began_s(self, record: Record) -> float | None:
-        """Return when the program began to end: asked to, or when its threads had been joined.
-
-        Only the program's own end counts: that of a Python below it is a part of its work.
-        """
-        if self.outcome.stopped_s is not None:
-            return self.outcome.stopped_s
-        return record.atexit_s if record.pid == self.keeper.pid else None
 
     def _pause_s(self) -> float:
         """Return how long to wait for news, so that the next moment that matters is not missed."""
@@ -271,7 +314,8 @@ class Run:
 
     def _seen_to_end_s(self) -> float | None:
         """Return when the shutdown began; reads only what the record got since the last look."""
-        if self.outcome.stopped_s is None and not self._is_ending and self._folder is not None:
+        outcome = self.outcome
+        if outcome.stopped_s is None and not self._is_ending and self._folder is not None:
             events = Path(self._folder, "events")
             wanted = b"('atexit', %d, " % self.keeper.pid
             try:
@@ -284,8 +328,9 @@ class Run:
                 return None
             self._is_ending = wanted in data
             self._record_read += max(0, len(data) - len(wanted))
-        began = self.outcome.stopped_s is not None or self._is_ending
-        return self.shutdown_began_s(self.record()) if began else None
+        if self._is_ending:
+            outcome.record = self._read_record()
+        return outcome.shutdown_began_s
 
     def _stop_is_due(self, now: float) -> bool:
         if self._awaited:
@@ -294,7 +339,7 @@ class Run:
 
     def _stacks(self) -> str:
         """Have the probe's process write the stacks of its threads, or say what there is."""
-        record, below = self.record(), self._below()
+        record, below = self._read_record(), self._below()
         for process in below:
             is_probed = (process.pid, process.ticks) == (record.pid, record.ticks)
             if is_probed and _handles_stacks(process.pid) and send_signal(process, STACKS_SIGNAL):
@@ -302,7 +347,7 @@ class Run:
                 stacks = record.stacks
                 while time.monotonic() < stop:
                     time.sleep(0.05)
-                    now = self.record().stacks
+                    now = self._read_record().stacks
                     if now != record.stacks and now == stacks:  # Nothing has followed.
                         return stacks.removeprefix(record.stacks).strip()
                     stacks = now

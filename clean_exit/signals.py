@@ -12,20 +12,8 @@ import threading
 from collections.abc import Callable, Collection
 
 # Signals about this process itself, and those that cannot be taken.
-_OWN = (
-    "CHLD",
-    "CONT",
-    "PIPE",
-    "TSTP",
-    "TTIN",
-    "TTOU",
-    "URG",
-    "WINCH",
-    "XCPU",
-    "XFSZ",
-    "KILL",
-    "STOP",
-)
+_OWN = ("CHLD", "CONT", "PIPE", "TSTP", "TTIN", "TTOU", "URG", "WINCH", "XCPU", "XFSZ", "KILL",
+        "STOP")  # fmt: skip
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -55,7 +55,7 @@ def test_crash_shows_the_stack(flags: list[str]) -> None:
     assert report.exit_code == 139
     (finding,) = report.findings
     assert "in inner" in finding.evidence
-    assert finding.summary == "SIGSEGV ended it"
+    assert finding.summary == "killed by SIGSEGV"
     assert (finding.phase, finding.process) == ("main", "")
     assert ("Segmentation fault" in report.stderr) == bool(flags)
 

@@ -163,7 +163,7 @@ def test_a_reader_that_pauses_for_long() -> None:
     output, _, report = said.partition(b"clean-exit: ")
     assert len(output) > 1_000_000  # What the pipe to clean-exit held, too.
     assert output.strip(b"x") == b""
-    assert report.startswith(b"1 finding; the program was ended (took ")
+    assert report.startswith(b"1 finding; the program was killed (took ")
 
 
 @pytest.mark.parametrize("kilobytes", [500, pytest.param(3000, marks=pytest.mark.slow)])
