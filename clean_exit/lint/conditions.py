@@ -77,6 +77,8 @@ def _told(frame: Frame, node: ast.expr, what: str) -> _Branch:
     if name is None and isinstance(node, ast.Name):
         origin = frame.origin(node.id)
         name = origin if isinstance(origin, str) else None
+        if origin is None and node.id in frame.function.all_parameters:
+            name = f"({node.id})"
     return None if name and frame.facts.rules_out(name, what) else told(name, what)
 
 

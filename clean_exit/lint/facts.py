@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 Told = tuple[str, str]
-"""An attribute, and what is told of it: "there", "none", "full" (not None), "true" or "false"."""
+"""An attribute, and what is told of it: "there", "none", "full" (not None), "true" or "false".
+
+Or a parameter of the function, in parentheses.
+"""
 
 _STORED = "stored"
 _RULED_OUT = {"true": {"false", "none"}, "full": {"none"}, "none": {"true", "full"},
@@ -24,6 +28,7 @@ class Facts:
         known: What tests, reads and assignments have told of the object's attributes.
         began: The same of what they were when the destructor began; once it has set an attribute,
             later tests tell nothing of the beginning.
+        maybe: The attributes that have been set on one way or another.
     """
 
     alive: bool = False
@@ -31,6 +36,7 @@ class Facts:
     caught: frozenset[str] = frozenset()
     known: frozenset[Told] = frozenset()
     began: frozenset[Told] = frozenset()
+    maybe: frozenset[str] = frozenset()
 
     @property
     def has(self) -> set[str]:
@@ -45,6 +51,7 @@ class Facts:
             self.caught | other.caught,
             self.known | other.known,
             self.began | {one for one in other.began if (one[0], _STORED) not in self.known},
+            self.maybe | other.maybe,
         )
 
     def common(self, other: Facts) -> Facts:
@@ -55,13 +62,22 @@ class Facts:
             self.caught & other.caught,
             self.known & other.known,
             self.began & other.began,
+            self.maybe | other.maybe,
         )
 
     def storing(self, name: str, *whats: str) -> Facts:
         """Return what holds after an attribute was set to something of which this is known."""
-        others = {one for one in self.known if one[0] != name}
         new = {(name, what) for what in (_STORED, "there", *whats)}
-        return replace(self, known=frozenset(others | new))
+        known = self.forgetting(name).known | new
+        return replace(self, known=known, maybe=self.maybe | {name})
+
+    def forgetting(self, name: str) -> Facts:
+        """Return what holds without what is known of an attribute or a parameter."""
+        return replace(self, known=frozenset(one for one in self.known if one[0] != name))
+
+    def tells(self, name: str) -> list[str]:
+        """Return what tests and assignments have told of an attribute or a parameter."""
+        return [what for one, what in self.known if one == name and what in _RULED_OUT]
 
     def catching(self, names: Iterable[str]) -> Facts:
         """Return what holds inside of a try that catches exceptions."""
@@ -75,14 +91,9 @@ class Facts:
         """Whether an attribute is known to be something else."""
         return any((name, other) in self.known for other in _RULED_OUT[what])
 
-    def asked(self, name: str) -> bool:
-        """Whether a test has told anything of an attribute."""
-        return any(one == name and what in _RULED_OUT for one, what in self.known)
-
-    def of_attributes(self, names: Iterable[str]) -> Facts:
-        """Return that attributes are there, as far as that is known here, and no more."""
-        there = {(name, "there") for name in names}
-        return Facts(known=self.known & there, began=self.began & there)
+    def without_parameters(self) -> Facts:
+        """Return what holds in another function."""
+        return replace(self, known=frozenset(one for one in self.known if one[0][0] != "("))
 
 
 NOTHING = Facts()
@@ -93,3 +104,12 @@ def told(name: str | None, *whats: str) -> Facts:
     """Return what a test has told of an attribute."""
     new = frozenset((name, what) for what in whats) if name else frozenset()
     return Facts(known=new, began=new)
+
+
+def truth_of(value: object) -> list[str]:
+    """Return what is told of an attribute that is set to an expression."""
+    if isinstance(value, ast.Constant):
+        return ["none"] if value.value is None else [str(bool(value.value)).lower()]
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return [str(bool(value.elts)).lower()]
+    return [str(bool(value.keys)).lower()] if isinstance(value, ast.Dict) else []

@@ -39,6 +39,8 @@ class Frame:
         conditions: The tests around the statement that is walked.
         ends: What is known where the function returns.
         own_names: The variables of the comprehensions around what is walked.
+        is_building: It is a part of the construction, where nothing is found but ways out.
+        is_handling: What is walked is inside of a handler: something has failed already.
     """
 
     evaluator: Evaluator
@@ -57,6 +59,8 @@ class Frame:
     conditions: list[ast.expr] = field(default_factory=list)
     ends: list[Facts] = field(default_factory=list)
     own_names: set[str] = field(default_factory=set)
+    is_building: bool = False
+    is_handling: bool = False
 
     def calling(
         self, function: Function, receiver: Instance | Class | None, **changes: object

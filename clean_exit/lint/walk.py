@@ -5,23 +5,27 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Union
 
-from clean_exit.lint.catching import caught_by, is_suppress, suppressed
+from clean_exit.lint.attributes import stores
+from clean_exit.lint.catching import caught_by, is_expected, is_suppress, suppressed
 from clean_exit.lint.conditions import is_meta_path, is_none_test, plain_test, split
-from clean_exit.lint.construction import Constructions
+from clean_exit.lint.construction import Construction, Exit, begin_construction, is_dynamic
 from clean_exit.lint.decorators import unwrap
 from clean_exit.lint.discover import distribution
 from clean_exit.lint.evaluator import Evaluator
-from clean_exit.lint.facts import NOTHING, Facts, told
+from clean_exit.lint.facts import NOTHING, Facts, told, truth_of
 from clean_exit.lint.findings import Step
 from clean_exit.lint.frames import ENDING, Frame, constants_of
+from clean_exit.lint.risks import Risks
 from clean_exit.lint.rules import ATTRIBUTES, CALLS, NAMES, STATEMENTS, WITHS, Rules
-from clean_exit.lint.scopes import Class, Function, last_name, passed
+from clean_exit.lint.scopes import Class, Function, children, last_name, passed
 from clean_exit.lint.values import Bound, Given, Instance, dotted
 
 _DEEPEST = 6  # A destructor and five more: further away, it depends on too much else.
 _MOST = 400  # Functions entered for one destructor, with different facts.
+_UNKNOWN = ast.Name("")  # A value of which nothing is known.
 _TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
 Report = Callable[[str, ast.AST, str, Frame], None]
 
@@ -32,28 +36,43 @@ class Walker:
     def __init__(self, evaluator: Evaluator, report: Report) -> None:
         self._evaluator = evaluator
         self._report = report
-        self._constructions = Constructions(evaluator)
+        self._risks = Risks(evaluator)
+        self._constructions: dict[Class, Construction] = {}
         self._seen: dict[object, Facts] = {}
 
     def destructor(self, cls: Class, function: Function) -> None:
         """Walk a class's destructor, which may be inherited."""
-        self._seen = {}
-        frame = Frame(
-            self._evaluator,
-            function,
-            Instance(cls, is_self=True),
-            self._constructions.of(cls),
-            cls,
-            (Step("__del__", function.module.source.path, function.node.lineno),),
-            NOTHING,
-            constants=constants_of(passed(function, None, bound=True)),
-        )
+        frame = self._first_frame(self._construction(cls), function, "__del__", NOTHING)
+        frame.constants = constants_of(passed(function, None, bound=True))
         self._show(STATEMENTS, frame, function.node)
         if not function.is_async:
             self._run(frame)
 
+    def _construction(self, cls: Class) -> Construction:
+        """Walk ``__init__`` once, and return the ways out of it."""
+        if cls not in self._constructions:
+            built = self._constructions[cls] = begin_construction(self._evaluator, cls)
+            method = self._evaluator.method(cls, "__init__")
+            method = method or self._evaluator.method(cls, "__post_init__")
+            ends = [built.begin]
+            if method:
+                frame = self._first_frame(built, method, method.name, built.begin)
+                frame.is_building = True
+                self._run(frame)
+                ends = frame.ends
+            built.exits += [Exit(end) for end in ends]
+        return self._constructions[cls]
+
+    def _first_frame(
+        self, built: Construction, function: Function, name: str, facts: Facts
+    ) -> Frame:
+        self._seen = {}
+        step = Step(name, function.module.source.path, function.node.lineno)
+        receiver = Instance(built.cls, is_self=True)
+        return Frame(self._evaluator, function, receiver, built, built.cls, (step,), facts)
+
     def _show(self, rules: Rules, frame: Frame, node: ast.AST, *more: object) -> None:
-        for rule, look in rules:
+        for rule, look in rules if not frame.is_building else ():
             if what := look(frame, node, *more):
                 self._report(rule, node, what, frame)
 
@@ -78,13 +97,15 @@ class Walker:
     def _statement(self, frame: Frame, node: ast.stmt) -> bool:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             return True
+        if frame.is_building:
+            self._note_risks(frame, node)
         if isinstance(node, (ast.If, ast.While)):
             return self._branch(frame, node)
         if isinstance(node, (ast.For, ast.AsyncFor)):
             self._expression(frame, node.iter)
             before = frame.facts
             self._block(frame, node.body)
-            frame.facts = before
+            frame.facts = before.common(frame.facts)
             return self._block(frame, node.orelse)
         if isinstance(node, (ast.With, ast.AsyncWith)):
             return self._with(frame, node)
@@ -92,12 +113,14 @@ class Walker:
             return self._try(frame, node)  # type: ignore[arg-type]
         if isinstance(node, ast.Match):
             self._expression(frame, node.subject)
-            before = frame.facts
+            before = end = frame.facts
             for case in node.cases:
+                frame.facts = before
                 self._expressions(frame, case.pattern)
                 frame.facts = before.plus(self._test(frame, case.guard)[0] or NOTHING)
-                self._block(frame, case.body)
-                frame.facts = before
+                if self._block(frame, case.body):
+                    end = end.common(frame.facts)
+            frame.facts = end
             return True
         if isinstance(node, ast.Assert):
             true, false = self._test(frame, node.test)
@@ -128,6 +151,24 @@ class Walker:
             frame.ends.append(frame.facts)
         return not isinstance(node, (ast.Raise, ast.Return, ast.Continue, ast.Break))
 
+    def _note_risks(self, frame: Frame, node: ast.stmt) -> None:
+        """Note what can raise in a statement of a construction, before its blocks."""
+        for part in _evaluated_first(node):
+            for one in self._risks.of(part, frame.env):
+                # In a handler something has failed already; that it fails twice is another matter.
+                counts = not frame.is_handling or isinstance(one, ast.Raise)
+                if counts and not (isinstance(one, ast.Call) and self._enters(frame, one)):
+                    frame.construction.exits.append(Exit(frame.facts, one, frame.function))
+
+    def _enters(self, frame: Frame, node: ast.Call) -> bool:
+        """Whether a call is one of the same object's methods, which is walked itself."""
+        value = frame.evaluate(node.func)
+        if isinstance(value, Bound):
+            return value.receiver == frame.object and self._can_follow(frame, value.function)
+        is_self = bool(node.args) and frame.is_object(node.args[0])
+        is_method = isinstance(value, Function) and value.owner is not None
+        return is_self and is_method and self._can_follow(frame, value)  # type: ignore[arg-type]
+
     def _read_target(self, frame: Frame, target: ast.expr) -> None:
         """Walk a target that has to be there already, as in ``x += 1`` and ``del x``."""
         if isinstance(target, ast.Name):
@@ -141,24 +182,30 @@ class Walker:
         if isinstance(target, ast.Name):
             name = frame.own_attribute(value)
             frame.aliases.pop(target.id, None)
+            frame.facts = frame.facts.forgetting(f"({target.id})")
             if isinstance(value, _TESTS) and len(frame.function.names.get(target.id, ())) == 1:
                 frame.tests[target.id] = value
             if name:
                 frame.aliases[target.id] = name
         elif isinstance(target, (ast.Tuple, ast.List)):
             whole = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
-            parts = value.elts if whole else [ast.Constant(...)] * len(target.elts)  # type: ignore[attr-defined]
+            parts = value.elts if whole else [_UNKNOWN] * len(target.elts)  # type: ignore[attr-defined]
             for inner, part in zip(target.elts, parts, strict=True):
                 self._store(frame, inner, part)
         elif isinstance(target, ast.Attribute):
             self._expression(frame, target.value)
             if name := frame.own_attribute(target):
-                of = value.value if isinstance(value, ast.Constant) else ...
-                whats = () if of is ... else ("none",) if of is None else (str(bool(of)).lower(),)
-                frame.facts = frame.facts.storing(name, *whats)
+                of = frame.facts.tells(f"({value.id})") if isinstance(value, ast.Name) else ()
+                frame.facts = frame.facts.storing(name, *of, *truth_of(value))
                 frame.aliases = {k: v for k, v in frame.aliases.items() if v != name}
-        elif not isinstance(target, ast.Starred):
+        elif isinstance(target, ast.Starred):
+            self._store(frame, target.value, _UNKNOWN)
+        else:
             self._expressions(frame, target)
+            if last_name(getattr(target, "value", None)) == "__dict__":
+                key = getattr(target, "slice", None)
+                if isinstance(key, ast.Constant):
+                    frame.facts = frame.facts.storing(str(key.value))
 
     def _branch(self, frame: Frame, node: ast.If | ast.While) -> bool:
         true, false = self._test(frame, node.test)
@@ -171,7 +218,7 @@ class Walker:
             if self._block(frame, node.body) and isinstance(node, ast.If):
                 ends.append(frame.facts)
         if isinstance(node, ast.While):  # Nothing that is told in it holds behind it.
-            frame.facts = before
+            frame.facts = before.common(frame.facts)
             return self._block(frame, node.orelse)
         if false is not None:
             frame.facts = before.plus(false)
@@ -197,23 +244,34 @@ class Walker:
             if isinstance(value, Instance):
                 for name in names:
                     self._follow_member(frame, value, name)
+            if item.optional_vars:
+                self._store(frame, item.optional_vars, _UNKNOWN)
         reached = self._block(frame, node.body)
         caught = frame.facts.caught != outside
         frame.facts = replace(frame.facts, caught=outside)
         return reached or caught
 
     def _try(self, frame: Frame, node: ast.Try) -> bool:
-        before = frame.facts
+        before, exits = frame.facts, frame.construction.exits
+        first, was_handling = len(exits), frame.is_handling
         frame.facts = before.catching(n for handler in node.handlers for n in caught_by(handler))
         reached = self._block(frame, node.body)
         frame.facts = replace(frame.facts, caught=before.caught)
         reached = reached and self._block(frame, node.orelse)
         ends = [frame.facts] if reached else []
+        raised = _common(one.facts for one in exits[first:]) or before
+        # What is caught leaves through the handler, which may raise again.
+        exits[first:] = [one for one in exits[first:] if not is_expected(one.cause, node.handlers)]
+        frame.is_handling = True
         for handler in node.handlers:
-            frame.facts = before
+            frame.facts = raised
             self._show(STATEMENTS, frame, handler)
             if self._block(frame, handler.body):
                 ends.append(frame.facts)
+        frame.is_handling = was_handling
+        for at, one in enumerate(exits[first:], first):
+            stored = {s.name for n in children(node.finalbody) for s in stores(n, frame.function)}
+            exits[at] = replace(one, facts=reduce(Facts.storing, sorted(stored), one.facts))
         frame.facts = _common(ends) or before
         final = self._block(frame, node.finalbody)
         return bool(ends) and final
@@ -335,6 +393,10 @@ class Walker:
                 self._expression(frame, one)
         value = frame.evaluate(node.func)
         self._show(CALLS, frame, node, value)
+        for stored in stores(node, frame.function):  # setattr(self, "name", value)
+            frame.facts = frame.facts.storing(stored.name, *truth_of(stored.value))
+        if frame.is_building and is_dynamic(node, frame.function):
+            frame.construction.is_known = False
         if isinstance(value, Function) and not value.owner:  # Each branch of a test may define it.
             for other in (value.parent or value.module).names.get(value.name, ()):
                 if isinstance(other, Function) and other is not value:
@@ -363,38 +425,62 @@ class Walker:
         node: ast.Call | None,
     ) -> None:
         """Walk a function that is called from another one."""
-        here, there = frame.function.module.source.path, function.module.source.path
-        line = function.node.lineno
-        if (
-            function.is_async
-            or len(frame.trace) >= _DEEPEST
-            or len(self._seen) > _MOST
-            or (here != there and distribution(here) != distribution(there))
-            or any(step.line == line and step.path == there for step in frame.trace)
-        ):
+        if not self._can_follow(frame, function):
             return
         receiver, given, constants, aliases = _what_is_passed(frame, function, receiver, node)
         is_self = receiver == frame.object
+        if frame.is_building and not is_self:
+            return  # What it may raise is known; it sets no attributes.
         reaches = is_self or frame.object in given.values()
-        facts = (
-            frame.facts if reaches else replace(frame.facts, known=frozenset(), began=frozenset())
-        )
+        facts = frame.facts.without_parameters()
+        if not reaches:
+            facts = replace(facts, known=frozenset(), began=frozenset())
         quiet = frame.quiet or (node is not None and _is_by_global(frame, node.func))
         key = (function, receiver, facts, tuple(sorted(constants.items(), key=repr)), quiet,
                tuple(sorted(aliases.items())))  # fmt: skip
         if key not in self._seen:
             self._seen[key] = NOTHING
             bare = is_self and function is self._evaluator.method(frame.destroyed, function.name)
-            step = Step(function.name if bare else function.label, there, line)
+            name = function.name if bare else function.label
+            step = Step(name, function.module.source.path, function.node.lineno)
             inner = frame.calling(
                 function, receiver, trace=(*frame.trace, step), facts=facts, given=given,
                 constants=constants, quiet=quiet, aliases=aliases,
             )  # fmt: skip
             self._run(inner)
             end = _common(inner.ends)
-            if is_self and end:  # What it has read of the object, wherever it returns, is there.
-                self._seen[key] = end.of_attributes(end.has)
-        frame.facts = frame.facts.plus(self._seen[key])
+            if is_self and end:  # What it has seen of the object, wherever it returns, holds.
+                self._seen[key] = end.without_parameters()
+        end = self._seen[key]
+        if end is not NOTHING:
+            own = {one for one in frame.facts.known if one[0][0] == "("}
+            frame.facts = replace(
+                frame.facts, known=end.known | own, began=end.began, maybe=end.maybe
+            )
+
+    def _can_follow(self, frame: Frame, function: Function) -> bool:
+        here, there = frame.function.module.source.path, function.module.source.path
+        line = function.node.lineno
+        return not (
+            function.is_async
+            or len(frame.trace) >= _DEEPEST
+            or len(self._seen) > _MOST
+            or (here != there and distribution(here) != distribution(there))
+            or any(step.line == line and step.path == there for step in frame.trace)
+        )
+
+
+def _evaluated_first(node: ast.stmt) -> Sequence[ast.AST]:
+    """Return what a statement evaluates before its blocks; all of a simple one."""
+    if isinstance(node, (ast.If, ast.While)):
+        return [node.test]
+    if isinstance(node, (ast.For, ast.AsyncFor)):
+        return [node.iter]
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        return [item.context_expr for item in node.items]
+    if isinstance(node, ast.Match):
+        return [node.subject]
+    return [] if hasattr(node, "handlers") else [node]
 
 
 def _common(ends: Iterable[Facts]) -> Facts | None:
@@ -426,7 +512,7 @@ def _what_is_passed(
     constants, aliases = constants_of(arguments), {}
     for name, argument in arguments.items():
         attribute = frame.attribute_behind(argument)
-        if attribute and not frame.tested and not frame.facts.asked(attribute):
+        if attribute and not frame.tested and not frame.facts.tells(attribute):
             aliases[name] = attribute
         if isinstance(argument, ast.Name) and argument.id in frame.constants:
             constants[name] = frame.constants[argument.id]
