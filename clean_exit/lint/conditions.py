@@ -74,11 +74,6 @@ def _decided(truth: bool) -> _Both:
 def _told(frame: Frame, node: ast.expr, what: str) -> _Branch:
     """Return what a test tells of an attribute's value; None if it is known to be another one."""
     name = frame.state_name(node)
-    if name is None and isinstance(node, ast.Name):
-        origin = frame.origin(node.id)
-        name = origin if isinstance(origin, str) else None
-        if origin is None and node.id in frame.function.all_parameters:
-            name = f"({node.id})"
     return None if name and frame.facts.rules_out(name, what) else told(name, what)
 
 
@@ -86,10 +81,10 @@ def _there(frame: Frame, node: ast.expr) -> Facts:
     """Return what holds if an expression is something, and not None."""
     if isinstance(node, ast.NamedExpr):
         node = node.value
-    found = frame.origin(node.id) if isinstance(node, ast.Name) else frame.own_attribute(node)
-    if isinstance(found, tuple):
-        return Facts(present=frozenset({found}))
-    return told(found, "there")
+    if isinstance(node, ast.Name) and frame.named(node.id).kind == "global":
+        place = (frame.function.module.source.path, node.id)
+        return Facts(present=frozenset({place}))
+    return told(frame.attribute_behind(node), "there")
 
 
 def _compare(frame: Frame, node: ast.Compare) -> _Both:

@@ -151,19 +151,15 @@ class Frame:
         return self.own_attribute(node)
 
     def state_name(self, node: ast.expr) -> str | None:
-        """Return the name of an attribute, or of a method that is asked without arguments."""
-        if name := self.own_attribute(node):
+        """Return what facts call an attribute, a parameter, or a method without arguments."""
+        if name := self.attribute_behind(node):
             return name
+        if isinstance(node, ast.Name) and node.id in self.function.all_parameters:
+            return f"({node.id})"
         if not isinstance(node, ast.Call) or node.args or node.keywords:
             return None
         name = self.own_attribute(node.func)
         return f"{name}()" if name else None
-
-    def origin(self, name: str) -> tuple[str, str] | str | None:
-        """Return a global with its module's file, or the attribute that a local was read from."""
-        if self.named(name).kind == "global":
-            return (self.function.module.source.path, name)
-        return self.aliases.get(name)
 
     def stands_for(self, node: ast.expr) -> tuple[Frame, ast.expr] | None:
         """Return the test behind a variable, a property or a short function, and its place."""

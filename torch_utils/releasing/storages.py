@@ -131,9 +131,11 @@ class Inventory:
     def _add_storages(self, name: str, tensor: Any, is_expected: bool) -> None:
         for storage in storages_of(self._torch, tensor):
             try:
-                key, nbytes, address = storage._cdata, storage.nbytes(), storage.data_ptr()
+                key, nbytes = storage._cdata, storage.nbytes()
+                if key in self._held or not nbytes or not (address := storage.data_ptr()):
+                    continue
                 device = place_of(storage.device)
-                if key in self._held or not nbytes or not address or device == "meta":
+                if device == "meta":
                     continue
                 lent_at = None
                 if not storage.resizable():

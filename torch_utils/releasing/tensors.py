@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from torch_utils._runtime import DEBUG, early_bound, log, whole_torch
+from torch_utils._runtime import DEBUG, early_bound, loaded_torch, log, whole_torch
 from torch_utils.releasing.internals import private
 from torch_utils.releasing.objects import contents_of, slots_of
 from torch_utils.releasing.storages import Inventory, Target, is_plain
@@ -60,7 +60,7 @@ class TensorTarget(Target):
         Raises:
             RuntimeError: This torch cannot do that. The tensor was left whole.
         """
-        torch: Any = whole_torch()
+        torch: Any = loaded_torch()
         swap, is_cached = _swapping(torch)
         if swap is None:
             raise RuntimeError(
