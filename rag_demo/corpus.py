@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import io
 from collections.abc import Callable, Iterator
@@ -268,7 +269,7 @@ def _strictly(file: IO[bytes], name: str, shown: str, reading: Reading) -> Itera
 def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Document]:
     """Read standard input: JSON lines if it begins like an object, else one text."""
     try:
-        if stream.peek(1).lstrip().startswith(b"{"):
+        if stream.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
             yield from _strictly(stream, "stdin", "standard input", reading)
             return
         content = stream.read(MOST_BYTES + 1)

@@ -102,7 +102,7 @@ def read_beir(folder: Path, split: str = "test") -> Collection:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    records = []
+    records: dict[str, dict[str, Any]] = {}
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
@@ -111,12 +111,14 @@ def _lines(path: Path) -> list[dict[str, Any]]:
                 record = json.loads(line)
                 if not isinstance(record, dict) or "_id" not in record or "text" not in record:
                     raise SourceError(f'{path}:{number}: expected an object with "_id" and "text"')
-                records.append(record)
+                if str(record["_id"]) in records:
+                    raise SourceError(f"{path}:{number}: the _id {record['_id']!r} stands twice")
+                records[str(record["_id"])] = record
     except OSError as error:
         raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
     except (ValueError, RecursionError) as error:
         raise SourceError(f"'{path}' cannot be read as JSON lines: {error}") from None
-    return records
+    return list(records.values())
 
 
 def metrics_of(ranking: Ranking, judgements: Judgements) -> dict[str, float]:

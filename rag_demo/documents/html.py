@@ -53,6 +53,7 @@ class _Page:
         self._line, self._counted = 1, 0  # of the page, up to where lines are counted
         self._anchor: str | None = None
         self._templates = 0  # that are open
+        self._preformatted = 0  # elements that are open, whose lines are kept
         self._heading = ""  # the marks to put before the next text
         self._broken = True  # whether a new paragraph has begun, and nothing is in it
         self._spaced = True  # whether the text ends with a space, which stands for any number
@@ -71,7 +72,7 @@ class _Page:
         """Read what begins with "<"; return where it ends."""
         page = self._page
         if page.startswith("<!--", start):
-            return self._after("-->", start + 4)
+            return self._after("-->", start + 2)  # "<!-->" is one, too.
         name = _NAME.match(page, start + 1)
         if name is None:
             return self._after(">", start + 2)
@@ -79,6 +80,9 @@ class _Page:
         stop = self._attributes(name.end(), keep=not closes)
         if tag == "template":
             self._templates = max(0, self._templates + (-1 if closes else 1))
+        elif tag == "pre":
+            self._break()
+            self._preformatted = max(0, self._preformatted + (-1 if closes else 1))
         elif _HEADING.fullmatch(tag):
             self._break()
             self._heading = "" if closes else f"{'#' * int(tag[1])} "
@@ -136,10 +140,12 @@ class _Page:
         if self._templates:
             return
         while start < stop:
-            if self._spaced:
+            if self._spaced and not self._preformatted:
                 start = _end_of(_SPACES, self._page, start, stop)
             end = self._page.find("\n", start, stop) + 1 or stop
-            piece = _SPACE.sub(" ", html.unescape(_harmless(self._page[start:end])))
+            piece = html.unescape(_harmless(self._page[start:end]))
+            if not self._preformatted:
+                piece = _SPACE.sub(" ", piece)
             if piece:
                 self._line += self._page.count("\n", self._counted, start)
                 self._counted = start

@@ -14,6 +14,8 @@ _BETWEEN = 2  # characters between the paragraphs of a passage
 _LONG_CHARS = 1000  # what is shorter is a passage by itself
 _PARAGRAPH = re.compile(r"\S[\s\S]*?(?=\n[ \t]*\n|\Z)")
 _HEADING = re.compile(r"#{1,6}\s+(.+)")
+_UNDERLINED = re.compile(r"""(\S[^\n]*)\n([=\-~^"'#*+.:`_])\2{2,}[ \t]*(?:\n|\Z)""")
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
 
 
@@ -59,9 +61,12 @@ def _gathered(text: str, size: int) -> Iterator[Passage]:
     pieces: list[Passage] = []
     length = 0
     heading = ""
+    is_code = False  # between the fences of Markdown, where "#" begins a comment
     for paragraph in _PARAGRAPH.finditer(text):
-        for offset, piece in _pieces(paragraph.group(), size):
-            title = _HEADING.match(piece)
+        was_code, whole = is_code, paragraph.group()
+        is_code ^= len(_FENCE.findall(whole)) % 2 == 1
+        for offset, piece in _pieces(whole, size):
+            title = None if was_code else _HEADING.match(piece) or _UNDERLINED.match(piece)
             if length >= SHORTEST and (title or length + len(piece) > size):
                 yield _joined(*pieces)
                 pieces, length = [], 0

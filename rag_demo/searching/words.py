@@ -29,7 +29,7 @@ Stem = Callable[[str], str]
 _K1, _B = 1.5, 0.75
 _DOCUMENTS_AT_ONCE = 1 << 12
 # Another way to cut or stem gets another name, and what was kept under this one is made anew.
-_PREFIX = "words1."
+_PREFIX = "words2."
 _NAMES = ("vocabulary", "terms", "starts", "packed", "places", "counts", "lengths")
 
 

@@ -69,7 +69,7 @@ def test_two_pipes_are_two_sources() -> None:
     assert "--yes" in fail(*index, stdin="another text of some length")
     assert texts("i") == ["one text of some length"]
     lines = '{"text": "first"}\n'
-    succeed(*index, "--yes", stdin=lines)
+    succeed(*index, "--yes", stdin="\ufeff" + lines)  # As Windows begins a file.
     succeed(*index, stdin=lines + '{"text": "second"}\n')
     assert texts("i") == ["first", "second"]
     succeed("add", "i", "-", stdin="a third")

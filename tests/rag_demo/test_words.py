@@ -74,12 +74,15 @@ def test_scores_are_those_of_bm25s(texts: list[list[str]]) -> None:
         ("notepad", "note pad"),
         ("don", "it's"),
         ("日本", "本日"),
+        ("हिन्दी", "हन्द"),
+        ("istanbul", "i stanbul"),
         ("x" * 64, "x" * 63),
     ],
 )
 def test_words_differ(query: str, other: str) -> None:
     """A word finds itself and not its neighbour; words of more than 64 letters are cut."""
-    own = {"notepad": "Notepad++", "don": "don't", "日本": "日本語C++", "x" * 64: "x" * 200}
+    own = {"notepad": "Notepad++", "don": "don't", "日本": "日本語C++", "x" * 64: "x" * 200,
+           "हिन्दी": "हिन्दी"}  # fmt: skip
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add([own.get(query, f"a {query} b"), other], ids=["own", "other"])
         assert [each.id for each in retriever.search(query, mode="bm25")] == ["own"]
@@ -96,6 +99,12 @@ FOUND = {
     "記憶": "計算機の記憶装置について",
     "猫": "吾輩は猫である",
     "검색": "문서를 검색한다",
+    "हिन्दी": "भारत की भाषा हिन्दी है",
+    "বাংলা": "আমি বাংলা বলি",
+    "தமிழ்": "நான் தமிழ் பேசுகிறேன்",
+    "ภาษาไทย": "ฉันพูดภาษาไทยได้",
+    "שלום": "שָׁלוֹם עֲלֵיכֶם",
+    "istanbul": "in \N{LATIN CAPITAL LETTER I WITH DOT ABOVE}stanbul",
 }
 
 

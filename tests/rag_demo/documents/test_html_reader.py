@@ -26,6 +26,8 @@ from support.programs import assert_clean, run
         ("a\n\n  b<br>c&nbsp;d", "a b\n\nc d"),
         ("&#" + "9" * 5000 + ";&#x41;", "\N{REPLACEMENT CHARACTER}A"),
         ("end <a href='", "end "),
+        ("a<!-->b<!--->c<!-- d -->e", "abce"),
+        ("<p>a\nb<pre>def f():\n    return 1\n</pre><p>c", "a b\n\ndef f():\n    return 1\n\n\nc"),
         ("x<", "x<"),
         ("", ""),
     ],

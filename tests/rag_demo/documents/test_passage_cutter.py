@@ -35,6 +35,9 @@ def test_nothing_is_left_out(paragraphs: list[str], size: int) -> None:
     assert all(one.stop <= other.start for one, other in itertools.pairwise(passages))
 
 
+FENCED = "## Start\n\nA first program:\n\n```\nx = 1\n\n# a comment\n\ny = 2\n```\n\n## End"
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -47,6 +50,14 @@ def test_nothing_is_left_out(paragraphs: list[str], size: int) -> None:
         (
             "## Port\n\n8443\n\n## Host\n\nThe name of the host.",
             [("## Port\n\n8443\n\n## Host\n\nThe name of the host.", "Port")],
+        ),
+        (FENCED, [(FENCED, "Start")]),
+        (
+            "Start\n=====\n\nA first text, not short.\n\nThe next\n--------\n\nA second one.",
+            [
+                ("Start\n=====\n\nA first text, not short.", "Start"),
+                ("The next\n--------\n\nA second one.", "The next"),
+            ],
         ),
     ],
 )
