@@ -1,4 +1,4 @@
-"""The catalogues of findings and rules: pages of the documentation that are installed too."""
+"""The catalogues of findings and rules: pages beside this module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Catalogue(NamedTuple):
     Attributes:
         command: The command that reports them, and prints a section with ``--explain``.
         kind: What they are: findings, or rules.
-        page: The file, in this package or, in a checkout, below docs.
+        page: The file, in this package.
     """
 
     command: str
@@ -25,11 +25,8 @@ class Catalogue(NamedTuple):
 
     def sections(self) -> dict[str, str]:
         """Return the text of each section, by its heading."""
-        installed = _HERE / self.page
-        page = installed if installed.exists() else _HERE.parent / "docs" / self.page
-        if not page.exists():
-            raise ValueError(f"{self.page} was not found; this package is not installed whole")
-        parts = re.split(r"^## (.+)\n", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        page = (_HERE / self.page).read_text(encoding="utf-8")
+        parts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)
         return {name.strip(): body.strip() for name, body in zip(parts[1::2], parts[2::2])}  # noqa: B905
 
     def explain(self, name: str, known: Mapping[str, str]) -> str:

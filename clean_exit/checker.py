@@ -164,7 +164,10 @@ def _folder() -> Iterator[str | None]:
 
 def _note(outcome: Outcome) -> str:
     """Say what is worth knowing and no finding."""
-    record = outcome.own_record
+    record, limits = outcome.own_record, outcome.limits
+    if limits.stop_signal is not None and outcome.stopped_s is None and not outcome.timed_out:
+        waited = "a line that matches" if limits.stop_when is not None else "that moment"
+        return f"it ended by itself before {waited}: {signal_name(limits.stop_signal)} was not sent"
     if record and record.teardown_s is None and outcome.returncode >= 0:
         return "its exit handlers did not all run: it ended by os._exit, or became another program"
     return ""
@@ -255,6 +258,8 @@ def _hang(outcome: Outcome) -> Finding:
         else (f"long after {signal_name(limits.stop_signal or 0)}")
     )
     summary = f"still running {waited}; killed"
+    if limits.stop_when is not None and outcome.stopped_s is None:
+        summary += f". No line of its output matched {limits.stop_when!r}"
     return Finding("hang", summary, outcome.stacks, outcome.record.phase, outcome.record.pid)
 
 

@@ -72,8 +72,8 @@ def make_parser() -> Parser:
     add("--ignore", action="append", type=_pattern, metavar="REGEX", help=only)
     codes = _whole(1, 255)  # 0 would say that all is well.
     add("--error-exitcode", type=codes, metavar="N", default=UNCLEAN, help="N instead of 120")
-    add("--report-json", metavar="FILE", help="write a report as JSON")
-    add("--report-junit", metavar="FILE", help="write a report as JUnit XML")
+    add("--report-json", type=output_file, metavar="FILE", help="write a report as JSON")
+    add("--report-junit", type=output_file, metavar="FILE", help="write a report as JUnit XML")
     add("--github", action="store_true", help="write annotations for GitHub Actions")
     add("--explain", metavar="ID", help="say what a finding means and how to fix it, and no more")
     add("-q", "--quiet", action="store_true", help="no report, only the exit code")
@@ -81,6 +81,15 @@ def make_parser() -> Parser:
     add("--color", choices=("auto", "always", "never"), default="auto")
     add("--version", action="store_true", help="print the version, and no more")
     return parser
+
+
+def output_file(text: str) -> str:
+    """Refuse what cannot be meant: no name, and the program instead of a report's."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty")
+    if text.endswith(".py"):
+        raise argparse.ArgumentTypeError(f"would overwrite the program {text}; name another file")
+    return text
 
 
 def seconds(text: str) -> float:
@@ -285,6 +294,8 @@ def _cannot_start(command: list[str], error: OSError) -> int:
         what = "is a folder" if is_folder else f"cannot be executed ({error.strerror})"
     elif len(command) == 1 and any(map(str.isspace, name)):
         what = f"was not found: it is one word; try clean-exit -- {name}"
+    elif os.sep not in name and os.path.exists(name):  # noqa: PTH110
+        what = f"was not found: there is no such command in PATH; for what is here, say ./{name}"
     elif os.path.exists(name):  # noqa: PTH110
         what = "cannot be executed: the interpreter that its first line names was not found"
     elif os.sep in name:

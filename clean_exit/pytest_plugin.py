@@ -28,6 +28,7 @@ _MARKER = (
     "clean_exit(timeout_s=300, max_shutdown_s=5, resource_warnings=False, ignore=()): run this "
     "test in a fresh interpreter, and fail it if that interpreter does not leave cleanly"
 )
+_OPTIONS = {"timeout_s", "max_shutdown_s", "resource_warnings", "ignore"}
 _is_other = pytest.StashKey[bool]()
 
 
@@ -80,8 +81,12 @@ def _run_elsewhere(item: pytest.Item, marker: pytest.Mark) -> None:
 
     from clean_exit.checker import check
 
-    if marker.args:
-        pytest.fail("the marker clean_exit takes options by name only", pytrace=False)
+    unknown = sorted(set(marker.kwargs) - _OPTIONS)
+    if marker.args or unknown:
+        what = f"has no option {unknown[0]!r}" if unknown else "takes options by name only"
+        known = ", ".join(sorted(_OPTIONS))
+        pytest.fail(f"the marker clean_exit {what}; there are {known}", pytrace=False)
+    wrong = ""
     with TemporaryDirectory(prefix="clean-exit-pytest-") as folder:
         results = Path(folder, "results.xml")
         try:
@@ -95,8 +100,10 @@ def _run_elsewhere(item: pytest.Item, marker: pytest.Mark) -> None:
                 **options,
             )
         except (TypeError, ValueError) as error:
-            pytest.fail(f"the marker clean_exit: {error}", pytrace=False)
+            wrong = f"the marker clean_exit: {error}"
         outcome, message = _outcome(results)
+    if wrong:  # Not in the handler: one error is enough.
+        pytest.fail(wrong, pytrace=False)
     if outcome != "failed" and not report.clean:
         text = f"the interpreter of this test did not leave cleanly\n{report}"
         pytest.fail(text + _output(report), pytrace=False)
@@ -202,15 +209,19 @@ def clean_exit(pytestconfig: pytest.Config) -> Callable[..., ExitReport]:
     ) -> ExitReport:
         from clean_exit.checker import check
 
+        wrong = ""
         try:
             options = {"stdin": subprocess.DEVNULL, **_defaults(pytestconfig), **options}
-        except ValueError as error:
-            pytest.fail(str(error), pytrace=False)
-        report = check(script_or_command, **options)
+            report = check(script_or_command, **options)
+        except (OSError, ValueError) as error:
+            wrong = f"clean_exit({script_or_command!r}): {error}"
+        if wrong:  # Not in the handler: one error is enough.
+            pytest.fail(wrong, pytrace=False)
         if not report.clean:
             pytest.fail(f"{shlex.join(report.command)}\n{report}", pytrace=False)
         if report.returncode != returncode and not (returncode == 0 and report.was_stopped):
-            expected = f"it was expected to exit with {returncode}{_output(report)}"
+            expected = f"it was expected to exit with {returncode}; say returncode="
+            expected += f"{report.returncode} if that is right{_output(report)}"
             pytest.fail(f"{shlex.join(report.command)}\n{report}\n{expected}", pytrace=False)
         return report
 

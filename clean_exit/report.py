@@ -116,6 +116,8 @@ def summarise(report: ExitReport) -> str:
         verdict += f", {report.ignored} ignored"
     if report.timed_out:
         code = "the program was killed"
+    elif report.was_stopped:
+        code = f"the program was stopped by {signal_name(report.stopped_by or 0)}, as asked"
     elif report.returncode < 0:
         code = f"the program was killed by {signal_name(-report.returncode)}"
     else:

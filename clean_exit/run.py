@@ -62,16 +62,23 @@ class Limits:
                 raise ValueError(f"{name} must be {least}, not {value!r}")
         is_number = isinstance(self.stop_signal, int) and not isinstance(self.stop_signal, bool)
         if self.stop_signal is not None and not is_number:
-            raise TypeError(f"stop_signal must be a signal's number, not {self.stop_signal!r}")
+            raise TypeError(
+                f"stop_signal must be a signal's number, such as signal.SIGTERM, not "
+                f"{self.stop_signal!r}"
+            )
         if self.stop_signal is not None and self.stop_signal not in signal.valid_signals():
             raise ValueError(
                 f"stop_signal must be a signal's number, such as signal.SIGTERM, not "
                 f"{self.stop_signal!r}"
             )
-        moments = (self.stop_after_s is not None) + (self.stop_when is not None)
-        if moments != (self.stop_signal is not None):
+        when = [n for n in ("stop_after_s", "stop_when") if getattr(self, n) is not None]
+        if len(when) > 1:
+            raise ValueError("stop_after_s and stop_when exclude each other")
+        if when and self.stop_signal is None:
+            raise ValueError(f"{when[0]} needs stop_signal, the signal to send")
+        if self.stop_signal is not None and not when:
             raise ValueError(
-                "stop_signal needs one of stop_after_s and stop_when, which say when to send it"
+                "stop_signal needs stop_after_s or stop_when, which say when to send it"
             )
         if self.stop_when is not None:
             compile_pattern(self.stop_when)

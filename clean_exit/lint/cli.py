@@ -6,16 +6,17 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clean_exit.catalogue import RULES as CATALOGUE
+from clean_exit.cli import output_file
 from clean_exit.lint import baseline
 from clean_exit.lint.discover import python_files
-from clean_exit.lint.findings import RULES, UNUSED
-from clean_exit.lint.formats import WRITERS, summary, to_text
+from clean_exit.lint.findings import BY_CODE, RULES, UNUSED
+from clean_exit.lint.formats import WRITERS, many, summary, to_text
 from clean_exit.lint.lint import Result, check, chosen
 from clean_exit.pyproject import read_table
 from clean_exit.version import version
@@ -46,29 +47,33 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("paths", nargs="*", metavar="PATH", help="files and folders (default .); - is stdin")
     add("--format", choices=WRITERS, help="default text")
-    add(
-        "--select",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help="only these, by commas or repeated",
-    )
-    add("--ignore", action="append", default=[], metavar="RULE", help="not these")
-    add(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help="files and folders to leave out",
-    )
-    add("--baseline", metavar="FILE", help="report only what is not in it")
-    add("--write-baseline", metavar="FILE", help="write what is found now, and report nothing")
-    add("--output", metavar="FILE", help="write there, and only a summary here")
-    add("--explain", metavar="RULE", help="say what a rule means, and no more")
+    rules: dict[str, Any] = {"action": "extend", "type": _rules, "default": [], "metavar": "RULE"}
+    add("--select", help="only these, by commas or repeated", **rules)
+    add("--ignore", help="not these", **rules)
+    left_out = "files and folders to leave out"
+    add("--exclude", action="append", default=[], metavar="GLOB", help=left_out)
+    add("--baseline", type=_filled, metavar="FILE", help="report only what is not in it")
+    file: dict[str, Any] = {"type": output_file, "metavar": "FILE"}
+    add("--write-baseline", help="write what is found now, and report nothing", **file)
+    add("--output", help="write there, and only a summary here", **file)
+    add("--explain", type=_filled, metavar="RULE", help="say what a rule means, and no more")
     add("--color", choices=("auto", "always", "never"), default="auto")
     add("-q", "--quiet", action="store_true", help="no notes and no summary")
     add("--version", action="store_true", help="print the version, and no more")
     return parser
+
+
+def _filled(value: str) -> str:
+    """Refuse an empty value, as a variable that is not set gives it."""
+    if not value:
+        raise argparse.ArgumentTypeError("is empty")
+    return value
+
+
+def _rules(value: str) -> list[str]:
+    """Return rules, by id or by code, that stand between commas."""
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    return [BY_CODE.get(name, name) for name in names] or [_filled("")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,10 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"clean-exit-lint: {error}", file=sys.stderr)
         return USAGE
-    except OSError as error:  # Of stdout: whatever else is opened says so itself.
+    except OSError as error:  # Of stdout: errors of other files are ValueErrors.
         # What Python would flush at its end goes nowhere, without an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if isinstance(error, BrokenPipeError):  # Who has read enough, as head has, is content.
+        if isinstance(error, BrokenPipeError):  # The reader, such as head, has closed the pipe.
             return FINDINGS
         print(f"clean-exit-lint: stdout: {error.strerror}", file=sys.stderr)
         return USAGE
@@ -106,17 +111,22 @@ def _run(options: argparse.Namespace) -> int:
         _print(explain(options.explain))
         return 0
     _add_settings(options)
-    files = python_files(options.paths, options.exclude)
+    files = list(python_files(options.paths, options.exclude))
     result = check(files, select=options.select, ignore=options.ignore)
     _note(options, *result.notes)
     if options.write_baseline:
-        return _write_baseline(options.write_baseline, result)
+        text = baseline.to_text(result.findings, Path(options.write_baseline))
+        _write_file(options.write_baseline, text)
+        count = many(len(result.findings), "finding")
+        _print(f"clean-exit-lint: {options.write_baseline} has {count} now")
+        return 0
     if options.baseline:
-        new, gone = baseline.subtract(result.findings, Path(options.baseline))
+        rules = chosen(options.select, options.ignore)
+        new, gone = baseline.subtract(result.findings, Path(options.baseline), files, rules)
         result = replace(result, findings=tuple(new))
         if gone:
-            how = f"--write-baseline {options.baseline} forgets them"
-            _note(options, f"{gone} findings of the baseline are gone; {how}")
+            how = "write it anew, for all paths and rules, to forget them"
+            _note(options, f"{many(gone, 'finding')} of the baseline no longer found; {how}")
     _write(result, options)
     return FINDINGS if result.findings else 0
 
@@ -137,24 +147,27 @@ def _add_settings(options: argparse.Namespace) -> None:
             wanted = "a list of strings" if key in _LISTS else "a string"
             where = f"{file}: [tool.clean_exit_lint] {key}"
             raise ValueError(f"{where} must be {wanted}, not {value!r}")
-    folder = file.parent if file else Path()
-    known = [table["baseline"]] if "baseline" in table else []
-    options.baseline = options.baseline or next(iter(_from(folder, known)), None)
-    options.paths = options.paths or _from(folder, table.get("paths", ())) or ["."]
+    if "baseline" in table and not options.baseline:
+        options.baseline = _from_here(file.parent / table["baseline"])
+    options.paths = options.paths or [
+        _from_here(file.parent / one) for one in table.get("paths", ())
+    ]
+    options.paths = options.paths or ["."]
     options.exclude = [*options.exclude, *table.get("exclude", ())]
-    options.select = _split(options.select) or _split(table.get("select", ()))
-    options.ignore = _split([*options.ignore, *table.get("ignore", ())])
+    options.select = options.select or [
+        one for text in table.get("select", ()) for one in _rules(text)
+    ]
+    options.ignore += [one for text in table.get("ignore", ()) for one in _rules(text)]
     options.format = options.format or table.get("format", "text")
     if options.format not in WRITERS:
         raise ValueError(f"there is no format {options.format!r}; there are {', '.join(WRITERS)}")
     chosen(options.select, options.ignore)
 
 
-def _from(folder: Path, names: Iterable[str]) -> list[str]:
-    """Return paths of a file as they are from here, short where that is possible."""
+def _from_here(path: Path) -> str:
+    """Return a path, relative if it is below the current folder."""
     here = Path.cwd()
-    whole = [folder / name for name in names]
-    return [str(one.relative_to(here) if one.is_relative_to(here) else one) for one in whole]
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _note(options: argparse.Namespace, *notes: object) -> None:
@@ -163,13 +176,12 @@ def _note(options: argparse.Namespace, *notes: object) -> None:
 
 
 def _write(result: Result, options: argparse.Namespace) -> None:
-    text = WRITERS[options.format](result)
     if options.format == "text":
         is_terminal = sys.stdout.isatty() and not options.output and "NO_COLOR" not in os.environ
-        text = to_text(
-            result, color={"always": True, "never": False}.get(options.color, is_terminal)
-        )
-        text = "" if options.quiet and not result.findings else text
+        color = {"always": True, "never": False}.get(options.color, is_terminal)
+        text = to_text(result, color=color, sums_up=not options.quiet)
+    else:
+        text = WRITERS[options.format](result)
     if options.output:
         _write_file(options.output, text)
         text = "" if options.quiet else summary(result)
@@ -179,6 +191,7 @@ def _write(result: Result, options: argparse.Namespace) -> None:
 
 def _write_file(path: str, text: str) -> None:
     try:
+        # Half a character, of a path that is not UTF-8, becomes an escape.
         Path(path).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror}") from None
@@ -190,22 +203,6 @@ def _print(text: str) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
-def _write_baseline(path: str, result: Result) -> int:
-    try:
-        count = baseline.write(Path(path), result.findings)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
-    _print(f"clean-exit-lint: {count} findings are in {path} now")
-    return 0
-
-
-def _split(values: Iterable[str]) -> list[str]:
-    """Return the rules of options, by id or by code, that may be repeated or have commas."""
-    by_code = {rule.code: rule.id for rule in (*RULES.values(), UNUSED)}
-    names = [name.strip() for value in values for name in value.split(",")]
-    return [by_code.get(name, name) for name in names if name]
-
-
 def explain(name: str) -> str:
     """Return what the catalogue says about a rule, by its id or its code.
 
@@ -214,4 +211,4 @@ def explain(name: str) -> str:
     """
     rules = (*RULES.values(), UNUSED)
     lines = {rule.id: f"{rule.id} ({rule.code}): {rule.summary}" for rule in rules}
-    return CATALOGUE.explain((_split([name]) or [name])[0], lines)
+    return CATALOGUE.explain(_rules(name)[0], lines)

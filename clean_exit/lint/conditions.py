@@ -95,24 +95,27 @@ def _compare(frame: Frame, node: ast.Compare) -> _Both:
     same = isinstance(how, (ast.Is, ast.Eq))
     if isinstance(left, ast.Constant) and left.value is None:
         left, right = right, left
+    there = _there(frame, left)
     if not isinstance(right, ast.Constant) or not isinstance(
         how, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)
-    ):
-        # What is compared by size is no None: and with zero, it is true.
-        is_zero = isinstance(right, ast.Constant) and not right.value
-        there = _there(frame, left)
-        return (there, NOTHING) if is_zero and isinstance(how, ast.Gt) else (there, there)
+    ):  # What is compared by size is no None.
+        is_positive = isinstance(how, ast.Gt) and isinstance(right, ast.Constant)
+        if is_positive and right.value == 0:  # type: ignore[attr-defined]
+            return _both(there, _told(frame, left, "true")), NOTHING
+        return there, there
     if right.value is None and is_meta_path(left):
         return (NOTHING, ALIVE) if same else (ALIVE, NOTHING)
     if isinstance(left, ast.Name) and left.id in frame.constants:
         return _decided((frame.constants[left.id] == right.value) == same)
-    full: _Branch = _there(frame, left)
-    other: _Branch = NOTHING
+    equal: _Branch
+    other: _Branch
     if right.value is None:
-        full, other = _both(full, _told(frame, left, "full")), _told(frame, left, "none")
+        equal, other = _told(frame, left, "none"), _both(there, _told(frame, left, "full"))
     elif right.value:
-        full, other = other, full  # It is equal to something, and so it is there.
-    return (other, full) if same else (full, other)
+        equal, other = _both(there, _told(frame, left, "true")), NOTHING
+    else:
+        equal, other = _told(frame, left, "false"), _both(there, _told(frame, left, "true"))
+    return (equal, other) if same else (other, equal)
 
 
 def _contained(frame: Frame, left: ast.expr, right: ast.expr) -> Facts:

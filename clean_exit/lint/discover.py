@@ -16,9 +16,9 @@ from clean_exit.lint.source import STDIN, UnreadableError, read
 
 _LIBRARY = re.compile(r"python3\.\d+")
 _SKIPPED = {"__pycache__", "node_modules"}
-SITES = (b".__del__(", b"finalize", b"atexit")
+SITE_WORDS = (b".__del__(", b"finalize", b"atexit")
 # Patterns that begin with letters are searched for ten times as fast as others.
-_CLASS = re.compile(rb"class[ \t]+([\w\x80-\xff]+)[^(:\n]*\(([^)]*)\)")
+_CLASS = re.compile(rb"class[ \t]+([\w\x80-\xff]+)(?:\[[^\]]*\])?[ \t\\\r\n]*\(([^:]*)")
 _LAST_WORD = re.compile(rb"([\w\x80-\xff]+)[ \t]*\Z")
 _WORD = re.compile(rb"[\w\x80-\xff]+")
 
@@ -32,14 +32,15 @@ def python_files(paths: Iterable[str], exclude: Sequence[str] = ()) -> Iterator[
     Raises:
         ValueError: There is no such path.
     """
-    seen = set()
+    seen: set[str] = set()
     for path in paths:
         if path != STDIN and (not path or not Path(path).exists()):
             raise ValueError(f"there is no {path}" if path else "a PATH is empty")
         is_folder = path != STDIN and Path(path).is_dir()
         for file in _below(path, exclude) if is_folder else [_one(path)]:
-            if file not in seen:
-                seen.add(file)
+            full = os.path.abspath(file) if file != STDIN else file  # noqa: PTH100
+            if full not in seen:
+                seen.add(full)
                 yield file
 
 
@@ -91,7 +92,7 @@ class Survey:
     """What a look at the bytes of all files tells; parsing all would take ten times as long.
 
     Attributes:
-        telling: The files with a word that a rule is about, and their bytes.
+        telling: The files with a word that makes parsing worth while, and their bytes.
         heirs: For each word among the bases of a class, the classes: file and name.
         streams: What was read from pipes, which can be read once only.
     """
@@ -122,7 +123,7 @@ class Survey:
 
 
 def survey(paths: Iterable[str]) -> Survey:
-    """Read all files once."""
+    """Read all given files, and note what each may hold."""
     found = Survey()
     for path in paths:
         try:

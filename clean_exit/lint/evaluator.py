@@ -29,7 +29,7 @@ _WITHOUT_MEMBERS = {"object", "Generic", "Protocol", "ABC"}
 
 
 class Evaluator:
-    """Evaluates expressions without running them; keeps what it found out.
+    """Evaluates expressions without running them; remembers base classes and assignments.
 
     Where an expression may be several things, the first that is known is taken.
     """
@@ -69,8 +69,8 @@ class Evaluator:
 
     # Names
 
-    def named(self, scope: Scope, name: str) -> Named:
-        """Say what binds a name that is used in a scope."""
+    def named(self, scope: Scope, name: str, seen: frozenset[Module] = frozenset()) -> Named:
+        """Say what binds a name that is used in a scope; `seen` are modules on the way there."""
         here = scope
         while not isinstance(here, Module):
             if isinstance(here, Class):
@@ -91,20 +91,29 @@ class Evaluator:
             return Named("builtin", module)
         for star in module.stars:
             source = self.project.find(module, star.module, star.level)
-            if source and (there := self.named(source, name)).kind == "global":
-                return there
+            if source and source not in seen:
+                there = self.named(source, name, seen | {module})
+                if there.kind == "global" and there.bindings:
+                    return there
         return Named("global" if module.stars else "unknown", module)
 
     def _name(self, node: ast.Name, env: Env) -> Value | None:
         found = self.named(env.scope, node.id)
         if found.kind == "builtin":
             return External(f"builtins.{node.id}")
-        if (found.scope, node.id) in env.given:
-            return env.given[found.scope, node.id]
+        key = (found.scope, node.id)
+        if key in env.given:
+            return env.given[key]
         receiver = env.receiver if found.scope is env.scope else None
         if isinstance(found.scope, Function) and node.id in found.scope.all_parameters:
             return self._parameter(found.scope, node.id, receiver, env.depth)
-        return self._bound(found, Env(found.scope, receiver, env.depth + 1, env.given))
+        if key in self._busy:
+            return None  # It is bound to something that is made of it.
+        self._busy.add(key)
+        try:
+            return self._bound(found, Env(found.scope, receiver, env.depth + 1, env.given))
+        finally:
+            self._busy.discard(key)
 
     def _bound(self, found: Named, env: Env) -> Value | None:
         """Return the first of a name's bindings that is known."""
@@ -288,7 +297,9 @@ class Evaluator:
         return _first(self.annotated(one, scope, depth + 1) for one in parts)
 
     def _element(self, node: ast.expr, env: Env) -> Value | None:
-        """Return an element of a parameter or an attribute that is annotated ``list[C]``."""
+        """Return an element of a display, or of what is annotated ``list[C]``."""
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return _first(self.evaluate(one, env) for one in node.elts)
         said: list[tuple[ast.expr | None, Scope]] = []
         if isinstance(node, ast.Name) and isinstance(env.scope, Function):
             parameter = env.scope.all_parameters.get(node.id)

@@ -13,6 +13,7 @@ Or a parameter of the function, in parentheses.
 """
 
 _STORED = "stored"
+_TELLS = ("there", _STORED, "none", "full", "true", "false")
 _RULED_OUT = {"true": {"false", "none"}, "full": {"none"}, "none": {"true", "full"},
               "false": {"true"}}  # fmt: skip
 
@@ -73,11 +74,11 @@ class Facts:
 
     def forgetting(self, name: str) -> Facts:
         """Return what holds without what is known of an attribute or a parameter."""
-        return replace(self, known=frozenset(one for one in self.known if one[0] != name))
+        return replace(self, known=self.known - {(name, what) for what in _TELLS})
 
     def tells(self, name: str) -> list[str]:
         """Return what tests and assignments have told of an attribute or a parameter."""
-        return [what for one, what in self.known if one == name and what in _RULED_OUT]
+        return [what for what in _RULED_OUT if (name, what) in self.known]
 
     def catching(self, names: Iterable[str]) -> Facts:
         """Return what holds inside of a try that catches exceptions."""
@@ -89,7 +90,7 @@ class Facts:
 
     def rules_out(self, name: str, what: str) -> bool:
         """Whether an attribute is known to be something else."""
-        return any((name, other) in self.known for other in _RULED_OUT[what])
+        return not self.known.isdisjoint([(name, other) for other in _RULED_OUT[what]])
 
     def without_parameters(self) -> Facts:
         """Return what holds in another function."""

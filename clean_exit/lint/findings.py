@@ -39,6 +39,9 @@ RULES: dict[str, Rule] = {
 UNUSED = Rule(UNUSED_IGNORE, "CEX099", "an ignore comment that hides no finding")
 
 
+BY_CODE = {rule.code: rule.id for rule in (*RULES.values(), UNUSED)}
+
+
 def printable(path: str) -> str:
     """Return a path in one line, with escapes for what a terminal would not show."""
     return "".join(

@@ -17,25 +17,26 @@ _WIDEST = 160
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def to_text(result: Result, *, color: bool = False) -> str:
-    """Write findings for people, with a summary in the last line."""
+def to_text(result: Result, *, color: bool = False, sums_up: bool = True) -> str:
+    """Write findings for people, with a summary in the last line if that is wanted."""
     lines = []
     for finding in result.findings:
         lines += [*_lines(finding, color), ""]
-    return "\n".join([*lines, summary(result)])
+    return "\n".join([*lines, summary(result)] if sums_up else lines[:-1])
 
 
 def summary(result: Result) -> str:
     """Say in one line what was found."""
-    files = _many(result.files, "file")
+    files = many(result.files, "file")
     if not result.findings:
         return f"clean-exit-lint: nothing found in {files}"
     kinds = Counter(finding.rule for finding in result.findings)
     named = ", ".join(f"{count} {rule}" for rule, count in sorted(kinds.items()))
-    return f"clean-exit-lint: {_many(len(result.findings), 'finding')} in {files}: {named}"
+    return f"clean-exit-lint: {many(len(result.findings), 'finding')} in {files}: {named}"
 
 
-def _many(count: int, word: str) -> str:
+def many(count: int, word: str) -> str:
+    """Return a number with its noun."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 

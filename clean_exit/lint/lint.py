@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterable
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from clean_exit.lint.discover import SITES as SITE_WORDS
-from clean_exit.lint.discover import Survey, distribution, survey
+from clean_exit.lint.discover import SITE_WORDS, Survey, distribution, survey
 from clean_exit.lint.evaluator import Evaluator
-from clean_exit.lint.findings import RULES, UNUSED_IGNORE, Finding, Note, Step
+from clean_exit.lint.findings import BY_CODE, RULES, UNUSED_IGNORE, Finding, Note, Step
 from clean_exit.lint.frames import Frame
 from clean_exit.lint.project import Project
 from clean_exit.lint.rules import SITES
@@ -88,14 +88,18 @@ def check_project(project: Project, seen: Survey) -> list[Finding]:
     below = sorted(seen.files_below(names) - set(seen.telling))
     heirs = [module for path in below if (module := project.module(path))]
     walker = Walker(evaluator, found.reached)
-    todo = [(cls, function) for module in (*modules, *heirs) for cls in module.classes
-            for function in _destructors(evaluator, cls)] + assigned  # fmt: skip
+    todo = list(assigned)
+    for module in (*modules, *heirs):
+        with found.guarded(module):
+            todo += [(c, one) for c in module.classes for one in _destructors(evaluator, c)]
     todo.sort(key=lambda one: len(evaluator.linear(one[0])[0]))
     for cls, function in todo:
-        found.guarded(cls.module, lambda c=cls, f=function: walker.destructor(c, f))  # type: ignore[misc]
+        with found.guarded(cls.module):
+            walker.destructor(cls, function)
     for module in modules:
         if any(word in module.source.data for word in SITE_WORDS):
-            found.guarded(module, lambda m=module: found.visit_sites(evaluator, m))  # type: ignore[misc]
+            with found.guarded(module):
+                found.visit_sites(evaluator, module)
     return list(found.by_place.values())
 
 
@@ -106,9 +110,11 @@ class _Findings:
         self.by_place: dict[tuple[str, str, int, int], Finding] = {}
         self._project = project
 
-    def guarded(self, module: Module, action: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def guarded(self, module: Module) -> Iterator[None]:
+        """Note that a file was too much, rather than fail."""
         try:
-            action()
+            yield
         except RecursionError:
             what = "not all of it was followed: it is nested too deeply"
             self._project.notes.append(Note(module.source.path, 0, what))
@@ -195,13 +201,14 @@ def _unknown_class(name: str, module: Module) -> Class:
 def hide(findings: list[Finding], source: Source, rules: set[str]) -> list[Finding]:
     """Return a file's findings without those that its comments hide.
 
-    A comment that hides nothing is a finding; one of a rule that is not asked for is not.
+    A comment that hides nothing is a finding, unless its rule was not selected.
     """
     hidden: set[Finding] = set()
     unused = []
     for comment in ignores(source):
-        here = [one for one in findings if one.line <= comment.line <= max(one.end_line, one.line)]
-        for name in comment.rules or ("",):
+        first, last = _statement_at(source, comment.line)
+        here = [one for one in findings if first <= one.line <= last]
+        for name in [BY_CODE.get(rule, rule) for rule in comment.rules] or [""]:
             matching = {one for one in here if not name or one.rule == name}
             hidden |= matching
             if matching or (name in RULES and name not in rules):
@@ -215,3 +222,18 @@ def hide(findings: list[Finding], source: Source, rules: set[str]) -> list[Findi
             text = source.line(comment.line)
             unused.append(Finding(*place, code_line=text, end_line=comment.line))
     return [one for one in findings if one not in hidden] + unused
+
+
+def _statement_at(source: Source, line: int) -> tuple[int, int]:
+    """Return the first and the last line of the innermost statement on a line.
+
+    Of one with a body, its head is meant.
+    """
+    spans = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.stmt, ast.ExceptHandler)):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            if node.lineno <= line <= max(last, node.lineno):
+                spans.append((node.lineno, max(last, node.lineno)))
+    return max(spans, default=(line, line))  # The innermost one begins last.

@@ -18,8 +18,8 @@ class Project:
     """Parses files when something in them is asked for, and no others. Nothing is imported.
 
     What a file imports from its own package, or from beside it, is read whether it was given or
-    not: so a verdict does not depend on which files are checked together. In the folders above,
-    only what was given is looked for.
+    not: so a base class is known however the files are named. In the folders above, only what was
+    given is looked for.
     """
 
     def __init__(self, paths: Iterable[str], read: Reader) -> None:

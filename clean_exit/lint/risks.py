@@ -27,7 +27,8 @@ _SAFE = {
     "isgeneratorfunction", "iscoroutine", "methodcaller", "attrgetter", "itemgetter", "uuid4",
     "uuid1", "ExitStack", "AsyncExitStack", "nullcontext", "closing", "suppress", "SimpleNamespace",
     "MappingProxyType", "now", "utcnow", "Path", "PurePath", "getrefcount", "exc_info",
-    "is_finalizing", "_current_frames", "_getframe", "warn", "register", "cast", "field",
+    "is_finalizing", "vars", "__setattr__", "_current_frames", "_getframe", "warn", "register",
+    "cast", "field",
 }  # fmt: skip
 # The same, if they are given constants or nothing.
 _SAFE_WITH_CONSTANTS = {
@@ -48,7 +49,7 @@ _LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "conf
                       "environ", "headers", "args", "cfg", "conf", "attrs", "dict")  # fmt: skip
 _NEVER_EMPTY = {"split", "rsplit", "partition", "rpartition", "splitext", "extract_stack",
                 "exc_info", "stack"}  # fmt: skip
-_DEEPEST = 3
+_DEEPEST = 3  # Functions in a row; what is further away can raise, perhaps.
 
 
 class Risks:
@@ -56,7 +57,9 @@ class Risks:
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
-        self._known: dict[Function, bool] = {}
+        self._known: dict[tuple[Function, int], bool] = {}
+        self._stack: list[Function] = []
+        self._met_cycle = False
 
     def of(self, node: ast.AST, env: Env, depth: int = 0) -> Iterator[ast.AST]:
         """Yield what can raise in an expression, or in a simple statement, in its order."""
@@ -92,7 +95,7 @@ class Risks:
         if name == "getattr" and len(node.args) == 3:
             return False
         value = self._evaluator.evaluate(func, env)
-        if value is None and name == "__init__":
+        if value is None and name in {"__init__", "__setattr__"}:
             return False  # A base from elsewhere: what it sets before it raises is not known.
         if value is None:
             return name not in _SAFE_UNKNOWN or bool(given and name != "partial")
@@ -124,20 +127,32 @@ class Risks:
         self, function: Function, receiver: Instance | Class | None, depth: int
     ) -> bool:
         """Whether a call of one of the project's functions can raise."""
-        if function in self._known:
-            return self._known[function]
-        if depth > _DEEPEST or function.is_async:
-            return not function.is_async
-        self._known[function] = False  # What calls itself raises only where something else does.
-        env = Env(function, receiver)
-        handled = {inner for one in inside(function.node) if isinstance(one, ast.Try)
-                   for inner in children(one.body) if is_expected(inner, one.handlers)}  # fmt: skip
-        self._known[function] = any(
-            one not in handled and not _is_abstract(one)
-            for statement in function.body
-            for one in self.of(statement, env, depth + 1)
-        )
-        return self._known[function]
+        if function.is_async or function in self._stack:
+            self._met_cycle = self._met_cycle or not function.is_async
+            return False  # What calls itself raises only where something else does.
+        key = (function, depth)
+        if depth <= _DEEPEST and key not in self._known:
+            outer, self._met_cycle = self._met_cycle, False
+            self._stack.append(function)
+            env = Env(function, receiver)
+            handled = {
+                inner
+                for one in inside(function.node)
+                if isinstance(one, ast.Try)
+                for inner in children(one.body)
+                if is_expected(inner, one.handlers)
+            }
+            risky = any(
+                one not in handled and not _is_abstract(one)
+                for statement in function.body
+                for one in self.of(statement, env, depth + 1)
+            )
+            self._stack.pop()
+            if self._met_cycle and not risky:
+                return False  # Seen from elsewhere it may be another.
+            self._known[key] = risky
+            self._met_cycle = outer
+        return self._known.get(key, True)
 
 
 def _is_abstract(node: ast.AST) -> bool:

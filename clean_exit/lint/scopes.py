@@ -67,7 +67,7 @@ class Function:
     @property
     def is_of_class(self) -> bool:
         """Whether it is called with the class."""
-        return "classmethod" in self.decorators
+        return "classmethod" in self.decorators or self.name == "__init_subclass__"
 
     @property
     def is_property(self) -> bool:
@@ -153,7 +153,7 @@ class Class:
 
     @cached_property
     def methods(self) -> list[Function]:
-        """The functions among its members."""
+        """The functions among its members; setters are not."""
         return [one for one in self.members.values() if isinstance(one, Function)]
 
     @cached_property
@@ -184,7 +184,7 @@ class Module:
 
     @property
     def stars(self) -> list[Imported]:
-        """The modules of which it imports everything."""
+        """Its ``from x import *``."""
         return [one for one in self.names.get("*", ()) if isinstance(one, Imported)]
 
     @property

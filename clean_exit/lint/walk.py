@@ -1,4 +1,4 @@
-"""Goes the way of a destructor, into what it calls, with what is known at each place."""
+"""Walks a destructor, or an ``__init__``, and what it calls, with what is known at each place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from clean_exit.lint.scopes import Class, Function, children, last_name, passed
 from clean_exit.lint.values import Bound, Given, Instance, dotted
 
 _DEEPEST = 6  # A destructor and five more: further away, it depends on too much else.
-_MOST = 400  # Functions entered for one destructor, with different facts.
+_MOST = 400  # Functions entered for one destructor, or one construction.
+_FILLING = {"append", "appendleft", "add", "extend", "insert", "update", "setdefault"}
 _UNKNOWN = ast.Name("")  # A value of which nothing is known.
 _TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
 Report = Callable[[str, ast.AST, str, Frame], None]
@@ -142,6 +143,7 @@ class Walker:
         elif isinstance(node, ast.AugAssign):
             self._read_target(frame, node.target)
             self._expression(frame, node.value)
+            self._store(frame, node.target, _UNKNOWN)
         elif isinstance(node, ast.Delete):
             for target in node.targets:
                 self._read_target(frame, target)
@@ -372,7 +374,8 @@ class Walker:
 
     def _attribute(self, frame: Frame, node: ast.expr, name: str) -> None:
         if method := self._evaluator.method(frame.destroyed, name):
-            if method.is_property:
+            is_cached = "cached_property" in method.decorators and name in frame.facts.has
+            if method.is_property and not is_cached:
                 self._follow(frame, method, frame.object, None)
             return
         self._show(ATTRIBUTES, frame, node, name)
@@ -395,6 +398,10 @@ class Walker:
         self._show(CALLS, frame, node, value)
         for stored in stores(node, frame.function):  # setattr(self, "name", value)
             frame.facts = frame.facts.storing(stored.name, *truth_of(stored.value))
+        held = node.func.value if isinstance(node.func, ast.Attribute) else None
+        name = frame.own_attribute(held) if held and last_name(node.func) in _FILLING else None
+        if name and "false" in frame.facts.tells(name):  # It was empty.
+            frame.facts = frame.facts.storing(name)
         if frame.is_building and is_dynamic(node, frame.function):
             frame.construction.is_known = False
         if isinstance(value, Function) and not value.owner:  # Each branch of a test may define it.

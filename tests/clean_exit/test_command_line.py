@@ -277,12 +277,14 @@ MISTAKES = {
     "'python -c pass'": "it is one word; try clean-exit -- python -c pass",
     ".": ". is a folder",
     "./lost": "cannot be executed: the interpreter that its first line names was not found",
-    "--stop-after 1 true": "needs one of",
-    "--stop-signal TERM true": "needs one of",
+    "--stop-after 1 true": "--stop-after needs --stop-signal",
+    "--stop-signal TERM true": "--stop-signal needs --stop-after or --stop-when",
     "--report-json nowhere/a.json true": "the report 'nowhere/a.json' cannot be written: ",
     "--report-junit . true": "the report '.' cannot be written: ",
     "--error-exitcode 0 true": "must be a whole number from 1 to 255, not '0'",
-    "--report-json '' true": "the report '' cannot be written: ",
+    "--report-json '' true": "argument --report-json: is empty",
+    "--report-json words.py true": "would overwrite the program words.py",
+    "--stop-after 1 --stop-when x --stop-signal TERM true": "exclude each other",
     "--report-json a --report-junit ./a true": "the two reports need a file each",
 }
 

@@ -149,9 +149,10 @@ def test_options_of_the_marker(outer: pytest.Pytester) -> None:
     )
     result = run(outer)
     result.assert_outcomes(passed=1, failed=3)
+    there_are = "there are ignore, max_shutdown_s, resource_warnings, timeout_s"
     for said in (
-        "the marker clean_exit: check() got an unexpected keyword argument 'tiemout_s'",
-        "the marker clean_exit takes options by name only",
+        f"the marker clean_exit has no option 'tiemout_s'; {there_are}",
+        f"the marker clean_exit takes options by name only; {there_are}",
         "the marker clean_exit: ignore takes a list of regular expressions: ignore=['vendor']",
     ):
         assert said in result.outlines

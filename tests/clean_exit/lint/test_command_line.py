@@ -44,7 +44,10 @@ def output(folder: Path, capsys: pytest.CaptureFixture[str]) -> Output:
     """Run the command in this process, and return its exit code, stdout and stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        code = lint_main(arguments)
+        try:
+            code = lint_main(arguments)
+        except SystemExit as ended:  # Of argparse.
+            code = int(ended.code or 0)
         said = capsys.readouterr()
         return code, said.out, said.err
 
@@ -217,7 +220,7 @@ def test_ignores(folder: Path, output: Output) -> None:
 def test_baseline(folder: Path, output: Output) -> None:
     """What was there is not reported, wherever it has moved; one more of it is."""
     code, said, _ = output("--write-baseline", "known.json", ".")
-    assert (code, said) == (0, "clean-exit-lint: 1 findings are in known.json now\n")
+    assert (code, said) == (0, "clean-exit-lint: known.json has 1 finding now\n")
     (folder / "dirty.py").write_text("# moved\n\n" + DIRTY)
     assert output("--baseline", "known.json", ".")[0] == 0
     (folder / "dirty.py").write_text(DIRTY + "\n\n" + DIRTY.replace("A", "B"))
@@ -227,8 +230,15 @@ def test_baseline(folder: Path, output: Output) -> None:
     (folder / "dirty.py").write_text("")
     code, said, noted = output("--baseline", "known.json", ".")
     assert code == 0
-    assert "1 findings of the baseline are gone" in noted
-    for wrong in ("[]", "{", '{"version": 9, "findings": []}', '{"version": 1, "findings": [1]}'):
+    assert "1 finding of the baseline no longer found" in noted
+    (folder / "other.py").write_text("")
+    for narrow in (["other.py"], ["--select", "log", "."], ["--exclude", "dirty.py", "."]):
+        # Nothing is known to be gone from what was not checked.
+        code, _, noted = output("--baseline", "known.json", *narrow)
+        assert (code, noted) == (0, "")
+    row = '{"path": "a", "rule": "b", "code": "c", "count": 1e999}'
+    for wrong in ("[]", "{", '{"version": 9, "findings": []}', '{"version": 1, "findings": [1]}',
+                  f'{{"version": 1, "findings": [{row}]}}', "[" * 100_000):  # fmt: skip
         (folder / "wrong.json").write_text(wrong)
         code, said, noted = output("--baseline", "wrong.json", ".")
         assert (code, said) == (2, ""), wrong
@@ -421,12 +431,53 @@ def test_ctrl_c_while_it_reads(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [([""], "a PATH is empty"), (["--baseline", "damaged.json", "."], "was not written by")],
+    [
+        ([""], "a PATH is empty"),
+        (["--baseline", "damaged.json", "."], "was not written by"),
+        (["--baseline", "", "."], "argument --baseline: is empty"),
+        (["--output", "", "."], "argument --output: is empty"),
+        (["--select", ",", "."], "argument --select: is empty"),
+        (["--write-baseline", "dirty.py"], "would overwrite the program dirty.py"),
+        (["--output", "dirty.py", "clean.py"], "would overwrite the program dirty.py"),
+    ],
 )
 def test_wrong_usage(folder: Path, output: Output, arguments: list[str], said: str) -> None:
-    """An empty path; a baseline with a count that is not a number."""
+    """One line, and no file is changed."""
     row = {"path": "a", "rule": "b", "code": "c", "count": "many"}
     (folder / "damaged.json").write_text(json.dumps({"version": 1, "findings": [row]}))
     code, _, noted = output(*arguments)
     assert code == 2
     assert said in noted
+
+
+SPREAD = """class A:
+    def __del__(self):
+        os.remove(
+            "x",
+        )  # clean-exit-lint: ignore[{}]
+import os
+"""
+
+
+@pytest.mark.parametrize("rule", ["global", "CEX002"])
+def test_an_ignore_is_of_its_statement(rule: str, folder: Path, output: Output) -> None:
+    """On any of its lines, by id or by code."""
+    (folder / "spread.py").write_text(SPREAD.format(rule))
+    assert output("spread.py")[0] == 0
+    assert output("--quiet", "dirty.py")[1].count("finding") == 0
+
+
+def test_a_file_by_two_names_is_one(folder: Path, output: Output) -> None:
+    (folder / "spread.py").write_text(SPREAD.format("global"))
+    code, said, _ = output("spread.py", str(folder / "spread.py"))
+    assert (code, said) == (0, "clean-exit-lint: nothing found in 1 file\n")
+
+
+def test_in_a_removed_folder(folder: Path, output: Output) -> None:
+    (folder / "gone").mkdir()
+    os.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    try:
+        assert output(str(folder / "dirty.py"))[0] == 1
+    finally:
+        os.chdir(folder)

@@ -291,3 +291,95 @@ def test_what_was_not_given_has_no_findings(tmp_path: Path) -> None:
     assert {one.rule for one in alone} == {"global"}
     both = lint(python_files([str(tmp_path)])).findings
     assert {one.rule for one in both} == {"global", "import"}
+
+
+def test_stars_in_a_circle(tmp_path: Path) -> None:
+    """What neither of the files has is not looked for without an end."""
+    found = lint_files(
+        tmp_path,
+        a="from b import *\nclass C(Base):\n    def __del__(self):\n        foo()\n",
+        b="from a import *\n",
+    )
+    assert [one.rule for one in found.findings] == ["global"]
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a"), ("b",)])
+def test_the_order_of_files_does_not_matter(order: tuple[str, ...], tmp_path: Path) -> None:
+    """Nor what was found out for another file, of functions in rows and in circles."""
+    row = "".join(f"def f{n}():\n    f{n + 1}()\n" for n in range(1, 5)) + "def f5(): pass\n"
+    circle = "def ping(n):\n    pong(n)\n    raise ValueError\ndef pong(n):\n    if n: ping(n)\n"
+    (tmp_path / "util.py").write_text(row + circle)
+    using = (
+        "from util import *\nclass {0}:\n    def __init__(self):\n        {1}\n        self.x = 1\n"
+    )
+    using += "    def __del__(self):\n        self.x\n"
+    (tmp_path / "a.py").write_text(using.format("A", "f1(); ping(1)"))
+    (tmp_path / "b.py").write_text(using.format("B", "f3(); pong(1)"))
+    found = lint([str(tmp_path / f"{name}.py") for name in order]).findings
+    (of_b,) = [one.message for one in found if one.path.endswith("b.py") and one.rule != "global"]
+    assert of_b == "__del__: self.x is missing if pong() fails in line 4"
+
+
+GUARDED = """
+class A:
+    def __init__(self, path):
+        self.ok = {0}
+        self.file = open(path)
+        self.ok = {1}
+    def __del__(self):
+        if {2}:
+            self.file.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "test"),
+    [
+        ("False", "True", "self.ok is True"),
+        ("False", "True", "self.ok == True"),
+        ("0", "1", "self.ok > 0"),
+        ("0", "1", "self.ok != 0"),
+        ("None", "1", "self.ok is not None"),
+        ("None", "'open'", "self.ok == 'open'"),
+    ],
+)
+def test_comparisons_are_guards(before: str, after: str, test: str, tmp_path: Path) -> None:
+    assert lint_files(tmp_path, a=GUARDED.format(before, after, test)).findings == ()
+    control = lint_files(tmp_path, a=GUARDED.format(after, before, test)).findings
+    assert [one.rule for one in control] == ["half-built"]
+
+
+def test_what_is_filled_is_no_longer_false(tmp_path: Path) -> None:
+    for change in ("self.ok += 1", "self.ok.append(1)"):
+        source = GUARDED.format("[]" if "append" in change else "0", "1", "self.ok")
+        source = source.replace("        self.file = ", f"        {change}\n        self.file = ")
+        assert [one.rule for one in lint_files(tmp_path, a=source).findings] == ["half-built"]
+
+
+def test_heads_of_classes_of_any_form(tmp_path: Path) -> None:
+    """Their files are read though no word in them tells of a destructor."""
+    close = "    def close(self):\n        import math\n"
+    heads = (
+        "class S(mixin(3), Base)",
+        "class S(\n    # (a) comment\n    Base)",
+        "class S \\\n(Base)",
+    )
+    for head in heads:
+        found = lint_files(
+            tmp_path,
+            base="class Base:\n    def __del__(self):\n        self.close()\n",
+            sub=f"from base import Base\n{head}:\n{close}",
+        )
+        assert [one.rule for one in found.findings] == ["import"], head
+
+
+def test_variables_and_attributes_by_the_hundred(tmp_path: Path) -> None:
+    """In linear time, or nearly so: this took minutes."""
+    bound = '        s = s.replace("0", "")\n' * 200
+    a = f'class A:\n    def __del__(self):\n        s = "a"\n{bound}        s.strip()\n'
+    names = [f"self.x{n}" for n in range(300)]
+    init = "".join(f"        {name} = open(p)\n" for name in names)
+    read = "".join(f"        {name}\n" for name in names)
+    b = f"class B:\n    def __init__(self, p):\n{init}    def __del__(self):\n{read}"
+    assert len(lint_files(tmp_path, a=a, b=b).findings) == 300
