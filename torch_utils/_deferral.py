@@ -22,7 +22,7 @@ from torch_utils._runtime import MODULES, PHASE, early_bound, is_finalizing
 
 TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
     from typing import Any
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -117,12 +117,7 @@ class DeferredSignals:
                 signal.signal(number, _note)
 
     @early_bound
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         if not self._held:
             return
         try:

@@ -9,7 +9,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 from torch_utils._coroutines import UNAWAITED, called_function, never_ran
@@ -246,12 +245,7 @@ class SafePyTorchCleanup:
             block.items += [_Item(name_of(type(thing)), thing) for thing in self._resources]
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         block = self._block
         if block is not None:
             block.exception = exc
@@ -260,12 +254,7 @@ class SafePyTorchCleanup:
     async def __aenter__(self: Self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
         block = self._block
         if block is not None:
             block.exception = exc

@@ -6,7 +6,6 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, ClassVar, NoReturn, TypeVar
 from warnings import warn
 
@@ -135,12 +134,7 @@ class Resource:
         self.ensure_open()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         entry = REGISTRY.get(id(self))
         try:
             # Not by attributes: `release` may have emptied this object in its own block.
@@ -154,13 +148,8 @@ class Resource:
     async def __aenter__(self: Self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(exc_type, exc, traceback)
+    async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
+        self.__exit__(exc_type, exc, trace)
 
     @early_bound
     def __del__(self) -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from torch_utils._runtime import PHASE, current_task
@@ -71,12 +71,7 @@ class SignalExit:
     def __enter__(self) -> SignalExit:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         self.restore()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

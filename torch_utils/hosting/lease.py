@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from os import getpid
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from torch_utils._runtime import early_bound, is_shutting_down
@@ -175,12 +175,7 @@ class Lease(_Lease[M]):
             self._give_up()
             raise
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         self._end()
         self._core.expire_now()
 
@@ -200,12 +195,7 @@ class AsyncLease(_Lease[M]):
             self._give_up()
             raise
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
         self._end()
         if self._core.is_due():
             await off_the_loop(self._core.expire_now)
