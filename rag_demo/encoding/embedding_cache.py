@@ -58,6 +58,9 @@ _Result = TypeVar("_Result")
 log = logging.getLogger("rag_demo")
 
 
+_OF_PARENTS: list[object] = []  # connections, in a forked child
+
+
 class EmbeddingCache:
     """Vectors by key; the least recently used go when it becomes too large.
 
@@ -108,7 +111,7 @@ class EmbeddingCache:
                 if self._used:
                     self._try(self._write_uses)
                 self._disconnect()
-            self._database = None
+                self._database = None
 
     def _try(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
         """Do something with the database; None if it cannot be used."""
@@ -130,7 +133,10 @@ class EmbeddingCache:
             return None
 
     def _open(self) -> sqlite3.Connection:
-        if self._pid != os.getpid():  # A connection must not be carried across a fork.
+        if self._pid != os.getpid():
+            # A connection must not be carried across a fork, nor closed there: SQLite would take
+            # the parent's file for one that nobody uses.
+            _OF_PARENTS.append(self._database)
             self._database, self._pid = None, os.getpid()
         if self._database is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)

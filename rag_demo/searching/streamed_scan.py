@@ -62,8 +62,18 @@ class StreamedScan(Scan):
                 if device.type != "cpu":
                     batch = batch.to(device, non_blocking=True)
                     # The buffer is filled again two batches later, and must have been copied.
-                    torch.cuda.current_stream(device).synchronize()
+                    wait_for_device(device)
                 yield number * step, batch
+
+
+def wait_for_device(device: Any) -> None:
+    """Wait until what was asked of a device is done; of CUDA, what its current stream was asked."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    else:
+        getattr(torch, device.type).synchronize()  # mps, xpu
 
 
 def make_streamed_scan(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import torch
+
 from acceptance.search.reference import GivenVectors, check_all, filled, normal
+from rag_demo.searching.streamed_scan import wait_for_device
 from support.retriever_kinds import OnCpu
 
 
@@ -28,3 +32,12 @@ def test_answers_among_more_near_ties_than_the_budget_has_room_for_are_exact() -
     model = GivenVectors(documents, 1 + 0.01 * normal(32, 16, seed=1))
     with OnCpu(model, memory_budget=4 << 20) as retriever:
         check_all(retriever, filled(retriever, model), 7)
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_other_devices_are_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their own module: a buffer that is copied must not be filled again before."""
+    waited: list[str] = []
+    monkeypatch.setattr(getattr(torch, kind), "synchronize", lambda: waited.append(kind))
+    wait_for_device(torch.device(kind))
+    assert waited == [kind]
