@@ -16,7 +16,12 @@ _PARAGRAPH = re.compile(r"\S[\s\S]*?(?=\n[ \t]*\n|\Z)")
 _HEADING = re.compile(r"#{1,6}\s+(.+)")
 _UNDERLINED = re.compile(r"""(\S[^\n]*)\n([=\-~^"'#*+.:`_])\2{2,}[ \t]*(?:\n|\Z)""")
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
-_SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
+_SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)|[\u3002\uff01\uff1f]")
+# Characters that are about a token each, where others are a quarter of one.
+_WIDE = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+_WIDTH = 4
 
 
 class Passage(NamedTuple):
@@ -42,7 +47,8 @@ def cut(text: str, size: int = PASSAGE_CHARS) -> Iterator[Passage]:
 
     Args:
         text: Of any length.
-        size: Characters of a passage; the joined ones may have some `SHORTEST` more.
+        size: Characters of a passage; the joined ones may have some `SHORTEST` more. A character
+            of Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese counts as four.
     """
     held: Passage | None = None  # The last one is given once what follows it is not too short.
     for passage in _gathered(text, size):
@@ -67,13 +73,14 @@ def _gathered(text: str, size: int) -> Iterator[Passage]:
         is_code ^= len(_FENCE.findall(whole)) % 2 == 1
         for offset, piece in _pieces(whole, size):
             title = None if was_code else _HEADING.match(piece) or _UNDERLINED.match(piece)
-            if length >= SHORTEST and (title or length + len(piece) > size):
+            letters = _letters(piece)
+            if length >= SHORTEST and (title or length + letters > size):
                 yield _joined(*pieces)
                 pieces, length = [], 0
             if title:
                 heading = title.group(1).strip()
             start = paragraph.start() + offset
-            length += len(piece) + (_BETWEEN if pieces else 0)
+            length += letters + (_BETWEEN if pieces else 0)
             pieces.append(Passage(start, start + len(piece), piece, heading))
     if pieces:
         yield _joined(*pieces)
@@ -88,8 +95,8 @@ def _joined(*pieces: Passage) -> Passage:
 def _pieces(paragraph: str, size: int) -> Iterator[tuple[int, str]]:
     """Cut a paragraph that is too long for one passage: after a sentence, else at a space."""
     start = 0
-    while len(paragraph) - start > size:
-        stop = _end_of_piece(paragraph, start, size)
+    while (full := _stop_of(paragraph, start, size)) < len(paragraph):
+        stop = _end_of_piece(paragraph, start, full)
         yield start, paragraph[start:stop].rstrip()
         start = stop
         while start < len(paragraph) and paragraph[start].isspace():
@@ -98,11 +105,23 @@ def _pieces(paragraph: str, size: int) -> Iterator[tuple[int, str]]:
         yield start, paragraph[start:].rstrip()
 
 
-def _end_of_piece(paragraph: str, start: int, size: int) -> int:
-    """Say where the piece from ``start`` on ends."""
-    stop = start + size
+def _letters(text: str) -> int:
+    """Count the characters of a text, the wide ones several times."""
+    return len(text) if text.isascii() else len(text) + (_WIDTH - 1) * len(_WIDE.findall(text))
+
+
+def _stop_of(paragraph: str, start: int, size: int) -> int:
+    """Say where so many letters from ``start`` on end."""
+    stop = min(start + size, len(paragraph))
+    while stop > start + 1 and (letters := _letters(paragraph[start:stop])) > size:
+        stop = start + max(1, (stop - start) * size // letters)
+    return stop
+
+
+def _end_of_piece(paragraph: str, start: int, stop: int) -> int:
+    """Say where the piece from ``start`` on ends, at ``stop`` or before."""
     sentences = [match.end() for match in _SENTENCE_END.finditer(paragraph, start, stop)]
-    if sentences and sentences[-1] - start >= size // 3:
+    if sentences and sentences[-1] - start >= (stop - start) // 3:
         return sentences[-1]
     space = paragraph.rfind(" ", start, stop)
     return space if space > start else stop
@@ -115,7 +134,7 @@ def passages_of(text: str, title: object = None) -> list[Passage]:
         text: Of the document.
         title: If it is a string, it is put before the text of passages that do not begin with it.
     """
-    if len(text) <= _LONG_CHARS:
+    if _letters(text) <= _LONG_CHARS:
         return []
     named = title if isinstance(title, str) else ""
     found = []

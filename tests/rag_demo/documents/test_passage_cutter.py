@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_demo.documents.passages import PASSAGE_CHARS, SHORTEST, cut
+from rag_demo.documents.passages import PASSAGE_CHARS, SHORTEST, cut, passages_of
 from support.programs import assert_clean, run
 
 PARAGRAPHS = st.lists(
@@ -64,6 +64,15 @@ FENCED = "## Start\n\nA first program:\n\n```\nx = 1\n\n# a comment\n\ny = 2\n``
 def test_short_sections_are_joined(text: str, found: list[tuple[str, str]]) -> None:
     """To what follows, or at the end to what stands before; the first heading is theirs."""
     assert [(passage.text, passage.heading) for passage in cut(text)] == found
+
+
+def test_wide_characters_fill_a_passage_sooner() -> None:
+    """One is about a token; passages end after sentences, whose marks have no space behind."""
+    sentence = "\u5409\u8f29\u306f\u732b\u3067\u3042\u308b\u3002"
+    found = list(cut(sentence * 250))
+    assert "".join(passage.text for passage in found) == sentence * 250
+    assert {len(passage.text) for passage in found[:-1]} == {200}
+    assert len(passages_of(sentence * 30)) == 0 < len(passages_of(sentence * 40))
 
 
 HOSTILE = """
