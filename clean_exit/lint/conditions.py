@@ -11,7 +11,7 @@ from clean_exit.lint.facts import ALIVE, NOTHING, Facts, told
 from clean_exit.lint.frames import Frame
 from clean_exit.lint.scopes import last_name
 
-_DEEPEST = 40  # Nested tests; nobody reads deeper ones.
+_DEEPEST_TEST = 40  # Nested tests; nobody reads deeper ones.
 _STANDING = 15  # What a test that stands for another one adds to its depth.
 _META_PATH = re.compile(r"getattr\(_?sys, 'meta_path', None\)")
 _Branch = Union[Facts, None]  # noqa: UP007
@@ -20,7 +20,7 @@ _Both = tuple[_Branch, _Branch]
 
 def split(frame: Frame, node: ast.expr, depth: int = 0) -> _Both:
     """Return what holds if a test is true, and if it is false; None for what cannot be."""
-    if depth > _DEEPEST:
+    if depth > _DEEPEST_TEST:
         return NOTHING, NOTHING
     node = plain_test(node)
     true, false = _split(frame, node, depth)

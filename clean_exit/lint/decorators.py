@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from clean_exit.lint.catching import caught_by, is_suppress, suppressed
 from clean_exit.lint.facts import ALIVE, Facts
-from clean_exit.lint.frames import ENDING, Frame
+from clean_exit.lint.frames import ASKS_FOR_END, Frame
 from clean_exit.lint.scopes import Function, last_name
 
 _HARMLESS = {
@@ -59,6 +59,6 @@ def _facts_of_wrapper(decorator: Function) -> Facts:
             facts = facts.catching(n for handler in node.handlers for n in caught_by(handler))
         elif isinstance(node, ast.withitem) and is_suppress(node.context_expr):
             facts = facts.catching(suppressed(node.context_expr))
-        elif isinstance(node, ast.Call) and ENDING.fullmatch(last_name(node.func)):
+        elif isinstance(node, ast.Call) and ASKS_FOR_END.fullmatch(last_name(node.func)):
             facts = facts.plus(ALIVE)
     return facts

@@ -65,7 +65,7 @@ def _below(folder: str, exclude: Sequence[str]) -> Iterator[str]:
 
 
 def _is_file(path: str) -> bool:
-    """Whether reading does not wait, as a pipe's would; what is not there is told by reading."""
+    """Whether reading does not wait, as a pipe's would; a missing file is told when it is read."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116  (hot)
     except OSError:

@@ -22,7 +22,7 @@ from clean_exit.lint.scopes import (
 )
 from clean_exit.lint.values import Bound, Env, External, Instance, Named, Super, Value
 
-_DEEPEST = 12
+_MOST_STEPS = 12
 _PASSING_ON = {"partial", "partialmethod", "staticmethod", "classmethod"}
 _TRANSPARENT = {"Optional", "Annotated", "Final", "ClassVar", "Union", "Required", "Self"}
 _WITHOUT_MEMBERS = {"object", "Generic", "Protocol", "ABC"}
@@ -42,7 +42,7 @@ class Evaluator:
 
     def evaluate(self, node: ast.AST, env: Env) -> Value | None:
         """Return what an expression is; None if that is not known."""
-        if env.depth > _DEEPEST:
+        if env.depth > _MOST_STEPS:
             return None
         env = replace(env, depth=env.depth + 1)
         if isinstance(node, ast.Name):
@@ -81,8 +81,8 @@ class Evaluator:
             if name in here.declared_global:
                 break
             if name in here.local_names:
-                kind = "local" if here is scope else "closure"
-                return Named(kind, here, tuple(here.names.get(name, ())))
+                bound = tuple(here.names.get(name, ()))
+                return Named("local" if here is scope else "closure", here, bound)
             here = here.parent or here.module
         module = module_of(here)
         if name in module.names:
@@ -244,7 +244,7 @@ class Evaluator:
         owner, found = self.member(cls, name) or (cls, None)
         if isinstance(found, Function):
             return self._bind(found, receiver)
-        if key in self._busy or depth > _DEEPEST:
+        if key in self._busy or depth > _MOST_STEPS:
             return None
         self._busy.add(key)
         try:
@@ -279,7 +279,7 @@ class Evaluator:
                 node = ast.parse(node.value, mode="eval").body
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 return None
-        if depth > _DEEPEST:
+        if depth > _MOST_STEPS:
             return None
         parts: list[ast.expr] = []
         if isinstance(node, ast.BinOp):

@@ -27,8 +27,8 @@ class Facts:
         present: The names, with their module's file, that are not None.
         caught: The exceptions that somebody around here catches.
         known: What tests, reads and assignments have told of the object's attributes.
-        began: The same of what they were when the destructor began; once it has set an attribute,
-            later tests tell nothing of the beginning.
+        began: The same of what they were when the destructor began; after it has set an attribute,
+            a test of that one no longer tells about the beginning.
         maybe: The attributes that have been set on one way or another.
     """
 

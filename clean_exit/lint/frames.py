@@ -15,8 +15,8 @@ from clean_exit.lint.findings import Step
 from clean_exit.lint.scopes import Class, Function, last_name, passed
 from clean_exit.lint.values import Bound, Env, Given, Instance, Named, Value, dotted
 
-# What asks whether the end has come, in the words that are usual.
-ENDING = re.compile(
+# What asks whether the end has come, by its usual names.
+ASKS_FOR_END = re.compile(
     r"_*(is_|interpreter_|python_)*(finalizing|shutting_?down|exiting|shutdown_started)"
     r"|_*(is_)?(interpreter_shutdown|python_exit_status)"
 )
@@ -30,8 +30,8 @@ class Frame:
         receiver: The object of the method, or the class.
         construction: How the destroyed object was built.
         constants: Parameters whose value is known, as ``blocking=False``.
-        quiet: The name by which it was called is reported already as one that may be None; the
-            names that it uses itself would say the same again.
+        quiet: The global by which it was called is reported already; the names inside are not
+            reported again.
         tested: An attribute of the object was tested on the way: what is set under conditions
             may be used under the same ones.
         aliases: The variables that an attribute of the object was read into.
@@ -189,7 +189,7 @@ class Frame:
     def asks_for_end(self, node: ast.Call) -> bool:
         """Whether a call asks if the interpreter is finalizing."""
         value = self.evaluate(node.func)
-        if ENDING.fullmatch(last_name(node.func)) or dotted(value) == "sys.is_finalizing":
+        if ASKS_FOR_END.fullmatch(last_name(node.func)) or dotted(value) == "sys.is_finalizing":
             return True
         test = _only_return(value) if isinstance(value, Function) else None
         said = ast.unparse(test) if test else ""

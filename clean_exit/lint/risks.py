@@ -49,7 +49,7 @@ _LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "conf
                       "environ", "headers", "args", "cfg", "conf", "attrs", "dict")  # fmt: skip
 _NEVER_EMPTY = {"split", "rsplit", "partition", "rpartition", "splitext", "extract_stack",
                 "exc_info", "stack"}  # fmt: skip
-_DEEPEST = 3  # Functions in a row; what is further away can raise, perhaps.
+_FURTHEST = 3  # Functions in a row; what is further away can raise, perhaps.
 
 
 class Risks:
@@ -131,7 +131,7 @@ class Risks:
             self._met_cycle = self._met_cycle or not function.is_async
             return False  # What calls itself raises only where something else does.
         key = (function, depth)
-        if depth <= _DEEPEST and key not in self._known:
+        if depth <= _FURTHEST and key not in self._known:
             outer, self._met_cycle = self._met_cycle, False
             self._stack.append(function)
             env = Env(function, receiver)

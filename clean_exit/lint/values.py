@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Literal, Union
 
 from clean_exit.lint.scopes import Class, Function, Module, Scope
 
@@ -62,12 +62,12 @@ class Named:
     """What a name is bound by.
 
     Attributes:
-        kind: "local", "closure", "class", "global", "builtin" or "unknown".
+        kind: What kind of scope that is.
         scope: The scope that binds it.
         bindings: Definitions, imports, and expressions that are assigned to it.
     """
 
-    kind: str
+    kind: Literal["local", "closure", "class", "global", "builtin", "unknown"]
     scope: Scope
     bindings: tuple[object, ...] = ()
 

@@ -17,13 +17,13 @@ from clean_exit.lint.discover import distribution
 from clean_exit.lint.evaluator import Evaluator
 from clean_exit.lint.facts import NOTHING, Facts, told, truth_of
 from clean_exit.lint.findings import Step
-from clean_exit.lint.frames import ENDING, Frame, constants_of
+from clean_exit.lint.frames import ASKS_FOR_END, Frame, constants_of
 from clean_exit.lint.risks import Risks
 from clean_exit.lint.rules import ATTRIBUTES, CALLS, NAMES, STATEMENTS, WITHS, Rules
 from clean_exit.lint.scopes import Class, Function, children, last_name, passed
 from clean_exit.lint.values import Bound, Given, Instance, dotted
 
-_DEEPEST = 6  # A destructor and five more: further away, it depends on too much else.
+_LONGEST_TRACE = 6  # A destructor and five more: further away, it depends on too much else.
 _MOST = 400  # Functions entered for one destructor, or one construction.
 _FILLING = {"append", "appendleft", "add", "extend", "insert", "update", "setdefault"}
 _UNKNOWN = ast.Name("")  # A value of which nothing is known.
@@ -154,7 +154,7 @@ class Walker:
         return not isinstance(node, (ast.Raise, ast.Return, ast.Continue, ast.Break))
 
     def _note_risks(self, frame: Frame, node: ast.stmt) -> None:
-        """Note what can raise in a statement of a construction, before its blocks."""
+        """Note what can raise in what a statement of a construction evaluates before its blocks."""
         for part in _evaluated_first(node):
             for one in self._risks.of(part, frame.env):
                 # In a handler something has failed already; that it fails twice is another matter.
@@ -227,7 +227,7 @@ class Walker:
             if self._block(frame, node.orelse):
                 ends.append(frame.facts)
         frame.conditions.pop()
-        frame.facts = _common(ends) or before
+        frame.facts = _on_any_way(ends) or before
         return bool(ends)
 
     def _with(self, frame: Frame, node: ast.With | ast.AsyncWith) -> bool:
@@ -261,7 +261,7 @@ class Walker:
         frame.facts = replace(frame.facts, caught=before.caught)
         reached = reached and self._block(frame, node.orelse)
         ends = [frame.facts] if reached else []
-        raised = _common(one.facts for one in exits[first:]) or before
+        raised = _on_any_way(one.facts for one in exits[first:]) or before
         # What is caught leaves through the handler, which may raise again.
         exits[first:] = [one for one in exits[first:] if not is_expected(one.cause, node.handlers)]
         frame.is_handling = True
@@ -274,7 +274,7 @@ class Walker:
         for at, one in enumerate(exits[first:], first):
             stored = {s.name for n in children(node.finalbody) for s in stores(n, frame.function)}
             exits[at] = replace(one, facts=reduce(Facts.storing, sorted(stored), one.facts))
-        frame.facts = _common(ends) or before
+        frame.facts = _on_any_way(ends) or before
         final = self._block(frame, node.finalbody)
         return bool(ends) and final
 
@@ -360,7 +360,7 @@ class Walker:
         frame.facts, frame.own_names = before or frame.facts, own
 
     def _read(self, frame: Frame, node: ast.Attribute) -> None:
-        if ENDING.fullmatch(node.attr) or is_meta_path(node):
+        if ASKS_FOR_END.fullmatch(node.attr) or is_meta_path(node):
             return
         self._expression(frame, node.value)
         if name := frame.own_attribute(node):
@@ -455,7 +455,7 @@ class Walker:
                 constants=constants, quiet=quiet, aliases=aliases,
             )  # fmt: skip
             self._run(inner)
-            end = _common(inner.ends)
+            end = _on_any_way(inner.ends)
             if is_self and end:  # What it has seen of the object, wherever it returns, holds.
                 self._seen[key] = end.without_parameters()
         end = self._seen[key]
@@ -470,7 +470,7 @@ class Walker:
         line = function.node.lineno
         return not (
             function.is_async
-            or len(frame.trace) >= _DEEPEST
+            or len(frame.trace) >= _LONGEST_TRACE
             or len(self._seen) > _MOST
             or (here != there and distribution(here) != distribution(there))
             or any(step.line == line and step.path == there for step in frame.trace)
@@ -490,7 +490,7 @@ def _evaluated_first(node: ast.stmt) -> Sequence[ast.AST]:
     return [] if hasattr(node, "handlers") else [node]
 
 
-def _common(ends: Iterable[Facts]) -> Facts | None:
+def _on_any_way(ends: Iterable[Facts]) -> Facts | None:
     """Return what holds on any of the ways; None if there is none."""
     common = None
     for end in ends:

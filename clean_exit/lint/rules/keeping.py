@@ -10,7 +10,7 @@ from clean_exit.lint.scopes import Class, Function, inside, last_name, passed
 from clean_exit.lint.sites import Site
 from clean_exit.lint.values import Instance, Super, dotted
 
-_DEEPEST = 5
+_MOST_STEPS = 5
 
 
 def finalize_keeps_alive(site: Site, node: ast.Call) -> str:
@@ -84,7 +84,7 @@ def _how(
     An attribute that is called is a method, where nothing else is known; one that is only an
     argument is a value.
     """
-    if depth > _DEEPEST:
+    if depth > _MOST_STEPS:
         return ""
     if ast.dump(node) == kept.said:
         return "the object itself"
