@@ -135,7 +135,7 @@ def _call(frame: Frame, node: ast.Call) -> _Both:
         return _there(frame, node.args[0]), NOTHING
     attribute = frame.own_attribute(node)
     if name == "hasattr" and attribute:
-        return told(attribute, "there"), None if attribute in frame.facts.has else NOTHING
+        return told(attribute, "there"), None if frame.facts.has(attribute) else NOTHING
     true, false = _told(frame, node, "true"), _told(frame, node, "false")
     if name in {"getattr", "get"} and attribute:
         default = node.args[2 if name == "getattr" else 1 :][:1]

@@ -51,24 +51,20 @@ class Construction:
         """
         set_by = next((at for at, one in enumerate(self.exits) if name in one.facts.maybe),
                       len(self.exits))  # fmt: skip
+        seen = [(one, what) for one, what in facts.began if one in self.assigned]
+        set_by_then = {one for one, what in seen if what in ("true", "full")
+                       or (what == "there" and one not in self.defaults)}  # fmt: skip
         ways = [
             one
             for at, one in enumerate(self.exits)
-            if name not in one.facts.has
+            if not one.facts.has(name)
             and not (tested and (one.cause is None or at >= set_by))
-            and all(self._agrees(one.facts, *seen) for seen in facts.began)
+            and set_by_then <= one.facts.maybe
+            and not any(one.facts.rules_out(*each) for each in seen)
         ]
         # What fails in the class's own __init__ says more than what does in a base's.
         own = [one for one in ways if one.where and one.where.owner is self.cls]
         return next(iter(own or ways), None)
-
-    def _agrees(self, end: Facts, name: str, what: str) -> bool:
-        """Whether a construction that ended so leaves what the destructor has seen."""
-        if name not in self.assigned or (what == "there" and name in self.defaults):
-            return True
-        if what in ("there", "true", "full") and name not in end.maybe:
-            return False
-        return what == "there" or not end.rules_out(name, what)
 
 
 def begin_construction(evaluator: Evaluator, cls: Class) -> Construction:
@@ -92,7 +88,7 @@ def begin_construction(evaluator: Evaluator, cls: Class) -> Construction:
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 begin = begin.storing(mangle(node.attr, one))
     is_known = all(_is_known(evaluator, one, base) for one in order for base in one.node.bases)
-    return Construction(cls, begin, defaults, assigned | begin.has, is_known)
+    return Construction(cls, begin, defaults, assigned | begin.maybe, is_known)
 
 
 def _is_known(evaluator: Evaluator, cls: Class, base: ast.expr) -> bool:

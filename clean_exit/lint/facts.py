@@ -39,10 +39,9 @@ class Facts:
     began: frozenset[Told] = frozenset()
     maybe: frozenset[str] = frozenset()
 
-    @property
-    def has(self) -> set[str]:
-        """The attributes of the object that exist."""
-        return {name for name, what in self.known if what == "there"}
+    def has(self, name: str | None) -> bool:
+        """Whether an attribute of the object exists."""
+        return (name, "there") in self.known
 
     def plus(self, other: Facts) -> Facts:
         """Return what holds if both do."""
@@ -90,7 +89,7 @@ class Facts:
 
     def rules_out(self, name: str, what: str) -> bool:
         """Whether an attribute is known to be something else."""
-        return not self.known.isdisjoint([(name, other) for other in _RULED_OUT[what]])
+        return any((name, other) in self.known for other in _RULED_OUT.get(what, ()))
 
     def without_parameters(self) -> Facts:
         """Return what holds in another function."""

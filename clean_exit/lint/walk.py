@@ -374,7 +374,7 @@ class Walker:
 
     def _attribute(self, frame: Frame, node: ast.expr, name: str) -> None:
         if method := self._evaluator.method(frame.destroyed, name):
-            is_cached = "cached_property" in method.decorators and name in frame.facts.has
+            is_cached = "cached_property" in method.decorators and frame.facts.has(name)
             if method.is_property and not is_cached:
                 self._follow(frame, method, frame.object, None)
             return

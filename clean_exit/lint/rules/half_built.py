@@ -13,7 +13,7 @@ def on_attribute(frame: Frame, node: ast.expr, name: str) -> str:
     built, facts = frame.construction, frame.facts
     if not built.is_known or name in built.defaults or name not in built.assigned:
         return ""
-    if name in facts.has or facts.catches("AttributeError"):
+    if facts.has(name) or facts.catches("AttributeError"):
         return ""
     if any(frame.evaluator.method(frame.destroyed, special)
            for special in ("__getattr__", "__getattribute__")):  # fmt: skip
