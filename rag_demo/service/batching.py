@@ -63,6 +63,11 @@ class Batcher:
         self._texts_per_s = 100.0  # measured as it works; for Retry-After
         self._task = asyncio.get_running_loop().create_task(self._work(), name="batches")
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether jobs are worked on, or were to the end."""
+        return self._closed or not self._task.done()
+
     async def submit(self, job: Job, *, is_more: bool = False) -> Any:
         """Have a job done with others.
 
@@ -145,18 +150,19 @@ class Batcher:
 
     def _do(self, batch: list[Job]) -> list[Any]:
         """Work, in the thread; returns for each job its result, or an exception."""
-        opened = self._opened()
         try:
-            return _do_together(opened, batch)
-        except Exception as error:
-            # Whatever it is, it is the answer; to whom, is found out one by one.
+            return _do_together(self._opened(), batch)
+        except BaseException as error:
+            # Whatever it is, it is the answer: a tokenizer's panic and a model's sys.exit() are no
+            # Exceptions, and must not end all work. To whom it is, is found out one by one.
             if len(batch) == 1:
                 return [_as_answer(error)]
             log.debug("a batch of %d failed, and is tried one by one: %r", len(batch), error)
-            return [self._do([job])[0] for job in batch]
+            # Clients that have left meanwhile wait for nothing.
+            return [None if job.answer.done() else self._do([job])[0] for job in batch]
 
 
-def _as_answer(error: Exception) -> Exception:
+def _as_answer(error: BaseException) -> BaseException:
     if isinstance(error, Problem):
         return error
     log.error("a batch failed: %r", error, exc_info=error)

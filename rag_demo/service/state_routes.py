@@ -22,8 +22,10 @@ _NEVER = "0001-01-01T00:00:00Z"  # as `ollama ps` is told of a model that stays
 
 
 @router.get("/livez", response_model=None, responses={200: {"model": Ready}})
-async def livez() -> AsciiJSON:
-    """Say that the event loop runs, whatever else does."""
+async def livez(request: Request) -> AsciiJSON:
+    """Say that the event loop runs, and that requests are worked on; whatever else does."""
+    if not running_of(request).batcher.is_alive:
+        raise Problem(503, "requests are not worked on any more; restart the service")
     return AsciiJSON({"status": "ok"})
 
 

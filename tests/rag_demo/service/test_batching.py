@@ -115,6 +115,39 @@ def test_a_bad_neighbour_harms_nobody(index: Path) -> None:
     assert "secret" not in answers[2].text
 
 
+class Panic(BaseException):
+    """As pyo3 has it, whose panics are no Exceptions."""
+
+
+@pytest.mark.parametrize("kind", [Panic, SystemExit, KeyboardInterrupt])
+def test_what_is_no_exception_ends_no_work(index: Path, kind: type[BaseException]) -> None:
+    """The one who asked is answered, so are all who come later; and the service is alive."""
+
+    def poisoned(texts: list[str]) -> None:
+        if "poison" in texts:
+            raise kind("a panic in the tokenizer")
+
+    async def main() -> list[int]:
+        async with serving(index, Embedder(poisoned)) as client:
+            answers = [await asyncio.wait_for(post(client, each), 60) for each in ("poison", "a")]
+            answers.append(await client.get("/livez"))
+            return [answer.status_code for answer in answers]
+
+    assert asyncio.run(main()) == [503, 200, 200]
+
+
+def test_a_service_that_works_no_more_is_not_alive(index: Path) -> None:
+    async def main() -> tuple[int, int]:
+        async with serving(index, Embedder()) as client:
+            before = (await client.get("/livez")).status_code
+            (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "batches"]
+            task.cancel()
+            await asyncio.wait([task])
+            return before, (await client.get("/livez")).status_code
+
+    assert asyncio.run(main()) == (200, 503)
+
+
 def test_a_time_limit(index: Path) -> None:
     """Who has waited for too long is told so; the question is not asked any more."""
 
