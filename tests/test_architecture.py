@@ -106,6 +106,8 @@ PRIVATE_TESTS = {
     "tests/rag_demo/documents/test_html_reader.py": "a parser",
     "tests/rag_demo/documents/test_passage_cutter.py": "an algorithm with many edges",
     "tests/rag_demo/encoding/test_embedding_cache.py": "no option sets the size of the cache",
+    "tests/rag_demo/service/test_workers.py": "what a worker is started with, from any folder",
+    "tests/rag_demo/test_memory_budget.py": "waits for devices that are rare",
     "tests/support/clean_exit.py": "says where the commands live; the parser of stderr",
     "tests/support/service_program.py": "starts the service in its own process",
     "tests/torch_utils/releasing/test_release.py": "the table of torch's private names",

@@ -12,7 +12,7 @@ from rag_demo.vectors import Vectors
 
 _COPIED_ROWS = 1024  # between two moments when the file's pages are let go
 
-__all__ = ["StreamedScan", "make_streamed_scan"]
+__all__ = ["StreamedScan", "make_streamed_scan", "wait_for_device"]
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from rag_demo.service.metrics_folder import metrics_folder
 from rag_demo.service.running import RELOADED, SERVES
 from rag_demo.service.settings import Settings
 
-__all__ = ["main", "run_workers"]
+__all__ = ["main", "run_workers", "worker_command"]
 
 log = logging.getLogger("rag_demo.service")
-_PROGRAM = "from rag_demo.service.workers import main; main()"
+_PROGRAM = "import sys; sys.path[:] = {}; from rag_demo.service.workers import main; main()"
 _LOOK_S = 0.1
 _SOON_S = 10.0  # Who has served no longer than this is replaced after a wait, which grows.
 _LONGEST_WAIT_S = 30.0
@@ -61,6 +61,11 @@ def run_workers(settings: Settings, listener: socket.socket, logging_as: tuple[s
         return _Supervisor(settings, listener, logging_as, environment).run()
 
 
+def worker_command() -> list[str]:
+    """Return what runs a worker: with this process's path, not with the current folder on it."""
+    return [sys.executable, "-c", _PROGRAM.format([entry for entry in sys.path if entry])]
+
+
 class _Worker:
     """One of the processes, and the line to it: the settings go there, and what it says comes.
 
@@ -71,7 +76,7 @@ class _Worker:
         self._line, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM],
+                worker_command(),
                 stdin=theirs.fileno(),
                 env=environment,
                 pass_fds=[listener],

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from rag_demo import EmbeddingModel, FaissRetriever
+from rag_demo.service.workers import worker_command
 from support.programs import ROOT, TIMEOUT_S, UNDER_CLEAN_EXIT
 from support.serving import TEXTS
 from support.waiting import is_there, wait_for
@@ -176,3 +177,15 @@ def test_workers_that_cannot_start_end_the_service(real_index: Path, tmp_path: P
     assert done.stderr.count("rag-demo: error: ") == 1, done.stderr
     assert str(tmp_path / "none") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_modules_of_the_current_folder_are_not_taken(tmp_path: Path) -> None:
+    """A worker has the token in its environment. The command as it was is the control."""
+    (tmp_path / "click.py").write_text("raise SystemExit(77)")
+    ways = {1: worker_command(), 77: [sys.executable, "-c", "import click"]}
+    for code, command in ways.items():
+        # Without settings on its stdin it ends at once, with an error.
+        done = subprocess.run(
+            command, cwd=tmp_path, stdin=subprocess.DEVNULL, check=False, timeout=TIMEOUT_S
+        )
+        assert (done.returncode == 77) == (code == 77)
