@@ -106,7 +106,7 @@ class Batcher:
         """Finish what was let in, and stop."""
         self._closed = True
         self._wake.set()
-        await self._task
+        await asyncio.wait([self._task])  # Even if that has failed, the rest is closed.
         self._thread.shutdown()
 
     async def _work(self) -> None:
