@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clean_exit import formats
+from clean_exit.arguments import output_file
 from clean_exit.catalogue import FINDINGS as CATALOGUE
 from clean_exit.checker import check
 from clean_exit.findings import FINDINGS
@@ -81,15 +82,6 @@ def make_parser() -> Parser:
     add("--color", choices=("auto", "always", "never"), default="auto")
     add("--version", action="store_true", help="print the version, and no more")
     return parser
-
-
-def output_file(text: str) -> str:
-    """Refuse what cannot be meant: no name, and the program instead of a report's."""
-    if not text:
-        raise argparse.ArgumentTypeError("is empty")
-    if text.endswith(".py"):
-        raise argparse.ArgumentTypeError(f"would overwrite the program {text}; name another file")
-    return text
 
 
 def seconds(text: str) -> float:

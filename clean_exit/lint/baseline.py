@@ -51,6 +51,8 @@ def subtract(
             left[key] -= 1
         else:
             new.append(finding)
+    if not any(left.values()):
+        return new, 0
     here = {_path(file, baseline) for file in files}
     gone = (count for (path, rule, _), count in left.items() if path in here and rule in rules)
     return new, sum(gone)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clean_exit.arguments import filled, output_file
 from clean_exit.catalogue import RULES as CATALOGUE
-from clean_exit.cli import output_file
 from clean_exit.lint import baseline
 from clean_exit.lint.discover import python_files
 from clean_exit.lint.findings import BY_CODE, RULES, UNUSED
@@ -52,28 +52,21 @@ def make_parser() -> argparse.ArgumentParser:
     add("--ignore", help="not these", **rules)
     left_out = "files and folders to leave out"
     add("--exclude", action="append", default=[], metavar="GLOB", help=left_out)
-    add("--baseline", type=_filled, metavar="FILE", help="report only what is not in it")
+    add("--baseline", type=filled, metavar="FILE", help="report only what is not in it")
     file: dict[str, Any] = {"type": output_file, "metavar": "FILE"}
     add("--write-baseline", help="write what is found now, and report nothing", **file)
     add("--output", help="write there, and only a summary here", **file)
-    add("--explain", type=_filled, metavar="RULE", help="say what a rule means, and no more")
+    add("--explain", type=filled, metavar="RULE", help="say what a rule means, and no more")
     add("--color", choices=("auto", "always", "never"), default="auto")
     add("-q", "--quiet", action="store_true", help="no notes and no summary")
     add("--version", action="store_true", help="print the version, and no more")
     return parser
 
 
-def _filled(value: str) -> str:
-    """Refuse an empty value, as a variable that is not set gives it."""
-    if not value:
-        raise argparse.ArgumentTypeError("is empty")
-    return value
-
-
 def _rules(value: str) -> list[str]:
     """Return rules, by id or by code, that stand between commas."""
     names = [name.strip() for name in value.split(",") if name.strip()]
-    return [BY_CODE.get(name, name) for name in names] or [_filled("")]
+    return [BY_CODE.get(name, name) for name in names] or [filled("")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

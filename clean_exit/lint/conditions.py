@@ -98,7 +98,7 @@ def _compare(frame: Frame, node: ast.Compare) -> _Both:
     there = _there(frame, left)
     if not isinstance(right, ast.Constant) or not isinstance(
         how, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)
-    ):  # What is compared by size is no None.
+    ):  # What is compared by size is not None.
         is_positive = isinstance(how, ast.Gt) and isinstance(right, ast.Constant)
         if is_positive and right.value == 0:  # type: ignore[attr-defined]
             return _both(there, _told(frame, left, "true")), NOTHING
