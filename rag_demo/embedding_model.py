@@ -1,8 +1,8 @@
 """EmbeddingModel: texts to vectors, loaded when needed, and given back completely.
 
 What to copy for a model of your own: `load_model` opens it, on first use; `_embed` uses it, and
-refuses once it is closed; `unload_model` takes the weights out in place, whoever still names them;
-and `_release` is the end, which `torch_utils.Resource` sees to exactly once: at ``close()``, at
+refuses once it is closed; `unload_model` takes the weights out in place, even if other variables
+still refer to them; and `torch_utils.Resource` calls `_release` exactly once: at ``close()``, at
 the end of ``with``, when nobody has it any more, or before the interpreter is taken apart. In
 thirty lines: ``examples/own_model.py``.
 """
@@ -32,7 +32,6 @@ from torch_utils.resource import closes_on_error
 __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
 _SLICE = 256  # texts between two calls of on_progress
-_MANY_TOKENS = 1024  # from which on it pays to prepare the fastest way for many
 
 _DESCRIBES = ("config.json", "modules.json", "adapter_config.json")  # One stands beside a model.
 
@@ -46,9 +45,7 @@ class EmbeddingModel(Resource):
     A BERT with mean or CLS pooling in a folder of its own is run without sentence-transformers
     and without padding: see `rag_demo.encoding.bert_encoder`. Every other model runs by its own
     ``encode``; a DEBUG line says why. Lone surrogates in texts are replaced by "?". Vectors do
-    not depend on batch size, order and neighbours; those of a call with 1,024 tokens or more, or
-    257 texts, may be computed in another way than those of a smaller one, and have a cosine of
-    at least 0.99999 with them in float32: see `rag_demo.encoding.two_byte_linear`.
+    not depend on batch size, order and neighbours, but for what float32 rounds.
 
     Closed at exit at the latest; see `torch_utils.Resource`. Threads: one encodes at a time,
     because the tokenizers are not safe for more; closing waits for the one that does.
@@ -147,14 +144,17 @@ class EmbeddingModel(Resource):
             expected = self._identity or self._identify(path)
             self.device = self.device or get_optimal_device()
             encoder = self._load(path)
-            self._identity = self._identify(path)
-            if expected.fingerprint and not self._identity.is_same(expected):
-                self._identity = expected
+            try:
+                self._identity = self._identify(path)
+                if expected.fingerprint and not self._identity.is_same(expected):
+                    self._identity = expected
+                    raise ModelError(
+                        f"the files of {self.name} have changed since this object first read them; "
+                        "create another EmbeddingModel, and embed again what this one has embedded"
+                    )
+            except BaseException:  # An interrupt too: nobody else has it yet.
                 release(encoder)
-                raise ModelError(
-                    f"the files of {self.name} have changed since this object first read them; "
-                    "make another EmbeddingModel, and what it embeds anew"
-                )
+                raise
             self._encoder = encoder
             self._was_unloaded = False
             log.debug("loaded %s on %s", self.name, self.device)
@@ -175,9 +175,9 @@ class EmbeddingModel(Resource):
         # Runs once, while torch is intact: no destructor has to find out what is left of it.
         if not hasattr(self, "_in_use"):
             return  # `__init__` has refused its arguments.
+        self.unload_model()  # Waits for a thread that is encoding.
         if self._cache is not None:
             self._cache.close()
-        self.unload_model()
 
     def embed_query(self, text: str) -> Vectors:
         """Embed one question.
@@ -220,7 +220,7 @@ class EmbeddingModel(Resource):
             raise TypeError("expected a sequence of texts, not one text")
         for row, text in enumerate(texts):
             if not isinstance(text, str):
-                raise TypeError(f"text {row} is no string but a {type(text).__name__}")
+                raise TypeError(f"texts[{row}] must be str, got {type(text).__name__}")
         with self._in_use:
             encoder = self._loaded()
             vectors = np.empty((len(texts), encoder.dimension), np.float32)
@@ -231,8 +231,8 @@ class EmbeddingModel(Resource):
 
             # When memory runs out the batch is halved, and stays so for the texts that follow.
             @find_batch_size(starting_batch_size=self.batch_size)
-            def encode(batch_size: int, prepared: Any, many: bool) -> Vectors:
-                return encoder.encode(prepared, batch_size, many=many)
+            def encode(batch_size: int, prepared: Any) -> Vectors:
+                return encoder.encode(prepared, batch_size)
 
             truncated = encoder.truncated
             # By length, longest first: what does not fit into memory shows at once.
@@ -243,11 +243,9 @@ class EmbeddingModel(Resource):
                 lambda rows: encoder.prepare([_encodable(texts[row]) for row in rows], kind), slices
             )
             with contextlib.closing(inputs):
-                many = len(missing) > _SLICE
                 for rows, prepared in zip(slices, inputs, strict=True):
                     self.ensure_open()  # Another thread may be waiting to close it.
-                    many = many or encoder.count_tokens(prepared) >= _MANY_TOKENS
-                    vectors[rows] = encode(prepared, many)
+                    vectors[rows] = encode(prepared)
                     self._keep([keys.get(row) for row in rows], vectors[rows])
                     if on_progress is not None:
                         on_progress(len(rows))

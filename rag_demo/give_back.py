@@ -79,7 +79,7 @@ def _used_model(path: str) -> Any:
 
     model = load_encoder(path, name="the packaged model", device="cpu", dtype="float32")
     texts = [f"number {n} is about memory, caches and heaps. " * (1 + n % 8) for n in range(_TEXTS)]
-    model.encode(model.prepare(texts, "document"), 32, many=True)
+    model.encode(model.prepare(texts, "document"), 32)
     return model
 
 

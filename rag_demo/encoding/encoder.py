@@ -27,14 +27,10 @@ class Encoder(Protocol[Prepared]):
     def prepare(self, texts: Sequence[str], kind: Kind) -> Prepared:
         """Do what comes before the model: tokens, for most. Any thread may do so."""
 
-    def count_tokens(self, prepared: Prepared, /) -> int:
-        """Return of about how many tokens `prepare` made this; it decides on ``many``."""
-
-    def encode(self, prepared: Prepared, batch_size: int, /, *, many: bool = False) -> Vectors:
+    def encode(self, prepared: Prepared, batch_size: int, /) -> Vectors:
         """Embed what `prepare` made: shape (n, d), float32, each row of length 1.
 
         Args:
             prepared: Of n texts.
             batch_size: Texts that are computed at once, about.
-            many: Whether to compute in the way that is fastest for many texts, or for few.
         """

@@ -15,8 +15,7 @@ from rag_demo.vectors import Vectors
 
 __all__ = ["SentenceTransformersEncoder"]
 
-_LONG_CHARS = 20_000
-_MORE_TOKENS = 8  # than the model reads: by those at the end, the cut may be seen
+_CHARS_PER_TOKEN = 512  # at most, of any text that is not made to have more
 
 
 class SentenceTransformersEncoder(nn.Module):
@@ -62,53 +61,21 @@ class SentenceTransformersEncoder(nn.Module):
         """Put down what `encode` takes."""
         return kind, list(texts)
 
-    def count_tokens(self, prepared: tuple[Kind, list[str]]) -> int:
-        """Return 0: it has one way only."""
-        return 0
-
-    def encode(
-        self, prepared: tuple[Kind, list[str]], batch_size: int, *, many: bool = False
-    ) -> Vectors:
+    def encode(self, prepared: tuple[Kind, list[str]], batch_size: int) -> Vectors:
         """Embed texts as "query" or "document": shape (n, d), float32, of length 1."""
         kind, texts = prepared
         encode: Any = getattr(self.model, f"encode_{kind}")
+        # No tokens are made of what no model of that many tokens reads.
+        limit = self.model.max_seq_length
+        most = None if limit is None else _CHARS_PER_TOKEN * limit
         vectors: Vectors = encode(
-            [self._cut(text) for text in texts],
+            [text[:most] for text in texts],
             batch_size=batch_size,
             normalize_embeddings=True,
             convert_to_numpy=True,
             show_progress_bar=False,
         ).astype("float32", copy=False)
         return vectors
-
-    def _cut(self, text: str) -> str:
-        """Return as much of a long text as the model reads, without making tokens of it all.
-
-        Only at a space, only where the tokens before it are more than the model reads, and only
-        for modules and tokenizers that read from left to right and stop at their limit.
-        """
-        if len(text) <= _LONG_CHARS:
-            return text
-        module: Any = self.model[0]
-        tokenizer: Any = getattr(module, "tokenizer", None)
-        limit = self.model.max_seq_length
-        if (
-            type(module).__name__ != "Transformer"
-            or limit is None
-            or not getattr(tokenizer, "is_fast", False)
-            or getattr(tokenizer, "truncation_side", None) != "right"
-            or getattr(module, "do_lower_case", False)
-        ):
-            return text
-        stop = _LONG_CHARS
-        while stop < len(text):
-            end = max(text.rfind(" ", 0, stop), text.rfind("\n", 0, stop))
-            enough = limit + _MORE_TOKENS
-            made = tokenizer(text[: max(end, 0)], truncation=True, max_length=enough)["input_ids"]
-            if len(made) >= enough:
-                return text[:end]
-            stop *= 2
-        return text
 
 
 @contextlib.contextmanager

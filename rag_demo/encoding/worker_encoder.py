@@ -36,13 +36,11 @@ class Worker:
         self._encoder: Encoder[Any] = load_encoder(**options)
         self.dimension = self._encoder.dimension
 
-    def embed(
-        self, texts: Sequence[str], kind: Kind, batch_size: int, many: bool
-    ) -> tuple[Vectors, int]:
+    def embed(self, texts: Sequence[str], kind: Kind, batch_size: int) -> tuple[Vectors, int]:
         """Return the texts' vectors, and how many texts were cut off."""
         before = self._encoder.truncated
         prepared = self._encoder.prepare(texts, kind)
-        vectors = self._encoder.encode(prepared, batch_size, many=many)
+        vectors = self._encoder.encode(prepared, batch_size)
         return vectors, self._encoder.truncated - before
 
 
@@ -69,13 +67,7 @@ class WorkerEncoder:
         """Put down what `encode` takes: the workers make tokens of it."""
         return kind, list(texts)
 
-    def count_tokens(self, prepared: tuple[Kind, list[str]]) -> int:
-        """Guess it: four characters each, and of a text no more than models read, mostly."""
-        return sum(min(len(text), 1024) // 4 for text in prepared[1])
-
-    def encode(
-        self, prepared: tuple[Kind, list[str]], batch_size: int, *, many: bool = False
-    ) -> Vectors:
+    def encode(self, prepared: tuple[Kind, list[str]], batch_size: int) -> Vectors:
         """Embed texts, dealt out in turns: shape (n, d), float32, each row of length 1.
 
         Raises:
@@ -89,7 +81,7 @@ class WorkerEncoder:
             workers = self._started()
             shares = [slice(number, None, len(workers)) for number in range(len(workers))]
             for worker, share in zip(workers, shares, strict=True):
-                worker.begin("embed", texts[share], kind, batch_size, many)
+                worker.begin("embed", texts[share], kind, batch_size)
             share_of = dict(zip(workers, shares, strict=True))
             for worker in _as_ready(workers):
                 share = share_of[worker]
