@@ -21,9 +21,8 @@ import numpy as np
 from benchmarks.results_file import write
 from rag_demo import PyTorchGPURetriever
 from rag_demo.documents.document import Document
-from rag_demo.documents.rows import DocumentRows
-from rag_demo.index import write_index
-from rag_demo.searching.derived import derived_arrays
+from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.store.writer import write_index
 from torch_utils import measuring, memory_snapshot
 
 DIMENSION, ROUNDS = 384, 5
@@ -100,19 +99,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, file = Path(name, "index"), Path(name, "faiss")
         with measuring("cpu") as taken:
-            derived = derived_arrays(vectors, texts, DocumentRows(count))
-        row = {"derive_s": taken.median_s}
-        with measuring("cpu") as taken:
-            write_index(folder, "bench", vectors, map(texts.read, range(count)), derived=derived)
-        row["save_s"] = taken.median_s
-        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-        row["index_bytes"] = sum(sizes.values())
-        row["derived_bytes"] = sum(n for name, n in sizes.items() if name.startswith("derived"))
-        row["size_ratio"] = row["index_bytes"] / (row["index_bytes"] - row["derived_bytes"])
+            documents = map(texts.read, range(count))
+            write_index(folder, ModelIdentity("bench"), documents, vectors)
+        row = {"save_s": taken.median_s}
+        row["index_bytes"] = sum(path.stat().st_size for path in folder.iterdir())
+        row["size_ratio_to_vectors"] = row["index_bytes"] / vectors.nbytes
         index = faiss.IndexFlatIP(DIMENSION)
         index.add(vectors)
         faiss.write_index(index, str(file))
-        del vectors, derived, index
+        del vectors, index
         with PyTorchGPURetriever(Query(query), device="cpu") as retriever:
             before = memory_snapshot().host.rss_bytes
             retriever.load(folder)

@@ -13,7 +13,7 @@ from benchmarks.results_file import write
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
 from rag_demo.console import print_scores
 from rag_demo.evaluate import evaluate, read_beir, searching
-from rag_demo.searching.modes import MODES
+from rag_demo.searching.arguments import MODES
 
 
 def main() -> None:

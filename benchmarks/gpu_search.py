@@ -5,7 +5,6 @@ The floor is the time in which the vectors can be read once, at the rate of a co
 
 from __future__ import annotations
 
-import importlib
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_setting import Setting
-from rag_demo.searching import scan as scans
-from rag_demo.searching.streamed_scan import make_streamed_scan
+from rag_demo.exact_search.candidates import find_candidates
+from rag_demo.exact_search.scan import Scan, StreamedScan, make_scan
 
 DIMENSION, TOP_K = 384, 10
 ROWS_AT_ONCE = 1 << 18
@@ -32,21 +31,17 @@ def unit_vectors(count: int, device: str, seed: int) -> Any:
 
 
 def rounded(base: Any, dtype: str) -> Any:
-    """Make what a search scans: the retriever's own rounding, done on the device."""
+    """Make what a search scans: the retriever's own rounding."""
     if dtype != "int8":
-        return scans.Scan.of_floats(base.to(getattr(torch, dtype)))
-    round_rows: Any = getattr(scans, "round_rows", None) or scans._round
-    parts = [round_rows(rows, scans.BLOCK) for rows in base.split(ROWS_AT_ONCE)]
-    return scans.Scan(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return Scan.of_floats(base.to(getattr(torch, dtype)))
+    parts = [make_scan(rows.cpu().numpy(), dtype, str(base.device)).tensors
+             for rows in base.split(ROWS_AT_ONCE)]  # fmt: skip
+    return Scan(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def finder(scan: Any, base: Any) -> Callable[[Any], Any]:
     """Return what finds all that may be among the best, and scores it from the true vectors."""
-    try:
-        candidates: Any = importlib.import_module("rag_demo.searching.candidates")
-    except ModuleNotFoundError:
-        return lambda queries: scan.candidates(queries, TOP_K, lambda rows: fetch(base, rows))
-    return lambda queries: candidates.find_candidates(
+    return lambda queries: find_candidates(
         [scan], queries, TOP_K, lambda rows: fetch(base, rows).numpy()
     )
 
@@ -143,7 +138,11 @@ def streamed(setting: Setting) -> dict[str, Any]:
     source = unit_vectors(count, setting.device, 1).cpu().numpy()
     setting.tidy()
     budget = source.nbytes // 3
-    scan = make_streamed_scan(source, setting.device, budget, lambda start, rows: None)
+
+    def read_into(start: int, out: Any) -> None:
+        out[:] = source[start : start + len(out)]
+
+    scan = StreamedScan(source.shape, setting.device, budget, read_into)
     base = torch.from_numpy(source)
     find = finder(scan, base)
     query = unit_vectors(1, setting.device, 2).cpu().numpy()

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rag_demo.errors import RagDemoError
     from rag_demo.faiss_retriever import FaissRetriever
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
+    from rag_demo.reranker import Reranker
     from rag_demo.retriever import Retriever, SearchResult
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "FaissRetriever",
     "PyTorchGPURetriever",
     "RagDemoError",
+    "Reranker",
     "Retriever",
     "SearchResult",
 ]
@@ -25,6 +27,7 @@ _MODULE_OF = {
     "FaissRetriever": "faiss_retriever",
     "PyTorchGPURetriever": "pytorch_gpu_retriever",
     "RagDemoError": "errors",
+    "Reranker": "reranker",
     "Retriever": "retriever",
     "SearchResult": "retriever",
 }

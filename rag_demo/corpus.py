@@ -178,7 +178,7 @@ def _read_file(path: Path, name: str, skipped: Skipped, reading: Reading) -> Ite
         with open_file(path) as file:
             for number, found in read_json_lines(file, text_field=field, name=name, ids=ids):
                 if isinstance(found, Document):
-                    yield _with(found, path=place, line=number)
+                    yield _with(found, place, path=place, line=number)
                 else:
                     skipped.add(f"{name}:{number}", "that is no document", found)
         reading.on_read(place)
@@ -186,15 +186,15 @@ def _read_file(path: Path, name: str, skipped: Skipped, reading: Reading) -> Ite
     is_empty = True
     for document in _documents_of(path, name, reading):
         is_empty = False
-        yield _with(document, path=place)
+        yield _with(document, place, path=place)
     if is_empty:
         skipped.add(name, EMPTY)
     reading.on_read(place)
 
 
-def _with(document: Document, **more: object) -> Document:
-    """Know more about a document; what it says itself stays."""
-    return document._replace(metadata={**more, **document.metadata})
+def _with(document: Document, file: str, **more: object) -> Document:
+    """Add the file and metadata to a document; metadata that it has itself stay."""
+    return document._replace(metadata={**more, **document.metadata}, file=file)
 
 
 def _documents_of(path: Path, name: str, reading: Reading) -> Iterator[Document]:
@@ -277,7 +277,8 @@ def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Docume
             raise UnreadableError(f"of more than {MOST_BYTES >> 20} MB")
         # What comes next this way is another text: the content names it.
         name = f"stdin-{hashlib.sha256(content).hexdigest()[:8]}"
-        yield from _passages(lines_of(text_of(content)), name, reading)
+        for document in _passages(lines_of(text_of(content)), name, reading):
+            yield document._replace(file=name)
     except UnreadableError as error:
         raise SourceError(f"standard input is something {error}") from None
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 __all__ = [
     "AGAIN",
+    "MAKE_ONE",
     "NAME_MODEL",
     "IndexFileError",
+    "DamagedIndexError",
     "ModelError",
     "ModelMismatchError",
     "NewerIndexError",
@@ -16,6 +18,7 @@ __all__ = [
     "RagDemoError",
     "SourceError",
     "UnreadableIndexError",
+    "WriterBusyError",
     "damaged",
     "shown",
     "unwritable",
@@ -23,6 +26,7 @@ __all__ = [
 
 _SHOWN_CHARS = 200
 
+MAKE_ONE = "make one with: rag-demo index SOURCE --out"
 AGAIN = "make it again with: rag-demo index SOURCE --out"
 
 NAME_MODEL = "--model FOLDER, or EmbeddingModel(FOLDER)"
@@ -44,6 +48,10 @@ class IndexFileError(RagDemoError):
     """A saved index is missing, damaged or of another kind."""
 
 
+class DamagedIndexError(IndexFileError):
+    """A saved index is not what was written."""
+
+
 class ModelMismatchError(IndexFileError):
     """A saved index was made with another embedding model."""
 
@@ -60,6 +68,10 @@ class UnreadableIndexError(IndexFileError):
     """A saved index cannot be read at present, and may be whole: it is not to be replaced."""
 
 
+class WriterBusyError(IndexFileError):
+    """Another process, or another thread, is writing the index."""
+
+
 class ModelError(RagDemoError):
     """An embedding model cannot be loaded."""
 
@@ -73,16 +85,16 @@ def damaged(path: Path, reason: object) -> IndexFileError:
     """Make the error for a file that is not what was written, or cannot be read at all."""
     if isinstance(reason, OSError) and reason.errno not in _OF_THE_FILE:
         return UnreadableIndexError(
-            f"'{path}' cannot be read: {reason.strerror}; mend that, and try again"
+            f"'{path}' cannot be read: {reason.strerror}; fix that, and try again"
         )
-    return IndexFileError(f"'{path}' is damaged ({reason}); {AGAIN} {path.parent}")
+    return DamagedIndexError(f"'{path}' is damaged ({reason}); {AGAIN} {path.parent}")
 
 
 def unwritable(folder: Path, error: OSError, what: str = "") -> IndexFileError:
     """Make the error for an index that the system lets nobody write."""
     return IndexFileError(
         f"the index cannot be written to '{folder}': {what}{error.strerror or error}; "
-        "mend that, or name another folder"
+        "fix that, or name another folder"
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +19,14 @@ if TYPE_CHECKING:
     from rag_demo.retriever import Retriever
 
 __all__ = [
-    "Collection",
+    "JudgedCollection",
     "NoEmbeddings",
     "Score",
     "evaluate",
-    "metrics_of",
     "read_beir",
     "searching",
 ]
 
-Judgements = Mapping[str, int]
 Ranking = Sequence[str]
 _LAYOUT = "a collection has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, as those of BEIR"
 _RESAMPLES = 2000
@@ -37,7 +34,7 @@ _DEPTH = 101  # of what is asked for: one more than counts, for the question's o
 
 
 @dataclass(frozen=True)
-class Collection:
+class JudgedCollection:
     """Documents, questions by id, and for each question the relevant documents' grades."""
 
     documents: list[Document]
@@ -69,7 +66,7 @@ class NoEmbeddings:
         return np.ones((len(texts), 1), np.float32)
 
 
-def read_beir(folder: Path, split: str = "test") -> Collection:
+def read_beir(folder: Path, split: str = "test") -> JudgedCollection:
     """Read a collection in the layout of BEIR; questions without judgements are left out.
 
     Raises:
@@ -98,7 +95,7 @@ def read_beir(folder: Path, split: str = "test") -> Collection:
         what = f"the question {missing[0]!r}, which is not there" if missing else "nothing"
         raise SourceError(f"'{path}' judges {what}")
     asked = {name: questions[name] for name in judgements}
-    return Collection(documents, asked, judgements)
+    return JudgedCollection(documents, asked, judgements)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -121,29 +118,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return list(records.values())
 
 
-def metrics_of(ranking: Ranking, judgements: Judgements) -> dict[str, float]:
-    """Compute a question's metrics.
-
-    Args:
-        ranking: Ids of documents, the best first.
-        judgements: Grades; what is missing has 0.
-    """
-    gains = [judgements.get(name, 0) for name in ranking]
-    ideal = sorted((grade for grade in judgements.values() if grade > 0), reverse=True)
-    best = _discounted(ideal[:10])
-    first = next((rank for rank, gain in enumerate(gains[:10], start=1) if gain > 0), None)
-    found = sum(gain > 0 for gain in gains[:100])
-    return {
-        "nDCG@10": _discounted(gains[:10]) / best if best else 0.0,
-        "Recall@100": found / len(ideal) if ideal else 0.0,
-        "MRR@10": 1 / first if first else 0.0,
-    }
-
-
-def _discounted(gains: Sequence[int]) -> float:
-    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1) if gain > 0)
-
-
 def searching(retriever: Retriever, mode: str) -> Callable[[Sequence[str]], list[list[str]]]:
     """Make the ``search`` that `evaluate` takes of a retriever, in one of its modes."""
 
@@ -155,7 +129,7 @@ def searching(retriever: Retriever, mode: str) -> Callable[[Sequence[str]], list
 
 
 def evaluate(
-    collection: Collection, search: Callable[[Sequence[str]], Sequence[Ranking]]
+    collection: JudgedCollection, search: Callable[[Sequence[str]], Sequence[Ranking]]
 ) -> dict[str, Score]:
     """Ask all questions, and average the metrics.
 
@@ -166,17 +140,31 @@ def evaluate(
         collection: What to ask, and what the answers are.
         search: Returns, for each question, at least 101 ids of documents, the best first.
     """
+    try:
+        import ir_measures
+        from ir_measures import RR, R, ScoredDoc, nDCG
+    except ImportError as error:
+        raise SourceError(
+            f"evaluating needs {error.name}; install it with: pip install '.[evaluate]', in a "
+            "clone of torch-cleanup"
+        ) from None
+    metrics = {"nDCG@10": nDCG @ 10, "Recall@100": R @ 100, "MRR@10": RR @ 10}
     names = list(collection.questions)
     rankings = search([collection.questions[name] for name in names])
-    each = [
-        metrics_of([answer for answer in ranking if answer != name], collection.judgements[name])
+    run = [
+        ScoredDoc(name, document, -float(place))
         for name, ranking in zip(names, rankings, strict=True)
+        for place, document in enumerate(each for each in ranking if each != name)
     ]
+    place_of = {name: place for place, name in enumerate(names)}
+    values = {name: np.zeros(len(names)) for name in metrics}
+    of_measure = {str(measure): name for name, measure in metrics.items()}
+    for found in ir_measures.iter_calc(list(metrics.values()), collection.judgements, run):
+        values[of_measure[str(found.measure)]][place_of[found.query_id]] = found.value
     chance = np.random.default_rng(0)
-    samples = chance.integers(0, len(each), (_RESAMPLES, len(each)))
+    samples = chance.integers(0, len(names), (_RESAMPLES, len(names)))
     scores = {}
-    for metric in each[0]:
-        values = np.asarray([one[metric] for one in each])
-        low, high = np.percentile(values[samples].mean(axis=1), [2.5, 97.5])
-        scores[metric] = Score(float(values.mean()), float(low), float(high))
+    for metric, each in values.items():
+        low, high = np.percentile(each[samples].mean(axis=1), [2.5, 97.5])
+        scores[metric] = Score(float(each.mean()), float(low), float(high))
     return scores

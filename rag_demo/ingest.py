@@ -1,35 +1,38 @@
 """Ingestion: documents into a saved index, streamed, continued, and only as far as needed.
 
-What the index in the folder has already is taken from there when it is the same: that is how an
-interrupted run goes on, and how a folder is indexed again after changes.
+What the index in the folder has already stays when it is the same: that is how an interrupted run
+goes on, and how a folder is indexed again after changes.
 """
 
 from __future__ import annotations
 
-import itertools
-import shutil
+import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from rag_demo.documents.document import Document, checked_document
-from rag_demo.encoding.embedder import BasicEmbedder, completed
-from rag_demo.errors import IndexFileError
-from rag_demo.index import refuse_foreign_folder, refuse_other_index
-from rag_demo.index_builder import IndexBuilder
-from rag_demo.storage.manifest import SPOOL
-from rag_demo.storage.writing import made_and_locked
+from rag_demo.encoding.embedder import BasicEmbedder, Embedder, completed
+from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import DamagedIndexError, IndexFileError, OtherIndexError
+from rag_demo.searching.arguments import texts_to_embed
+from rag_demo.store.facts import refuse_foreign_folder
+from rag_demo.store.reader import SavedIndex
+from rag_demo.store.writer import IndexWriter, remove_index
+from rag_demo.vectors import normalized
 from torch_utils import exit_on_signals
 
-__all__ = ["Ingested", "ingest", "sigterm_ends_in_order"]
+__all__ = ["Ingested", "ingest", "open_writer", "sigterm_ends_in_order"]
 
-BATCH = 2048  # documents in memory at once
-BATCH_CHARS = 1 << 21  # about 2,500 passages; a batch ends with the document that reaches it
-CHECKPOINT_S = 60.0  # between two saves of an unfinished index
+COMMIT_S = 2.0  # about what the work between two commits takes
+_FEWEST, _MOST = 32, 2048  # documents of a commit
+_MOST_CHARS = 1 << 21  # of a commit; it ends with the document that reaches them
 
 
 @dataclass(frozen=True)
@@ -50,21 +53,20 @@ class Ingested:
 def ingest(
     documents: Iterable[Document],
     embedding_model: BasicEmbedder,
-    folder: Path,
+    folder: str | Path,
     *,
     source: str | None = None,
     replace: bool = False,
+    keep: Callable[[Document], bool] = lambda document: False,
     on_progress: Callable[[int], object] = lambda count: None,
-    checkpoint_s: float = CHECKPOINT_S,
 ) -> Ingested:
     """Index documents into a folder.
 
-    Holds `BATCH` documents and their vectors in memory, and what finding earlier ones takes:
-    about 200 bytes for each. The index is saved every ``checkpoint_s`` seconds, within a long
-    document too, so a killed run loses no more than that. Whatever ends a run saves as well:
-    Ctrl-C, an error, and SIGTERM where this is called in the main thread and the program does
-    not handle that itself; it then ends by SystemExit. What an earlier index had and was not
-    reached yet stays in it until a run is finished.
+    Every two seconds or so what was embedded is committed, and can be searched from then on.
+    Whatever ends a run, Ctrl-C, an error, SIGTERM or SIGKILL, loses no more than that. SIGTERM
+    ends by SystemExit where this is called in the main thread and the program does not handle it.
+    Documents of an earlier index of the same model stay until a run has finished. Finding
+    duplicate ids takes about 100 bytes of memory for each document.
 
     Args:
         documents: What to index; ids must differ.
@@ -72,65 +74,69 @@ def ingest(
         folder: Of the index.
         source: Says what the documents are of. The index remembers it.
         replace: Replace an index that is not an earlier one of this source and this model.
+        keep: Which of the documents that were not reached stay when the run is finished.
         on_progress: Called with the count of documents that were dealt with since last time.
-        checkpoint_s: See above, seconds.
 
     Raises:
-        OtherIndexError: The folder holds an index of another source, of another model, or of a
-            newer version. Nothing was embedded.
+        OtherIndexError: The folder holds an index of another source or of another model. Nothing
+            was embedded.
         IndexFileError: The folder holds something else, is being written by another process, or
-            cannot be written (the index stays what it was at the last save); or an id stands
-            twice, an id or a text is no text, or metadata are not JSON.
+            cannot be written (the index stays what it was at the last commit); or an id stands
+            twice, an id or a text is not a str, or metadata are not JSON.
+    """
+    folder = Path(folder)
+    with ExitStack() as stack:
+        stack.enter_context(sigterm_ends_in_order())
+        writer = stack.enter_context(open_writer(folder, replace_damaged=True))
+        if writer.facts is not None and not replace and writer.facts.source != source:
+            of = writer.facts.source
+            what = f"the index of {of}" if of else "an index that a program made"
+            raise _other(folder, f"{what}, not of {source or 'what a program gives'}")
+        embedder = completed(embedding_model)
+        _use_model(writer, embedder.identity, replace=replace)
+        run = _Run(writer, embedder, source)
+        try:
+            for batch in _batches(documents):
+                run.take(batch)
+                on_progress(len(batch))
+            run.finish(keep)
+        except KeyboardInterrupt:
+            return Ingested(run.embedded, run.reused, finished=False)
+        return Ingested(run.embedded, run.reused, finished=True)
+
+
+def open_writer(folder: Path, *, replace_damaged: bool = False) -> IndexWriter:
+    """Open an index for changes.
+
+    Args:
+        folder: Of the index.
+        replace_damaged: Remove an index that is damaged, to begin anew.
+
+    Raises:
+        IndexFileError: See `IndexWriter`.
     """
     refuse_foreign_folder(folder)
-    if not replace:
-        refuse_other_index(folder, source=source)  # Before a model is loaded in vain.
-    with made_and_locked(folder), sigterm_ends_in_order():
-        embedder = completed(embedding_model)
-        if not replace:
-            refuse_other_index(folder, model=embedder.identity, source=source)
-        _remove_spools(folder)
-        with IndexBuilder(embedder, folder, source) as builder:
-            finished = _take_all(builder, documents, on_progress, checkpoint_s)
-            if not finished and builder.has_news:
-                builder.save(finished=False)
-        return Ingested(builder.embedded, builder.reused, finished)
-
-
-def _take_all(
-    builder: IndexBuilder,
-    documents: Iterable[Document],
-    on_progress: Callable[[int], object],
-    checkpoint_s: float,
-) -> bool:
-    """Take batch by batch, and save all; return False after a Ctrl-C."""
-    saved_s = time.monotonic()
-
-    def checkpoint() -> None:
-        nonlocal saved_s
-        if time.monotonic() - saved_s > checkpoint_s:
-            builder.save(finished=False)
-            saved_s = time.monotonic()
-
     try:
-        for batch in _batches(documents):
-            builder.take(batch, on_progress, checkpoint)
-            checkpoint()
-        # What is computed for the last save takes long: an end to that is an end like any other.
-        builder.save(finished=True)
-    except KeyboardInterrupt:
-        return False  # What was done is saved; the caller is told by the result.
-    except BaseException as error:
-        # SystemExit by SIGTERM, a source that cannot be read, a full disk: it is the caller's,
-        # and what was done is saved.
-        if builder.has_news:
+        writer = IndexWriter(folder)
+    except DamagedIndexError:
+        # Without vectors beside it the file may be anything.
+        if not replace_damaged or not list(folder.glob("vectors-*.f32")):
+            raise
+        remove_index(folder)
+        return IndexWriter(folder)
+    if replace_damaged and writer.facts is not None:
+        try:
+            saved = SavedIndex(folder)
             try:
-                builder.save(finished=False)
-            except IndexFileError as unsaved:
-                if not isinstance(error, IndexFileError):
-                    raise unsaved from error
-        raise
-    return True
+                saved.check_all()
+            finally:
+                saved.close()
+        except DamagedIndexError:
+            writer.clear(writer.facts.model, source=writer.facts.source)
+        except BaseException:
+            writer.__exit__()
+            raise
+    return writer
 
 
 def sigterm_ends_in_order() -> AbstractContextManager[object]:
@@ -141,26 +147,125 @@ def sigterm_ends_in_order() -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _remove_spools(folder: Path) -> None:
-    """Remove what a killed run of an earlier version has left behind."""
-    for left in folder.glob(f"{SPOOL}*"):
-        shutil.rmtree(left, ignore_errors=True)
+def _use_model(writer: IndexWriter, model: ModelIdentity, *, replace: bool) -> None:
+    facts = writer.facts
+    if facts is not None and facts.rows and not facts.model.is_same(model) and not replace:
+        raise _other(writer.folder, f"vectors of the model {facts.model}, not of {model}")
+    if facts is None or not facts.model.is_same(model):
+        writer.clear(model)
+
+
+def _other(folder: Path, what: str) -> OtherIndexError:
+    return OtherIndexError(
+        f"'{folder}' holds {what}; name another folder, or replace it: --yes, or replace=True"
+    )
+
+
+class _Run:
+    """One run of an ingestion, between its commits."""
+
+    def __init__(self, writer: IndexWriter, embedder: Embedder, source: str | None) -> None:
+        self.embedded = self.reused = 0
+        self._writer, self._embedder, self._source = writer, embedder, source
+        self._ids: set[str] = set()
+        self._numbers: set[int] = set()
+        owners = writer.owners
+        self._rows_of = np.bincount(owners[owners >= 0], minlength=1)
+
+    def take(self, batch: list[Document]) -> None:
+        """Put a batch of documents into the index, and commit it."""
+        writer = self._writer
+        for document in batch:
+            if document.id in self._ids:
+                raise IndexFileError(f"the id {document.id!r} stands twice; ids must differ")
+            self._ids.add(document.id)
+        number_of = dict(writer.documents.find([document.id for document in batch]))
+        numbers = list(number_of.values())
+        known = dict(zip(number_of, writer.documents.get(numbers), strict=True))
+        same = [each for each in batch if self._is_same(each, known, number_of)]
+        kept = {each.id for each in same}
+        new = [each for each in batch if each.id not in kept]
+        for document in same:
+            if _described(document) != _described(known[document.id]):
+                writer.rewrite(number_of[document.id], document)
+        self._embed(new)
+        writer.remove([number_of[each.id] for each in new if each.id in number_of])
+        self._numbers.update(number_of[name] for name in kept)
+        self.reused += len(same)
+        self.embedded += len(new)
+        self._commit(finished=False)
+
+    def _is_same(
+        self, document: Document, known: dict[str, Document], number_of: dict[str, int]
+    ) -> bool:
+        """Whether the index has what would be embedded for a document."""
+        before = known.get(document.id)
+        if before is None or before.text != document.text:
+            return False
+        if before.metadata.get("title") != document.metadata.get("title"):
+            return False
+        texts, _, _ = texts_to_embed([document], passages=True)
+        number = number_of[document.id]
+        return number < len(self._rows_of) and len(texts) == self._rows_of[number]
+
+    def _embed(self, documents: list[Document]) -> None:
+        if not documents:
+            return
+        texts, owners, passages = texts_to_embed(documents, passages=True)
+        vectors = normalized(self._embedder.embed_documents(texts), len(texts))
+        facts = self._writer.facts
+        assert facts is not None
+        first, end = facts.next_number, facts.next_number + len(documents)
+        pairs = enumerate(documents, first)
+        self._writer.append(pairs, owners + first, passages, [vectors], end)
+        self._numbers.update(range(first, end))
+
+    def finish(self, keep: Callable[[Document], bool]) -> None:
+        """Remove what was not seen, and commit."""
+        writer = self._writer
+        unseen = [
+            number
+            for number, document in writer.documents.stream()
+            if number not in self._numbers and not keep(document)
+        ]
+        writer.remove(unseen)
+        writer.compact()
+        self._commit(finished=True)
+
+    def _commit(self, *, finished: bool) -> None:
+        self._writer.describe(source=self._source, finished=finished)
+        if finished:
+            self._writer.catch_up_words(0)
+        self._writer.commit(more=not finished)
+
+
+def _described(document: Document) -> tuple[str | None, str]:
+    """Return what may change without another embedding; ``==`` would take 1 for True."""
+    return document.file, json.dumps(document.metadata)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    iterator = iter(documents)
-    while batch := list(_until_full(itertools.islice(iterator, BATCH))):
+    """Yield documents, as many at once as take about `COMMIT_S`."""
+    iterator, size = iter(documents), _FEWEST
+    while batch := list(_until_full(iterator, size)):
+        started_s = time.monotonic()
         yield batch
+        taken_s = time.monotonic() - started_s
+        if taken_s < COMMIT_S / 2:
+            size = min(2 * size, _MOST)
+        elif taken_s > 2 * COMMIT_S:
+            size = max(size // 2, 1)
 
 
-def _until_full(documents: Iterator[Document]) -> Iterator[Document]:
+def _until_full(documents: Iterator[Document], size: int) -> Iterator[Document]:
     chars = 0
     for each in documents:
         try:
             document = checked_document(each)
         except (TypeError, ValueError) as error:
-            raise IndexFileError(f"what was handed over cannot be indexed: {error}") from None
+            raise IndexFileError(f"a document cannot be indexed: {error}") from None
         yield document
+        size -= 1
         chars += len(document.text)
-        if chars >= BATCH_CHARS:
+        if not size or chars >= _MOST_CHARS:
             return

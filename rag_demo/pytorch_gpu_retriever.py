@@ -1,23 +1,42 @@
-"""PyTorchGPURetriever: the vectors are one tensor on the device; it runs on a CPU too."""
+"""PyTorchGPURetriever: the vectors are one tensor on the device; it runs on a CPU too.
+
+The life of the tensor: `TensorVectors.extended` and `opened` make it (``torch.from_numpy`` and
+``.to(device)``), `candidates` multiplies with it, and `PyTorchGPURetriever._release` gives its
+memory back in place, whoever still has a variable for it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
+from rag_demo.documents.growing import Growing
+from rag_demo.exact_search.candidates import find_candidates, suits_int8
+from rag_demo.exact_search.exact_scores import FEW_ROWS, Pairs, all_candidates, some_candidates
+from rag_demo.exact_search.rounding import BLOCK
+from rag_demo.exact_search.scan import Scan, StreamedScan, make_scan
 from rag_demo.retriever import BasicEmbedder, Retriever
-from rag_demo.searching.tensor_vectors import DTYPES, TensorOptions, TensorVectors
+from rag_demo.store.reader import SavedIndex
+from rag_demo.vectors import Rows, Vectors
 from torch_utils import get_optimal_device, release
 from torch_utils.resource import closes_on_error
 
 __all__ = ["PyTorchGPURetriever"]
 
+DTYPES = ("float32", "float16", "bfloat16", "int8")
+_FEW_ALLOWED = 1 << 12
+_ROUNDED_AT_ONCE = 1 << 11  # rows that are added before their int8 copies are made
+
 
 class PyTorchGPURetriever(Retriever):
     """Exact cosine top-k with PyTorch. See `Retriever` for what it does.
 
-    A search scans rounded vectors, knows by how much they can mislead it, and scores all that
-    may be among the best from the float32 vectors: see `rag_demo.searching.candidates`. On a CPU
-    that multiplies int8 fast it scans an int8 copy whatever the dtype, made by the first search.
+    A search scans rounded vectors, bounds the rounding error, and scores every possible answer
+    from the float32 vectors: see `rag_demo.exact_search`. With float32 on a CPU it scans an int8
+    copy, which a saved index has and which else the first search makes.
 
     Args:
         embedding_model: What turns texts into vectors; it is not closed with this.
@@ -29,10 +48,8 @@ class PyTorchGPURetriever(Retriever):
         memory_budget: Bytes that vectors and a search may take, on the device and in host memory.
             A loaded index of more than that is streamed from its file by each search, in
             float32, through two buffers that take a quarter of it; scores and candidates take
-            another quarter. None for no limit. It does not cover what is no vector: documents
-            that were added since (and their vectors), answers, 8 bytes a document for a search
-            by words, 1 byte for a filter, and what has to be made anew because the index was
-            saved without it.
+            another quarter. None for no limit. It does not cover what is not a vector, nor
+            documents that were added since.
     """
 
     @closes_on_error
@@ -55,9 +72,8 @@ class PyTorchGPURetriever(Retriever):
         self.dtype = dtype
         self.exact = exact
         self.memory_budget = memory_budget
-        # Open: the tensor is in here, from the first `add` or `load` on.
-        vectors = TensorVectors(TensorOptions(self.device, dtype, exact, memory_budget))
-        super().__init__(embedding_model, vectors)
+        # Open: the tensor is created in here, by the first `add` or `load`.
+        super().__init__(embedding_model, TensorVectors(self.device, dtype, exact, memory_budget))
 
     @property
     def embeddings_tensor(self) -> Any:
@@ -65,17 +81,282 @@ class PyTorchGPURetriever(Retriever):
 
         Asking puts together what was added and deleted since.
         """
-        with self._lock:
-            self._held = self._held.merged()
-            return cast(TensorVectors, self._held.vectors).tensor
+        with self._changing:
+            contents = self._contents
+            if not len(contents.vectors) or contents.vectors.stays_in_file or self.closed:
+                return None
+            if not contents.live_rows.all():
+                contents = contents.compacted()
+            vectors = cast(TensorVectors, contents.vectors).in_one_tensor()
+            self._contents = replace(contents, vectors=vectors)
+            return vectors.tensor
 
     def _release(self) -> None:
         # Runs once, while torch is intact: at close, when this is garbage, at exit at the latest.
-        if not hasattr(self, "_held"):
+        if not hasattr(self, "_contents"):
             return  # `__init__` has refused its arguments.
-        with self._lock:
-            tensors = cast(TensorVectors, self._held.vectors).tensors
-            super()._release()
-            # Whoever still names the tensor has an empty one: it is given back in place. As one
-            # list: what else refers to a tensor is taken for a thread that computes with it.
-            release(tensors)
+        tensors = cast(TensorVectors, self._take_out()).tensors
+        # In place: other variables that refer to the tensor have an empty one afterwards. As one
+        # list: what else refers to a tensor is taken for a thread that computes with it.
+        release(tensors)
+
+
+@dataclass(frozen=True)
+class TensorVectors:
+    """Vectors on a device, and in float32 where they are needed; see `VectorRows`.
+
+    ======================  =======================  ===============  =======
+    what is searched        ``saved`` (its file)     ``host``         ``copy``
+    ======================  =======================  ===============  =======
+    float32 on a CPU        the first rows, mapped   the others       int8, lazily
+    rounded, exact          the first rows, mapped   the others       of all
+    rounded, not exact      none                     without a copy   of the others
+    float32 on a GPU        none                     without a copy   of the others
+    more than the budget    the first rows, streamed the others       none
+    ======================  =======================  ===============  =======
+
+    Attributes:
+        device, dtype, exact, memory_budget: See `PyTorchGPURetriever`.
+        saved: The index whose vectors are the first ones, and stay in its file.
+        host: Those behind them in float32, in host memory: all of them where these are what is
+            searched (a CPU and float32) or what decides (``exact``), else those without a copy.
+        copy: The copies of the first rows on the device, in the dtype; on a CPU in int8, once a
+            search has made them.
+        streamed: The vectors in the file, if there is no room for them in memory.
+        tensor: What `PyTorchGPURetriever.embeddings_tensor` has returned.
+    """
+
+    device: str
+    dtype: str
+    exact: bool
+    memory_budget: int | None
+    saved: SavedIndex | None = None
+    host: Growing | None = None
+    copy: GrowingScan | None = None
+    streamed: Scan | None = None
+    tensor: Any = None
+
+    @property
+    def dimension(self) -> int:
+        """See `VectorRows`."""
+        if self.saved is not None:
+            return self.saved.facts.dimension
+        return 0 if self.host is None else int(self.host.rows.shape[1])
+
+    def __len__(self) -> int:
+        return self._host_start + (0 if self.host is None else len(self.host))
+
+    @property
+    def _in_host(self) -> bool:
+        """Whether vectors are searched where they are: in host memory, in float32."""
+        return self.device == "cpu" and self.dtype == "float32"
+
+    @property
+    def _keeps_floats(self) -> bool:
+        return self._in_host or (self.exact and self.dtype != "float32")
+
+    @property
+    def _host_start(self) -> int:
+        """The number of the first row in ``host``."""
+        if self._keeps_floats or self.copy is None:
+            return 0 if self.saved is None else self.saved.facts.rows
+        return len(self.copy)
+
+    @property
+    def stays_in_file(self) -> bool:
+        """See `VectorRows`."""
+        return self.streamed is not None
+
+    @property
+    def tensors(self) -> list[Any]:
+        """All tensors, to be given back."""
+        copies = [] if self.copy is None else [*self.copy.scan.tensors]
+        return copies if self.tensor is None else [*copies, self.tensor]
+
+    def emptied(self) -> TensorVectors:
+        """See `VectorRows`."""
+        return TensorVectors(self.device, self.dtype, self.exact, self.memory_budget)
+
+    def extended(self, vectors: Vectors) -> TensorVectors:
+        """See `VectorRows`."""
+        host = self.host or Growing(np.empty((0, vectors.shape[1]), np.float32))
+        if self._in_host or self.streamed is not None:
+            return replace(self, host=host.append(vectors))
+        copy = self.copy or GrowingScan.of(vectors[:0], self.dtype, self.device)
+        new = vectors
+        if len(copy) < len(self):
+            new = np.concatenate([self.take(np.arange(len(copy), len(self))), vectors])
+        # Blocks of int8 are copied when they are full, and searched in float32 until then.
+        whole = len(new) // BLOCK * BLOCK if self.dtype == "int8" else len(new)
+        copy = copy.extended(new[:whole], self.dtype)
+        host = host.append(vectors) if self._keeps_floats else Growing(new[whole:])
+        return replace(self, host=host, copy=copy)
+
+    def opened(self, saved: SavedIndex) -> TensorVectors:
+        """See `VectorRows`."""
+        empty, rows, budget = self.emptied(), saved.facts.rows, self.memory_budget
+        if not rows:
+            return empty
+        if budget is not None and self._bytes_of(rows * saved.facts.dimension) > budget:
+            shape = (rows, saved.facts.dimension)
+            scan = StreamedScan(shape, self.device, budget, saved.read_into)
+            return replace(empty, saved=saved, streamed=scan)
+        if self._in_host:
+            return replace(empty, saved=saved)
+        saved.check_vectors()
+        on_device = empty.extended(saved.vectors)
+        return replace(on_device, saved=saved, host=None) if self._keeps_floats else on_device
+
+    def _bytes_of(self, numbers: int) -> int:
+        per_number = {"float32": 5 if self._in_host else 4, "int8": 1}.get(self.dtype, 2)
+        return numbers * (per_number + (4 if self.exact and self.dtype != "float32" else 0))
+
+    def take(self, rows: Rows) -> Vectors:
+        """See `VectorRows`."""
+        start = self._host_start
+        if not len(rows) or rows.max() < start:
+            return self._take_first(rows)
+        assert self.host is not None
+        if rows.min() >= start:
+            taken: Vectors = self.host.rows.take(rows - start, axis=0)
+            return taken
+        is_last = rows >= start
+        result = np.empty((len(rows), self.dimension), np.float32)
+        result[is_last] = self.host.rows[rows[is_last] - start]
+        result[~is_last] = self._take_first(rows[~is_last])
+        return result
+
+    def _take_first(self, rows: Rows) -> Vectors:
+        """Return vectors that are not in ``host``: from the file, or from the device."""
+        saved = self.saved
+        if self.streamed is not None:
+            assert saved is not None
+            return saved.take_unmapped(rows)
+        if saved is not None:
+            return saved.take(rows)
+        import torch
+
+        if self.copy is None:
+            return np.empty((0, self.dimension), np.float32)
+        scan = self.copy.scan
+        vectors: Vectors = scan.unscaled(torch.from_numpy(rows).to(self.device)).cpu().numpy()
+        return vectors
+
+    def in_one_tensor(self) -> TensorVectors:
+        """Return the same with ``tensor``: all rows in one tensor on the device."""
+        import torch
+
+        if self._in_host:
+            if self.tensor is not None and len(self.tensor) == len(self):
+                return self
+            host = self.host
+            if self.saved is not None or host is None:
+                host = Growing(self.take(np.arange(len(self))))
+            return replace(self, saved=None, host=host, tensor=torch.from_numpy(host.rows))
+        assert self.copy is not None
+        tensor = self.copy.scan.vectors
+        if len(tensor) < len(self):
+            rest = self.take(np.arange(len(tensor), len(self)))
+            tensor = torch.cat([tensor, make_scan(rest, self.dtype, self.device).vectors])
+        return replace(self, tensor=tensor)
+
+    def storage(self) -> tuple[str, str, int]:
+        """See `VectorRows`."""
+        nbytes = sum(each.numel() * each.element_size()
+                     for each in ([] if self.copy is None else self.copy.scan.tensors))  # fmt: skip
+        nbytes += 0 if self.host is None else self.host.rows.nbytes
+        nbytes += 0 if self.saved is None else self.saved.vectors.nbytes
+        return self.device, self.dtype, nbytes
+
+    def candidates(
+        self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
+    ) -> Pairs:
+        """See `VectorRows`."""
+        if self.saved is not None:
+            self.saved.check_length()
+        if allowed is not None and self._keeps_floats and self.streamed is None:
+            rows = np.flatnonzero(allowed)
+            if len(rows) <= _FEW_ALLOWED:
+                return some_candidates(rows, queries, top_k, self.take)
+        is_direct = self._in_host and self.streamed is None and len(queries) == 1
+        if is_direct and (len(self) <= FEW_ROWS or not suits_int8(1)):
+            return all_candidates(self._floats(), queries[0], top_k, allowed)
+        budget = self.memory_budget
+        is_exact = self.exact or self.dtype == "float32"
+        return find_candidates(
+            self._scans(len(queries)), queries, top_k, self.take, allowed, exact=is_exact,
+            scratch_bytes=None if budget is None else budget // 4,
+        )  # fmt: skip
+
+    def _floats(self) -> list[Vectors]:
+        """Return all vectors in float32, in host memory, checked."""
+        parts = []
+        if self.saved is not None:
+            self.saved.check_vectors()
+            parts.append(self.saved.vectors)
+        return parts if self.host is None else [*parts, self.host.rows]
+
+    def _scans(self, queries: int) -> list[Scan]:
+        """Return what is scanned for so many queries: all rows, in their order."""
+        import torch
+
+        if self.streamed is not None:
+            scans, start = [self.streamed], len(self.streamed)
+        elif self._in_host and not suits_int8(queries):
+            scans, start = [], 0
+            for part in self._floats():
+                scans.append(Scan.of_floats(torch.from_numpy(part), start))
+                start += len(part)
+        else:
+            copy = self._int8_copy() if self._in_host else self.copy
+            assert copy is not None
+            scans, start = ([copy.scan] if len(copy) else []), len(copy)
+        if start < len(self):
+            rest = torch.from_numpy(self.take(np.arange(start, len(self)))).to(self.device)
+            scans.append(Scan.of_floats(rest, start))
+        return scans
+
+    def _int8_copy(self) -> GrowingScan:
+        """Return the int8 copies of the first rows, of a saved index from its file."""
+        import torch
+
+        copy, whole = self.copy, len(self) // BLOCK * BLOCK
+        if copy is None and self.saved is not None:
+            codes, scales, errors = map(torch.from_numpy, self.saved.scan())
+            copy = GrowingScan(Scan(codes, scales, errors))
+        elif copy is None:
+            copy = GrowingScan.of(self._floats()[0][:whole], "int8", "cpu")
+        if whole - len(copy) >= _ROUNDED_AT_ONCE:
+            copy = copy.extended(self.take(np.arange(len(copy), whole)), "int8")
+        # Of rows that never change: any search may keep what it has computed of them.
+        object.__setattr__(self, "copy", copy)
+        return copy
+
+
+class GrowingScan:
+    """A `Scan` that grows with the rows that it is a copy of; a snapshot, see `Growing`."""
+
+    def __init__(self, scan: Scan, parts: tuple[Growing, ...] | None = None) -> None:
+        self.scan = scan
+        self._parts = parts or tuple(map(Growing, scan.tensors))
+
+    def __len__(self) -> int:
+        return len(self.scan)
+
+    @classmethod
+    def of(cls, vectors: Vectors, dtype: str, device: str) -> GrowingScan:
+        """Copy vectors to a device; of int8 whole blocks."""
+        return cls(make_scan(vectors, dtype, device))
+
+    def extended(self, vectors: Vectors, dtype: str) -> GrowingScan:
+        """Return one with the copies of more vectors behind these; of int8 whole blocks."""
+        if not len(vectors):
+            return self
+        device = str(self.scan.vectors.device)
+        new = make_scan(vectors, dtype, device)
+        if dtype == "int8":
+            parts = tuple(part.append(rows) for part, rows in zip(
+                self._parts, new.tensors, strict=True))  # fmt: skip
+            return GrowingScan(Scan(*(part.rows for part in parts)), parts)
+        grown = self._parts[0].append(new.vectors)
+        return GrowingScan(Scan.of_floats(grown.rows), (grown,))

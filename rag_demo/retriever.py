@@ -6,35 +6,61 @@ As a resource: a subclass opens (see `rag_demo.pytorch_gpu_retriever`), everythi
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rag_demo.documents.rows import DocumentProgress
+import numpy as np
+
+from rag_demo.documents.document import Document
 from rag_demo.encoding.embedder import BasicEmbedder, Embedder, check_embedding_model, completed
-from rag_demo.index import read_index, write_index
-from rag_demo.searching.asked import Asked
-from rag_demo.searching.collection import Collection
-from rag_demo.searching.filters import Where
-from rag_demo.searching.given import Given, check_names, check_questions
+from rag_demo.encoding.model_identity import refuse_other_model
+from rag_demo.searching.arguments import (
+    check_documents,
+    check_ids,
+    check_questions,
+    texts_to_embed,
+)
+from rag_demo.searching.contents import Contents, VectorRows
 from rag_demo.searching.results import SearchResult, Stats
-from rag_demo.searching.vector_store import VectorStore
+from rag_demo.searching.search import Search
+from rag_demo.store.facts import GONE, IndexFacts
+from rag_demo.store.filters import Where
+from rag_demo.store.reader import SavedIndex
+from rag_demo.store.writer import IndexWriter
 from rag_demo.vectors import normalized
 from torch_utils import Resource
 
+if TYPE_CHECKING:
+    from rag_demo.reranker import Reranker
+
 __all__ = ["BasicEmbedder", "Embedder", "Retriever", "SearchResult", "Stats", "Where"]
+
+_ROWS_AT_ONCE = 1 << 13
+_RERANKED = 5  # times as many answers are reranked as are wanted
+
+
+class _Saved(NamedTuple):
+    """What is known of the folder that holds the contents, as they were at one moment."""
+
+    folder: Path
+    facts: IndexFacts
+    contents: Contents
 
 
 class Retriever(Resource):
     """Exact cosine search over texts; a subclass says where the vectors are, and gives them back.
 
     Results are ordered by score, equal scores by id. Filters are applied inside the search:
-    asking for five gives five wherever five match. Closed at exit at the latest. Threads: one
-    operation at a time; the embedding model, which it does not own, works outside the lock.
+    asking for five gives five wherever five match. Closed at exit at the latest. Threads may share
+    it: changes take turns, and searches wait neither for each other nor for `save`.
 
-    A change that fails, or is interrupted at whichever moment, has changed nothing: all that is
-    held hangs on one attribute, which is set when everything else is ready.
+    A change that fails, or is interrupted at whichever moment, has changed nothing: all state is
+    in `_contents`, which is assigned last. A process must not fork while another of its threads
+    uses a retriever.
 
     Args:
         embedding_model: An `EmbeddingModel`, or anything else that is a `BasicEmbedder`. It is
@@ -42,14 +68,17 @@ class Retriever(Resource):
         vectors: Where vectors are kept, without any yet.
     """
 
-    def __init__(self, embedding_model: BasicEmbedder, vectors: VectorStore) -> None:
+    def __init__(self, embedding_model: BasicEmbedder, vectors: VectorRows) -> None:
         check_embedding_model(embedding_model)
-        self._lock = threading.RLock()
+        self._changing = threading.RLock()
+        self._searching: list[int] = []  # the threads, each as often as it searches
+        self._has_searched = threading.Condition()
         self.embedding_model = embedding_model
-        self._held = Collection(vectors)
+        self._contents = Contents(vectors)
+        self._saved: _Saved | None = None
 
     def __len__(self) -> int:
-        return len(self._held)
+        return self._contents.count
 
     def add(
         self,
@@ -57,7 +86,7 @@ class Retriever(Resource):
         metadata: Sequence[Mapping[str, Any]] | None = None,
         ids: Sequence[str] | None = None,
         *,
-        passages: bool = False,
+        passages: bool = True,
         on_progress: Callable[[int], object] | None = None,
     ) -> list[str]:
         """Add documents; one whose id is there already replaces the old one.
@@ -76,26 +105,30 @@ class Retriever(Resource):
             The ids.
 
         Raises:
-            TypeError: A text or an id is no text, or metadata are not JSON.
+            TypeError: A text or an id is not a str, or metadata are not JSON.
             ValueError: Lengths differ, an id stands twice, or a vector of the model is zero, not
                 finite, or of another dimension than those that are here.
             ResourceClosedError: This retriever is closed.
         """
         self.ensure_open()
-        given = Given.checked(texts, metadata, ids)
-        if not given.texts:
+        checked, plain, names = check_documents(texts, metadata, ids)
+        if not checked:
             return []
-        to_embed, rows = given.to_embed(passages)
+        documents = list(map(Document, names or [""] * len(checked), checked, plain))
+        to_embed, owners, spans = texts_to_embed(documents, passages=passages)
         progress = None
         if on_progress is not None:
-            progress = DocumentProgress(len(given.texts), len(to_embed), on_progress)
+            progress = _of_documents(on_progress, len(documents), len(to_embed))
         embedder = completed(self.embedding_model)
         embedded = embedder.embed_documents(to_embed, on_progress=progress)
         vectors = normalized(embedded, len(to_embed))
-        with self._lock:
+        with self._changing:
             self.ensure_open()
-            names, held = given.names(self._held)
-            self._held = held.added(given.documents(names), rows, vectors)
+            contents = self._contents
+            if names is None:
+                names, contents = contents.choose_names(len(documents))
+                documents = list(map(Document, names, checked, plain))
+            self._contents = contents.added(documents, owners, spans, vectors)
             return names
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -104,20 +137,19 @@ class Retriever(Resource):
         Returns:
             How many were removed.
         """
-        names = check_names(ids)
-        with self._lock:
+        names = check_ids(ids)
+        with self._changing:
             self.ensure_open()
-            left = self._held.without(names)
-            removed = len(self._held) - len(left)
-            self._held = left
+            left = self._contents.without(names)
+            removed = len(self) - left.count
+            self._contents = left
             return removed
 
     def stats(self) -> Stats:
         """Say how many documents there are, and what their vectors are and take."""
-        with self._lock:
-            self.ensure_open()
-            vectors = self._held.vectors
-            return Stats(len(self), vectors.dimension, *vectors.storage())
+        self.ensure_open()
+        contents = self._contents
+        return Stats(contents.count, contents.vectors.dimension, *contents.vectors.storage())
 
     def search(
         self,
@@ -127,6 +159,7 @@ class Retriever(Resource):
         where: Where | None = None,
         *,
         mode: str = "dense",
+        rerank: Reranker | None = None,
     ) -> list[SearchResult]:
         """Find the documents nearest to a question.
 
@@ -137,14 +170,18 @@ class Retriever(Resource):
             where: Search only among documents whose metadata match: ``{"lang": "en"}``,
                 ``{"year": {"$gte": 2000}}``, or a function; see `Where`.
             mode: "dense" compares vectors, and scores are cosines; "bm25" compares words;
-                "hybrid" fuses the first hundred of both by their ranks, which scores say.
+                "hybrid" fuses the first hundred, or ``top_k`` if that is more, of both by their
+                ranks, which scores say.
+            rerank: Orders five times ``top_k`` answers anew, whose scores are then its own;
+                ``min_score`` still applies to the scores of the search.
 
         Raises:
             ValueError: ``top_k`` is not positive, there is no such mode, or the model's vectors
                 have another dimension than those that are here.
             ResourceClosedError: This retriever, or its embedding model, is closed.
         """
-        return self.search_batch([query], top_k, min_score, where, mode=mode)[0]
+        found = self.search_batch([query], top_k, min_score, where, mode=mode, rerank=rerank)
+        return found[0]
 
     def search_batch(
         self,
@@ -154,65 +191,163 @@ class Retriever(Resource):
         where: Where | None = None,
         *,
         mode: str = "dense",
+        vectors: Any = None,
+        rerank: Reranker | None = None,
     ) -> list[list[SearchResult]]:
-        """Find the documents nearest to each of several questions; see `search`."""
+        """Find the documents nearest to each of several questions; see `search`.
+
+        Args:
+            queries: The questions.
+            top_k: See `search`.
+            min_score: See `search`.
+            where: See `search`.
+            mode: See `search`.
+            vectors: The questions' vectors, if they are known: shape (b, d).
+            rerank: See `search`.
+        """
         self.ensure_open()
         queries = check_questions(queries, top_k, min_score, mode)
         if not len(self) or not queries:
             return [[] for _ in queries]
-        vectors = None
-        if mode != "bm25":
-            embedder = completed(self.embedding_model)
-            vectors = normalized(embedder.embed_queries(queries), len(queries))
-        with self._lock:
+        if mode == "bm25":
+            vectors = None
+        elif vectors is None:
+            vectors = completed(self.embedding_model).embed_queries(queries)
+        if vectors is not None:
+            vectors = normalized(vectors, len(queries))
+        wanted = int(top_k) * (1 if rerank is None else _RERANKED)
+        with self._search() as contents:
+            found = Search(queries, vectors, wanted, min_score, where, mode).run(contents)
+        if rerank is None:
+            return found
+        return [
+            rerank.rerank(query, results, int(top_k))
+            for query, results in zip(queries, found, strict=True)
+        ]
+
+    async def asearch(self, query: str, top_k: int = 5, **options: Any) -> list[SearchResult]:
+        """Do what `search` does in a thread, while the event loop goes on."""
+        return await asyncio.to_thread(self.search, query, top_k, **options)
+
+    @contextlib.contextmanager
+    def _search(self) -> Iterator[Contents]:
+        """Yield the contents; closing waits until the block ends."""
+        thread = threading.get_ident()
+        try:
+            self._searching.append(thread)  # First: closing looks at these once it has begun.
             self.ensure_open()
-            asked = Asked(queries, vectors, int(top_k), min_score, where, mode)
-            return asked.answers(self._held)
+            yield self._contents
+        finally:
+            with self._has_searched, contextlib.suppress(ValueError):  # Interrupted before.
+                self._searching.remove(thread)
+                self._has_searched.notify_all()
 
     def save(self, path: str | Path) -> None:
-        """Save the index into a folder, replacing one that is there only when all is written.
+        """Save the index into a folder, as one transaction that is durable when this returns.
+
+        Into the folder that was loaded, or saved into last, only changes are written.
 
         Raises:
-            IndexFileError: The folder holds something else, or cannot be written.
+            IndexFileError: The folder holds something else, is being written by another process,
+                or cannot be written. What was there stays.
         """
-        with self._lock:
+        folder = Path(path)
+        identity = completed(self.embedding_model).identity
+        with self._changing, IndexWriter(folder) as writer:
             self.ensure_open()
-            self._held = held = self._held.merged()
-            write_index(
-                Path(path),
-                completed(self.embedding_model).identity,
-                held.vectors.vectors(),
-                held.documents,
-                held.rows,
-                derived=held.derived(),
-            )
+            contents, before = self._contents, self._saved
+            if (
+                before is not None
+                and (before.folder, before.facts) == (folder.resolve(), writer.facts)
+                and before.contents.origin is contents.origin
+                and 4 * writer.gone_rows <= len(writer.owners)
+            ):
+                gone = before.contents.alive.rows.copy()
+                gone &= ~contents.alive.rows[: len(gone)]
+                writer.remove(np.flatnonzero(gone).tolist())
+            else:
+                before = None
+                writer.clear(identity)
+                if not contents.vectors.stays_in_file and not contents.live_rows.all():
+                    self._contents = contents = contents.compacted()
+            row, number = (
+                (0, 0) if before is None
+                else (len(before.contents.owners), before.contents.next_number)
+            )  # fmt: skip
+            self._append(writer, contents, row, number)
+            writer.describe(source=None, finished=True)
+            writer.commit()
+            assert writer.facts is not None
+            is_same = writer.facts.rows == len(contents.owners)
+            self._saved = _Saved(folder.resolve(), writer.facts, contents) if is_same else None
+
+    @staticmethod
+    def _append(writer: IndexWriter, contents: Contents, row: int, number: int) -> None:
+        """Write the rows from one on, and the documents from a number on."""
+        rows = np.arange(row, len(contents.owners))
+        owners = contents.owners.rows[row:]
+        owners = np.where((owners != GONE) & contents.alive.rows[owners], owners, GONE)
+        if row == 0:
+            rows, owners = rows[owners != GONE], owners[owners != GONE]
+        pieces = (
+            contents.vectors.take(rows[start : start + _ROWS_AT_ONCE])
+            for start in range(0, len(rows), _ROWS_AT_ONCE)
+        )
+        writer.append(contents.numbered(number), owners, contents.passages.rows[rows], pieces,
+                      contents.next_number)  # fmt: skip
 
     def load(self, path: str | Path) -> int:
         """Open a saved index in place of what is here.
 
-        It stays in its files, which are mapped into memory and checked before they are used.
+        It stays in its files, which are checked before they are used, and is not disturbed by
+        what other processes do to them.
 
         Returns:
             How many documents it holds.
 
         Raises:
-            IndexFileError: It is missing or damaged; what was here stays. Damage in an index of
-                more than 64 MB may be found by the first search only.
+            IndexFileError: It is missing or damaged; what was here stays. Damage in a large
+                index may be found by a search only.
             ModelMismatchError: It was made with another embedding model.
         """
         self.ensure_open()
-        saved = read_index(Path(path), expected_model=completed(self.embedding_model).identity)
-        with self._lock:
+        folder = Path(path)
+        identity = completed(self.embedding_model).identity
+        saved = SavedIndex(folder)
+        refuse_other_model(folder, saved.facts.model, identity)
+        with self._changing:
             self.ensure_open()
-            empty = self._held.vectors.emptied()
-            self._held = Collection.opened(empty, saved)
+            contents = Contents.opened(self._contents.vectors.emptied(), saved)
+            self._saved = _Saved(folder.resolve(), saved.facts, contents)
+            self._contents = contents
             return len(self)
 
     def _release(self) -> None:
-        """Give up everything: documents, words, files, vectors; not the embedding model.
+        self._take_out()
 
-        A subclass that overrides this, to give back in place what others may still refer to,
-        calls it too.
+    def _take_out(self) -> VectorRows:
+        """Wait for what other threads do, and give up documents, words and files.
+
+        Returns:
+            The vectors, for a subclass to give back in place.
         """
-        with self._lock:  # A search that is under way in another thread ends first.
-            self._held = self._held.emptied()
+        with self._changing, self._has_searched:
+            self._has_searched.wait_for(lambda: set(self._searching) <= {threading.get_ident()})
+            contents, self._saved = self._contents, None
+            self._contents = contents.released()
+            return contents.vectors
+
+
+def _of_documents(
+    on_progress: Callable[[int], object], documents: int, texts: int
+) -> Callable[[int], None]:
+    """Tell of documents while texts are embedded for them, of which there are more."""
+    done = told = 0
+
+    def progress(count: int) -> None:
+        nonlocal done, told
+        done += count
+        on_progress(documents * done // texts - told)
+        told = documents * done // texts
+
+    return progress

@@ -6,19 +6,18 @@ import hashlib
 import io
 import itertools
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rag_demo.commands.options import (
     Count,
     Embedding,
-    changeable_manifest_of,
     dtype_option,
     embedding_options,
+    facts_of,
     folder_argument,
     made_by_option,
     model_option,
@@ -27,11 +26,13 @@ from rag_demo.commands.options import (
     warn,
 )
 from rag_demo.corpus import STDIN, Document, Reading, Skipped, bytes_of, is_json_lines, read_source
-from rag_demo.documents.files import full_path
 from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
 from rag_demo.printable import on_one_line
-from rag_demo.storage.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from rag_demo.store.document_table import DocumentTable
+    from rag_demo.store.facts import IndexFacts
 
 __all__ = ["add", "index"]
 
@@ -95,7 +96,7 @@ def index(
     folder's text, Markdown, reStructuredText, HTML, Python, notebooks, PDF and JSON lines are
     read; hidden files are not.
     """
-    from rag_demo.index import refuse_foreign_folder
+    from rag_demo.store.facts import refuse_foreign_folder
 
     _refuse_dangling(out)
     refuse_foreign_folder(out)  # Before minutes of work, not after them.
@@ -128,36 +129,43 @@ def add(
 
     A file that is in it already is replaced, and so is a text whose id is.
     """
-    from rag_demo.index import read_index, refuse_model
+    from rag_demo.encoding.model_identity import refuse_other_model
+    from rag_demo.store.reader import SavedIndex
 
-    manifest = changeable_manifest_of(folder)
-    before = _count(folder)
+    facts = facts_of(folder)
     files: set[str | None] = set()  # that were read to their end
     run = _Run(source, show, {**reading, "lines_are_named": True, "on_read": files.add})
     new = run.documents()
-    together = _together(manifest, run.source)
-    _refuse_unfinished(folder, manifest, together)
+    together = _together(facts.source, run.source)
+    _refuse_unfinished(folder, facts, together)
+    earlier = SavedIndex(folder).documents
 
-    def everything() -> Iterator[Document]:
-        earlier = read_index(folder).documents
-        file_of = {each.id: _file_of(each) for each in earlier.stream()}
-        names = set()
+    def renamed() -> Iterator[Document]:
         for document in new:
             # Two files of one name are two files; one that is added again replaces itself.
-            name, file = document.id, _file_of(document)
-            while file_of.get(name, file) != file:
+            name = document.id
+            while _has_another(earlier, name, document.file):
                 name += "~"
-            names.add(name)
             yield document._replace(id=name)
-        for document in earlier.stream():
-            if document.id not in names and _file_of(document) not in files:
-                yield document
 
-    with embedding.open(model or manifest["model"], manifest.get("dtype")) as embedder:
-        refuse_model(folder, manifest, embedder.identity)
-        run.ingest(everything(), embedder, folder, source=together, replace=True)
-    say(f"added {run.name} to {folder}: {_count(folder)} texts, {before} before")
+    with embedding.open(model or facts.model.name, facts.model.dtype) as embedder:
+        refuse_other_model(folder, facts.model, embedder.identity)
+        run.ingest(
+            renamed(),
+            embedder,
+            folder,
+            source=together,
+            replace=True,
+            keep=lambda document: document.file is None or document.file not in files,
+        )
+    say(f"added {run.name} to {folder}: {_count(folder)} texts, {facts.count} before")
     run.tell_skipped()
+
+
+def _has_another(documents: DocumentTable, name: str, file: str | None) -> bool:
+    """Whether a document of a name was read from another file."""
+    numbers = [number for _, number in documents.find([name])]
+    return any(each.file != file for each in documents.get(numbers))
 
 
 class _Run:
@@ -167,10 +175,8 @@ class _Run:
         self._source, self._show = source, show
         self._skipped = Skipped()
         self._reading = Reading(**reading, on_file=self._file_was_read)
-        self._read = self._embedded = 0
         self._counts_bytes = True
-        # How many texts were read when a file was at its end, and its bytes; not embedded yet.
-        self._ends: deque[tuple[int, int]] = deque()
+        self._bytes = 0  # of the files that were read since progress was told last
         self._total: int | None = None
         self.name = "standard input" if source == STDIN else source
         self._begins = ""
@@ -202,7 +208,7 @@ class _Run:
             )
         begins = f"{first.id}\n{first.text}".encode("utf-8", "surrogatepass")
         self._begins = hashlib.sha256(begins).hexdigest()[:8]
-        return self._counted(itertools.chain([first], found))
+        return itertools.chain([first], found)
 
     @property
     def source(self) -> str:
@@ -216,50 +222,43 @@ class _Run:
         return str(path.resolve()) if path.exists() else self.name
 
     def ingest(
-        self,
-        documents: Iterator[Document],
-        embedder: Any,
-        folder: Path,
-        *,
-        source: str | None = None,
-        replace: bool = False,
+        self, documents: Iterator[Document], embedder: Any, folder: Path, **options: Any
     ) -> int:
         """Embed documents into an index; returns how many of them were there unchanged.
 
         Asks before it replaces another index, where somebody can answer.
+
+        Args:
+            documents: What `documents` returned.
+            embedder: The model.
+            folder: Of the index.
+            **options: Of `rag_demo.ingest.ingest`.
         """
-        of = source or self.source
+        options = {"source": self.source, **options}
         try:
-            return self._ingest(documents, embedder, folder, of, replace=replace)
+            return self._ingest(documents, embedder, folder, options)
         except OtherIndexError as error:  # Nothing has been read or embedded yet.
             if not sys.stdin.isatty():
                 raise
             click.confirm(f"{on_one_line(error)}. Replace it?", abort=True, err=True)
-        return self._ingest(documents, embedder, folder, of, replace=True)
+        return self._ingest(documents, embedder, folder, {**options, "replace": True})
 
     def _ingest(
-        self,
-        documents: Iterator[Document],
-        embedder: Any,
-        folder: Path,
-        source: str,
-        *,
-        replace: bool,
+        self, documents: Iterator[Document], embedder: Any, folder: Path, options: dict[str, Any]
     ) -> int:
         from rag_demo.console import progress
         from rag_demo.ingest import ingest
+        from rag_demo.store.facts import DATABASE
 
         with progress("embedding", self._total, self._show) as advance:
-            done = ingest(
-                documents,
-                embedder,
-                folder,
-                source=source,
-                replace=replace,
-                on_progress=lambda count: advance(count, self._bytes_done(count)),
-            )
+
+            def on_progress(count: int) -> None:
+                part, self._bytes = self._bytes, 0
+                advance(count, part if self._counts_bytes else None)
+
+            done = ingest(documents, embedder, folder, on_progress=on_progress, **options)
         if not done.finished:
-            if (folder / MANIFEST).exists():
+            if (folder / DATABASE).exists():
                 there = f"{_count(folder)} texts are in {folder}"
                 warn(f"interrupted; {there}, and the same command goes on from there")
             else:  # Before the first save.
@@ -273,60 +272,33 @@ class _Run:
             warn(self._skipped)
 
     def _file_was_read(self, nbytes: int) -> None:
-        if self._ends and self._ends[-1][0] == self._read:  # Nothing to embed in this one.
-            nbytes += self._ends.pop()[1]
-        self._ends.append((self._read, nbytes))
-
-    def _counted(self, documents: Iterator[Document]) -> Iterator[Document]:
-        for document in documents:
-            self._read += 1
-            yield document
-
-    def _bytes_done(self, count: int) -> int | None:
-        """Return the bytes of the files that are embedded now; None where texts are counted."""
-        if not self._counts_bytes:
-            return None
-        self._embedded += count
-        done = 0
-        while self._ends and self._ends[0][0] <= self._embedded:
-            done += self._ends.popleft()[1]
-        return done
+        self._bytes += nbytes
 
 
-def _together(manifest: Mapping[str, Any], source: str) -> str:
+def _together(earlier: str | None, source: str) -> str:
     """Name the sources of an index to which one more is added.
 
     It is not of one source any more: indexing that one again would drop the others.
     """
-    earlier = (manifest.get("source") or _UNKNOWN).split(_AND)
-    together = _AND.join(dict.fromkeys([*earlier, source]))
+    together = _AND.join(dict.fromkeys([*(earlier or _UNKNOWN).split(_AND), source]))
     if len(together) <= _MOST_CHARS:
         return together
     return _AND.join([together[:_MOST_CHARS].rpartition(_AND)[0] or _UNKNOWN, _OTHERS])
 
 
-def _refuse_unfinished(folder: Path, manifest: Mapping[str, Any], together: str) -> None:
+def _refuse_unfinished(folder: Path, facts: IndexFacts, together: str) -> None:
     """Refuse to add to a part of something, which would pass for all of it then."""
-    source = manifest.get("source")
-    if manifest.get("finished", True) or source == together:
+    if facts.finished or facts.source == together:
         return
-    interrupted = (source or _UNKNOWN).split(_AND)[-1]
+    interrupted = (facts.source or _UNKNOWN).split(_AND)[-1]
     raise IndexFileError(
         f"'{folder}' holds only a part of {interrupted}, which was interrupted; "
         "repeat that command first, it goes on from there"
     )
 
 
-def _file_of(document: Document) -> str | None:
-    """Return the full path of the file that a document was read from, if it says so."""
-    path = document.metadata.get("path")
-    return full_path(path) if isinstance(path, str) and path else None
-
-
 def _count(folder: Path) -> int:
-    from rag_demo.index import read_index
-
-    return len(read_index(folder).documents)
+    return facts_of(folder).count
 
 
 def _refuse_dangling(out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ import click
 
 from rag_demo.commands.conditions import conditions_of
 from rag_demo.commands.options import (
-    changeable_manifest_of,
+    facts_of,
     folder_argument,
-    manifest_of,
     say,
     warn,
 )
@@ -29,22 +29,20 @@ def info(folder: Path, as_json: bool) -> None:
 
     Texts, vectors, the model, the source, bytes, and whether all of the source was read.
     """
-    from rag_demo.index import read_index
     from torch_utils.report import format_bytes
 
-    manifest = manifest_of(folder)
-    opened = read_index(folder)
+    found = facts_of(folder)
     nbytes = sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
     facts: dict[str, Any] = {
         "folder": str(folder),
-        "texts": len(opened.documents),
-        "vectors": len(opened.vectors),
-        "dimension": int(opened.vectors.shape[1]),
-        "model": manifest["model"],
-        "dtype": manifest.get("dtype"),
-        "source": manifest.get("source"),
-        "finished": manifest.get("finished", True),
-        "version": manifest["version"],
+        "texts": found.count,
+        "vectors": found.rows,
+        "dimension": found.dimension,
+        "model": found.model.name,
+        "dtype": found.model.dtype,
+        "source": found.source,
+        "finished": found.finished,
+        "version": found.version,
         "bytes": nbytes,
     }
     if as_json:
@@ -60,12 +58,12 @@ def info(folder: Path, as_json: bool) -> None:
 @folder_argument
 def verify(folder: Path) -> None:
     """Compare the index in DIR with its checksums."""
-    from rag_demo.index import read_index
+    from rag_demo.store.reader import SavedIndex
 
-    manifest_of(folder)
-    opened = read_index(folder)
-    count = opened.check_all()
-    say(f"{folder} is whole: {count} texts, {len(opened.vectors)} vectors")
+    facts = facts_of(folder)
+    with contextlib.closing(SavedIndex(folder)) as opened:
+        opened.check_all()
+    say(f"{folder} is whole: {facts.count} texts, {facts.rows} vectors")
 
 
 @click.command()
@@ -83,37 +81,27 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
 
     By their IDs, as rag-demo search --json prints them, or by a condition on their metadata.
     """
-    from rag_demo.index import identity_of, read_index, replace_index
-    from rag_demo.ingest import sigterm_ends_in_order
-    from rag_demo.searching.collection import Collection
-    from rag_demo.searching.tensor_vectors import TensorVectors
-    from rag_demo.storage.writing import lock
+    import numpy as np
+
+    from rag_demo.ingest import open_writer, sigterm_ends_in_order
 
     if not ids and not conditions:
         raise RagDemoError("nothing was named to delete; name ids, or --where KEY=VALUE")
     where = conditions_of(conditions)
-    changeable_manifest_of(folder)
-    with lock(folder), sigterm_ends_in_order():
-        manifest = changeable_manifest_of(folder)  # Nobody changes it any more.
-        opened = Collection.opened(TensorVectors(), read_index(folder))
-        found = opened.ids.find(ids, opened.documents, None)
-        numbers = {number for number in found if number is not None}
-        fitting = opened.matching(where)
-        if fitting is not None:
-            numbers.update(fitting.nonzero()[0].tolist())
-        left = opened.without([opened.documents[number].id for number in sorted(numbers)]).merged()
+    facts_of(folder)
+    with sigterm_ends_in_order(), open_writer(folder) as writer:
+        found = dict(writer.documents.find(ids))
+        numbers = set(found.values())
+        if where is not None:
+            there = np.unique(writer.owners[writer.owners >= 0])
+            fitting = writer.documents.matching(where, 0, int(there.max(initial=-1)) + 1)
+            numbers.update(there[fitting[there]].tolist())
         if numbers:
-            replace_index(
-                folder,
-                identity_of(manifest),
-                left.vectors.vectors(),
-                left.documents,
-                left.rows,
-                left.derived(),
-                source=manifest.get("source"),
-                finished=manifest.get("finished", True),
-            )
-    if unknown := [name for name, number in zip(ids, found, strict=True) if number is None]:
-        warn(f"not there: {', '.join(sorted(set(unknown)))}")
+            writer.remove(sorted(numbers))
+            writer.compact()
+            writer.commit()
+        left = writer.count
+    if unknown := set(ids) - found.keys():
+        warn(f"not there: {', '.join(sorted(unknown))}")
     gone = len(numbers)
-    say(f"deleted {gone} text{'s' * (gone != 1)} of {folder}; {len(left)} are left")
+    say(f"deleted {gone} text{'s' * (gone != 1)} of {folder}; {left} are left")

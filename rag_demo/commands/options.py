@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from rag_demo.errors import AGAIN, IndexFileError, RagDemoError
+from rag_demo.errors import MAKE_ONE, IndexFileError, RagDemoError
 from rag_demo.printable import printable
-from rag_demo.searching.modes import MODES
-from rag_demo.storage.manifest import VERSION
+from rag_demo.searching.arguments import MODES
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
+    from rag_demo.store.facts import IndexFacts
 
 __all__ = [
     "Count",
     "Embedding",
     "Number",
-    "changeable_manifest_of",
     "device_option",
     "dtype_option",
     "embedding_options",
     "folder_argument",
     "made_by_option",
-    "manifest_of",
+    "facts_of",
     "mode_option",
     "model_option",
     "open_retriever",
@@ -196,38 +195,17 @@ def _line(text: object) -> str:
     return printable(text).replace("\n", "\\n")
 
 
-def manifest_of(folder: Path) -> dict[str, Any]:
+def facts_of(folder: Path) -> IndexFacts:
     """Read what describes an index; cheap, and done before a model is loaded in vain.
 
     Raises:
         IndexFileError: There is none, or it is damaged.
     """
-    from rag_demo.index import read_manifest
+    from rag_demo.store.facts import read_facts
 
     if not folder.exists():
-        raise IndexFileError(
-            f"the folder '{folder}' was not found; make an index with: {_MAKE} {folder}"
-        )
-    return read_manifest(folder)
-
-
-_MAKE = AGAIN.removeprefix("make it again with: ")
-
-
-def changeable_manifest_of(folder: Path) -> dict[str, Any]:
-    """Do the same for an index that is going to be changed.
-
-    Raises:
-        IndexFileError: Also if an earlier version made it: its model is known by name only, so
-            nobody knows whether new vectors would fit.
-    """
-    manifest = manifest_of(folder)
-    if manifest["version"] < VERSION:
-        raise IndexFileError(
-            f"'{folder}' was made by an earlier version, and can be searched, but not changed; "
-            f"{AGAIN} {folder} --yes"
-        )
-    return manifest
+        raise IndexFileError(f"the folder '{folder}' was not found; {MAKE_ONE} {folder}")
+    return read_facts(folder)
 
 
 def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:

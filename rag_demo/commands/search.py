@@ -14,9 +14,9 @@ from rag_demo.commands.options import (
     Count,
     Number,
     device_option,
+    facts_of,
     folder_argument,
     made_by_option,
-    manifest_of,
     mode_option,
     open_retriever,
     retriever_option,
@@ -95,7 +95,7 @@ def search(
     source = ctx.get_parameter_source("mode")
     if min_score is not None and source is click.core.ParameterSource.DEFAULT:
         mode = "dense"
-    manifest = manifest_of(folder)
+    made_by = facts_of(folder).model
     batches = _questions(questions)
     first = next(batches, None)
     if first is None:
@@ -103,9 +103,7 @@ def search(
     neighbours = _Neighbours(folder, context)
     printer = Printer("json" if as_json else layout, rank_scores=mode == "hybrid")
     with (
-        EmbeddingModel(
-            model or manifest["model"], device=device, dtype=manifest.get("dtype")
-        ) as embedder,
+        EmbeddingModel(model or made_by.name, device=device, dtype=made_by.dtype) as embedder,
         open_retriever(retriever, embedder, device) as opened,
     ):
         opened.load(folder)
@@ -155,8 +153,7 @@ class _Neighbours:
 
     def __init__(self, folder: Path, count: int) -> None:
         self._folder, self._count = folder, count
-        self._documents: Any = None
-        self._number_of: dict[str, int] = {}
+        self._opened: Any = None
 
     def of(self, results: Sequence[Any]) -> dict[str, tuple[list[str], list[str]]]:
         """Return what stands before and after each answer, by its id."""
@@ -169,32 +166,28 @@ class _Neighbours:
 
         if result.passage is not None:
             spans = [passage[:2] for passage in passages_of(result.text)]
-            texts = [result.text[start:stop] for start, stop in spans]
-            place = spans.index(result.passage) if result.passage in spans else None
+            names: list[Any] = list(spans)
+            texts, name = [result.text[start:stop] for start, stop in spans], result.passage
         else:
-            texts, place = self._of_the_same_file(result)
-        if place is None:
+            its = self._of_the_same_file(result)
+            names, texts, name = [each.id for each in its], [each.text for each in its], result.id
+        if name not in names:
             return [], []
+        place = names.index(name)
         return texts[max(0, place - self._count) : place], texts[place + 1 :][: self._count]
 
-    def _of_the_same_file(self, result: Any) -> tuple[list[str], int | None]:
-        from rag_demo.index import read_index
+    def _of_the_same_file(self, result: Any) -> list[Any]:
+        from rag_demo.store.reader import SavedIndex
 
-        if self._documents is None:
-            self._documents = read_index(self._folder).documents
-            numbered = enumerate(self._documents.stream())
-            self._number_of = {document.id: number for number, document in numbered}
-        number = self._number_of.get(result.id)
-        if number is None or (source := self._file(number)) is None:
-            return [], None
-        low = high = number
-        while low > 0 and number - low < self._count and self._file(low - 1) == source:
-            low -= 1
-        last = len(self._documents) - 1
-        while high < last and high - number < self._count and self._file(high + 1) == source:
-            high += 1
-        return [self._documents[n].text for n in range(low, high + 1)], number - low
+        if self._opened is None:
+            self._opened = SavedIndex(self._folder)
+        documents = self._opened.documents
+        numbers = [number for _, number in documents.find([result.id])]
+        files = [each.file for each in documents.get(numbers) if each.file is not None]
+        its = documents.of_file(files[0]) if files else []
+        order = ("page", "cell", "start", "line")
+        return sorted(its, key=lambda each: [_number(each.metadata.get(name)) for name in order])
 
-    def _file(self, number: int) -> object:
-        metadata = self._documents[number].metadata
-        return metadata.get("path", metadata.get("source"))
+
+def _number(value: object) -> float:
+    return value if isinstance(value, (int, float)) else 0

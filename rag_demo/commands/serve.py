@@ -15,8 +15,8 @@ from rag_demo.commands.options import (
     Count,
     Number,
     device_option,
+    facts_of,
     made_by_option,
-    manifest_of,
     retriever_option,
     warn,
 )
@@ -147,7 +147,7 @@ def serve(
         ModelHost(dict, keep_alive=keep_alive).close()
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--keep-alive'") from None
-    manifest_of(index)
+    facts_of(index)
     token = _token(token_file)
     if token is None and not is_loopback(host):
         if not no_token:

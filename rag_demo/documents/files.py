@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
@@ -26,7 +25,6 @@ __all__ = [
 MOST_BYTES = 64 << 20  # of a file that is read as one text, and of a line of JSON
 _HEAD_BYTES = 8192  # in which a file that is no text shows that it is none
 _NEVER_READ = frozenset({"__pycache__", "node_modules"})
-_OF_AN_INDEX = re.compile(r"vectors-\w+\.safetensors")
 
 
 class UnreadableError(Exception):
@@ -99,7 +97,7 @@ def _entries(
     except OSError as error:
         skipped.add(f"{name or path}/", CANNOT_BE_READ, error.strerror)
         return iter(())
-    if "manifest.json" in names and any(map(_OF_AN_INDEX.fullmatch, names)):
+    if "index.sqlite" in names:
         skipped.add(f"{name or path}/", "that is a saved index")
         return iter(())
     if name and _matches(name, exclude):

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ModelIdentity", "file_digest", "fingerprint", "identify"]
+from rag_demo.errors import AGAIN, NAME_MODEL, ModelMismatchError
+
+__all__ = ["ModelIdentity", "file_digest", "fingerprint", "identify", "refuse_other_model"]
 
 # What cannot change a vector. All else is taken to: a file too many costs a second embedding,
 # one too few is a wrong answer.
@@ -57,6 +59,19 @@ class ModelIdentity:
         known = [self.dtype, self.fingerprint and f"files {self.fingerprint[:12]}"]
         more = ", ".join(each for each in known if each)
         return f"{self.name!r} ({more})" if more else repr(self.name)
+
+
+def refuse_other_model(folder: Path, made_by: ModelIdentity, wanted: ModelIdentity) -> None:
+    """Refuse an index that another model made.
+
+    Raises:
+        ModelMismatchError: It was.
+    """
+    if not made_by.is_same(wanted):
+        raise ModelMismatchError(
+            f"the index in '{folder}' was made with the model {made_by}, "
+            f"not with {wanted}; name that one: {NAME_MODEL}; or {AGAIN} {folder} --yes"
+        )
 
 
 def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.documents.rows import DocumentRows
-from rag_demo.searching.exact_scores import Scores, exact_scores
-from rag_demo.searching.vector_store import Pairs
+from rag_demo.exact_search.exact_scores import Pairs, Scores, exact_scores
 from rag_demo.vectors import Rows, Vectors
 
 __all__ = ["FUSED_FROM", "Ranked", "best_of_each", "best_scores", "fuse", "rank"]
 
-First = Callable[[Rows, int], list[int]]
+Names = Callable[[Sequence[int]], list[str]]
 
 FUSED_FROM = 100  # of each ranking
 _RANK_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
@@ -78,7 +76,7 @@ def rank(
     queries: Vectors,
     pairs: Pairs,
     top_k: int,
-    name_of: Callable[[int], str],
+    names_of: Names,
 ) -> Ranked:
     """Order candidates by their exact scores.
 
@@ -87,7 +85,7 @@ def rank(
         queries: Shape (b, d).
         pairs: The candidates.
         top_k: How many at most.
-        name_of: Returns the name of a row, by which ties are ordered.
+        names_of: Returns the ids of the documents of rows, by which ties are ordered.
 
     Returns:
         For each query the best rows with their scores.
@@ -103,60 +101,61 @@ def rank(
         places = np.arange(len(row)) - starts[query]
         for number in set(query[:-1][is_tie & (places[:-1] < top_k)].tolist()):
             one = slice(starts[number], starts[number + 1])
-            hits = zip(row[one].tolist(), scores[one].tolist(), strict=True)
-            best = sorted(hits, key=lambda hit: (-hit[1], name_of(hit[0]), hit[0]))
-            row[one] = [hit for hit, _ in best]
+            its = row[one].tolist()
+            hits = zip((-scores[one]).tolist(), names_of(its), its, strict=True)
+            row[one] = [number for _, _, number in sorted(hits)]
     return Ranked(starts, row, scores, row).first(top_k)
 
 
-def best_of_each(ranked: Ranked, document_rows: DocumentRows) -> Ranked:
-    """Turn rows into documents, each at its best row: its passages and its whole count as one."""
-    if document_rows.are_whole:
-        return ranked
-    owners = document_rows.owners(ranked.items)
+def best_of_each(ranked: Ranked, owners: Rows) -> Ranked:
+    """Turn rows into documents, each at its best row: its passages and its whole count as one.
+
+    Args:
+        ranked: Rows.
+        owners: The document's number of each of them: shape (n,).
+    """
     query = np.repeat(np.arange(len(ranked.starts) - 1), ranked.widths)
     # Not np.unique, which imports a part of numpy that takes longer than a search.
-    pair = query * document_rows.documents + owners
+    pair = query * (int(owners.max(initial=0)) + 1) + owners
     order = np.argsort(pair, kind="stable")
     chosen = np.zeros(len(owners), bool)
     chosen[order] = np.diff(pair[order], prepend=-1) != 0
     return Ranked(ranked.starts, owners, ranked.scores, ranked.rows).only(chosen)
 
 
-def best_scores(numbers: Rows, scores: Scores, top_k: int, first: First) -> tuple[Rows, Scores]:
-    """Order documents by their scores, equal ones by their names.
+def best_scores(numbers: Rows, scores: Scores, top_k: int, names_of: Names) -> tuple[Rows, Scores]:
+    """Order documents by their scores, equal ones by their ids.
 
     Args:
         numbers: Of the documents, each once: shape (n,).
         scores: Shape (n,).
         top_k: How many at most.
-        first: Returns of documents the first few by name, in that order.
+        names_of: Returns the ids of documents.
     """
     if len(numbers) > top_k:
-        bar = np.partition(scores, -top_k)[-top_k]
-        kept = scores >= bar
+        kept = scores >= np.partition(scores, -top_k)[-top_k]
         numbers, scores = numbers[kept], scores[kept]
     order = np.argsort(-scores, kind="stable")
     numbers, scores = numbers[order], scores[order]
     edges = np.flatnonzero(np.diff(scores, prepend=np.nan, append=np.nan)).tolist()
     best: list[int] = []
     for start, stop in itertools.pairwise(edges):
-        if stop - start > 1:
-            best += first(numbers[start:stop], top_k - len(best))
-        else:
-            best.append(int(numbers[start]))
-    return np.asarray(best, np.int64), scores[: len(best)]
+        its = numbers[start:stop].tolist()
+        if len(its) > 1:
+            its = [number for _, number in sorted(zip(names_of(its), its, strict=True))]
+        best += its
+    return np.asarray(best[:top_k], np.int64), scores[: min(top_k, len(best))]
 
 
-def fuse(rankings: Sequence[Rows], top_k: int, first: First) -> tuple[Rows, Scores]:
+def fuse(rankings: Sequence[Rows], top_k: int, names_of: Names) -> tuple[Rows, Scores]:
     """Fuse rankings: each document gets the sum of 1 / (60 + its rank) over them.
 
     Returns:
-        The best ones with their scores; of equal scores the smaller name first.
+        The best ones with their scores; of equal scores the smaller id first.
     """
     scores: dict[int, float] = {}
     for ranking in rankings:
         for place, item in enumerate(ranking.tolist(), start=1):
             scores[item] = scores.get(item, 0.0) + 1 / (_RANK_CONSTANT + place)
     numbers = np.fromiter(scores.keys(), np.int64, len(scores))
-    return best_scores(numbers, np.fromiter(scores.values(), float, len(scores)), top_k, first)
+    return best_scores(numbers, np.fromiter(scores.values(), float, len(scores)), top_k, names_of)

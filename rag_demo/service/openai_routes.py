@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 
-from rag_demo.searching.filters import conditions_of, fulfils
 from rag_demo.service.answers import (
     OPENAI_REFUSAL,
     EmbeddingsAnswer,
@@ -28,6 +27,7 @@ from rag_demo.service.schemas import (
 )
 from rag_demo.service.search_routes import check_texts, embedded, running_of
 from rag_demo.service.shown import shown_metadata
+from rag_demo.store.filters import parse_filter
 
 __all__ = ["STORE", "router", "where_of"]
 
@@ -155,14 +155,17 @@ def where_of(filters: Mapping[str, Any], limits: Any) -> Any:
     try:
         # Each level of theirs is two of ours: the filter, and the list that it is in.
         check_filter(dict(filters), 2 * limits.where_depth, limits.where_values)
-        if filters.get("type") in ("and", "or"):
-            return _function(filters)
         return _mapping(filters)
     except (ValueError, TypeError, KeyError) as error:
         raise Problem(400, f"filters cannot be used: {error}"[:300], param="filters") from None
 
 
 def _mapping(one: Mapping[str, Any]) -> dict[str, Any]:
+    if one.get("type") in ("and", "or"):
+        parts = one.get("filters")
+        if not isinstance(parts, list) or not parts or not all(isinstance(p, dict) for p in parts):
+            raise ValueError(f"{one['type']!r} has a list of filters")
+        return {f"${one['type']}": [_mapping(part) for part in parts]}
     is_whole = isinstance(one.get("key"), str) and "value" in one
     if one.get("type") not in _OPERATORS or not is_whole:
         raise ValueError(
@@ -173,18 +176,5 @@ def _mapping(one: Mapping[str, Any]) -> dict[str, Any]:
     if any(isinstance(each, (dict, list)) for each in (value if type(value) is list else [value])):
         raise ValueError("a value is a text, a number, true, false, null, or a list of these")
     where = {one["key"]: {f"${one['type']}": narrowed(value)}}
-    conditions_of(where)
+    parse_filter(where)
     return where
-
-
-def _function(filters: Mapping[str, Any]) -> Any:
-    if filters.get("type") not in ("and", "or"):
-        ((key, condition),) = _mapping(filters).items()
-        ((name, wanted),) = condition.items()
-        return lambda metadata: key in metadata and fulfils(metadata[key], name, wanted)
-    parts = filters.get("filters")
-    if not isinstance(parts, list) or not parts or not all(isinstance(p, dict) for p in parts):
-        raise ValueError(f"{filters['type']!r} has a list of filters")
-    functions = [_function(part) for part in parts]
-    combine = all if filters["type"] == "and" else any
-    return lambda metadata: combine(function(metadata) for function in functions)

@@ -7,7 +7,6 @@ lease has ended.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,11 +17,11 @@ import numpy as np
 from rag_demo.encoding.embedder import completed
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import ModelMismatchError
-from rag_demo.index import read_manifest
 from rag_demo.retriever import Retriever, SearchResult
-from rag_demo.searching.filters import Where
 from rag_demo.service.settings import Settings
 from rag_demo.service.shown import Shown
+from rag_demo.store.facts import read_facts
+from rag_demo.store.filters import Where
 from rag_demo.vectors import Vectors
 from torch_utils import ModelHost
 
@@ -61,17 +60,13 @@ def load_model(name: str | None, device: str | None, dtype: str | None) -> Any:
 
 
 class _HostedModel:
-    """The embedding model as a retriever wants it: lent by its host for each call.
-
-    Threads: `given` is each thread's own.
-    """
+    """The embedding model as a retriever wants it: lent by its host for each call."""
 
     def __init__(self, host: ModelHost[Any]) -> None:
         self.host = host
         self._identity: ModelIdentity | None = None
         self._dimension = 0
         self._seen_loads = -1
-        self._given = threading.local()
 
     @property
     def name(self) -> str:
@@ -96,9 +91,6 @@ class _HostedModel:
         return self.embed_queries([text])[0]
 
     def embed_queries(self, texts: Sequence[str]) -> Any:
-        given: Mapping[str, Any] = getattr(self._given, "vectors", {})
-        if all(text in given for text in texts):
-            return np.stack([given[text] for text in texts])
         with self._lent() as model:
             embed = getattr(model, "embed_queries", None)
             if embed is not None:
@@ -108,15 +100,6 @@ class _HostedModel:
     def embed_documents(self, texts: Sequence[str]) -> Any:
         with self._lent() as model:
             return model.embed_documents(list(texts))
-
-    @contextlib.contextmanager
-    def giving(self, vectors: Mapping[str, Any]) -> Iterator[None]:
-        """Answer with these in this thread, instead of asking the model once more."""
-        self._given.vectors = vectors
-        try:
-            yield
-        finally:
-            del self._given.vectors
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[Any]:
@@ -150,10 +133,10 @@ class Opened:
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
         self.settings = settings
-        manifest = read_manifest(settings.index)
-        wanted = settings.model or manifest["model"]
+        made_by = read_facts(settings.index).model
+        wanted = settings.model or made_by.name
         if load is None:
-            load = partial(load_model, wanted, settings.device, manifest.get("dtype"))
+            load = partial(load_model, wanted, settings.device, made_by.dtype)
         name = Path(wanted).name
         # The index has a name of its own, by which it is given back.
         self.model_name = "model" if name in ("", "index") else name
@@ -216,10 +199,13 @@ class Opened:
         self, queries: Sequence[str], vectors: Mapping[str, Any], asked: Asked
     ) -> list[list[SearchResult]]:
         """Search for queries, whose vectors are there already, or else are computed."""
-        with self.index.lease(_LEASE_S) as retriever, self._hosted.giving(vectors):
+        known = None
+        if queries and all(query in vectors for query in queries):
+            known = np.stack([vectors[query] for query in queries])
+        with self.index.lease(_LEASE_S) as retriever:
             where, all_passed = self._shown.filter(asked.where)
             found = retriever.search_batch(
-                queries, asked.top_k, asked.min_score, where, mode=asked.mode
+                queries, asked.top_k, asked.min_score, where, mode=asked.mode, vectors=known
             )
             all_passed()
             return found

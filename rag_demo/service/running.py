@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rag_demo.errors import IndexFileError, ModelError, ModelMismatchError, RagDemoError
-from rag_demo.index import read_manifest
 from rag_demo.service.batching import Batcher, Job
 from rag_demo.service.opened import LoadModel, Opened
 from rag_demo.service.problems import ClientGoneError, Problem, too_busy
 from rag_demo.service.settings import Settings
+from rag_demo.store.facts import read_facts
 from torch_utils import CleanupReport, ModelInUseError, memory_snapshot
 from torch_utils.report import format_bytes
 
@@ -117,7 +117,7 @@ class Running:
         if self.opened.index.status().state == "loaded":
             return ""
         try:
-            await asyncio.to_thread(read_manifest, self.settings.index)
+            await asyncio.to_thread(read_facts, self.settings.index)
         except RagDemoError as error:
             log.warning("not ready: %s", error)
             return "the index cannot be opened"

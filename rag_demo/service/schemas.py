@@ -15,9 +15,9 @@ from pydantic import (
 )
 
 from rag_demo.errors import shown
-from rag_demo.searching.filters import OPERATORS, conditions_of
-from rag_demo.searching.modes import MODES
+from rag_demo.searching.arguments import MODES
 from rag_demo.service.settings import Limits
+from rag_demo.store.filters import OPERATORS, parse_filter
 
 __all__ = [
     "EmbedRequest",
@@ -264,7 +264,7 @@ class SearchRequest(BaseModel):
                     '"or" there are the filters of /v1/vector_stores/index/search'
                 )
         try:
-            conditions_of(where)
+            parse_filter(where)
         except TypeError as error:
             raise ValueError(str(error)) from None
         narrow: dict[str, Any] = narrowed(where)

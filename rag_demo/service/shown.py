@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rag_demo.searching.filters import Where, predicate
+from rag_demo.store.filters import Where, predicate
 
 __all__ = ["Shown", "shown_metadata"]
 

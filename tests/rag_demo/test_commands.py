@@ -332,7 +332,7 @@ def test_mistakes_are_one_line_that_says_what_to_do(index: Path, tmp_path: Path)
         ("index", tmp_path / "nowhere", "--out", out): ("nowhere' does not exist",),
         ("index", empty, "--out", out): ("empty", "holds no text"),
         ("index", "no_such_package", "--out", out): ("no_such_package", "nor an installed"),
-        ("index", "json", "--out", tmp_path): ("holds other files",),
+        ("index", "json", "--out", tmp_path): ("is not an index",),
         ("index", "json", "--out", tmp_path / "dangling"): ("dangling", "link", "not there"),
         ("search", tmp_path / "nowhere", "q"): ("nowhere' was not found", "rag-demo index"),
         ("search", index, "q", "--model", "all-MiniLM-L6-v2"): ("all-MiniLM-L6-v2", "tiny"),
@@ -351,7 +351,7 @@ def test_mistakes_are_one_line_that_says_what_to_do(index: Path, tmp_path: Path)
         ("delete", index, "--where", "year>>2000"): ("'year>>2000' is no condition",),
         ("delete", index): ("nothing was named",),
         ("evaluate", tmp_path / "nowhere"): ("nowhere' was not found", "corpus.jsonl", "qrels/"),
-        ("info", empty): (f"'{empty}' holds no index",),
+        ("info", empty): (f"there is no index in '{empty}'",),
         ("nonsense",): ("No such command 'nonsense'",),
     }
     for arguments, wanted in cases.items():

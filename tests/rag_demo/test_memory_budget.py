@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from acceptance.search.reference import GivenVectors, check_all, filled, normal
-from rag_demo.searching.streamed_scan import wait_for_device
+from rag_demo.exact_search.scan import wait_for_device
 from support.retriever_kinds import OnCpu
 
 

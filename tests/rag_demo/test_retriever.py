@@ -90,56 +90,6 @@ def test_naive_destructor_does_not_leave_cleanly(tmp_path: Path) -> None:
         assert_clean(result)
 
 
-# Faults of torch's own, so its functions are replaced: in a process of their own.
-WRONG_OPERATORS = """
-import numpy as np
-import torch
-from acceptance.search.reference import Float64Index, GivenVectors
-from rag_demo import PyTorchGPURetriever
-
-def right(left, right, *, out):
-    return out.copy_((left.float() @ right.float()).int())
-
-def fast_and_wrong(left, right, *, out):
-    return out.copy_(1_000 * torch.arange(len(left))[:, None])
-
-def saturating(left, right, *, out):
-    pairs = left[:, 0:2].int() @ right[0:2].int()
-    return out.copy_(pairs.clamp(-32_000, 32_000) + left[:, 2:].int() @ right[2:].int())
-
-def failing(*arguments, **options):
-    raise RuntimeError("not on this processor")
-
-def counted(operator):
-    def call(*arguments, **options):
-        calls.append(operator.__name__)
-        return operator(*arguments, **options)
-    return call
-
-calls = []
-OPERATORS = [right, fast_and_wrong, saturating, failing]
-torch.ops.onednn.qlinear_pointwise = failing
-for number, operator in enumerate([*OPERATORS, None]):
-    torch._int_mm = operator and counted(operator)
-    chance = np.random.default_rng(number)
-    documents = chance.standard_normal((3_000, 300 + number))
-    model = GivenVectors(documents, documents[:40] + 0.1)
-    names = [str(n) for n in range(3_000)]
-    index = Float64Index(model)
-    with PyTorchGPURetriever(model, device="cpu", dtype="int8") as retriever:
-        for each in (retriever, index):
-            each.add(names, [{}] * 3_000, names)
-        index.check(retriever.search_batch(names[:40], 10), names[:40], 10)
-assert set(calls) == {operator.__name__ for operator in OPERATORS}, calls
-print("exact")
-"""
-
-
-def test_answers_are_exact_although_torch_multiplies_bytes_wrongly() -> None:
-    result = run_forked(WRONG_OPERATORS, quick_end=True)
-    assert result.stdout == "exact\n", str(result)
-
-
 def test_add_replaces_and_delete_removes(retriever: Retriever) -> None:
     assert retriever.add(TEXTS, ids=list("abcdef")) == list("abcdef")
     retriever.add(["zebra"], ids=["a"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
 import socket
+import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +75,8 @@ def test_loaded_index_stays_or_is_refused_when_its_files_are_cut_off(folder: Pat
     with Retriever() as retriever:
         retriever.load(folder)
         for path in contents(folder):
-            path.write_bytes(b"")
+            if not path.name.endswith("-shm"):  # SQLite's own, which it maps.
+                path.write_bytes(b"")
         try:
             assert sorted(each.text for each in retriever.search("x")) == sorted(TEXTS)
         except RagDemoError as error:
@@ -90,12 +93,8 @@ def test_folder_without_an_index(tmp_path: Path) -> None:
     """The error says how to make one."""
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    for name, said in (
-        ("nowhere", "does not exist; make it again with"),
-        ("empty", "holds no index"),
-        ("file", "is no folder"),
-    ):
-        with pytest.raises(RagDemoError, match=f"{name}' {said}"):
+    for name in ("nowhere", "empty", "file"):
+        with pytest.raises(RagDemoError, match=f"no index in .*{name}'; make one with"):
             load(tmp_path / name)
 
 
@@ -108,17 +107,17 @@ def test_index_of_another_model_names_both(folder: Path) -> None:
 
 
 def test_folder_of_something_else_is_not_written_to(tmp_path: Path) -> None:
-    """Other files; a file; another program's manifest, alone or among its files."""
+    """Other files; a file; another program's database of this name, alone or among its files."""
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("do not touch")
-    for name, content in (("app", '{"name": "an app"}'), ("list", "[]")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_text(content)
+    (tmp_path / "app").mkdir()
+    with contextlib.closing(sqlite3.connect(tmp_path / "app" / "index.sqlite")) as database:
+        database.execute("CREATE TABLE bookmarks (name TEXT)")
     shutil.copytree(tmp_path / "app", tmp_path / "site")
     (tmp_path / "site" / "app.js").write_text("1")
     before = contents(tmp_path)
-    for name in ("thesis", "thesis/thesis.txt", "app", "list", "site"):
-        with pytest.raises(RagDemoError, match=r"other files|is a file|another program"):
+    for name in ("thesis", "thesis/thesis.txt", "app", "site"):
+        with pytest.raises(RagDemoError, match=name):
             save(tmp_path / name)
         assert rag_demo("index", "json", "--out", tmp_path / name).returncode == 2
     assert contents(tmp_path) == before

@@ -1,4 +1,4 @@
-"""Which rows may be among the best, found by scans of rounded copies, and by nothing that may err.
+"""Find every row that may be among the best by scanning rounded copies, with a proven bound.
 
 By how much the product of rounded vectors can differ from the true one is known for every block,
 so whatever might belong to the best k is kept, and only that is scored exactly.
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.searching.exact_scores import exact_scores
-from rag_demo.searching.int8_product import int8_product
-from rag_demo.searching.scan import BLOCK, Scan, round_rows, slices
-from rag_demo.searching.vector_store import Pairs
+from rag_demo.exact_search.exact_scores import Pairs, exact_scores
+from rag_demo.exact_search.rounding import BLOCK, round_to_int8
+from rag_demo.exact_search.scan import Scan
 from rag_demo.vectors import rounding
 
-__all__ = ["find_candidates"]
+__all__ = ["find_candidates", "suits_int8"]
 
 Array = npt.NDArray[Any]
 Fetch = Callable[[Array], Any]
@@ -29,7 +29,9 @@ _MOST_ROWS = 1 << 16
 _DEVICE_STEP = 8  # times that, where a step costs launches, and waits for what was found
 _PART = 8  # rows of a block, which are looked at together
 _CONVERTED_ROWS = 1 << 10  # at once: 1.5 MB
-_ROWS_OF_A_THREAD = 1 << 10
+_SMALL_PRODUCT = 1 << 14  # scores that are computed before a thread has started
+_FEW_QUERIES = 64
+_FAST = frozenset({"alder", "sierra", "icelake", "genoa", "sapphireamx", "neonsdot", "smebi32"})
 _POOL = 1 << 20  # candidates that are kept before they are thinned out: 24 MB
 # What float32 adds to all of it: vectors are of length 1 within 2**-23, and so are the products
 # of a scale and a sum of integers below 2**24, which are exact.
@@ -113,36 +115,31 @@ class _Search:
         self._least = torch.full((self._count,), -torch.inf, device=device)
         self._pool: list[tuple[Array, Array, Array, Array]] = []
         self._pooled = 0
-        self._room: Any = None  # for products
 
     def begin(self, scan: Scan) -> None:
         """Go on with other rows: choose how to multiply them."""
         torch = self._torch
         self._scan = scan
-        vectors = scan.vectors
-        is_int8 = vectors.dtype == torch.int8
-        self._by_int8: Callable[[Any, Callable[[], Any]], Any] | None = None
-        product = None
-        if is_int8 and vectors.device.type == "cpu":
-            product = int8_product(torch, vectors.shape[1], self._count)
-        if product is not None:
-            rounded, self._query_scales, self._query_errors = round_rows(
-                self._queries, 1, product.most
-            )
-            self._by_int8 = product.by(rounded)
-            self._is_rounded = True
-            return
-        ones = torch.ones(self._count, device=vectors.device)
-        self._transposed = self._queries.T.contiguous()
-        self._query_scales, self._query_errors = ones, ones * self._product_error
-        self._is_rounded |= is_int8 or (self._exact and vectors.dtype != torch.float32)
+        is_int8 = scan.vectors.dtype == torch.int8
+        self._is_rounded |= is_int8 or (self._exact and scan.vectors.dtype != torch.float32)
+        device = scan.vectors.device
+        self._packed: Any = None
+        if is_int8 and device.type == "cpu" and suits_int8(self._count):
+            import numkong
 
-    # A method: in an attribute it would make a cycle, and the scan would stay until a collection.
+            codes, *parts = round_to_int8(self._in_host, 1)
+            self._packed = numkong.dots_pack(codes)
+            self._query_scales, self._query_errors = map(torch.from_numpy, parts)
+            return
+        self._transposed = self._queries.T.contiguous()
+        self._query_scales = torch.ones(self._count, device=device)
+        self._query_errors = self._query_scales * self._product_error
+
     def _multiply(self, rows: Any) -> Any:
-        torch, by_int8 = self._torch, self._by_int8
-        if by_int8 is not None:
-            return by_int8(rows, lambda: self._room_for(len(rows), torch.int32))
-        return _product_of_floats(rows, self._transposed, self._room_for(len(rows), torch.float32))
+        """Return the products of rows and queries: shape (rows, b)."""
+        if self._packed is not None:
+            return self._torch.from_numpy(_int8_product(rows.numpy(), self._packed, self._count))
+        return _float_product(rows, self._transposed)
 
     def look_at(self, position: int, rows: Any) -> None:
         """Take the rows of a few blocks."""
@@ -169,7 +166,7 @@ class _Search:
         # Of the parts of each block: shape (blocks, parts of one, b).
         largest = parts.amax(dim=1).view(-1, BLOCK // _PART, self._count) * scales[:, None]
         lower = torch.cat([self._best, largest.amax(dim=1) - errors])
-        if lower.device.type == "cpu":  # numpy does that four times as fast.
+        if lower.device.type == "cpu":  # numpy does that four times as fast
             ordered = np.partition(lower.T.contiguous().numpy(), -self._top_k, axis=1)
             self._best = torch.from_numpy(ordered[:, -self._top_k :]).T
         else:
@@ -184,14 +181,6 @@ class _Search:
         self._collect(parts, scales, errors, part, query, start)
         if self._pooled > self._most:
             self._thin()
-
-    def _room_for(self, count: int, kind: Any) -> Any:
-        """Return room for the products of so many rows."""
-        room = self._room
-        if room is None or room.dtype != kind or len(room) < count:
-            device = self._scan.vectors.device
-            self._room = room = self._torch.empty(count, self._count, dtype=kind, device=device)
-        return room[:count]
 
     def _collect(
         self, parts: Any, scales: Any, errors: Any, part: Any, query: Any, start: int
@@ -291,44 +280,58 @@ def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array
     return best.values[:, -1].numpy(), chosen[query, places]
 
 
-def _product_of_floats(rows: Any, transposed: Any, out: Any) -> Any:
+def suits_int8(queries: int) -> bool:
+    """Whether the int8 copy of vectors on a CPU is scanned for so many queries.
+
+    For few queries fewer bytes are read, on any processor. For many it takes instructions for
+    products of int8, which numkong lists.
+    """
+    capabilities = _capabilities()
+    return bool(capabilities) and (queries <= _FEW_QUERIES or bool(capabilities & _FAST))
+
+
+@cache
+def _capabilities() -> frozenset[str]:
+    """Return numkong's names of what this processor can do; nothing without numkong."""
+    try:
+        from numkong import get_capabilities
+    except ImportError:
+        return frozenset()
+    return frozenset(name for name, is_there in get_capabilities().items() if is_there)
+
+
+def _int8_product(rows: Array, packed: Any, count: int) -> Array:
+    """Multiply int8 rows with packed queries, each half in a thread: int32, shape (rows, b)."""
+    import numkong
+
+    out = numkong.empty((len(rows), count), dtype="int32")
+    middle = len(rows) // 2
+
+    def multiply(start: int, stop: int) -> None:
+        numkong.dots_packed(rows, packed, out=out, start_row=start, end_row=stop)
+
+    if len(rows) * count < _SMALL_PRODUCT:
+        multiply(0, len(rows))
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            half = thread.submit(multiply, 0, middle)
+            multiply(middle, len(rows))
+            half.result()
+    products: Array = np.asarray(out)
+    return products
+
+
+def _float_product(rows: Any, transposed: Any) -> Any:
     """Multiply rows of any type as float32; what is converted stays in the processor's cache."""
     import torch
 
     if rows.dtype == torch.float32 or rows.device.type != "cpu":
-        return torch.mm(rows.float(), transposed, out=out)
-    if rows.dtype == torch.int8 and transposed.shape[1] == 1:
-        _product_with_one(rows.numpy(), transposed.numpy()[:, 0], out.numpy()[:, 0])
-        return out
-    converted = torch.empty(min(_CONVERTED_ROWS, len(rows)), rows.shape[1])
-    for some in slices(0, len(rows), _CONVERTED_ROWS):
-        its = converted[: some.stop - some.start].copy_(rows[some])
-        if transposed.shape[1] == 1:  # For one query numpy is faster.
-            np.dot(its.numpy(), transposed.numpy(), out=out[some].numpy())
-        else:
-            torch.mm(its, transposed, out=out[some])
+        return torch.mm(rows.float(), transposed)
+    out = torch.empty(len(rows), transposed.shape[1])
+    for start in range(0, len(rows), _CONVERTED_ROWS):
+        some = slice(start, start + _CONVERTED_ROWS)
+        torch.mm(rows[some].float(), transposed, out=out[some])
     return out
-
-
-def _product_with_one(rows: Array, query: Array, out: Array) -> None:
-    """Multiply int8 rows with one query, a half in each of two threads.
-
-    By what a thread does by itself. The products of libraries hand each thousand rows to threads
-    of their own and wait for them, which takes a hundred times as long on a busy machine.
-    """
-
-    def multiply(part: slice) -> None:
-        converted = np.empty((min(_ROWS_OF_A_THREAD, len(rows)), rows.shape[1]), np.float32)
-        for some in slices(part.start, part.stop, _ROWS_OF_A_THREAD):
-            its = converted[: some.stop - some.start]
-            np.copyto(its, rows[some])
-            np.einsum("ij,j->i", its, query, out=out[some])
-
-    if len(rows) <= _ROWS_OF_A_THREAD:
-        multiply(slice(0, len(rows)))
-        return
-    with ThreadPoolExecutor(2) as executor:
-        list(executor.map(multiply, slices(0, len(rows), -(-len(rows) // 2))))
 
 
 def _product_error(torch: Any, dimension: int) -> float:

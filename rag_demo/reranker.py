@@ -1,0 +1,121 @@
+"""Reranker: a cross-encoder that reads a question together with each answer.
+
+What to copy for a model of your own: ``__init__`` only notes what to open, `_model` opens it on
+first use, `rerank` uses it and refuses once it is closed, and `_release` gives it back, exactly
+once: at ``close()``, at the end of ``with``, when nobody has it any more, or at exit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rag_demo.errors import HOW_TO_INSTALL, ModelError
+from rag_demo.searching.results import SearchResult
+from torch_utils import Resource, find_batch_size, get_optimal_device, release
+from torch_utils.resource import closes_on_error
+
+__all__ = ["Reranker"]
+
+
+class Reranker(Resource):
+    """A cross-encoder of sentence-transformers, loaded on first use.
+
+    Closed at exit at the latest. Threads: one reranks at a time; closing waits for it.
+
+    Args:
+        model_name_or_path: A folder, or a name on the hub, such as
+            "cross-encoder/ms-marco-MiniLM-L6-v2".
+        device: torch's name of the device; by default the best there is.
+        batch_size: Pairs of a question and a text per forward pass; halved when memory runs out.
+        trust_remote_code: Run code that comes with the model.
+    """
+
+    @closes_on_error
+    def __init__(
+        self,
+        model_name_or_path: str | Path,
+        *,
+        device: str | None = None,
+        batch_size: int = 32,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.name = str(model_name_or_path)
+        self.device = device
+        self.batch_size = batch_size
+        self._trust_remote_code = trust_remote_code
+        self._encoder: Any = None
+        self._in_use = threading.RLock()
+
+    def rerank(
+        self, query: str, results: Sequence[SearchResult], top_k: int | None = None
+    ) -> list[SearchResult]:
+        """Order results by how well they answer a question.
+
+        Args:
+            query: The question.
+            results: Of a search. Of a result with a passage, the passage is read.
+            top_k: How many of the best to return; None for all.
+
+        Returns:
+            The results with new ranks, and with the model's scores; equal scores by id.
+
+        Raises:
+            ModelError: The model cannot be loaded.
+            ResourceClosedError: This object is closed.
+        """
+        texts = [result.text[slice(*(result.passage or (None,)))] for result in results]
+        scores = self.score(query, texts)
+        order = sorted(zip(-scores, results, strict=True), key=lambda pair: (pair[0], pair[1].id))
+        return [
+            result._replace(rank=rank, score=-float(negative))
+            for rank, (negative, result) in enumerate(order[:top_k], start=1)
+        ]
+
+    def score(self, query: str, texts: Sequence[str]) -> Any:
+        """Score texts as answers to a question: shape (n,), float32; more is better."""
+        with self._in_use:
+            self.ensure_open()
+            if not texts:
+                return np.empty(0, np.float32)
+            encoder = self._model()
+
+            # When memory runs out the batch is halved.
+            @find_batch_size(starting_batch_size=self.batch_size)
+            def predict(batch_size: int) -> Any:
+                pairs = [(query, text) for text in texts]
+                return encoder.predict(pairs, batch_size=batch_size, show_progress_bar=False)
+
+            return np.asarray(predict(), np.float32).reshape(len(texts))
+
+    def _model(self) -> Any:
+        if self._encoder is None:
+            try:
+                from sentence_transformers import CrossEncoder
+            except ImportError as error:
+                raise ModelError(f"a reranker needs {error.name}; {HOW_TO_INSTALL}") from None
+            self.device = self.device or get_optimal_device()
+            try:
+                self._encoder = CrossEncoder(
+                    self.name, device=self.device, trust_remote_code=self._trust_remote_code
+                )
+            except Exception as error:
+                # What it raises depends on what is wrong with which file.
+                reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                raise ModelError(
+                    f"the reranker {self.name!r} cannot be loaded: {reason}; name a folder with a "
+                    "cross-encoder, or a model on the hub"
+                ) from error
+        return self._encoder
+
+    def _release(self) -> None:
+        # Runs once, while torch is intact. Waits for a thread that reranks.
+        if not hasattr(self, "_in_use"):
+            return  # `__init__` has refused its arguments.
+        with self._in_use:
+            encoder, self._encoder = self._encoder, None
+            release(encoder)

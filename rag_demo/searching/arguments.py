@@ -1,0 +1,114 @@
+"""What callers give to a retriever, checked and copied before anything is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_demo.documents.document import Document
+from rag_demo.documents.metadata import checked_metadata
+from rag_demo.documents.passages import passages_of
+from rag_demo.errors import shown
+from rag_demo.vectors import Rows
+
+__all__ = ["MODES", "check_documents", "check_ids", "check_questions", "texts_to_embed"]
+
+MODES = ("dense", "bm25", "hybrid")
+_MOST_BITS = 1000  # of a whole number that fits into a float
+
+
+def check_documents(
+    texts: Any, metadata: Any, ids: Any
+) -> tuple[list[str], list[dict[str, Any]], list[str] | None]:
+    """Check and copy the arguments of `rag_demo.Retriever.add`.
+
+    Raises:
+        TypeError: A text or an id is not a str, or metadata are not JSON.
+        ValueError: Lengths differ, or an id stands twice.
+    """
+    if isinstance(texts, str):
+        raise TypeError("add() takes a sequence of texts, not one text")
+    if isinstance(ids, str):
+        raise TypeError("add() takes a sequence of ids, not one id")
+    texts, metadata, ids = (
+        None if given is None else list(given) for given in (texts, metadata, ids)
+    )
+    for what, given in (("metadata", metadata), ("ids", ids)):
+        if given is not None and len(given) != len(texts):
+            raise ValueError(f"{len(texts)} texts but {len(given)} {what}; give one for each")
+    copied = [_text(text, f"texts[{number}]") for number, text in enumerate(texts)]
+    names = None if ids is None else check_ids(ids)
+    if names is not None and len(set(names)) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"the id {shown(twice)} stands twice; ids must differ")
+    known: Sequence[Mapping[str, Any]] = [{}] * len(copied) if metadata is None else metadata
+    plain = [
+        checked_metadata(each, f"text {number}" if names is None else shown(names[number]))
+        for number, each in enumerate(known)
+    ]
+    return copied, plain, names
+
+
+def texts_to_embed(
+    documents: Sequence[Document], *, passages: bool
+) -> tuple[list[str], Rows, npt.NDArray[np.int32]]:
+    """Say what is embedded for documents: each of them, and the passages of long ones.
+
+    Args:
+        documents: Their metadata's "title" is put before passages.
+        passages: Whether long texts are cut.
+
+    Returns:
+        The texts; the place of the document that each belongs to, shape (n,); and start and stop
+        of the passage in the document's text, 0 and 0 for the whole, shape (n, 2).
+    """
+    texts: list[str] = []
+    owners: list[int] = []
+    spans: list[tuple[int, int]] = []
+    for place, document in enumerate(documents):
+        parts = passages_of(document.text, document.metadata.get("title")) if passages else []
+        texts += [document.text, *(part.text for part in parts)]
+        owners += [place] * (1 + len(parts))
+        spans += [(0, 0), *((part.start, part.stop) for part in parts)]
+    return texts, np.asarray(owners, np.int64), np.asarray(spans, np.int32).reshape(-1, 2)
+
+
+def check_ids(ids: Any) -> list[str]:
+    """Check a sequence of ids.
+
+    Raises:
+        TypeError: One is not a str, or ids are one str.
+    """
+    if isinstance(ids, str):
+        raise TypeError("expected a sequence of ids, got one str")
+    return [_text(name, f"ids[{number}]") for number, name in enumerate(ids)]
+
+
+def check_questions(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[str]:
+    """Check the arguments of `rag_demo.Retriever.search_batch`; return the questions.
+
+    Raises:
+        TypeError: A question is not a str, or ``min_score`` is not a number.
+        ValueError: ``top_k`` is not positive, ``min_score`` is NaN, or the mode is unknown.
+    """
+    if isinstance(queries, str):
+        raise TypeError("search_batch() takes a sequence of questions, not one; use search()")
+    if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
+        raise ValueError(f"top_k must be a positive whole number, not {shown(top_k)}")
+    if not isinstance(min_score, (int, float, np.integer, np.floating, type(None))):
+        raise TypeError(f"min_score must be a number, not {shown(min_score)}")
+    is_huge = isinstance(min_score, int) and min_score.bit_length() > _MOST_BITS
+    if is_huge or min_score != min_score:
+        raise ValueError(f"min_score must be a number like scores, not {shown(min_score)}")
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, not {shown(mode)}")
+    return [_text(query, f"queries[{number}]") for number, query in enumerate(queries)]
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be str, got {type(value).__name__} {shown(value)}")
+    return value

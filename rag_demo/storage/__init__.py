@@ -1,1 +1,0 @@
-"""Files that survive: mapped into memory, checked before they are used, written by one."""

@@ -1,0 +1,229 @@
+"""Filters on metadata: parsed once, then answered by an index or by a plain predicate."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rag_demo.errors import shown
+
+__all__ = [
+    "COMPARISONS",
+    "OPERATORS",
+    "All",
+    "AnyOf",
+    "Condition",
+    "Filter",
+    "Not",
+    "Where",
+    "encode",
+    "parse_filter",
+    "predicate",
+]
+
+Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
+"""A mapping of conditions, all of which must hold, or a function of a document's metadata.
+
+``{"lang": "en"}`` compares a value, ``{"lang": ["en", "de"]}`` accepts any of several, and
+``{"year": {"$gte": 2000, "$lt": 2010}}`` applies operators: ``$eq``, ``$ne``, ``$gt``, ``$gte``,
+``$lt``, ``$lte``, ``$in``, ``$nin`` and ``$contains`` (a list has this item, or a text this part).
+``{"$and": [...]}`` and ``{"$or": [...]}`` combine filters, and ``{"$not": {...}}`` negates one.
+Numbers are compared with numbers and texts with texts; ``True`` is not ``1``. A condition never
+holds for a document without its key.
+"""
+
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+OPERATORS = ("$eq", "$ne", *COMPARISONS, "$in", "$nin", "$contains")
+_MOST_DEPTH = 50  # of $and, $or and $not in each other
+_MOST_VALUES = 10_000  # of one question to SQLite
+_LOGICAL = ("$and", "$or", "$not")
+_WITHOUT_DOLLAR = frozenset(name[1:] for name in OPERATORS)
+
+NUMBER, TEXT, BOOLEAN, NULL, JSON = range(5)
+Encoded = tuple[int, Any]
+"""The kind of a value, and what is compared: two values are equal if their codes are."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One key compared with one value; ``wanted`` is a list for ``$in`` and ``$nin``."""
+
+    key: str
+    operator: str
+    wanted: Any
+
+
+@dataclass(frozen=True)
+class All:
+    """Every part must hold; with no parts it always does."""
+
+    parts: tuple[Filter, ...]
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """At least one part must hold."""
+
+    parts: tuple[Filter, ...]
+
+
+@dataclass(frozen=True)
+class Not:
+    """The part must not hold."""
+
+    part: Filter
+
+
+Filter = Condition | All | AnyOf | Not
+
+
+def encode(value: Any) -> Encoded:
+    """Return the kind of a JSON value and a form of it that SQLite can store and compare.
+
+    Whole numbers beyond 64 bits are compared as floats.
+    """
+    if isinstance(value, bool):
+        return NUMBER, int(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        infinity = math.inf if value > 0 else -math.inf
+        return NUMBER, float(value) if abs(value) < 10**308 else infinity
+    if value != value:
+        return JSON, "NaN"  # It equals nothing that metadata can have.
+    if isinstance(value, (int, float)):
+        return NUMBER, value + 0  # -0.0 is 0.0
+    if isinstance(value, str):
+        return TEXT, value
+    if value is None:
+        return NULL, 0
+    return JSON, json.dumps(_canonical(value), sort_keys=True)
+
+
+def _canonical(value: Any) -> Any:
+    """Write 1.0 as 1 inside of lists and mappings, where it equals it."""
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return value
+
+
+def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
+    """Check a filter and return its parts.
+
+    Raises:
+        TypeError: A key is not text, or a value cannot be compared.
+        ValueError: An operator is unknown or misplaced, or filters are nested too deeply.
+    """
+    if depth > _MOST_DEPTH:
+        raise ValueError(f"where has filters nested more than {_MOST_DEPTH} deep")
+    if not isinstance(where, Mapping):
+        raise TypeError(f"where must be a mapping or a function, not {shown(where)}")
+    parts: list[Filter] = []
+    for key, wanted in where.items():
+        if not isinstance(key, str):
+            raise TypeError(f"where has the key {shown(key)}; keys of metadata are text")
+        if key in _LOGICAL and depth < 0:
+            parts.append(_logical(key, wanted, depth + 1))
+        elif key.startswith("$"):
+            raise ValueError(
+                f"where has {shown(key)} in place of a key; only {', '.join(_LOGICAL)} stand "
+                f"there, and {', '.join(OPERATORS)} below a key"
+            )
+        else:
+            parts += _conditions(key, wanted)
+    return All(tuple(parts))
+
+
+def _logical(name: str, wanted: Any, depth: int) -> Filter:
+    if name == "$not":
+        return Not(parse_filter(wanted, depth))
+    if not isinstance(wanted, (list, tuple)) or not wanted:
+        raise TypeError(f"where has {name} with {shown(wanted)}; it takes a list of filters")
+    parts = tuple(parse_filter(each, depth) for each in wanted)
+    return All(parts) if name == "$and" else AnyOf(parts)
+
+
+def _conditions(key: str, wanted: Any) -> list[Filter]:
+    if not isinstance(wanted, Mapping):
+        is_several = isinstance(wanted, (list, tuple, set, frozenset))
+        return [_condition(key, "$in" if is_several else "$eq", _plain(key, wanted))]
+    if not any(str(name).startswith("$") for name in wanted):
+        if wanted and _WITHOUT_DOLLAR.issuperset(wanted):
+            name = next(iter(wanted))
+            raise ValueError(f"where has {name!r} below {shown(key)}; write it as '${name}'")
+        return [Condition(key, "$eq", _plain(key, wanted))]
+    for name, value in wanted.items():
+        if name not in OPERATORS:
+            raise ValueError(f"where has {shown(name)}; the operators are {', '.join(OPERATORS)}")
+        if name in COMPARISONS and encode(_plain(key, value))[0] not in (NUMBER, TEXT, BOOLEAN):
+            raise TypeError(f"where compares {shown(key)} with {shown(value)}; {name} takes a "
+                            "number or a text")  # fmt: skip
+        if name in ("$in", "$nin") and not isinstance(value, (list, tuple, set, frozenset)):
+            raise TypeError(f"where has {name} with {shown(value)}; it takes a list")
+    return [_condition(key, name, _plain(key, value)) for name, value in wanted.items()]
+
+
+def _condition(key: str, name: str, wanted: Any) -> Filter:
+    if name not in ("$in", "$nin") or len(wanted) <= _MOST_VALUES:
+        return Condition(key, name, wanted)
+    starts = range(0, len(wanted), _MOST_VALUES)
+    parts = tuple(Condition(key, name, wanted[at : at + _MOST_VALUES]) for at in starts)
+    return AnyOf(parts) if name == "$in" else All(parts)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Turn numpy's numbers into Python's; refuse what JSON does not have."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(key, each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {name: _plain(key, each) for name, each in value.items()}
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    raise TypeError(f"where compares {shown(key)} with {shown(value)}, which is not a JSON value")
+
+
+def predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a function of one document's metadata for a filter of either form."""
+    if callable(where):
+        return where
+    parsed = parse_filter(where)
+    return lambda metadata: _holds(parsed, metadata)
+
+
+def _holds(part: Filter, metadata: Mapping[str, Any]) -> bool:
+    if isinstance(part, All):
+        return all(_holds(each, metadata) for each in part.parts)
+    if isinstance(part, AnyOf):
+        return any(_holds(each, metadata) for each in part.parts)
+    if isinstance(part, Not):
+        return not _holds(part.part, metadata)
+    return part.key in metadata and _fulfils(metadata[part.key], part.operator, part.wanted)
+
+
+def _fulfils(value: Any, name: str, wanted: Any) -> bool:
+    kind, code = encode(value)
+    if name in COMPARISONS:
+        wanted_kind, bound = encode(wanted)
+        return kind == wanted_kind and kind in (NUMBER, TEXT) and COMPARISONS[name](code, bound)
+    if name in ("$in", "$nin"):
+        return any((kind, code) == encode(each) for each in wanted) is (name == "$in")
+    if name == "$contains":
+        if isinstance(value, str):
+            return isinstance(wanted, str) and wanted in value
+        return isinstance(value, list) and any(encode(each) == encode(wanted) for each in value)
+    return ((kind, code) == encode(wanted)) is (name == "$eq")

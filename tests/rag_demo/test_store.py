@@ -1,0 +1,426 @@
+"""A saved index that is changed, shared, interrupted or read-only; and a reranker."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import shutil
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_demo import FaissRetriever, RagDemoError, Reranker
+from rag_demo.documents.document import Document
+from rag_demo.errors import ModelError
+from rag_demo.ingest import ingest
+from support.programs import run_forked
+from support.rag_command import documents, info, succeed, write_lines
+from support.releasing import gone, weak
+from support.retriever_kinds import OnCpu
+from support.small_collections import DIMENSION, Hashed, text_of, vector_of
+from torch_utils import ResourceClosedError
+
+BOTH = pytest.mark.parametrize("kind", [OnCpu, FaissRetriever], ids=["torch", "faiss"])
+MODES = ("dense", "bm25", "hybrid")
+QUERY = "golf echo"
+TEXTS = [f"{text_of(n)} number{n}" for n in range(100)]
+WAIT_S = 60
+
+
+def add(retriever: Any, count: int = len(TEXTS)) -> None:
+    names = [str(n) for n in range(count)]
+    retriever.add(TEXTS[:count], [{"n": n} for n in range(count)], names)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with OnCpu(Hashed()) as retriever:
+        add(retriever)
+        retriever.save(tmp_path / "index")
+    return tmp_path / "index"
+
+
+def answers(retriever: Any) -> list[Any]:
+    return [retriever.search(QUERY, 10, mode=mode) for mode in MODES]
+
+
+def answers_of(folder: Path) -> list[Any]:
+    with OnCpu(Hashed()) as retriever:
+        retriever.load(folder)
+        return answers(retriever)
+
+
+def bytes_of_vectors(folder: Path) -> int:
+    (file,) = folder.glob("vectors-*.f32")
+    return file.stat().st_size
+
+
+@BOTH
+def test_saving_again_writes_the_change_only(kind: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    with kind(Hashed()) as retriever:
+        add(retriever)
+        retriever.save(folder)
+        (file,) = folder.glob("vectors-*.f32")
+        before = file.stat()
+        retriever.add(["golf golf"], ids=["new"])
+        retriever.delete(["3"])
+        retriever.save(folder)
+        after = file.stat()
+        assert after.st_size == before.st_size + 4 * DIMENSION
+        assert after.st_ino == before.st_ino
+        retriever.save(folder)
+        assert bytes_of_vectors(folder) == after.st_size
+        expected = answers(retriever)
+    with kind(Hashed()) as fresh:
+        assert fresh.load(folder) == 100
+        assert answers(fresh) == expected
+        assert "3" not in {each.id for each in fresh.search(QUERY, 200)}
+        assert fresh.search("golf golf", 1)[0].id == "new"
+
+
+@BOTH
+def test_loaded_index_is_saved_into_its_folder_by_its_changes(kind: Any, folder: Path) -> None:
+    before = bytes_of_vectors(folder)
+    with kind(Hashed()) as retriever:
+        retriever.load(folder)
+        retriever.add(["golf golf", "cache"], ids=["new", "7"])
+        retriever.save(folder)
+        assert bytes_of_vectors(folder) == before + 2 * 4 * DIMENSION
+        assert answers_of(folder) == answers(retriever)
+
+
+@BOTH
+def test_change_of_another_process_is_not_taken_for_ones_own(kind: Any, folder: Path) -> None:
+    """A retriever that saves into a folder that was written since writes all that it has."""
+    with kind(Hashed()) as first, kind(Hashed()) as second:
+        first.load(folder)
+        second.load(folder)
+        second.delete([str(n) for n in range(50)])
+        second.save(folder)
+        first.add(["golf golf"], ids=["new"])
+        first.save(folder)
+        assert len(second) == 50
+        assert answers_of(folder) == answers(first)
+        assert len(first) == 101
+
+
+def test_loaded_index_stays_though_it_was_looked_at_again_before_it_changed(tmp_path: Path) -> None:
+    """POSIX locks of a process on a file are gone when it closes the file anywhere."""
+    folder = tmp_path / "index"
+    with OnCpu(Hashed()) as retriever:
+        texts = [f"{number} {'golf ' * 250}" for number in range(5000)]
+        retriever.add(texts, [{"n": n} for n in range(5000)], passages=False)
+        retriever.save(folder)
+        retriever.load(folder)
+        assert info(folder)["texts"] == 5000
+        command = "from rag_demo.cli import main; main()"
+        run_forked(command, "delete", str(folder), "--where", "n<4900", quick_end=True)
+        found = retriever.search("golf", 5000)
+        assert sorted(each.text for each in found) == sorted(texts)
+        assert info(folder)["texts"] == 100
+
+
+class Blocked:
+    """A filter that waits in the middle of a search, until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.is_inside, self.may_go_on = threading.Event(), threading.Event()
+
+    def __call__(self, metadata: Any) -> bool:
+        self.is_inside.set()
+        assert self.may_go_on.wait(WAIT_S)
+        return True
+
+
+@BOTH
+def test_search_under_way_keeps_nobody_from_changing_and_saving(
+    kind: Any, folder: Path, tmp_path: Path
+) -> None:
+    """Nor from searching; it answers for what was there when it began."""
+    with kind(Hashed()) as retriever:
+        retriever.load(folder)
+        expected, where, found = retriever.search(QUERY, 200), Blocked(), list[Any]()
+        thread = threading.Thread(
+            target=lambda: found.append(retriever.search(QUERY, 200, where=where))
+        )
+        thread.start()
+        try:
+            assert where.is_inside.wait(WAIT_S)
+            retriever.add(["golf golf"], ids=["new"])
+            retriever.delete(["1", "2"])
+            retriever.save(folder)
+            retriever.save(tmp_path / "other")
+            assert retriever.search("golf golf", 1)[0].id == "new"
+        finally:
+            where.may_go_on.set()
+            thread.join(WAIT_S)
+        assert found == [expected]
+        assert answers_of(folder) == answers_of(tmp_path / "other") == answers(retriever)
+
+
+@BOTH
+def test_asearch_is_search_in_a_thread(kind: Any) -> None:
+    """The event loop goes on meanwhile."""
+    where = Blocked()
+
+    async def ask(retriever: Any) -> Any:
+        options = {"where": {"n": {"$lt": 50}}, "mode": "hybrid", "min_score": 0.0}
+        assert await retriever.asearch(QUERY, 3, **options) == retriever.search(QUERY, 3, **options)
+        search = asyncio.create_task(retriever.asearch(QUERY, where=where))
+        while not where.is_inside.is_set():
+            await asyncio.sleep(0.01)
+        where.may_go_on.set()
+        return await search
+
+    with kind(Hashed()) as retriever:
+        add(retriever)
+        assert asyncio.run(ask(retriever)) == retriever.search(QUERY)
+
+
+class Silent(Hashed):
+    """A model that cannot answer."""
+
+    def embed_query(self, text: str) -> Any:
+        raise AssertionError("the model was asked")
+
+    embed_queries = embed_documents = embed_query
+
+
+@BOTH
+@pytest.mark.parametrize("mode", MODES)
+def test_given_vectors_are_searched_without_the_model(kind: Any, mode: str) -> None:
+    queries = [QUERY, "delta number7"]
+    with kind(Hashed()) as retriever:
+        add(retriever)
+        expected = retriever.search_batch(queries, mode=mode)
+        vectors = np.stack([vector_of(text) for text in queries])
+        retriever.embedding_model = Silent()
+        assert retriever.search_batch(queries, mode=mode, vectors=vectors) == expected
+        for wrong in (vectors[:1], np.zeros_like(vectors)):
+            if mode != "bm25":
+                with pytest.raises(ValueError, match=r"vector|row"):
+                    retriever.search_batch(queries, mode=mode, vectors=wrong)
+
+
+@BOTH
+def test_index_in_a_folder_without_write_permission_is_searched(kind: Any, folder: Path) -> None:
+    expected = answers_of(folder)
+    before = {path.name for path in folder.iterdir()}
+    for path in folder.iterdir():
+        path.chmod(0o444)
+    folder.chmod(0o555)
+    try:
+        if os.access(folder, os.W_OK):
+            pytest.skip("this user, such as root, may write whatever the permissions are")
+        with kind(Hashed()) as retriever:
+            retriever.load(folder)
+            assert answers(retriever) == expected
+            with pytest.raises(RagDemoError, match="cannot be written"):
+                retriever.save(folder)
+        assert {path.name for path in folder.iterdir()} == before
+    finally:
+        folder.chmod(0o755)
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Do something in a forked child, and return its exit status."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@BOTH
+def test_forked_child_answers_and_leaves_the_parent_alone(kind: Any, folder: Path) -> None:
+    with kind(Hashed()) as retriever:
+        retriever.load(folder)
+        expected = answers(retriever)
+        retriever.add(["golf golf"], ids=["new"])
+        changed = answers(retriever)
+
+        def child() -> None:
+            assert answers(retriever) == changed != expected
+            assert retriever.search(QUERY, 200, where={"n": {"$lt": 5}})
+            retriever.delete(["new"])
+            assert retriever.search(QUERY, 10) == expected[0]
+
+        assert in_child(child) == 0
+        assert answers(retriever) == changed
+        assert in_child(lambda: retriever.close()) == 0
+        assert answers(retriever) == changed
+        retriever.save(folder)
+    assert answers_of(folder) == changed
+
+
+def test_field_called_path_is_the_users(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of JSON lines, when a folder is added; the file that they come from is known all the same."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "source").mkdir()
+    lines = tmp_path / "source" / "lines.jsonl"
+    write_lines(lines, [{"id": n, "text": f"text {n}", "path": f"/own/{n}"} for n in range(3)])
+    write_lines(tmp_path / "one.jsonl", [{"id": "one", "text": "one"}])
+    succeed("index", "one.jsonl", "--out", "index", "--model", tiny_model)
+    succeed("add", "index", "source")
+    write_lines(lines, [{"id": n, "text": f"text {n}", "path": f"/own/{n}"} for n in range(2)])
+    succeed("add", "index", "source")
+    found = documents("index")
+    paths = [each["metadata"].get("path") for each in found.values() if each["text"] != "one"]
+    assert sorted(paths) == ["/own/0", "/own/1"]
+    (best,) = json.loads(succeed("search", "index", "text 1", "--where", "path=/own/1", "--json"))[
+        "results"
+    ]
+    assert best["text"] == "text 1"
+
+
+class Interrupted(Hashed):
+    """Ctrl-C comes when so many texts were embedded."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def embed_documents(self, texts: Any) -> Any:
+        self.left -= len(texts)
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().embed_documents(texts)
+
+
+def state_of(folder: Path) -> tuple[bool, int]:
+    facts = info(folder)
+    return facts["finished"], facts["texts"]
+
+
+def test_interrupted_ingestion_is_searched_and_goes_on(tmp_path: Path) -> None:
+    every = [Document(f"d{n}", f"{text_of(n)} number{n}", {"n": n}) for n in range(400)]
+    folder = tmp_path / "index"
+    first = ingest(iter(every), Interrupted(150), folder, source="s")
+    assert not first.finished
+    assert 0 < first.embedded <= 150
+    assert state_of(folder) == (False, first.embedded)
+    with OnCpu(Hashed()) as retriever:
+        retriever.load(folder)
+        last = first.embedded - 1
+        for mode in MODES:
+            assert retriever.search(every[last].text, 1, mode=mode)[0].id == f"d{last}"
+    second = ingest(iter(every), Hashed(), folder, source="s")
+    assert second.finished
+    assert (second.reused, second.embedded) == (first.embedded, 400 - first.embedded)
+    assert state_of(folder) == (True, 400)
+
+
+def test_filter_with_a_list_of_thousands_is_answered(folder: Path) -> None:
+    wanted = [{"$in": list(range(50, 5000))}, {"$nin": list(range(-5000, 50))}]
+    with OnCpu(Hashed()) as retriever:
+        retriever.load(folder)
+        for where in wanted:
+            found = retriever.search(QUERY, 200, where={"n": where})
+            assert {each.id for each in found} == {str(n) for n in range(50, 100)}
+
+
+def test_memory_budget_holds_after_changes_and_saving(tmp_path: Path) -> None:
+    with OnCpu(Hashed()) as writer:
+        texts = [f"{text_of(n)} {n}" for n in range(3000)]
+        writer.add(texts)
+        writer.save(tmp_path / "index")
+        with OnCpu(Hashed(), memory_budget=64 << 10) as retriever:
+            retriever.load(tmp_path / "index")
+            for each in (writer, retriever):
+                each.add(["golf golf"], ids=["new"])
+                each.delete(["5"])
+            retriever.save(tmp_path / "index")
+            assert retriever.embeddings_tensor is None
+            assert retriever.search(QUERY, 10) == writer.search(QUERY, 10)
+            retriever.save(tmp_path / "other")
+            assert retriever.embeddings_tensor is None
+            assert retriever.search(QUERY, 10) == writer.search(QUERY, 10)
+        assert answers_of(tmp_path / "index")[0] == writer.search(QUERY, 10)
+        assert answers_of(tmp_path / "other")[0] == writer.search(QUERY, 10)
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of one layer with one score for a pair, and random weights."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    bert, folder = tiny_model.parent / "transformer", tmp_path_factory.mktemp("cross")
+    changed = {"num_labels": 1, "num_hidden_layers": 1, "initializer_range": 0.5}
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig.from_pretrained(bert, **changed)).save_pretrained(
+        folder
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bert / name, folder)
+    return folder
+
+
+@pytest.fixture
+def reranker(cross_encoder: Path) -> Iterator[Reranker]:
+    with Reranker(cross_encoder, device="cpu") as reranker:
+        yield reranker
+
+
+def test_answers_are_reranked_by_the_scores_of_the_cross_encoder(reranker: Reranker) -> None:
+    with OnCpu(Hashed()) as retriever:
+        add(retriever)
+        first = retriever.search(QUERY, 25)
+        found = retriever.search(QUERY, 5, rerank=reranker)
+        scores = dict(zip([each.id for each in first],
+                          reranker.score(QUERY, [each.text for each in first]).tolist(),
+                          strict=True))  # fmt: skip
+        best = sorted(scores, key=lambda name: (-scores[name], name))[:5]
+        assert [each.id for each in found] == best != [each.id for each in first[:5]]
+        assert [each.rank for each in found] == [1, 2, 3, 4, 5]
+        assert [each.score for each in found] == pytest.approx([scores[each.id] for each in found])
+        batch = retriever.search_batch([QUERY, "delta"], 5, rerank=reranker)
+        assert [each.id for each in batch[0]] == best
+        assert retriever.search(QUERY, 5, where={"n": -1}, rerank=reranker) == []
+
+
+def models_of(kind: type) -> set[Any]:
+    return {each for each in gc.get_objects() if type(each) is kind}
+
+
+def test_closed_reranker_is_given_back_and_refuses(cross_encoder: Path) -> None:
+    from transformers import BertForSequenceClassification
+
+    before = models_of(BertForSequenceClassification)
+    reranker = Reranker(cross_encoder, device="cpu")
+    assert len(reranker.score("the", ["cache", "memory"])) == 2
+    (model,) = models_of(BertForSequenceClassification) - before
+    weights = weak(model)
+    del model
+    reranker.close()
+    assert gone(weights)
+    for use in (
+        lambda: reranker.score("the", ["cache"]),
+        lambda: reranker.rerank("the", []),
+    ):
+        with pytest.raises(ResourceClosedError):
+            use()
+
+
+@pytest.mark.parametrize("wrong", ["nowhere", "empty"])
+def test_folder_without_a_cross_encoder_is_one_error(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with Reranker(tmp_path / wrong, device="cpu") as reranker:
+        for _ in range(2):
+            with pytest.raises(ModelError, match=wrong) as error:
+                reranker.score("the", ["cache"])
+            assert "\n" not in str(error.value)
