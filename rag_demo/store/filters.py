@@ -94,7 +94,7 @@ def encode(value: Any) -> Encoded:
     Whole numbers beyond 64 bits are compared as floats.
     """
     if isinstance(value, bool):
-        return NUMBER, int(value)
+        return BOOLEAN, int(value)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         infinity = math.inf if value > 0 else -math.inf
         return NUMBER, float(value) if abs(value) < 10**308 else infinity
@@ -111,7 +111,7 @@ def encode(value: Any) -> Encoded:
 
 def _canonical(value: Any) -> Any:
     """Write 1.0 as 1 inside of lists and mappings, where it equals it."""
-    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+    if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
         return {key: _canonical(item) for key, item in value.items()}
@@ -135,7 +135,7 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
     for key, wanted in where.items():
         if not isinstance(key, str):
             raise TypeError(f"where has the key {shown(key)}; keys of metadata are text")
-        if key in _LOGICAL and depth < 0:
+        if key in _LOGICAL:
             parts.append(_logical(key, wanted, depth + 1))
         elif key.startswith("$"):
             raise ValueError(

@@ -324,6 +324,22 @@ def test_interrupted_ingestion_is_searched_and_goes_on(tmp_path: Path) -> None:
     assert state_of(folder) == (True, 400)
 
 
+def test_filter_of_many_unknown_keys_leaves_nothing_behind(folder: Path) -> None:
+    def state() -> dict[str, int]:
+        return {path.name: path.stat().st_size for path in folder.iterdir()}
+
+    with OnCpu(Hashed()) as retriever:
+        retriever.load(folder)
+        expected = answers(retriever)
+        before = state()
+        assert retriever.search(QUERY, where={f"unknown{n}": n for n in range(300)}) == []
+        parts = [{f"unknown{n}": n} for n in range(300)]
+        assert retriever.search(QUERY, where={"$or": parts}) == []
+        assert retriever.search(QUERY, 10, where={"$not": {"$or": parts}}) == expected[0]
+        assert state() == before
+        assert answers(retriever) == expected
+
+
 def test_filter_with_a_list_of_thousands_is_answered(folder: Path) -> None:
     wanted = [{"$in": list(range(50, 5000))}, {"$nin": list(range(-5000, 50))}]
     with OnCpu(Hashed()) as retriever:

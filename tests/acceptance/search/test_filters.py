@@ -38,8 +38,18 @@ CONDITIONS = st.one_of(
         st.sampled_from(["$gt", "$gte", "$lt", "$lte"]), ORDERED_VALUES, min_size=1, max_size=2
     ),
     st.dictionaries(st.sampled_from(["$in", "$nin"]), st.lists(VALUES, max_size=3), min_size=1),
+    st.fixed_dictionaries({"$contains": VALUES}),
 )
-FILTERS = st.dictionaries(st.sampled_from("knz"), CONDITIONS, min_size=1)
+FILTERS = st.recursive(
+    st.dictionaries(st.sampled_from("knz"), CONDITIONS, min_size=1),
+    lambda parts: st.one_of(
+        st.fixed_dictionaries({"$not": parts}),
+        st.dictionaries(
+            st.sampled_from(["$and", "$or"]), st.lists(parts, min_size=1, max_size=3), min_size=1
+        ),
+    ),
+    max_leaves=4,
+)
 
 
 def add(retriever: Any, metadata: list[Any], start: int = 0) -> None:
@@ -105,6 +115,15 @@ WRITTEN_OUT = [
     ({"of": {"n": 1}}, [0]),
     ({"none": None}, [2]),
     ({"nobody": {"$ne": 1}}, []),
+    ({"$or": [{"lang": "en"}, {"year": 2010}]}, [0, 3]),
+    ({"$and": [{"year": {"$gt": 2001}}, {"year": {"$lt": 2010}}]}, [1]),
+    ({"$or": [{"lang": "en"}, {"lang": "de"}], "year": {"$gt": 2001}}, [1]),
+    ({"$not": {"lang": "en"}}, [1, 2, 3, 4]),
+    ({"$not": {"$or": [{"lang": "en"}, {"year": 2010}]}}, [1, 2, 4]),
+    ({"tags": {"$contains": "a"}}, [0]),
+    ({"day": {"$contains": "01-0"}}, [0, 1]),
+    ({"of": {"$contains": "n"}}, []),
+    ({"of": {"n": True}}, []),
     ({}, [0, 1, 2, 3, 4]),
     (lambda metadata: metadata.get("year") in (2001, 2010) or not metadata, [0, 3, 4]),
 ]
@@ -142,7 +161,7 @@ def test_many_different_lists_and_keys(kind: Any) -> None:
         ({"a": {"$near": 2}}, ValueError),
         ({"a": {"$gt": None}}, TypeError),
         ({"a": {"$in": "text"}}, TypeError),
-        ({"$or": [{"a": 1}, {"b": 2}]}, ValueError),
+        ({"$or": {"a": 1}}, TypeError),
         ({"$gt": 2}, ValueError),
         ({"a": {"gt": 2}}, ValueError),
         ({"a": b"text"}, TypeError),
