@@ -26,7 +26,7 @@ __all__ = [
 
 _SHOWN_CHARS = 200
 
-MAKE_ONE = "make one with: rag-demo index SOURCE --out"
+MAKE_ONE = "make one with: rag-demo index SOURCE --out FOLDER"
 AGAIN = "make it again with: rag-demo index SOURCE --out"
 
 NAME_MODEL = "--model FOLDER, or EmbeddingModel(FOLDER)"

@@ -110,6 +110,14 @@ class Reranker(Resource):
                     f"the reranker {self.name!r} cannot be loaded: {reason}; name a folder with a "
                     "cross-encoder, or a model on the hub"
                 ) from error
+            architectures = getattr(self._encoder.config, "architectures", None) or [""]
+            if architectures[0].endswith("Model"):
+                encoder, self._encoder = self._encoder, None
+                release(encoder)
+                raise ModelError(
+                    f"{self.name!r} is a {architectures[0]}, which has no layer for scores; name a "
+                    "cross-encoder, such as cross-encoder/ms-marco-MiniLM-L6-v2"
+                )
         return self._encoder
 
     def _release(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from rag_demo.documents.document import Document
 from rag_demo.encoding.embedder import BasicEmbedder, Embedder, check_embedding_model, completed
 from rag_demo.encoding.model_identity import refuse_other_model
+from rag_demo.errors import shown
 from rag_demo.searching.arguments import (
     check_documents,
     check_ids,
@@ -207,6 +208,13 @@ class Retriever(Resource):
         """
         self.ensure_open()
         queries = check_questions(queries, top_k, min_score, mode)
+        if rerank is not None and (isinstance(rerank, type) or not hasattr(rerank, "rerank")):
+            raise TypeError(f"rerank must be a Reranker, not {shown(rerank)}")
+        if vectors is not None and np.shape(vectors)[:-1] != (len(queries),):
+            raise ValueError(
+                f"vectors must have the shape ({len(queries)}, d), one for each query, "
+                f"not {np.shape(vectors)}"
+            )
         if not len(self) or not queries:
             return [[] for _ in queries]
         if mode == "bm25":
@@ -245,7 +253,8 @@ class Retriever(Resource):
     def save(self, path: str | Path) -> None:
         """Save the index into a folder, as one transaction that is durable when this returns.
 
-        Into the folder that was loaded, or saved into last, only changes are written.
+        An index that the folder holds is replaced, whatever it is of. Into the folder that was
+        loaded, or saved into last, only changes are written.
 
         Raises:
             IndexFileError: The folder holds something else, is being written by another process,
@@ -323,7 +332,8 @@ class Retriever(Resource):
             return len(self)
 
     def _release(self) -> None:
-        self._take_out()
+        if hasattr(self, "_contents"):  # Else `__init__` has refused its arguments.
+            self._take_out()
 
     def _take_out(self) -> VectorRows:
         """Wait for what other threads do, and give up documents, words and files.

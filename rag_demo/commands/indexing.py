@@ -248,7 +248,6 @@ class _Run:
     ) -> int:
         from rag_demo.console import progress
         from rag_demo.ingest import ingest
-        from rag_demo.store.facts import DATABASE
 
         with progress("embedding", self._total, self._show) as advance:
 
@@ -258,13 +257,19 @@ class _Run:
 
             done = ingest(documents, embedder, folder, on_progress=on_progress, **options)
         if not done.finished:
-            if (folder / DATABASE).exists():
-                there = f"{_count(folder)} texts are in {folder}"
-                warn(f"interrupted; {there}, and the same command goes on from there")
-            else:  # Before the first save.
-                warn(f"interrupted before anything was saved; there is no index in {folder} yet")
+            self._tell_interrupted(folder)
             raise click.Abort
         return done.reused
+
+    @staticmethod
+    def _tell_interrupted(folder: Path) -> None:
+        from rag_demo.store.facts import DATABASE
+
+        if (folder / DATABASE).exists():
+            there = f"{_count(folder)} texts are in {folder}"
+            warn(f"interrupted; {there}, and the same command goes on from there")
+        else:  # Before the first commit.
+            warn(f"interrupted before anything was saved; there is no index in {folder} yet")
 
     def tell_skipped(self) -> None:
         """Say what was passed over."""

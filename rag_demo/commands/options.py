@@ -204,7 +204,7 @@ def facts_of(folder: Path) -> IndexFacts:
     from rag_demo.store.facts import read_facts
 
     if not folder.exists():
-        raise IndexFileError(f"the folder '{folder}' was not found; {MAKE_ONE} {folder}")
+        raise IndexFileError(f"the folder '{folder}' was not found; {MAKE_ONE}")
     return read_facts(folder)
 
 

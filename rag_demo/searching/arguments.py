@@ -33,6 +33,10 @@ def check_documents(
         raise TypeError("add() takes a sequence of texts, not one text")
     if isinstance(ids, str):
         raise TypeError("add() takes a sequence of ids, not one id")
+    if isinstance(metadata, Mapping):
+        raise TypeError(
+            "metadata must be a sequence of mappings, one for each text; got one mapping"
+        )
     texts, metadata, ids = (
         None if given is None else list(given) for given in (texts, metadata, ids)
     )

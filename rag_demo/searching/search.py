@@ -63,7 +63,7 @@ class Search:
         vectors, rows = contents.vectors, contents.rows_of(allowed)
         if self.vectors.shape[1] != vectors.dimension:
             raise ValueError(
-                f"the model's vectors have {self.vectors.shape[1]} dimensions, "
+                f"the questions' vectors have {self.vectors.shape[1]} dimensions, "
                 f"those that are searched {vectors.dimension}"
             )
         available = len(vectors) if rows is None else int(np.count_nonzero(rows))

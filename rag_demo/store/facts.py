@@ -17,6 +17,7 @@ import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -216,7 +217,9 @@ def refuse_foreign_folder(folder: Path) -> None:
         raise unwritable(folder, error) from None
     except ValueError as error:
         raise IndexFileError(f"{str(folder)!r} is not a name of a folder: {error}") from None
-    if names and (DATABASE not in names or _is_of_another_program(folder / DATABASE)):
+    are_ours = all(any(fnmatch(name, each) for each in OUR_FILES) for name in names)
+    is_index = DATABASE in names and not _is_of_another_program(folder / DATABASE)
+    if (not are_ours and not is_index) or (names == [DATABASE] and not is_index):
         raise IndexFileError(
             f"'{folder}' holds {names[0]!r} and is not an index; name a new or an empty folder"
         )
@@ -255,7 +258,7 @@ def read_facts_of(folder: Path, database: sqlite3.Connection) -> IndexFacts:
         tables = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone()
         row = tables and database.execute("SELECT value, checksum FROM facts").fetchone()
     if not row:
-        raise IndexFileError(f"there is no index in '{folder}'; {MAKE_ONE} {folder}")
+        raise IndexFileError(f"there is no index in '{folder}'; {MAKE_ONE}")
     value, checksum = row
     if not isinstance(value, str) or zlib.crc32(value.encode("utf-8", "replace")) != checksum:
         raise damaged(path, "its checksum is wrong")
@@ -277,7 +280,7 @@ def open_for_reading(folder: Path) -> sqlite3.Connection:
             raise damaged(path, "it is not a regular file")
         os.close(os.open(folder, os.O_RDONLY))  # Says what is wrong where SQLite does not.
     except (FileNotFoundError, NotADirectoryError):
-        raise IndexFileError(f"there is no index in '{folder}'; {MAKE_ONE} {folder}") from None
+        raise IndexFileError(f"there is no index in '{folder}'; {MAKE_ONE}") from None
     except ValueError as error:
         raise IndexFileError(f"{str(folder)!r} is not a name of a folder: {error}") from None
     except OSError as error:

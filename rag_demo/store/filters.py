@@ -149,9 +149,14 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
 
 def _logical(name: str, wanted: Any, depth: int) -> Filter:
     if name == "$not":
+        if not isinstance(wanted, Mapping):
+            raise TypeError(f"where has $not with {shown(wanted)}; it takes a filter, a mapping")
         return Not(parse_filter(wanted, depth))
     if not isinstance(wanted, (list, tuple)) or not wanted:
         raise TypeError(f"where has {name} with {shown(wanted)}; it takes a list of filters")
+    for each in wanted:
+        if not isinstance(each, Mapping):
+            raise TypeError(f"where has {shown(each)} in the list of {name}; it takes mappings")
     parts = tuple(parse_filter(each, depth) for each in wanted)
     return All(parts) if name == "$and" else AnyOf(parts)
 
