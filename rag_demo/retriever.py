@@ -34,6 +34,7 @@ from rag_demo.store.reader import SavedIndex
 from rag_demo.store.writer import IndexWriter
 from rag_demo.vectors import normalized
 from torch_utils import Resource
+from torch_utils.resource import closes_on_error
 
 if TYPE_CHECKING:
     from rag_demo.reranker import Reranker
@@ -69,6 +70,7 @@ class Retriever(Resource):
         vectors: Where vectors are kept, without any yet.
     """
 
+    @closes_on_error
     def __init__(self, embedding_model: BasicEmbedder, vectors: VectorRows) -> None:
         check_embedding_model(embedding_model)
         self._changing = threading.RLock()

@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -65,6 +66,11 @@ class DocumentTable:
         errors: Turns what SQLite raises, and `DamagedRowError`, into another error.
     """
 
+    _is_in_memory = False
+    _connection: sqlite3.Connection
+    close: weakref.finalize[Any, Any]
+    """Close the connection, unless it is a parent process's; also when this is collected."""
+
     def __init__(
         self,
         connect: Callable[[], sqlite3.Connection],
@@ -72,12 +78,13 @@ class DocumentTable:
     ) -> None:
         self._connect, self._errors = connect, errors
         self._lock = threading.RLock()
-        self._pid = os.getpid()
-        self._connection: sqlite3.Connection | None = connect()
+        self._pid = -1
+        with self.database():
+            pass
 
     @classmethod
     def in_memory(cls) -> DocumentTable:
-        """Make an empty one."""
+        """Make an empty one, which a forked child has too."""
 
         def connect() -> sqlite3.Connection:
             database = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
@@ -86,34 +93,21 @@ class DocumentTable:
             return database
 
         table = cls(connect)
-        table._pid = 0  # Memory that a forked child has too.
+        table._is_in_memory = True
         return table
 
     @contextlib.contextmanager
     def database(self) -> Iterator[sqlite3.Connection]:
         """Lock and yield the connection."""
-        if self._pid not in (0, os.getpid()):
-            # SQLite forbids to use, or to close, a connection of the parent process.
-            _OF_PARENTS.append(self._connection)
-            self._lock, self._pid, self._connection = threading.RLock(), os.getpid(), None
-        with self._lock, self._errors():
-            if self._connection is None:
+        pid = os.getpid()
+        if self._pid != pid and not self._is_in_memory:  # The first time, or in a forked child.
+            self._lock, self._pid = threading.RLock(), pid
+            with self._errors():
                 self._connection = self._connect()
+            self.close = weakref.finalize(self, _close, self._connection, pid)
+            self.close.atexit = False
+        with self._lock, self._errors():
             yield self._connection
-
-    def close(self) -> None:
-        """Close the connection, unless it is a parent process's."""
-        connection = self._connection
-        if connection is None:
-            return
-        if self._pid in (0, os.getpid()):
-            connection.close()
-        else:  # Nor may it be collected, which closes it.
-            _OF_PARENTS.append(connection)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_connection"):
-            self.close()
 
     def insert(self, documents: Iterable[tuple[int, Document]]) -> int:
         """Store documents under their numbers; return how many they are."""
@@ -280,6 +274,14 @@ class DocumentTable:
         if expected != present:
             raise DamagedRowError("the index of metadata does not fit the documents")
         return count
+
+
+def _close(connection: sqlite3.Connection, pid: int) -> None:
+    """Close a connection; SQLite forbids to use, or to close, one of the parent process."""
+    if pid == os.getpid():
+        connection.close()
+    else:
+        _OF_PARENTS.append(connection)
 
 
 def _clause_of(condition: Condition) -> tuple[str, list[Any]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import sqlite3
+import weakref
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -244,8 +246,12 @@ class _MappedFile:
         self.path, self._nbytes = path, nbytes
         self.memory: Any = b""
         self.descriptor = -1
+        self._close: Callable[[], object] = lambda: None
         if nbytes:  # Else there may be no file.
             self.descriptor = open_regular(path)
+            finalizer = weakref.finalize(self, os.close, self.descriptor)
+            finalizer.atexit = False
+            self._close = finalizer
             self.check_length()
             self.memory = mmap.mmap(self.descriptor, nbytes, access=mmap.ACCESS_COPY)
 
@@ -256,10 +262,5 @@ class _MappedFile:
 
     def close(self) -> None:
         """Close the file; its memory is unmapped when nobody refers to it any more."""
-        self.memory, descriptor, self.descriptor = b"", self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            self.close()
+        self.memory, self.descriptor = b"", -1
+        self._close()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
 import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -27,8 +27,6 @@ log = logging.getLogger("rag_demo")
 
 _MEMORY_BYTES = 64 << 20  # that tantivy collects before it writes
 _LEAST = 128  # documents that are asked for at once
-
-_FOLDERS: dict[Path, int] = {}  # that are there, and the processes that have made them
 
 Mask = npt.NDArray[np.bool_]
 
@@ -175,29 +173,21 @@ class Words:
             self._read = None
             self._forget()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_folder"):
-            self._forget()
-
     def _made_folder(self) -> Path:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="rag-demo-words-"))
-            _FOLDERS[self._folder] = os.getpid()
+            self._remove = weakref.finalize(self, _remove_folder, self._folder, os.getpid())
         return self._folder
 
     def _forget(self) -> None:
         folder, self._folder, self._index, self.end = self._folder, None, None, 0
-        if folder is not None and self._pid == os.getpid():
-            shutil.rmtree(folder, ignore_errors=True)
-            _FOLDERS.pop(folder, None)
+        if folder is not None:
+            self._remove()
 
 
-@atexit.register
-def _remove_folders() -> None:
-    """Remove the folders of which an interrupt has kept a destructor."""
-    for folder, pid in _FOLDERS.items():
-        if pid == os.getpid():
-            shutil.rmtree(folder, ignore_errors=True)
+def _remove_folder(folder: Path, pid: int) -> None:
+    if pid == os.getpid():  # Else it is the parent process's.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _stems(words: Iterable[str]) -> Iterator[str]:

@@ -1,0 +1,185 @@
+"""What reviewers of the store have broken: each of these once gave a wrong answer, or none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_demo import FaissRetriever, PyTorchGPURetriever, RagDemoError
+from support.rag_command import documents, rag_demo, succeed, write_lines
+
+KINDS = [PyTorchGPURetriever, FaissRetriever]
+
+
+class Hashed:
+    """Gives each text a vector of its own."""
+
+    name = "hashed"
+    dimension = 8
+
+    def embed_query(self, text: str) -> Any:
+        return np.random.default_rng(list(text.encode())).standard_normal(8)
+
+    def embed_documents(self, texts: Any) -> Any:
+        return np.stack([self.embed_query(text) for text in texts])
+
+
+def saved(folder: Path, *texts: str, kind: Any = PyTorchGPURetriever) -> Any:
+    retriever = kind(Hashed())
+    retriever.add(texts, ids=texts)
+    retriever.save(folder)
+    return retriever
+
+
+def ids(retriever: Any, query: str = "x", **options: Any) -> set[str]:
+    return {result.id for result in retriever.search(query, 1_000, **options)}
+
+
+def vectors_file(folder: Path) -> Path:
+    (found,) = folder.glob("vectors-*.f32")
+    return found
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_damaged_vectors_get_no_new_checksum_by_a_change(tmp_path: Path) -> None:
+    retriever = saved(tmp_path / "i", *map(str, range(40)))
+    flip(vectors_file(tmp_path / "i"), 35 * 32)  # Of the last block, which is not full.
+    retriever.add(["more"])
+    with pytest.raises(RagDemoError, match=r"vectors-1\.f32' is damaged"):
+        retriever.save(tmp_path / "i")
+    retriever.close()
+
+
+def test_missing_vectors_are_not_made_up_by_a_change(tmp_path: Path) -> None:
+    saved(tmp_path / "i", *map(str, range(100))).close()
+    vectors_file(tmp_path / "i").unlink()
+    done = rag_demo("delete", tmp_path / "i", *map(str, range(40)))
+    assert done.returncode == 2, str(done)
+    assert "vectors-1.f32' is damaged" in done.stderr
+
+
+def test_streamed_vectors_are_checked(tmp_path: Path) -> None:
+    saved(tmp_path / "i", *map(str, range(2_000))).close()
+    flip(vectors_file(tmp_path / "i"), 40)
+    with PyTorchGPURetriever(Hashed(), device="cpu", memory_budget=20_000) as retriever:
+        retriever.load(tmp_path / "i")
+        with pytest.raises(RagDemoError, match="damaged"):
+            retriever.save(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_index_of_another_that_looks_the_same_is_replaced_whole(kind: Any, tmp_path: Path) -> None:
+    """Two indexes of as many documents, changes and files differ by their identity."""
+    first = saved(tmp_path / "i", "a1", "a2", kind=kind)
+    shutil.rmtree(tmp_path / "i")
+    saved(tmp_path / "i", "b1", "b2", kind=kind).close()
+    first.add(["a3"], ids=["a3"])
+    first.save(tmp_path / "i")
+    first.close()
+    with kind(Hashed()) as loaded:
+        loaded.load(tmp_path / "i")
+        assert ids(loaded) == {"a1", "a2", "a3"}
+
+
+def test_index_whose_scan_was_cut_off_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "i", *map(str, range(40_000))).close()
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.load(tmp_path / "i")
+        retriever.search("x")
+        (scan,) = (tmp_path / "i").glob("scan-*.i8")
+        os.truncate(scan, 100)
+        with pytest.raises(RagDemoError, match=r"scan-1\.i8"):
+            retriever.search("y")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_close_waits_for_a_save(kind: Any, tmp_path: Path) -> None:
+    """In another thread, which finishes it."""
+    errors: list[BaseException] = []
+    retriever = kind(Hashed())
+    retriever.add([str(n) for n in range(3_000)])
+
+    def save() -> None:
+        try:
+            retriever.save(tmp_path / "i")
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    retriever.close()
+    thread.join()
+    assert not errors or "closed" in str(errors[0]), errors
+    assert len(retriever) == 0
+    if not errors:
+        with kind(Hashed()) as loaded:
+            assert loaded.load(tmp_path / "i") == 3_000
+
+
+def test_words_of_a_forked_child_are_its_own(tmp_path: Path) -> None:
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["alpha"], ids=["a"])
+        assert ids(retriever, "alpha", mode="bm25") == {"a"}
+        child = os.fork()
+        if not child:
+            retriever.add(["alpha of the child"], ids=["c"])
+            os._exit(ids(retriever, "alpha", mode="bm25") != {"a", "c"})
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        retriever.add(["beta of the parent"], ids=["b"])
+        assert ids(retriever, "alpha", mode="bm25") == {"a"}
+
+
+def test_whole_numbers_beyond_floats_keep_their_sign() -> None:
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["x"], [{"n": -(10**400)}])
+        assert ids(retriever, where={"n": {"$lt": 0}})
+        assert not ids(retriever, where={"n": {"$gt": 0}})
+
+
+def test_true_in_place_of_one_is_a_change(tiny_model: Path, tmp_path: Path) -> None:
+    source = tmp_path / "s.jsonl"
+    for value in (1, True):
+        write_lines(source, [{"id": "a", "text": "some words", "f": value}])
+        succeed("index", source, "--out", tmp_path / "i", "--model", tiny_model)
+    assert documents(tmp_path / "i")["a"]["metadata"]["f"] is True
+
+
+def test_half_built_retriever_says_nothing(capfd: Any) -> None:
+    from rag_demo import Retriever
+
+    with pytest.raises(TypeError):
+        Retriever(None, None)  # type: ignore[arg-type]  # that is the mistake
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda r: r.search("x", rerank="folder"), "rerank must be a Reranker"),
+        (lambda r: r.add(["x"], {"a": 1}), "one for each text"),
+        (lambda r: r.search("x", where={"$not": [1]}), r"\$not"),
+        (lambda r: r.search("x", where={"$and": [{}, 5]}), r"\$and"),
+        (lambda r: r.search_batch(["x"], vectors=np.ones((2, 8))), r"shape \(1, d\)"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Any, says: str) -> None:
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["text"])
+        with pytest.raises((TypeError, ValueError), match=says):
+            call(retriever)
+
+
+def test_ids_may_be_any_iterable() -> None:
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        assert retriever.add(iter(["a", "b"]), ids=(name for name in "ab")) == ["a", "b"]
