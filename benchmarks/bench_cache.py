@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import statistics
 import tempfile
 from pathlib import Path
@@ -59,11 +58,6 @@ def main() -> None:
         full = EmbeddingCache(path, max_bytes=4 * DIMENSION * SIZES[-1])
         rows["full"] = times(full, vectors)
         full.close()
-        with sqlite3.connect(path) as database, measuring("cpu") as taken:
-            # The peer: what a put took beside its rows when it summed up all sizes.
-            database.execute("SELECT SUM(LENGTH(vector)) FROM vectors").fetchone()
-        database.close()
-        rows["sum_of_sizes_s"] = taken.median_s
     for what, row in rows.items():
         print(what, row)
     write("cache", {"rows": ROWS, "dimension": DIMENSION, "sizes": rows})

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results_file import write
-from rag_demo.index import read_index
+from rag_demo.store.reader import SavedIndex
 
 QUESTION = "how do I give cached GPU memory back?"
 ROUNDS = 5
@@ -61,7 +61,7 @@ def main() -> None:
         subprocess.run(
             [rag_demo, "index", "torch.nn", "--out", str(folder)], check=True, stdout=sys.stderr
         )
-        np.save(Path(name, "vectors.npy"), read_index(folder).vectors)
+        np.save(Path(name, "vectors.npy"), SavedIndex(folder).vectors)
         commands = {
             "rag-demo search": [rag_demo, "search", str(folder), QUESTION, "--json"],
             "usual way": [sys.executable, "-c", USUAL, str(Path(name, "vectors.npy")), QUESTION],

@@ -22,9 +22,8 @@ from rag_demo.encoding.embedder import BasicEmbedder, Embedder, completed
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import DamagedIndexError, IndexFileError, OtherIndexError
 from rag_demo.searching.arguments import texts_to_embed
-from rag_demo.store.facts import refuse_foreign_folder
 from rag_demo.store.reader import SavedIndex
-from rag_demo.store.writer import IndexWriter, remove_index
+from rag_demo.store.writer import IndexWriter, open_or_replace
 from rag_demo.vectors import normalized
 from torch_utils import exit_on_signals
 
@@ -115,15 +114,7 @@ def open_writer(folder: Path, *, replace_damaged: bool = False) -> IndexWriter:
     Raises:
         IndexFileError: See `IndexWriter`.
     """
-    refuse_foreign_folder(folder)
-    try:
-        writer = IndexWriter(folder)
-    except DamagedIndexError:
-        # Without vectors beside it the file may be anything.
-        if not replace_damaged or not list(folder.glob("vectors-*.f32")):
-            raise
-        remove_index(folder)
-        return IndexWriter(folder)
+    writer = open_or_replace(folder) if replace_damaged else IndexWriter(folder)
     if replace_damaged and writer.facts is not None:
         try:
             saved = SavedIndex(folder)

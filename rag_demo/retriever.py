@@ -31,7 +31,7 @@ from rag_demo.searching.search import Search
 from rag_demo.store.facts import GONE, IndexFacts
 from rag_demo.store.filters import Where
 from rag_demo.store.reader import SavedIndex
-from rag_demo.store.writer import IndexWriter
+from rag_demo.store.writer import IndexWriter, open_or_replace
 from rag_demo.vectors import normalized
 from torch_utils import Resource
 from torch_utils.resource import closes_on_error
@@ -264,7 +264,7 @@ class Retriever(Resource):
         """
         folder = Path(path)
         identity = completed(self.embedding_model).identity
-        with self._changing, IndexWriter(folder) as writer:
+        with self._changing, open_or_replace(folder) as writer:
             self.ensure_open()
             contents, before = self._contents, self._saved
             if (

@@ -7,6 +7,7 @@ lease has ended.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -188,6 +189,22 @@ class Opened:
         except BaseException:  # As above.
             self.close(0)
             raise
+
+    def reopened(self) -> Opened:
+        """Return the same model with the index as it is now; this one goes on answering.
+
+        Raises:
+            RagDemoError: The index cannot be opened, or another model made it.
+        """
+        opened = copy.copy(self)
+        opened.index = ModelHost(opened._open_index, name="index", keep_alive=-1)
+        try:
+            with opened.index.lease(_LEASE_S) as retriever:
+                retriever.search("warm", 1)
+        except BaseException:  # As above.
+            opened.index.close(0)
+            raise
+        return opened
 
     def embed(self, texts: Sequence[str], *, are_queries: bool) -> Vectors:
         """Embed: shape (n, d), float32."""

@@ -88,8 +88,20 @@ class Running:
         await asyncio.to_thread(self.opened.close)
         log.info("stopped: the model and the index were given back")
 
-    async def ask(self, request: Any, job: Job, *, is_more: bool = False) -> Any:
+    def deadline(self) -> float:
+        """Return when an answer that is asked for now has to be there, by the loop's clock."""
+        return asyncio.get_running_loop().time() + self.settings.limits.answer_s
+
+    async def ask(
+        self, request: Any, job: Job, *, is_more: bool = False, deadline: float | None = None
+    ) -> Any:
         """Have a job done, as long as its client is there, within the time that there is.
+
+        Args:
+            request: Who asks.
+            job: What is to be done.
+            is_more: Whether it is a further part of what the client asked for.
+            deadline: When all of that has to be done; by default its own time from now on.
 
         Raises:
             Problem: It took too long, too much waits, or it failed.
@@ -98,8 +110,10 @@ class Running:
         work = asyncio.ensure_future(self.batcher.submit(job, is_more=is_more))
         gone = asyncio.ensure_future(_gone(request))
         limit_s = self.settings.limits.answer_s
+        now = asyncio.get_running_loop().time()
+        left_s = limit_s if deadline is None else max(0.0, deadline - now)
         try:
-            await asyncio.wait({work, gone}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, gone}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
             if gone.done():
@@ -124,7 +138,7 @@ class Running:
         return ""
 
     async def reload(self) -> dict[str, Any]:
-        """Open the index as it is now; the old one answers until this one can.
+        """Open the index as it is now, with the same model; the old one answers until this one can.
 
         Raises:
             Problem: It cannot be opened, and the old one goes on answering.
@@ -135,15 +149,15 @@ class Running:
     async def _reload(self) -> dict[str, Any]:
         started = time.perf_counter()
         try:
-            opened = await asyncio.to_thread(self._open)
+            opened = await asyncio.to_thread(self.opened.reopened)
         except Exception as error:
             # Whatever is wrong with the new one, the old one is there.
             log.error("reload: the old index goes on: %s", error, exc_info=error)
             raise Problem(409, f"{_why(error)}; the old index goes on answering") from None
         before, self.opened = self.opened, opened
         documents, was = opened.documents, before.documents
-        self._seen.clear()  # The new hosts have counts of their own.
-        await self.batcher.between(before.close)
+        self._seen.pop("index", None)  # The new host has counts of its own.
+        await self.batcher.between(before.index.close)
         self.events.append({"at": round(time.time(), 3), "what": "reload", "model": "index"})
         seconds = time.perf_counter() - started
         log.info("reloaded: %d documents instead of %d, %.1f s", documents, was, seconds)

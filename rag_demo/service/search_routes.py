@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,13 @@ from rag_demo.service.batching import Job
 from rag_demo.service.opened import Asked
 from rag_demo.service.problems import AsciiJSON, Problem, status_of_invalid
 from rag_demo.service.running import Running
-from rag_demo.service.schemas import EmbedRequest, SearchRequest
+from rag_demo.service.schemas import EmbedRequest, SearchRequest, check_filter
 from rag_demo.service.shown import shown_metadata
 from rag_demo.vectors import Vectors
 
 __all__ = ["check_texts", "embedded", "router", "running_of"]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 router = APIRouter(responses=refusals(), default_response_class=AsciiJSON)
 
@@ -42,7 +45,7 @@ def check_texts(running: Running, texts: Sequence[str], most: int, what: str) ->
         if len(text) > chars:
             detail = f"text {row} has {len(text):,} characters; at most {chars:,} are read"
             raise Problem(413, detail, param=what)
-        if any("\ud800" <= char <= "\udfff" for char in text):
+        if _SURROGATE.search(text):
             raise Problem(422, f"text {row} has half of a surrogate pair", param=what)
 
 
@@ -60,9 +63,10 @@ async def embedded(
     running = running_of(request)
     size = running.settings.limits.batch_texts
     vectors: list[Any] = []
+    deadline = running.deadline()
     for start in range(0, len(texts), size):
         job = Job("query" if are_queries else "document", texts[start : start + size])
-        vectors += await running.ask(request, job, is_more=start > 0)
+        vectors += await running.ask(request, job, is_more=start > 0, deadline=deadline)
         if dimensions not in (None, len(vectors[0])):
             detail = f"this model's vectors have {len(vectors[0])} dimensions"
             raise Problem(status_of_invalid(request), detail, param="dimensions")
@@ -87,6 +91,11 @@ async def search(request: Request, asked: SearchRequest) -> AsciiJSON:
         raise Problem(422, "a query is empty")
     if asked.top_k > limits.top_k:
         raise Problem(422, f"top_k is at most {limits.top_k}", param="top_k")
+    if asked.where is not None:
+        try:
+            check_filter(asked.where, limits.where_depth, limits.where_values)
+        except ValueError as error:
+            raise Problem(422, f"where: {error}", param="where") from None
     most = len(queries) * min(asked.top_k, running.opened.documents)
     if most > limits.results:
         detail = f"{most:,} answers are asked for; at most {limits.results:,} are given at once"

@@ -52,6 +52,18 @@ Mask = npt.NDArray[np.bool_]
 MetadataRow = tuple[Any, int, int, Any, int]
 
 
+_TABLES: weakref.WeakSet[DocumentTable] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for table in list(_TABLES):
+        table._leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class DamagedRowError(Exception):
     """A document is not what was written."""
 
@@ -67,9 +79,6 @@ class DocumentTable:
     """
 
     _is_in_memory = False
-    _connection: sqlite3.Connection
-    close: weakref.finalize[Any, Any]
-    """Close the connection, unless it is a parent process's; also when this is collected."""
 
     def __init__(
         self,
@@ -78,7 +87,9 @@ class DocumentTable:
     ) -> None:
         self._connect, self._errors = connect, errors
         self._lock = threading.RLock()
-        self._pid = -1
+        self._connection: sqlite3.Connection | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        _TABLES.add(self)
         with self.database():
             pass
 
@@ -99,15 +110,26 @@ class DocumentTable:
     @contextlib.contextmanager
     def database(self) -> Iterator[sqlite3.Connection]:
         """Lock and yield the connection."""
-        pid = os.getpid()
-        if self._pid != pid and not self._is_in_memory:  # The first time, or in a forked child.
-            self._lock, self._pid = threading.RLock(), pid
-            with self._errors():
-                self._connection = self._connect()
-            self.close = weakref.finalize(self, _close, self._connection, pid)
-            self.close.atexit = False
         with self._lock, self._errors():
+            if self._connection is None:
+                self._connection = self._connect()
+                self._finalizer = weakref.finalize(self, self._connection.close)
+                self._finalizer.atexit = False
             yield self._connection
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child, forget the connection of the parent process."""
+        self._lock = threading.RLock()
+        if self._finalizer is not None and not self._is_in_memory:
+            # SQLite forbids to use it, and to close it, which a collection would do.
+            _OF_PARENTS.append(self._connection)
+            self._finalizer.detach()
+            self._connection = self._finalizer = None
 
     def insert(self, documents: Iterable[tuple[int, Document]]) -> int:
         """Store documents under their numbers; return how many they are."""
@@ -274,14 +296,6 @@ class DocumentTable:
         if expected != present:
             raise DamagedRowError("the index of metadata does not fit the documents")
         return count
-
-
-def _close(connection: sqlite3.Connection, pid: int) -> None:
-    """Close a connection; SQLite forbids to use, or to close, one of the parent process."""
-    if pid == os.getpid():
-        connection.close()
-    else:
-        _OF_PARENTS.append(connection)
 
 
 def _clause_of(condition: Condition) -> tuple[str, list[Any]]:

@@ -28,6 +28,8 @@ log = logging.getLogger("rag_demo")
 _MEMORY_BYTES = 64 << 20  # that tantivy collects before it writes
 _LEAST = 128  # documents that are asked for at once
 
+_WORDS: weakref.WeakSet[Words] = weakref.WeakSet()
+
 Mask = npt.NDArray[np.bool_]
 
 
@@ -48,15 +50,12 @@ class Words:
         self._read, self._end_of_read = read, end
         self._lock = threading.RLock()
         self._is_open = False
-        self._pid = os.getpid()
         self._index: Any = None
         self._folder: Path | None = None
+        _WORDS.add(self)
 
     def _open(self) -> None:
         """Put the files that were read into a folder, once; damaged ones are made again."""
-        if self._pid != os.getpid():  # The folder and the index are the parent process's.
-            self._folder, self._index, self.end = None, None, 0
-            self._is_open, self._pid = False, os.getpid()
         if self._is_open:
             return
         self._is_open = True
@@ -176,7 +175,7 @@ class Words:
     def _made_folder(self) -> Path:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="rag-demo-words-"))
-            self._remove = weakref.finalize(self, _remove_folder, self._folder, os.getpid())
+            self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
         return self._folder
 
     def _forget(self) -> None:
@@ -184,10 +183,21 @@ class Words:
         if folder is not None:
             self._remove()
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child, forget the folder and the index of the parent process."""
+        self._lock = threading.RLock()
+        if self._folder is not None:
+            self._remove.detach()
+        self._folder, self._index, self.end, self._is_open = None, None, 0, False
 
-def _remove_folder(folder: Path, pid: int) -> None:
-    if pid == os.getpid():  # Else it is the parent process's.
-        shutil.rmtree(folder, ignore_errors=True)
+
+def _after_fork() -> None:
+    for words in list(_WORDS):
+        words._leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _stems(words: Iterable[str]) -> Iterator[str]:

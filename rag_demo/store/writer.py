@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import IndexFileError, RagDemoError, damaged
+from rag_demo.errors import DamagedIndexError, IndexFileError, RagDemoError, damaged
 from rag_demo.exact_search.rounding import BLOCK, round_to_int8
 from rag_demo.store.document_table import DocumentTable
 from rag_demo.store.facts import (
@@ -42,7 +42,7 @@ from rag_demo.store.facts import (
 from rag_demo.store.words import Words
 from rag_demo.vectors import Rows, Vectors
 
-__all__ = ["IndexWriter", "remove_index", "write_index"]
+__all__ = ["IndexWriter", "open_or_replace", "remove_index", "write_index"]
 
 _WORDS_BEHIND = 1 << 10
 """Documents that may be committed before their words are: who opens the index adds these."""
@@ -442,6 +442,22 @@ def write_index(
         writer.append(enumerate(documents), owners, wholes, [vectors], len(vectors))
         writer.describe(source=source, finished=True)
         writer.commit()
+
+
+def open_or_replace(folder: Path) -> IndexWriter:
+    """Open an index for changes, and begin anew in place of one that is damaged.
+
+    Raises:
+        IndexFileError: See `IndexWriter`.
+    """
+    try:
+        return IndexWriter(folder)
+    except DamagedIndexError:
+        # Without vectors beside it the file may be anything.
+        if not list(folder.glob("vectors-*.f32")):
+            raise
+        remove_index(folder)
+        return IndexWriter(folder)
 
 
 def remove_index(folder: Path) -> None:

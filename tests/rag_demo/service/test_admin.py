@@ -160,3 +160,19 @@ def test_the_log_ends_with_what_was_given_back(
     with caplog.at_level("INFO", "rag_demo.service"):
         ask(index)
     assert caplog.messages[-1] == "stopped: the model and the index were given back"
+
+
+def test_reload_keeps_the_model(index: Path) -> None:
+    """Only the index is opened anew: a model that fills half of a device could not load twice."""
+
+    async def main() -> None:
+        async with serving(index) as client:
+            for _ in range(3):
+                assert (await client.post("/admin/reload")).status_code == 200
+            events = (await client.get("/memory")).json()["events"]
+            loads = [each for each in events if each["what"] == "load"]
+            assert [each["model"] for each in loads].count("hashed") <= 1, events
+            answer = await client.post("/search", json={"query": TEXTS[0], "mode": "dense"})
+            assert answer.json()["results"][0]["id"] == "0"
+
+    asyncio.run(main())
