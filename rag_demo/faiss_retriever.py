@@ -54,7 +54,7 @@ class FaissVectors:
     """The first ``count`` vectors of an ``IndexFlatIP``; see `VectorRows`.
 
     Attributes:
-        index: None while there are none. It may have vectors behind the first ones, of a
+        index: None without vectors. It may have vectors behind the first ones, of a
             change that was interrupted, or of a later snapshot.
         count: See above.
         lock: Of the index.
@@ -136,7 +136,7 @@ class FaissVectors:
             while True:
                 good = slice(None) if allowed is None else allowed[its_rows]
                 bar = its_scores[good][top_k - 1] - rounding(queries.shape[1])
-                # faiss cuts ties off where it likes: ask for more until the last one is no tie.
+                # faiss cuts ties off where it likes: ask for more until the last one does not tie.
                 if wanted == available or its_scores[-1] < bar:
                     break
                 wanted = min(wanted * 4, available)

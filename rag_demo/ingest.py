@@ -124,7 +124,7 @@ def open_writer(folder: Path, *, replace_damaged: bool = False) -> IndexWriter:
                 saved.close()
         except DamagedIndexError:
             writer.clear(writer.facts.model, source=writer.facts.source)
-        except BaseException:
+        except BaseException:  # An interrupt too: nobody else closes the writer.
             writer.__exit__()
             raise
     return writer

@@ -2,7 +2,7 @@
 
 The life of the tensor: `TensorVectors.extended` and `opened` make it (``torch.from_numpy`` and
 ``.to(device)``), `candidates` multiplies with it, and `PyTorchGPURetriever._release` gives its
-memory back in place, whoever still has a variable for it.
+memory back in place, even if other variables still refer to it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class TensorVectors:
             searched (a CPU and float32) or what decides (``exact``), else those without a copy.
         copy: The copies of the first rows on the device, in the dtype; on a CPU in int8, once a
             search has made them.
-        streamed: The vectors in the file, if there is no room for them in memory.
+        streamed: The vectors in the file, if they are larger than the memory budget.
         tensor: What `PyTorchGPURetriever.embeddings_tensor` has returned.
     """
 

@@ -34,7 +34,7 @@ class VectorRows(Protocol):
 
     @property
     def dimension(self) -> int:
-        """Length of the vectors; 0 while there are none."""
+        """Length of the vectors; 0 without vectors."""
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -62,7 +62,7 @@ class VectorRows(Protocol):
 
     @property
     def stays_in_file(self) -> bool:
-        """Whether the vectors are in a file because there is no room for them in memory."""
+        """Whether the vectors stay in a file because they are larger than the memory budget."""
 
     def storage(self) -> tuple[str, str, int]:
         """Return the device, the dtype that is searched in, and the bytes of the vectors."""

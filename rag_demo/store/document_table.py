@@ -157,7 +157,7 @@ class DocumentTable:
                 question = "SELECT number FROM documents WHERE number >= ?"
                 self.delete([number for (number,) in database.execute(question, (first,))])
                 self.insert(enumerate(documents, first))
-            except BaseException:
+            except BaseException:  # An interrupt too leaves nothing half done.
                 database.rollback()
                 raise
             database.commit()

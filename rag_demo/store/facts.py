@@ -91,7 +91,7 @@ class IndexFacts:
         model: Which embedding model made the vectors.
         source: What was indexed, as `rag_demo.ingest.ingest` was told.
         finished: Whether all of the source was.
-        dimension: Of the vectors; 0 while there are none.
+        dimension: Of the vectors; 0 without vectors.
         rows: How many vectors count, those of deleted documents included.
         count: How many documents there are.
         next_number: The number of the next document.
@@ -190,7 +190,7 @@ def read_facts(folder: Path) -> IndexFacts:
     """Read what describes an index; takes a millisecond.
 
     Raises:
-        IndexFileError: There is none, it is damaged, or it is of another version.
+        IndexFileError: The index is missing, damaged, or of another version.
     """
     database = open_for_reading(folder)
     try:
@@ -235,7 +235,7 @@ def _is_of_another_program(path: Path) -> bool:
         finally:
             database.close()
     except sqlite3.Error:
-        return False  # It is empty, damaged or in use; whoever writes will see.
+        return False  # It is empty, damaged or in use; the writer reports it.
     return bool(names) and "facts" not in names
 
 
@@ -308,7 +308,7 @@ def open_for_reading(folder: Path) -> sqlite3.Connection:
                 database.close()
                 if way == ways[-1] or is_busy(error):
                     raise
-            except BaseException:
+            except BaseException:  # An interrupt too: nothing stays open.
                 database.close()
                 raise
     raise AssertionError("a way to open it has returned or raised")

@@ -36,13 +36,13 @@ from rag_demo.vectors import Rows, Vectors
 
 __all__ = ["SavedIndex"]
 
-_CHECKED_AT_ONCE_BYTES = 1 << 23  # a database of at most this is checked when it is opened
+_CHECKED_AT_ONCE_BYTES = 1 << 21  # a database of at most this is checked when it is opened
 
 
 class SavedIndex:
     """A snapshot of an index in a folder; changes by other processes do not disturb it.
 
-    Opening takes milliseconds. A database of at most 8 MB is checked then; of a larger one, and of
+    Opening takes milliseconds. A database of at most 2 MB is checked then; of a larger one, and of
     all vectors, what is read is checked when it is first read.
 
     Args:
@@ -74,7 +74,7 @@ class SavedIndex:
             except OSError as error:
                 self.documents.close()
                 raise damaged(Path(str(error.filename or folder)), error) from None
-            except BaseException:
+            except BaseException:  # An interrupt too: nothing stays open.
                 self.documents.close()
                 raise
         raise damaged(folder / Path(str(missing.filename)).name, "it is missing")

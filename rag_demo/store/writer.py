@@ -42,7 +42,7 @@ from rag_demo.store.facts import (
 from rag_demo.store.words import Words
 from rag_demo.vectors import Rows, Vectors
 
-__all__ = ["IndexWriter", "open_or_replace", "remove_index", "write_index"]
+__all__ = ["IndexWriter", "open_or_replace", "remove_index"]
 
 _WORDS_BEHIND = 1 << 10
 """Documents that may be committed before their words are: who opens the index adds these."""
@@ -87,7 +87,7 @@ class IndexWriter:
                 self._table = DocumentTable(lambda: database)
                 self._begin()
                 self._is_index = self.facts is not None
-        except BaseException:
+        except BaseException:  # An interrupt too: nobody else closes this.
             self.__exit__()
             raise
 
@@ -417,31 +417,6 @@ def _write_at(file: IO[bytes], start: int, array: npt.NDArray[Any]) -> None:
     while view:
         written = os.pwrite(file.fileno(), view, start)
         view, start = view[written:], start + written
-
-
-def write_index(
-    folder: Path,
-    model: ModelIdentity,
-    documents: Iterable[Document],
-    vectors: Vectors,
-    *,
-    source: str | None = None,
-) -> None:
-    """Write an index of documents that have one vector each, in place of the one that is there.
-
-    Args:
-        folder: Where to.
-        model: What made the vectors.
-        documents: What the index is of; ids differ.
-        vectors: Shape (n, d), float32, each of length 1.
-        source: What the documents are of.
-    """
-    with IndexWriter(folder) as writer:
-        writer.clear(model)
-        owners, wholes = np.arange(len(vectors)), np.zeros((len(vectors), 2), np.int32)
-        writer.append(enumerate(documents), owners, wholes, [vectors], len(vectors))
-        writer.describe(source=source, finished=True)
-        writer.commit()
 
 
 def open_or_replace(folder: Path) -> IndexWriter:
