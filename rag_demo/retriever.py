@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rag_demo.documents.document import Document
 from rag_demo.encoding.embedder import BasicEmbedder, Embedder, check_embedding_model, completed
@@ -46,11 +47,21 @@ _RERANKED = 5  # times as many answers are reranked as are wanted
 
 
 class _Saved(NamedTuple):
-    """What is known of the folder that holds the contents, as they were at one moment."""
+    """What is known of the folder that holds the contents, as they were at one moment.
+
+    Not the contents themselves, whose vectors would stay in memory.
+    """
 
     folder: Path
     facts: IndexFacts
-    contents: Contents
+    origin: object
+    alive: npt.NDArray[np.bool_]
+    rows: int
+
+    @classmethod
+    def of(cls, folder: Path, facts: IndexFacts, contents: Contents) -> _Saved:
+        alive, rows = contents.alive.rows, len(contents.owners)
+        return cls(folder.resolve(), facts, contents.origin, alive, rows)
 
 
 class Retriever(Resource):
@@ -270,11 +281,10 @@ class Retriever(Resource):
             if (
                 before is not None
                 and (before.folder, before.facts) == (folder.resolve(), writer.facts)
-                and before.contents.origin is contents.origin
+                and before.origin is contents.origin
                 and 4 * writer.gone_rows <= len(writer.owners)
             ):
-                gone = before.contents.alive.rows.copy()
-                gone &= ~contents.alive.rows[: len(gone)]
+                gone = before.alive & ~contents.alive.rows[: len(before.alive)]
                 writer.remove(np.flatnonzero(gone).tolist())
             else:
                 before = None
@@ -283,14 +293,18 @@ class Retriever(Resource):
                     self._contents = contents = contents.compacted()
             row, number = (
                 (0, 0) if before is None
-                else (len(before.contents.owners), before.contents.next_number)
+                else (before.rows, len(before.alive))
             )  # fmt: skip
             self._append(writer, contents, row, number)
             writer.describe(source=None, finished=True)
             writer.commit()
             assert writer.facts is not None
             is_same = writer.facts.rows == len(contents.owners)
-            self._saved = _Saved(folder.resolve(), writer.facts, contents) if is_same else None
+            self._saved = _Saved.of(folder, writer.facts, contents) if is_same else None
+            if before is not None and contents.saved is not None:
+                with self._has_searched:
+                    if not self._searching:  # What a search may still read is left as it is.
+                        contents.saved.see(writer.facts)
 
     @staticmethod
     def _append(writer: IndexWriter, contents: Contents, row: int, number: int) -> None:
@@ -329,7 +343,7 @@ class Retriever(Resource):
         with self._changing:
             self.ensure_open()
             contents = Contents.opened(self._contents.vectors.emptied(), saved)
-            self._saved = _Saved(folder.resolve(), saved.facts, contents)
+            self._saved = _Saved.of(folder, saved.facts, contents)
             self._contents = contents
             return len(self)
 

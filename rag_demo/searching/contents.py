@@ -239,8 +239,12 @@ class Contents:
     def numbered(self, start: int = 0) -> Iterator[tuple[int, Document]]:
         """Yield the documents that count with their numbers, from a number on."""
         for table in self._tables():
+            # Of later ones, which a save has put into the saved index too, those in memory count.
+            stop = self.next_number if table is self.recent else self.first_recent
             for number, document in table.stream(start):
-                if number < self.next_number and self.alive.rows[number]:
+                if number >= stop:
+                    break
+                if self.alive.rows[number]:
                     yield number, document
 
     def matching(self, where: Where | None) -> Mask | None:

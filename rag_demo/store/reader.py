@@ -55,6 +55,7 @@ class SavedIndex:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         known: list[IndexFacts] = []  # Not this object, which would make a cycle.
+        self._known = known
 
         def connect() -> sqlite3.Connection:
             database = open_for_reading(folder)
@@ -102,6 +103,18 @@ class SavedIndex:
         self.vectors: Vectors = np.frombuffer(self._file.memory, np.float32).reshape(shape)
         if pages * page_bytes <= _CHECKED_AT_ONCE_BYTES:
             self.check_documents()
+
+    def see(self, facts: IndexFacts) -> None:
+        """Let the database be seen as it is after a change that this process has committed.
+
+        Else SQLite would keep the log of all changes since the snapshot. Rows and documents that
+        were there stay where they are; what is described by ``facts`` beyond them is not read.
+        """
+        with self.documents.database() as database:
+            database.execute("ROLLBACK")
+            database.execute("BEGIN")
+            if read_facts_of(self.folder, database) == facts:
+                self._known[:] = [facts]
 
     def check_documents(self) -> None:
         """Compare every document and the index of metadata with their checksums.

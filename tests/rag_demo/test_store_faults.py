@@ -183,3 +183,22 @@ def test_wrong_arguments_are_named(call: Any, says: str) -> None:
 def test_ids_may_be_any_iterable() -> None:
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         assert retriever.add(iter(["a", "b"]), ids=(name for name in "ab")) == ["a", "b"]
+
+
+def test_log_of_the_database_does_not_grow_with_every_save(tmp_path: Path) -> None:
+    """Although the retriever that saves has the index open; a forked child can search it still."""
+    saved(tmp_path / "i", *map(str, range(2_000))).close()
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.load(tmp_path / "i")
+        sizes = []
+        for number in range(200):
+            retriever.add([f"more {number}"], ids=[f"more {number}"])
+            retriever.delete([str(number)])
+            retriever.save(tmp_path / "i")
+            sizes.append((tmp_path / "i" / "index.sqlite-wal").stat().st_size)
+        assert sizes[-1] < 3 * max(sizes[:100]), sizes
+        assert len(ids(retriever)) == 1_000
+        child = os.fork()
+        if not child:
+            os._exit("more 7" not in ids(retriever, "more 7"))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
