@@ -30,7 +30,7 @@ from torch_utils import exit_on_signals
 __all__ = ["Ingested", "ingest", "open_writer", "sigterm_ends_in_order"]
 
 COMMIT_S = 2.0  # about what the work between two commits takes
-_FEWEST, _MOST = 32, 2048  # documents of a commit
+_FEWEST, _MOST = 32, 1024  # documents of a commit
 _MOST_CHARS = 1 << 21  # of a commit; it ends with the document that reaches them
 
 

@@ -25,7 +25,7 @@ __all__ = ["Words"]
 
 log = logging.getLogger("rag_demo")
 
-_MEMORY_BYTES = 64 << 20  # that tantivy collects before it writes
+_MEMORY_BYTES = 16 << 20  # that tantivy collects before it writes
 _LEAST = 128  # documents that are asked for at once
 
 _WORDS: weakref.WeakSet[Words] = weakref.WeakSet()

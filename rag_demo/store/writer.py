@@ -44,7 +44,7 @@ from rag_demo.vectors import Rows, Vectors
 
 __all__ = ["IndexWriter", "open_or_replace", "remove_index"]
 
-_WORDS_BEHIND = 1 << 10
+_WORDS_BEHIND = 1 << 13
 """Documents that may be committed before their words are: who opens the index adds these."""
 
 log = logging.getLogger("rag_demo")
