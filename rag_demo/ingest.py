@@ -27,7 +27,7 @@ from rag_demo.store.writer import IndexWriter, open_or_replace
 from rag_demo.vectors import normalized
 from torch_utils import exit_on_signals
 
-__all__ = ["Ingested", "ingest", "open_writer", "sigterm_ends_in_order"]
+__all__ = ["Ingested", "ingest", "sigterm_ends_in_order"]
 
 COMMIT_S = 2.0  # about what the work between two commits takes
 _FEWEST, _MOST = 32, 1024  # documents of a commit
@@ -86,7 +86,7 @@ def ingest(
     folder = Path(folder)
     with ExitStack() as stack:
         stack.enter_context(sigterm_ends_in_order())
-        writer = stack.enter_context(open_writer(folder, replace_damaged=True))
+        writer = stack.enter_context(_open_writer(folder))
         if writer.facts is not None and not replace and writer.facts.source != source:
             of = writer.facts.source
             what = f"the index of {of}" if of else "an index that a program made"
@@ -104,18 +104,10 @@ def ingest(
         return Ingested(run.embedded, run.reused, finished=True)
 
 
-def open_writer(folder: Path, *, replace_damaged: bool = False) -> IndexWriter:
-    """Open an index for changes.
-
-    Args:
-        folder: Of the index.
-        replace_damaged: Remove an index that is damaged, to begin anew.
-
-    Raises:
-        IndexFileError: See `IndexWriter`.
-    """
-    writer = open_or_replace(folder) if replace_damaged else IndexWriter(folder)
-    if replace_damaged and writer.facts is not None:
+def _open_writer(folder: Path) -> IndexWriter:
+    """Open an index for changes, and begin anew in place of one of which anything is damaged."""
+    writer = open_or_replace(folder)
+    if writer.facts is not None:
         try:
             saved = SavedIndex(folder)
             try:

@@ -83,13 +83,14 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     """
     import numpy as np
 
-    from rag_demo.ingest import open_writer, sigterm_ends_in_order
+    from rag_demo.ingest import sigterm_ends_in_order
+    from rag_demo.store.writer import IndexWriter
 
     if not ids and not conditions:
         raise RagDemoError("nothing was named to delete; name ids, or --where KEY=VALUE")
     where = conditions_of(conditions)
     facts_of(folder)
-    with sigterm_ends_in_order(), open_writer(folder) as writer:
+    with sigterm_ends_in_order(), IndexWriter(folder) as writer:
         found = dict(writer.documents.find(ids))
         numbers = set(found.values())
         if where is not None:

@@ -110,7 +110,7 @@ class Contents:
         alive = np.zeros(end, bool)
         alive[saved.owners[saved.owners != GONE]] = True
         owners, passages = Growing(saved.owners), Growing(saved.passages)
-        words = Words(saved.words, saved.facts.words_end)
+        words = Words(saved.words)
         return cls(empty.opened(saved), owners, passages, Growing(alive), saved.facts.count, end,
                    saved=saved, first_recent=end, words=words)  # fmt: skip
 

@@ -143,7 +143,7 @@ class SavedIndex:
         self.check_documents()
         self.check_vectors()
         self.scan()
-        if len(self.words()) == 0 and self.facts.words_end:
+        if not self.words()[0] and self.facts.words_end:
             raise damaged(self.folder / DATABASE, "its words are missing")
         return self.facts.count
 
@@ -239,10 +239,11 @@ class SavedIndex:
             list(threads.map(check, range(len(self._scan_checksums))))
         return codes, self._scales, self._errors
 
-    def words(self) -> dict[str, bytes]:
-        """Return the files of the words' index by name; nothing if it has none that is whole."""
+    def words(self) -> tuple[dict[str, bytes], int]:
+        """Return the files of the words' index, and from which number on it lacks documents."""
         with self.documents.database() as database:
-            return read_words(database)
+            # Of the database as it is now, which `see` may have moved on.
+            return read_words(database), read_facts_of(self.folder, database).words_end
 
     def close(self) -> None:
         """Close all files; arrays that somebody still has stay readable."""

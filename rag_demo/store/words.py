@@ -41,13 +41,13 @@ class Words:
     commit only: a forked child must not have one. Threads may share it.
 
     Args:
-        read: Returns what `files` returned, to go on from there.
-        end: Documents with smaller numbers are in what it returns.
+        read: Returns what `files` returned, to go on from there, and the number from which on
+            documents are not in it.
     """
 
-    def __init__(self, read: Callable[[], Mapping[str, bytes]] | None = None, end: int = 0) -> None:
+    def __init__(self, read: Callable[[], tuple[Mapping[str, bytes], int]] | None = None) -> None:
         self.end = 0
-        self._read, self._end_of_read = read, end
+        self._read = read
         self._lock = threading.RLock()
         self._is_open = False
         self._index: Any = None
@@ -59,13 +59,13 @@ class Words:
         if self._is_open:
             return
         self._is_open = True
-        files = self._read() if self._read is not None else {}
+        files, end = self._read() if self._read is not None else ({}, 0)
         try:
             for name, content in files.items():
                 (self._made_folder() / Path(name).name).write_bytes(content)
             if files:
                 self._index = _tantivy().Index.open(str(self._made_folder()))
-                self.end = self._end_of_read
+                self.end = end
         except (ValueError, OSError) as error:
             log.debug("the words of an index are made again: %s", error)
             self._forget()

@@ -279,7 +279,7 @@ class IndexWriter:
             return
         if self._words is None:
             connection = self._connection
-            self._words = Words(lambda: read_words(connection), facts.words_end)
+            self._words = Words(lambda: (read_words(connection), facts.words_end))
         try:
             self._words.catch_up(
                 facts.next_number,

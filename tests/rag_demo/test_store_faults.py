@@ -202,3 +202,14 @@ def test_log_of_the_database_does_not_grow_with_every_save(tmp_path: Path) -> No
         if not child:
             os._exit("more 7" not in ids(retriever, "more 7"))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_words_that_a_save_has_moved_on_are_not_read_twice(tmp_path: Path) -> None:
+    """They are first read after the retriever has saved so many documents that it saved words."""
+    saved(tmp_path / "i", "alpha").close()
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.load(tmp_path / "i")
+        retriever.add([f"beta {number}" for number in range(9_000)])
+        retriever.save(tmp_path / "i")
+        found = [each.id for each in retriever.search("beta", 20_000, mode="bm25")]
+        assert len(found) == len(set(found)) == 9_000
