@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch_utils.errors import ResourceClosedError as ResourceClosedError
     from torch_utils.errors import SignalError as SignalError
     from torch_utils.errors import TorchUtilsError as TorchUtilsError
+    from torch_utils.errors import UnknownModelError as UnknownModelError
     from torch_utils.hosting.host import HostStatus as HostStatus
     from torch_utils.hosting.host import ModelHost as ModelHost
     from torch_utils.hosting.pool import ModelPool as ModelPool
@@ -56,7 +57,7 @@ _NAMES_IN = {
     "cleanup": "SafePyTorchCleanup",
     "devices": "DeviceInfo get_device_info get_optimal_device is_cuda_available",
     "errors": "CleanupError ModelInUseError ModelProcessError NoRoomError ReleasedError "
-    "ResourceClosedError SignalError TorchUtilsError",
+    "ResourceClosedError SignalError TorchUtilsError UnknownModelError",
     "hosting.host": "HostStatus ModelHost",
     "hosting.pool": "ModelPool",
     "memory": "DeviceMemory HostMemory MemorySnapshot memory_snapshot safe_cuda_empty_cache",

@@ -14,6 +14,7 @@ __all__ = [
     "ResourceClosedError",
     "SignalError",
     "TorchUtilsError",
+    "UnknownModelError",
 ]
 
 
@@ -43,6 +44,12 @@ class ModelProcessError(TorchUtilsError, RuntimeError):
 
 class NoRoomError(TorchUtilsError):
     """A pool could make no room for a model, in time or ever. Says who holds what."""
+
+
+class UnknownModelError(TorchUtilsError, KeyError):
+    """A pool has no model of this name."""
+
+    __str__ = TorchUtilsError.__str__  # A KeyError's would be the repr of the message.
 
 
 class SignalError(TorchUtilsError, ValueError):

@@ -40,7 +40,7 @@ from typing import Any, TypeVar, overload
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import ERROR, log
 from torch_utils.cleanup import SafePyTorchCleanup
-from torch_utils.hosting.closing import Lender
+from torch_utils.hosting.host import ModelLender
 
 __all__ = ["lifespan"]
 
@@ -158,10 +158,10 @@ class _ServerScope(SafePyTorchCleanup):
     def __init__(self) -> None:
         super().__init__()
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self.lenders: list[Lender] = []
+        self.lenders: list[ModelLender] = []
 
     def manage(self, obj: T, close: Callable[..., Any] | None = None) -> T:
-        if isinstance(obj, Lender):
+        if isinstance(obj, ModelLender):
             self.lenders.append(obj)
         return super().manage(obj, None if close is None else self._in_loop(close))
 

@@ -2,29 +2,31 @@
 
 ::
 
-    from torch_utils.prometheus import register
+    from torch_utils.prometheus import asgi_app
 
-    register()  # once, in each process; then serve prometheus_client's exposition as usual
+    app.mount("/metrics", asgi_app())
 
 Needs the package prometheus-client (the extra ``service``). With several workers, set
-``PROMETHEUS_MULTIPROC_DIR`` as that package says: every metric here says how the workers' values
-are put together. What prometheus-client exports itself (the process's memory and time) is not
-exported again.
+``PROMETHEUS_MULTIPROC_DIR`` to an empty folder before they start, as that package says: every
+metric here says how the workers' values are put together. What prometheus-client exports itself
+(the process's memory and time) is not exported again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
 import threading
 from collections import Counter as Tally
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakSet
 
 from torch_utils._events import LISTENERS
 from torch_utils._registry import REGISTRY
+from torch_utils.hosting.host import HOSTS
 from torch_utils.memory import memory_snapshot
 from torch_utils.report import CleanupReport
 
@@ -35,25 +37,63 @@ except ImportError:
         "torch_utils.prometheus needs prometheus-client: pip install prometheus-client"
     ) from None
 
-__all__ = ["register"]
+__all__ = ["asgi_app", "register"]
 
 _KINDS = ("allocated", "reserved", "free", "total")
-_MOST_WAITING = 10_000
-"""Events that may wait to be counted; more of them can only come out of destructors."""
 _SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+def asgi_app() -> Callable[..., Any]:
+    """Return an ASGI application that serves the metrics of this process, or of all workers.
+
+    Calls `register`. With ``PROMETHEUS_MULTIPROC_DIR`` it puts the workers' metrics together,
+    and drops the gauges of workers that have ended, however they ended.
+    """
+    register()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await client.make_asgi_app(_registry())(scope, receive, send)
+
+    return app
+
+
+def _registry() -> client.CollectorRegistry:
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if not folder:
+        return client.REGISTRY
+    from prometheus_client import multiprocess
+
+    _METRICS[0].count()
+    for path in Path(folder).glob("gauge_live*_*.db"):
+        pid = path.stem.rpartition("_")[2]
+        if pid.isdecimal() and not _is_running(int(pid)):
+            multiprocess.mark_process_dead(int(pid), folder)  # type: ignore[no-untyped-call]
+    registry = client.CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+    return registry
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # It runs as another user.
+        return True
+    return True
 
 
 def register(registry: client.CollectorRegistry | None = None) -> None:
     """Export what torch_utils does from here on. Registering again changes nothing.
 
-    Counted are releases, the loads and unloads of every `ModelHost`, and the retries of
-    `find_batch_size`; looked at are devices in use and what is open, when somebody asks and
-    whenever something is counted. Nothing is counted in a destructor, which may run while
-    prometheus-client holds its lock: such events wait for the next one, or for the next
-    exposition. No device context is created, and torch is not imported.
+    Releases, loads and unloads of every `ModelHost`, and retries of `find_batch_size` are counted.
+    Hosts, devices in use and open resources are looked at when metrics are collected and whenever
+    something is counted. A daemon thread counts, because prometheus-client has locks that a
+    destructor must not wait for: a metric may lag behind by a moment, except in an exposition of
+    this process. No device context is created, and torch is not imported.
 
-    Safe from several threads. A forked child goes on with its parent's counts, as
-    prometheus-client's metrics do, and in multiprocess mode with counts of its own.
+    A forked child goes on with its parent's counts, as prometheus-client's metrics do, and in
+    multiprocess mode with counts of its own.
 
     Args:
         registry: Where to register; by default `prometheus_client.REGISTRY`.
@@ -68,20 +108,17 @@ def register(registry: client.CollectorRegistry | None = None) -> None:
         if target not in _REGISTERED:
             target.register(_METRICS[0])
             _REGISTERED.add(target)
-        if _METRICS[0].listen not in LISTENERS:
-            LISTENERS.append(_METRICS[0].listen)
+        _METRICS[0].start()
 
 
 class _Metrics:
     """All the metrics, which are the same in every registry."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
-        self._counting = threading.Lock()
         self._types: set[str] = set()  # that have been open: each is 0 afterwards, not missing
+        self._models: set[str] = set()  # the same
         self._held_on = {"host"}
-        self._loaded = Tally[tuple[int, str]]()
-        self._leases: dict[tuple[int, str], dict[int, int]] = {}
+        self._begin()
         model, device = ["model"], ["device"]
         self.loaded = _gauge("model_loaded", "Whether a model is loaded.", model, "livesum")
         self.leases = _gauge("model_leases", "Leases of a model at the moment.", model, "livesum")
@@ -127,38 +164,55 @@ class _Metrics:
         for metric in self._all:
             yield from metric.describe()
 
+    def _begin(self) -> None:
+        # A destructor may put something into it while its thread holds any lock.
+        self._events: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
+        self._counting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Listen to events, and count them in a thread."""
+        if self._listen not in LISTENERS:
+            LISTENERS.append(self._listen)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="torch_utils-metrics", daemon=True
+            )
+            self._thread.start()
+
+    def start_over_in_child(self) -> None:
+        """In a forked child: the thread is gone, and its lock may be held."""
+        self._begin()
+        self.start()
+
+    def _listen(self, event: str, values: dict[str, Any]) -> None:
+        self._events.put((event, values))
+
+    def _run(self) -> None:
+        events = self._events
+        while True:
+            self.count(events.get())
+
     def collect(self) -> Iterator[Any]:
         """Return everything as it is now."""
-        self._count()
+        self.count()
         for metric in self._all:
             yield from metric.collect()
 
-    def listen(self, event: str, values: dict[str, Any]) -> None:
-        """Take an event; count it now unless that could wait for a lock of this very thread."""
-        self._waiting.append((event, values))
-        if not _is_in_a_destructor():
-            self._count()
-
-    def _count(self) -> None:
-        while self._counting.acquire(blocking=False):  # Or whoever is at it takes these as well.
-            try:
-                looks = not self._waiting
-                while self._waiting:
-                    event, values = self._waiting.popleft()
-                    if "model" in values:  # One that UTF-8 has not would be the end of all labels.
-                        text = values["model"].encode("utf-8", "backslashreplace")
-                        values = {**values, "model": text.decode()}
-                    getattr(self, f"_count_{event}")(**values)
-                    looks |= event != "leases"  # Which come often, and change nothing else.
-                if looks:
-                    self._look()
-            finally:
-                self._counting.release()
-            if not self._waiting:
-                return
+    def count(self, *events: tuple[str, dict[str, Any]]) -> None:
+        """Count events and all that wait, and look at the state of everything."""
+        with self._counting:
+            waiting = list(events)
+            with contextlib.suppress(Empty):
+                while True:
+                    waiting.append(self._events.get_nowait())
+            for event, values in waiting:
+                if "model" in values:
+                    values["model"] = _label(values["model"])
+                getattr(self, f"_count_{event}")(**values)
+            self._look()
 
     def _look(self) -> None:
-        """Set what is looked at, rather than counted."""
         for name, memory in memory_snapshot().devices.items():
             for kind in _KINDS:
                 self.memory.labels(name, kind).set(getattr(memory, f"{kind}_bytes"))
@@ -167,6 +221,18 @@ class _Metrics:
         self._types.update(tally)
         for name in self._types:
             self.open.labels(name).set(tally[name])
+        loaded, leases = Tally[str](), Tally[str]()
+        for reference in HOSTS.valuerefs():
+            host = reference()
+            if host is not None:
+                name = _label(host.name)
+                status = host.status()
+                loaded[name] += status.state == "loaded"
+                leases[name] += status.leases
+        self._models.update(loaded)
+        for name in self._models:
+            self.loaded.labels(name).set(loaded[name])
+            self.leases.labels(name).set(leases[name])
 
     def _count_release(self, *, report: CleanupReport) -> None:
         self.release_s.observe(report.duration_s)
@@ -182,24 +248,12 @@ class _Metrics:
     def _count_load(self, *, model: str, outcome: str, duration_s: float) -> None:
         self.loads.labels(model, outcome).inc()
         self.load_s.labels(model).observe(duration_s)
-        self._count_loaded(model, outcome == "success")
 
     def _count_unload(self, *, model: str, reason: str) -> None:
         self.unloads.labels(model, reason).inc()
-        self._count_loaded(model, -1)
 
-    def _count_loaded(self, model: str, change: int) -> None:
-        """Several hosts may have one name: a new one is loaded before an old one is given back."""
-        key = os.getpid(), model  # What a fork's parent has loaded is not there.
-        self._loaded[key] = max(0, self._loaded[key] + change)
-        self.loaded.labels(model).set(self._loaded[key])
-
-    def _count_leases(self, *, model: str, host: int, leases: int) -> None:
-        of_hosts = self._leases.setdefault((os.getpid(), model), {})
-        of_hosts[host] = leases
-        self.leases.labels(model).set(sum(of_hosts.values()))
-        if not leases:
-            del of_hosts[host]
+    def _count_leases(self) -> None:
+        """Leases are looked at, not counted."""
 
     def _count_retry(self) -> None:
         self.retries.inc()
@@ -218,18 +272,17 @@ def _histogram(name: str, help_: str, labels: list[str]) -> client.Histogram:
     return client.Histogram(f"torch_utils_{name}", help_, labels, buckets=_SECONDS, registry=None)
 
 
-def _is_in_a_destructor() -> bool:
-    """Whether this thread may be in the middle of anything, prometheus-client's lock in hand."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "__del__" or frame.f_globals.get("__name__") in _FROM_FINALIZERS:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+def _label(text: str) -> str:
+    """Return a label's value: one that UTF-8 does not have would be the end of all labels."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
-_FROM_FINALIZERS = frozenset({"weakref", "prometheus_client.metrics", "prometheus_client.values"})
+def _after_fork() -> None:
+    if _METRICS:
+        _METRICS[0].start_over_in_child()
+
+
 _LOCK = threading.Lock()
 _METRICS: list[_Metrics] = []
 _REGISTERED: WeakSet[client.CollectorRegistry] = WeakSet()
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,17 +1,17 @@
 """Several processes that embed: started on first use, closed with the model.
 
-Each is a `torch_utils.hosting.process.ModelProcess`: messages are numbered and checked, and what
-cannot be trusted any more is ended. One that ends takes the others along, for their answers would
-be of another call; the next call starts new ones.
+Each is a `torch_utils.hosting.process.ModelProcess`, called by a thread. If one ends, the others
+are ended too; the next call starts new ones.
 """
 
 from __future__ import annotations
 
 import os
-import selectors
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from torch_utils import ModelProcessError
 from torch_utils.hosting.process import ModelProcess, pickled_load
 
 __all__ = ["Worker", "WorkerEncoder"]
+
+T = TypeVar("T")
 
 
 class Worker:
@@ -76,33 +78,28 @@ class WorkerEncoder:
         """
         kind, texts = prepared
         vectors = np.empty((len(texts), self.dimension), np.float32)
-        errors: list[Exception] = []
         try:
             workers = self._started()
-            shares = [slice(number, None, len(workers)) for number in range(len(workers))]
-            for worker, share in zip(workers, shares, strict=True):
-                worker.begin("embed", texts[share], kind, batch_size)
-            share_of = dict(zip(workers, shares, strict=True))
-            for worker in _as_ready(workers):
-                share = share_of[worker]
-                try:
-                    vectors[share] = self._checked(worker.finish(), len(texts[share]))
-                except Exception as error:
-                    # Whatever its encoder raised: the others' answers are taken first.
-                    if not worker.is_alive():
-                        raise
-                    errors.append(error)
+            shares = [texts[number :: len(workers)] for number in range(len(workers))]
+
+            def embed(worker: ModelProcess, share: list[str]) -> tuple[Vectors, int]:
+                answer: tuple[Vectors, int] = worker.call("embed", share, kind, batch_size)
+                return answer
+
+            answers = _in_threads(
+                [partial(embed, *one) for one in zip(workers, shares, strict=True)]
+            )
         except ModelProcessError as error:
             self._end()
             raise ModelError(
                 f"an embedding worker ended in the middle of its work: {error}; if the system ran "
                 "out of memory, use fewer workers"
             ) from error
-        except BaseException:  # An interrupt: what they answer now is to nobody's question.
+        except (KeyboardInterrupt, SystemExit):  # The workers still compute what nobody wants.
             self._end()
             raise
-        if errors:
-            raise errors[0]
+        for number, (answer, share) in enumerate(zip(answers, shares, strict=True)):
+            vectors[number :: len(workers)] = self._checked(answer, len(share))
         return vectors
 
     def _checked(self, answer: tuple[Vectors, int], count: int) -> Vectors:
@@ -128,8 +125,7 @@ class WorkerEncoder:
             for number in range(1, self._count + 1):
                 name = f"embedding worker {number}"
                 self._workers.append(ModelProcess(self._load, name=name, environment=environment))
-            for worker in _as_ready(self._workers):
-                worker.wait_until_loaded()
+            _in_threads([worker.wait_until_loaded for worker in self._workers])
         except BaseException as error:  # Whatever it is, no process may stay behind.
             self._end()
             if isinstance(error, ModelProcessError):
@@ -148,13 +144,29 @@ class WorkerEncoder:
         self._end()
 
 
-def _as_ready(workers: Sequence[ModelProcess]) -> Iterator[ModelProcess]:
-    """Yield each when its answer has come, or its end, whoever is asked first."""
-    # Not epoll, which forgets without a word what a signal handler has closed.
-    with selectors.PollSelector() as waiting:
-        for worker in workers:
-            waiting.register(worker, selectors.EVENT_READ)
-        while waiting.get_map():
-            for key, _ in waiting.select():
-                waiting.unregister(key.fd)
-                yield cast(ModelProcess, key.fileobj)
+def _in_threads(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Make calls at the same time and return what they return.
+
+    Raises:
+        ModelProcessError: A process has ended; the first such error.
+        Exception: What another call raised, once all have ended.
+    """
+    futures: list[Future[T]] = [Future() for _ in calls]
+
+    def make(call: Callable[[], T], future: Future[T]) -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # The caller raises it.
+            future.set_exception(error)
+
+    for one in zip(calls, futures, strict=True):
+        # Not a pool's threads: the end of the program would wait for a call that hangs.
+        threading.Thread(target=make, args=one, name="rag_demo-embed", daemon=True).start()
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, return_when=FIRST_EXCEPTION)
+        for future in done:
+            error = future.exception()
+            if isinstance(error, ModelProcessError):
+                raise error
+    return [future.result() for future in futures]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -69,6 +71,13 @@ class Model:
     def hang_up(self):
         os.closerange(3, 256)
         time.sleep(600)
+
+    def map_file(self, size):
+        """Read a file through a mapping, as weights are."""
+        with tempfile.TemporaryFile() as file:
+            file.truncate(size)
+            self.kept = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        return sum(self.kept[:: mmap.PAGESIZE])
 
     def out_of_memory(self):
         import resource

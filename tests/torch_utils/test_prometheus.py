@@ -156,7 +156,7 @@ COLLECTED_ANYWHERE = """
         gc.collect()
 
     def collect_everywhere():
-        how = {{"package": "prometheus_client", "minimum": 100, "deliver": collect}}
+        how = {{"package": "prometheus_client", "minimum": 50, "deliver": collect}}
         interrupt_everywhere(check, **how, at_most=200)
         gc.collect()
         print(value("release_duration_seconds_count") - 1 - len(places) - sum(places))
@@ -364,6 +364,66 @@ def test_two_workers_share_a_folder(tmp_path: Path) -> None:
         *("4.0", "4000.0", "2.0"),
         str([0, 0]),
     ]
+
+
+def test_asgi_app_serves_all_workers_without_the_dead(tmp_path: Path) -> None:
+    """Also one that was killed; what it counted stays counted."""
+    worker = """
+        from torch_utils import ModelHost
+        from torch_utils.prometheus import asgi_app
+        app = asgi_app()
+        host = ModelHost(Index, name="model")
+        host.load()
+
+        def exposition():
+            import asyncio
+            sent = []
+            async def send(message): sent.append(message)
+            async def receive(): return {"type": "http.request"}
+            scope = {"type": "http", "headers": [], "query_string": b""}
+            asyncio.run(app(scope, receive, send))
+            return sent[1]["body"].decode()
+
+        def loaded_and_loads(text):
+            values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+            loads = 'torch_utils_model_loads_total{model="model",outcome="success"}'
+            return values['torch_utils_model_loaded{model="model"}'], values[loads]
+
+        exposition()
+        print("ready", file=ready, flush=True)
+        go.readline()
+        print(*loaded_and_loads(exposition()), file=ready, flush=True)
+        go.readline()
+        host.close()
+    """
+    done = run_forked(
+        """
+        import os, signal, sys
+        workers = []
+        for _ in range(2):
+            (answer, ready), (go, ask) = os.pipe(), os.pipe()
+            pid = os.fork()
+            if not pid:
+                ready, go = os.fdopen(ready, "w"), os.fdopen(go)
+                exec(sys.argv[1])
+                sys.exit()
+            workers.append((pid, os.fdopen(answer), os.fdopen(ask, "w")))
+            os.close(ready), os.close(go)
+        (killed, answer, _), (pid, living, ask) = workers
+        answer.readline(), living.readline()
+        os.kill(killed, signal.SIGKILL)
+        os.waitpid(killed, 0)
+        print(file=ask, flush=True)
+        print(living.readline().strip())
+        print(file=ask, flush=True)
+        print(os.waitpid(pid, 0)[1])
+        """,
+        PRELUDE + textwrap.dedent(worker),
+        env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+        quick_end=True,
+    )
+    assert_clean(done)
+    assert done.stdout.splitlines() == ["1.0 2.0", "0"]
 
 
 def test_costs_nothing_unless_it_is_registered() -> None:

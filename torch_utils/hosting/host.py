@@ -1,36 +1,156 @@
-"""ModelHost: a model that is loaded when it is needed, lent, and given back when it is idle."""
+"""ModelHost: a model that is loaded when it is needed, lent, and unloaded when it is idle."""
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import inspect
+import math
 import os
+import re
 import sys
+import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
 
+from torch_utils._deferral import DeferredSignals
+from torch_utils._events import tell
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import is_shutting_down
-from torch_utils.hosting.attempt import Limits
-from torch_utils.hosting.closing import Lender
-from torch_utils.hosting.core import Core
-from torch_utils.hosting.keep_alive import parse_keep_alive
-from torch_utils.hosting.lease import AsyncLease, Lease
+from torch_utils.errors import (
+    ModelInUseError,
+    NoRoomError,
+    ResourceClosedError,
+    TorchUtilsError,
+    shown,
+)
+from torch_utils.hosting.lease import AsyncLease, Holder, Lease, check_seconds, run_in_thread
 from torch_utils.hosting.process import pickled_load
-from torch_utils.hosting.tenancy import HostStatus
-from torch_utils.hosting.tenants import ProcessTenant, Tenant, ThreadTenant
+from torch_utils.hosting.tenant import ProcessTenant, Tenant, ThreadTenant
+from torch_utils.oom import clear_exception_frames
 from torch_utils.report import CleanupReport
-from torch_utils.resource import closes_on_error
+from torch_utils.resource import Resource, closes_on_error
 
-__all__ = ["HostStatus", "ModelHost"]
+__all__ = ["HOSTS", "HostStatus", "ModelHost", "ModelLender", "Transition", "parse_keep_alive"]
 
 M = TypeVar("M")
-Isolation = Literal["thread", "process"]
+State = Literal["unloaded", "loading", "loaded", "unloading", "closed"]
+Sizes = Mapping[str, int]
+
+CLOSE_S = 10.0
+"""How long closing waits for leases."""
+LOAD_AT_EXIT_S, LEASES_AT_EXIT_S = 5.0, 1.0
+"""How long the end of the program waits for a load, and for leases of other threads."""
+LONGEST_WAIT_S = 3600.0
+"""After which a wait looks again; the system limits the length of one wait."""
 
 
-class ModelHost(Lender, Generic[M]):
-    """Loads a model when it is first wanted, lends it, and gives it back when it is idle.
+@dataclass(frozen=True)
+class HostStatus:
+    """The state of a hosted model at one moment.
+
+    Attributes:
+        name: The name of its host.
+        state: "unloaded", "loading", "loaded", "unloading" or "closed".
+        leases: How many leases are open.
+        loads: How many times it was loaded.
+        unloads: How many times it was unloaded, or its process ended.
+        nbytes: Bytes that it takes, on the host and on devices together: the declared size, or
+            else those of its tensors and arrays; of a model in a process of its own, the resident
+            memory of that process. 0 while it is not loaded.
+        idle_s: Seconds since the last lease ended, or since it was loaded; None while it is lent
+            or not loaded.
+        expires_in_s: Seconds until it is unloaded if nobody leases it; None if it will not be.
+        last_error: A copy of the exception of the last load, without its traceback, which would
+            keep the caller's variables alive; None if that load succeeded.
+    """
+
+    name: str
+    state: State
+    leases: int
+    loads: int
+    unloads: int
+    nbytes: int
+    idle_s: float | None
+    expires_in_s: float | None
+    last_error: BaseException | None
+
+
+class Transition(Future[Exception | None]):
+    """A load or an unload that is under way. The result is the error that all waiters share.
+
+    Attributes:
+        state: "loading" or "unloading".
+        thread: The thread that does it; None before that thread has started.
+        in_background: Whether that thread does nothing else, so that all errors are the waiters'.
+        admitted: Bytes by place that a pool has reserved for the load; None before.
+        no_room: Why the load waits for room; empty if it does not.
+        error: The error of the caller that began it, which not all waiters share.
+    """
+
+    def __init__(self, state: State, thread: int | None = None) -> None:
+        super().__init__()
+        self.state = state
+        self.thread = thread
+        self.in_background = thread is None
+        self.admitted: Sizes | None = None
+        self.no_room = ""
+        self.error: Exception | None = None
+        self.set_running_or_notify_cancel()  # A waiter that is cancelled does not cancel it.
+
+
+class ModelLender(Resource):
+    """Base of `ModelHost` and `ModelPool`: closing waits for leases, until a deadline."""
+
+    _deadline_s = CLOSE_S
+    _closes_by = math.inf
+
+    def close_by(self, when: float) -> None:
+        """Let closing wait for leases until ``when`` at most, by `time.monotonic`."""
+        self._closes_by = when
+
+    def _close_deadline(self) -> float:
+        return min(time.monotonic() + self._deadline_s, self._closes_by)
+
+    def close(self, deadline_s: float | None = None) -> bool:
+        """Lend nothing any more, wait for open leases, and unload.
+
+        A pool closes its hosts one by one, the newest first; one that fails does not stop the
+        others.
+
+        Args:
+            deadline_s: Seconds to wait for the leases of all models together; `CLOSE_S` by
+                default.
+
+        Returns:
+            True if this call closed it.
+
+        Raises:
+            ModelInUseError: Leases are still open at the deadline. Says where they were taken. The
+                end of its last lease unloads the model.
+            TypeError, ValueError: ``deadline_s`` is not a number of seconds. Nothing was closed.
+        """
+        check_seconds("deadline_s", deadline_s)
+        if deadline_s is not None:
+            self._deadline_s = deadline_s
+        return super().close()
+
+    async def aclose(self, deadline_s: float | None = None) -> bool:
+        """Close from a coroutine, in a thread: the event loop goes on."""
+        return await run_in_thread(partial(self.close, deadline_s))
+
+    async def __aexit__(self, *details: Any) -> None:
+        await run_in_thread(partial(self.__exit__, *details))
+
+
+class ModelHost(ModelLender, Generic[M]):
+    """Loads a model when it is first needed, lends it, and unloads it when it is idle.
 
     ::
 
@@ -38,27 +158,29 @@ class ModelHost(Lender, Generic[M]):
         with host.lease() as model:
             model.encode(texts)
 
-    However many ask at once, it is loaded once, by the first of them; those who wait get the
-    error if that fails, and the next lease tries again. It is never unloaded under a lease.
-    Closed at exit at the latest. A fork has a host that is not loaded: it neither uses nor
-    closes its parent's model, and may load one of its own.
+    The model is loaded once however many threads and coroutines ask for it. All who wait for a
+    load get its error; the next lease tries again. The model is never unloaded under a lease. The
+    host is closed at exit at the latest. In a forked child it is not loaded: the child neither
+    uses nor closes its parent's model, and may load one of its own.
 
-    Threads: one timer for all hosts of the process, a daemon, while an idle model waits for its
-    end; one for the time of a load or unload that a coroutine asks for. None otherwise.
+    While a model is loaded, one daemon thread waits for its `keep_alive` to pass.
 
     Args:
-        load: Returns the model. Is called in the thread that first wants it.
-        name: What messages call it; by default the function's name.
-        keep_alive: How long an idle model is kept: seconds, "90s", "10m", "1h", 0 (it goes when
-            the last lease ends), or -1 (for ever). The clock starts when the last lease ends.
-        isolation: "thread" for a model in this process. "process" for one in a process of its
-            own, of which a lease is a proxy (see `torch_utils.hosting.proxy.Proxy`); unloading
-            ends that process, so that everything comes back. ``load`` must be importable then.
+        load: Returns the model. Called in the thread that first needs it.
+        name: Its name in messages and metrics; by default the function's.
+        keep_alive: How long an idle model is kept: seconds, "90s", "10m", "1h", 0 (unload when
+            the last lease ends) or -1 (for ever). Counts from the end of the last lease.
+        isolation: "thread" for a model in this process. "process" for a model in a process of its
+            own, whose end gives all its memory back. A lease is then a proxy for it (see
+            `torch_utils.hosting.process.Proxy`), and ``load`` must be importable.
+        call_timeout_s: With ``isolation="process"``: seconds that a call of the model may take.
+            The process of a call that takes longer is killed, and the call raises
+            `ModelProcessError`; the next lease starts a new process. None: no limit.
 
     Raises:
-        TypeError: ``load`` cannot be called, or not in another process, or is a coroutine
-            function; or ``name`` or ``keep_alive`` is of another kind.
-        ValueError: ``keep_alive`` or ``isolation`` is none of its values.
+        TypeError: ``load`` cannot be called, or not from another process, or is a coroutine
+            function; or another argument has the wrong type.
+        ValueError: ``keep_alive``, ``isolation`` or ``call_timeout_s`` is not a valid value.
     """
 
     @closes_on_error
@@ -68,131 +190,555 @@ class ModelHost(Lender, Generic[M]):
         *,
         name: str | None = None,
         keep_alive: float | str = "5m",
-        isolation: Isolation = "thread",
+        isolation: Literal["thread", "process"] = "thread",
+        call_timeout_s: float | None = None,
     ) -> None:
+        self._changed = threading.Condition()
+        self._reset()
         if not callable(load) or inspect.iscoroutinefunction(load):
             raise TypeError(f"load must be a function that returns the model, not {load!r}")
         if isolation not in ("thread", "process"):
             raise ValueError(f'isolation must be "thread" or "process", not {isolation!r}')
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"name must be a text, not {name!r}")
+            raise TypeError(f"name must be a str, not {name!r}")
+        check_seconds("call_timeout_s", call_timeout_s)
+        if call_timeout_s is not None and (isolation == "thread" or call_timeout_s <= 0):
+            raise ValueError(
+                'call_timeout_s must be positive, and needs isolation="process": a call in a '
+                f"thread cannot be ended (got {call_timeout_s!r}, isolation={isolation!r})"
+            )
         self.name = name or _name_of(load)
         self.isolation = isolation
         self._keep_alive_s = parse_keep_alive(keep_alive)
-        make: Callable[[], Tenant]
+        self.declared: Sizes | None = None
+        self._admit: Callable[..., None] | None = None
+        self._new_tenant: Callable[[], Tenant]
         if isolation == "thread":
-            make = partial(ThreadTenant, self.name, load)
+            self._new_tenant = lambda: ThreadTenant(self.name, load, self.declared)
         else:
-            make = partial(ProcessTenant, self.name, pickled_load(load))
-        self._make = make
-        self._limits: Limits | None = None
-        self._core = self._new_core()
-        _HOSTS.add(self)
+            content = pickled_load(load)
+            self._new_tenant = lambda: ProcessTenant(
+                self.name, content, call_timeout_s, self.declared
+            )
+        HOSTS[id(self)] = self
+
+    def _reset(self) -> None:
+        """Be a host that is not loaded: a new one, or that of a forked child."""
+        self._tenant: Tenant | None = None
+        self._transition: Transition | None = None
+        self._leases: dict[Holder, None] = {}
+        self._waiting: set[Holder] = set()
+        self._is_closing = False
+        self._idle_since = 0.0
+        self._was_lent = False  # A keep_alive of 0 keeps what was loaded beforehand.
+        self._loads = self._unloads = 0
+        self._last_error: BaseException | None = None
+        self._expiry_thread: threading.Thread | None = None
+        # Of leases that were dropped. A destructor can put something into it at any moment.
+        self._dropped: SimpleQueue[Holder | None] = SimpleQueue()
+
+    # The public calls
 
     def lease(self, timeout_s: float | None = None) -> Lease[M]:
-        """Return what lends the model for the length of a ``with`` block.
+        """Return a context manager that lends the model for the length of a ``with`` block.
 
         Args:
-            timeout_s: How long to wait for others who load or unload it; a load that the caller
-                does itself takes as long as it takes.
+            timeout_s: Seconds to wait for another thread that loads or unloads the model. A load
+                in the calling thread takes as long as it takes.
 
         Raises:
-            TypeError: ``timeout_s`` is no number. At once; the others come on entering.
-            TimeoutError: The time is over.
+            TypeError, ValueError: ``timeout_s`` is not a number of seconds. At once; the others on
+                entering the block.
+            TimeoutError: ``timeout_s`` has passed.
             ResourceClosedError: The host is closed.
-            TorchUtilsError: The lease was entered before; or this thread is just loading the
-                model, unloading it, or (`ModelInUseError`) lending it, and would wait for itself.
-            Exception: What ``load`` raised, in this thread or in the one that was waited for.
+            TorchUtilsError: The lease was entered before, or this thread itself is loading or
+                unloading the model.
+            Exception: What ``load`` raised, in this thread or in the one that it waited for.
         """
-        return Lease(self, self._own_core(), timeout_s, sys._getframe(1))
+        return Lease(self, timeout_s, sys._getframe(1))
 
     def alease(self, timeout_s: float | None = None) -> AsyncLease[M]:
-        """Return what lends the model for the length of an ``async with`` block.
+        """Return a context manager that lends the model for an ``async with`` block.
 
-        The event loop goes on meanwhile: the model is loaded in a thread. A coroutine that is
-        cancelled leaves no lease behind; the load goes on. With ``isolation="process"`` calls
-        still wait for their results: make them by `asyncio.to_thread`.
+        The model is loaded in a thread, and the event loop goes on. A coroutine that is cancelled
+        leaves no lease behind; the load goes on. With ``isolation="process"`` a call of the model
+        still blocks: make it by `asyncio.to_thread`.
 
         Args:
-            timeout_s: How long to wait, for the load too.
+            timeout_s: Seconds to wait, for the load too.
 
         Raises:
-            TimeoutError: The time is over, of the load too. The others are those of `lease`.
+            TimeoutError: ``timeout_s`` has passed. The others are those of `lease`.
         """
-        return AsyncLease(self, self._own_core(), timeout_s, sys._getframe(1))
+        return AsyncLease(self, timeout_s, sys._getframe(1))
 
     def load(self) -> bool:
         """Load the model now rather than with the first lease.
 
         Returns:
-            True if this call loaded it, False if it was there or somebody else did.
+            True if this call loaded it, False if it was loaded, or another thread loaded it.
 
         Raises:
             ResourceClosedError: The host is closed.
-            Exception: What ``load`` raised, in this thread or in the one that was waited for.
+            Exception: What ``load`` raised, in this thread or in the one that it waited for.
         """
-        return self._own_core().load_now()
+        return self.acquire(None, None)[1]
 
     def unload(self) -> CleanupReport:
-        """Give the model back; the next lease loads it again.
-
-        Waits for a load or unload that is under way.
+        """Unload the model; the next lease loads it again. Waits for a load that is under way.
 
         Returns:
-            What was freed; nothing, if it was not loaded.
+            What was freed; nothing if the model was not loaded.
 
         Raises:
             ModelInUseError: It is lent. Says where the leases were taken.
-            ResourceClosedError: The host is closed, which has given it back.
+            ResourceClosedError: The host is closed.
         """
         self.ensure_open()
-        return self._own_core().unload()
+        while True:
+            report = self.unload_if(lambda: not self._leases, "asked")
+            if report is not None:
+                return report
+            with self._changed:
+                transition = self._transition
+                if transition is None and self._tenant is None:
+                    return CleanupReport()
+                if transition is None or transition.thread == threading.get_ident():
+                    raise self.in_use()
+            wait([transition])
 
     def status(self) -> HostStatus:
-        """Describe this moment. Loads nothing, waits for nothing."""
-        return self._own_core().status()
-
-    def _release(self) -> None:
-        core = self.__dict__.get("_core")
-        if core is not None and core.pid == os.getpid():
-            core.shut(self._waits_s)
-
-    def join(self, limits: Limits) -> None:
-        """Have it loaded only if there is room; for a pool, before it is first used."""
-        self._limits = self._core.limits = limits
+        """Return the state at this moment. Loads nothing and waits for nothing."""
+        tenant, now, state = self._tenant, time.monotonic(), self.state
+        is_idle = state == "loaded" and not self._leases
+        expires = self._expires_at()
+        sizes = tenant.sizes() if tenant is not None and state != "unloaded" else {}
+        return HostStatus(
+            name=self.name,
+            state=state,
+            leases=len(self._leases),
+            loads=self._loads,
+            unloads=self._unloads,
+            nbytes=sum(sizes.values()),
+            idle_s=max(0.0, now - self._idle_since) if is_idle else None,
+            expires_in_s=max(0.0, expires - now) if is_idle and expires is not None else None,
+            last_error=self._last_error,
+        )
 
     @property
-    def core(self) -> Core:
-        """The bookkeeping of this process, for a pool."""
-        return self._own_core()
+    def state(self) -> State:
+        """The state; "unloaded" also where the model's process has ended by itself."""
+        tenant, transition = self._tenant, self._transition
+        if transition is not None:
+            return transition.state
+        if tenant is not None and tenant.is_alive():
+            return "loaded"
+        return "closed" if self._is_closing else "unloaded"
 
-    def _own_core(self) -> Core:
-        """Return the bookkeeping of this process."""
-        core = self._core
-        if not _is_registered(self) and not self.closed:
+    # Leases
+
+    def acquire(self, holder: Holder | None, timeout_s: float | None) -> tuple[Tenant, bool]:
+        """Lend the model to ``holder``, loading it in this thread if nobody else does.
+
+        Returns:
+            The tenant, and whether this call loaded it.
+        """
+        found = self._lend(holder, None)
+        if isinstance(found, Tenant):
+            return found, False
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        transition = Transition("loading", threading.get_ident())
+        try:
+            while True:
+                found = self._lend(holder, transition)
+                if isinstance(found, Tenant):
+                    return found, False
+                if found is None or found is transition:
+                    return self._load(transition, deadline, holder), True
+                wait([found], None if deadline is None else max(0, deadline - time.monotonic()))
+                self._check_waited(found, timeout_s)
+        finally:
+            self._settle(transition, None)  # Does nothing unless an interrupt came in between.
+
+    async def aacquire(self, holder: Holder, timeout_s: float | None) -> Tenant:
+        """Lend the model to ``holder``; a thread loads it if nobody else does."""
+        lent = self._lend(holder, None)
+        if isinstance(lent, Tenant):
+            return lent
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            transition = Transition("loading")
+            found = self._lend(holder, transition)
+            if isinstance(found, Tenant):
+                return found
+            if found is None or found is transition:
+                found = transition
+                self._load_in_background(transition, deadline)
+            waiting = asyncio.wrap_future(found)
+            try:
+                left = None if deadline is None else max(0, deadline - time.monotonic())
+                await asyncio.wait({waiting}, timeout=left)
+            finally:
+                waiting.cancel()  # The transition itself goes on.
+            self._check_waited(found, timeout_s)
+            if transition.error is not None:
+                raise transition.error
+
+    def _lend(self, holder: Holder | None, mine: Transition | None) -> Tenant | Transition | None:
+        """Lend the model if it is loaded; otherwise begin the load ``mine``, if there is none.
+
+        Returns:
+            The tenant; or the transition to wait for; or ``mine``, which the caller has to do.
+
+        Raises:
+            ResourceClosedError: The host is closed.
+            TorchUtilsError: This thread itself is loading or unloading the model.
+        """
+        if self._is_lost():
+            self.unload_if(self._is_lost, "lost")
+        with DeferredSignals(), self._changed:
+            # The caller is counted before anything is looked at: a destructor that runs in the
+            # middle of this cannot unload the model.
+            if holder is not None:
+                self._waiting.add(holder)
+            self.ensure_lending()
+            tenant, transition = self._tenant, self._transition
+            if transition is not None:
+                if transition.thread == threading.get_ident():
+                    verb = transition.state.replace("ing", "s")
+                    raise TorchUtilsError(
+                        f"what {verb} {self.name} asks for a lease of {self.name}"
+                    )
+                return transition
+            if tenant is None:
+                self._transition = mine
+                return mine
+            if holder is not None:
+                self._begin_lease(holder)
+        if holder is not None:
+            tell("leases")
+        return tenant
+
+    def _begin_lease(self, holder: Holder) -> None:
+        self._leases[holder] = None
+        self._waiting.discard(holder)
+        self._was_lent = True
+
+    def _is_lost(self) -> bool:
+        return self._tenant is not None and not self._tenant.is_alive()
+
+    def ensure_lending(self) -> None:
+        """Raise unless a lease can be had."""
+        if self._is_closing:
+            raise _closed_error(f"the host of {self.name} is closed")
+
+    def _check_waited(self, transition: Transition, timeout_s: float | None) -> None:
+        """Raise what a wait for a transition has to raise: its error, or that time is over."""
+        if not transition.done():
+            if transition.no_room:
+                raise NoRoomError(transition.no_room)
+            raise TimeoutError(f"{self.name} is still {transition.state} after {timeout_s} s")
+        error = transition.result()
+        if error is not None:
+            raise error
+
+    def end_lease(self, holder: Holder) -> None:
+        """Note that a lease has ended, or that nobody waits for it any more."""
+        with DeferredSignals(), self._changed:
+            waited, held = holder in self._waiting, holder in self._leases
+            self._waiting.discard(holder)
+            self._leases.pop(holder, None)
+            if not waited and not held:
+                return
+            self._was_lent |= waited  # It was loaded for a caller that has gone.
+            if not self._leases:
+                self._idle_since = time.monotonic()
+            self._changed.notify_all()
+            if waited and self.is_due():
+                self._dropped.put(None)  # Wakes the expiry thread.
+        tell("leases")
+
+    def drop_lease(self, holder: Holder) -> None:
+        """Note from a destructor, which must not wait, that a lease has ended."""
+        self._dropped.put(holder)
+
+    def unload_if_due(self) -> None:
+        """Unload an idle model whose time is over."""
+        if self.is_due():
+            self.unload_if(self.is_due, "closed" if self._is_closing else "idle")
+
+    # Loading
+
+    def _load_in_background(self, transition: Transition, deadline: float | None) -> None:
+        """Load the model in a thread that ends with the load, and lend it to nobody yet."""
+
+        def load() -> None:
+            transition.thread = threading.get_ident()
+            try:
+                self._load(transition, deadline, None)
+            except BaseException:
+                # Those who wait for the transition raise it, and the status has it.
+                return
+
+        try:
+            threading.Thread(target=load, name="torch_utils-load", daemon=True).start()
+        except BaseException as error:  # Out of threads, or the interpreter is ending.
+            self._settle(transition, error)
+            raise
+
+    def _load(
+        self, transition: Transition, deadline: float | None, holder: Holder | None
+    ) -> Tenant:
+        began = time.monotonic()
+        tenant = self._new_tenant()
+        try:
+            if self._admit is not None:
+                self._admit(self, transition, self.declared, deadline)
+                began = time.monotonic()
+            tenant.load()
+            if self._admit is not None:
+                self._admit(self, transition, tenant.sizes(), deadline)
+            with DeferredSignals(), self._changed:
+                self.ensure_lending()
+                if holder is not None:
+                    self._begin_lease(holder)
+                self._tenant, self._transition = tenant, None
+                self._loads += 1
+                self._idle_since = time.monotonic()
+                self._last_error = None
+                self._start_expiry()
+                self._changed.notify_all()
+                transition.set_result(None)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                clear_exception_frames(error)  # What it had loaded must not live on in them.
+            if self._tenant is not tenant:
+                tenant.close()
+            is_failure = self._settle(transition, error)
+            if is_failure:
+                tell("load", model=self.name, outcome="error", duration_s=time.monotonic() - began)
+            raise
+        tell("load", model=self.name, outcome="success", duration_s=time.monotonic() - began)
+        return tenant
+
+    def _settle(self, transition: Transition, error: BaseException | None) -> bool:
+        """End a load that failed. Returns whether its error is shared with those who wait."""
+        with DeferredSignals(), self._changed:
+            if self._transition is not transition:
+                return False
+            if transition.in_background and error is not None and not isinstance(error, Exception):
+                error = TorchUtilsError(f"what loads {self.name} raised {error!r}")
+            # An interrupt, or no room in time, concerns one caller; the others try for themselves.
+            shared = error if isinstance(error, Exception) else None
+            if shared is not None:
+                self._last_error = _without_traceback(shared)
+            self._transition = None
+            self._was_lent = False
+            self._changed.notify_all()
+            transition.error = shared
+            transition.set_result(None if isinstance(shared, NoRoomError) else shared)
+        return shared is not None
+
+    # Unloading
+
+    def is_idle(self) -> bool:
+        """Whether it is loaded, and nobody has it or waits for it."""
+        is_there = self._tenant is not None and self._transition is None
+        return is_there and not self._leases and not self._waiting
+
+    def is_due(self) -> bool:
+        """Whether it is idle and its time is over."""
+        expires = self._expires_at()
+        return self.is_idle() and expires is not None and expires <= time.monotonic()
+
+    def _expires_at(self) -> float | None:
+        if self._is_closing:
+            return self._idle_since
+        if self._keep_alive_s is None or (self._keep_alive_s == 0 and not self._was_lent):
+            return None
+        return self._idle_since + self._keep_alive_s
+
+    def unload_if(self, may: Callable[[], bool], reason: str) -> CleanupReport | None:
+        """Unload the model if ``may()`` says so; None if not, or if it is not loaded."""
+        transition = Transition("unloading", threading.get_ident())
+        with DeferredSignals():
+            with self._changed:
+                self._end_dropped()
+                tenant = self._tenant
+                if self._transition is not None or tenant is None or not may():
+                    return None
+                self._transition = transition
+            try:
+                was_alive = tenant.is_alive()
+                tenant.close()
+            finally:
+                with self._changed:
+                    self._forget_tenant()
+                    self._transition = None
+                    self._changed.notify_all()
+                    transition.set_result(None)
+            tell("unload", model=self.name, reason=reason if was_alive else "lost")
+        return tenant.report
+
+    def _forget_tenant(self) -> None:
+        self._tenant = None
+        self._leases.clear()  # Of a process that has ended, or at the end of the program.
+        self._unloads += 1
+        self._was_lent = False
+        self._dropped.put(None)  # Wakes the expiry thread, which then ends.
+
+    def _end_dropped(self) -> None:
+        for _ in range(self._dropped.qsize()):
+            try:
+                holder = self._dropped.get_nowait()
+            except Empty:
+                return
+            if holder is None:
+                self._dropped.put(None)  # It is for the expiry thread.
+            else:
+                self.end_lease(holder)
+
+    def _start_expiry(self) -> None:
+        if self._expiry_thread is None and not is_shutting_down():
+            thread = threading.Thread(
+                target=_expire,
+                args=(weakref.ref(self), self._dropped),
+                name="torch_utils-expiry",
+                daemon=True,
+            )
+            self._expiry_thread = thread
+            thread.start()
+
+    def expire(self) -> float | None:
+        """Unload the model if it is due; return the seconds until it may be, None to end."""
+        self.unload_if_due()
+        with self._changed:
+            if self._tenant is None:
+                self._expiry_thread = None
+                return None
+            expires = self._expires_at()
+            if expires is None or not self.is_idle():
+                # It is in use, and checked again after the keep_alive: no lease wakes the thread.
+                return min(self._keep_alive_s or LONGEST_WAIT_S, LONGEST_WAIT_S)
+            return min(max(0.0, expires - time.monotonic()), LONGEST_WAIT_S)
+
+    def in_use(self) -> ModelInUseError:
+        """Return the error that says where the leases were taken."""
+        now = time.monotonic()
+        holders = [
+            f"taken at {holder.where}, {now - holder.since:.1f} s ago" for holder in self._leases
+        ]
+        times = f"{len(holders)} time{'s' * (len(holders) != 1)}"
+        return ModelInUseError(
+            f"{self.name} is lent {times}: {'; '.join(holders)}"
+            if holders
+            else f"{self.name} is {self.state}"
+        )
+
+    # The end
+
+    def stop_lending(self) -> None:
+        """Begin to close: leases stay, and nothing more is lent."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+
+    def _release(self) -> None:
+        self.stop_lending()
+        began, at_exit = time.monotonic(), is_shutting_down()
+        ends = self._close_deadline()
+        while self._tenant is not None or self._transition is not None:
+            if self.unload_if(lambda: not self._leases, "closed") is not None:
+                continue
+            with self._changed:
+                transition = self._transition
+                if transition is None and (self._tenant is None or not self._leases):
+                    continue  # It changed in between.
+                threads = self.holder_threads()
+                if at_exit:
+                    ends = began + (LEASES_AT_EXIT_S if transition is None else LOAD_AT_EXIT_S)
+                left = ends - time.monotonic()
+                if left > 0 and threads != {threading.get_ident()}:
+                    self._changed.wait(min(left, LONGEST_WAIT_S))
+                    continue
+            if not at_exit or transition is not None:
+                raise self.in_use()
+            self.unload_if(lambda: True, "closed")
+
+    # For a pool, and for forks
+
+    def join(
+        self,
+        changed: threading.Condition,
+        admit: Callable[..., None],
+        declared: Sizes | None,
+    ) -> None:
+        """Share a pool's lock, and load only what it admits. Before the host is first used."""
+        self._changed, self._admit, self.declared = changed, admit, declared
+
+    def used(self) -> Sizes | None:
+        """Return the bytes by place that it takes, or is admitted to take; None for nothing."""
+        tenant, transition = self._tenant, self._transition
+        if tenant is not None:
+            return tenant.sizes()
+        return None if transition is None else transition.admitted
+
+    @property
+    def idle_since(self) -> float:
+        """When the last lease ended, by `time.monotonic`."""
+        return self._idle_since
+
+    def holder_threads(self) -> set[int | None]:
+        """Return the threads that have leases, or that are loading or unloading it."""
+        transition = self._transition
+        threads = {holder.thread for holder in list(self._leases)}
+        return threads if transition is None else {*threads, transition.thread}
+
+    def start_over_in_child(self) -> None:
+        """In a forked child: forget the parent's model without running its destructors."""
+        _OF_PARENTS.append((self._tenant, self._leases, self._dropped))
+        self._changed = threading.Condition()
+        self._reset()
+        self._is_closing = self.closed
+        if not self._is_closing:
             # The parent's entry is not this process's to close.
             release = type(self)._release
             REGISTRY.add(Entry(id(self), type(self).__name__, weakref.ref(self), release))
-        return core
-
-    def _start_over(self) -> None:
-        """Be the host of a fork, in which nothing is loaded."""
-        _OF_PARENTS.append(self._core)
-        if self._limits is not None:
-            self._limits.start_over()
-        self._core = self._new_core()
-
-    def _new_core(self) -> Core:
-        return Core(self.name, self._make, self._keep_alive_s, limits=self._limits)
 
     def __repr__(self) -> str:
-        status = self._core.status()
-        return f"<ModelHost {self.name!r}, {status.state}, {status.leases} leases>"
+        return f"<ModelHost {self.name!r}, {self.state}, {len(self._leases)} leases>"
 
 
-def _is_registered(host: ModelHost[Any]) -> bool:
-    entry = REGISTRY.get(id(host))
-    return entry is None or entry.pid == os.getpid()
+def _expire(find: weakref.ref[ModelHost[Any]], dropped: SimpleQueue[Holder | None]) -> None:
+    """Unload an idle model when its time is over, and end leases that were dropped."""
+    while True:
+        host = find()
+        wait_s = None if host is None else host.expire()
+        del host
+        if wait_s is None:
+            return
+        try:
+            holder = dropped.get(timeout=wait_s)
+        except Empty:
+            continue
+        host = find()
+        if host is not None and holder is not None:
+            host.end_lease(holder)
+        del host
+
+
+def _closed_error(message: str) -> BaseException:
+    if is_shutting_down() and threading.current_thread().daemon:
+        return SystemExit(message)  # It ends the thread without a traceback.
+    return ResourceClosedError(message)
+
+
+def _without_traceback(error: BaseException) -> BaseException:
+    try:
+        return copy.copy(error)
+    except Exception:
+        # A class of the program's own, whose constructor wants other arguments than its args.
+        return TorchUtilsError(shown(error))
 
 
 def _name_of(load: Any) -> str:
@@ -202,14 +748,43 @@ def _name_of(load: Any) -> str:
     return str(name)
 
 
-_HOSTS: weakref.WeakSet[ModelHost[Any]] = weakref.WeakSet()
-_OF_PARENTS: list[Core] = []  # A fork must not run the destructors of its parent's models.
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)")
+
+
+def parse_keep_alive(value: object) -> float | None:
+    """Return the seconds, or None for ever.
+
+    Raises:
+        TypeError: It is neither a number nor a str.
+        ValueError: It is not one of the forms that `ModelHost` names.
+    """
+    use = 'use seconds, "90s", "10m", "1h", 0 to unload when the last lease ends, or -1 for never'
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError(f"keep_alive cannot be {value!r}; {use}")
+    if isinstance(value, str):
+        text = value.strip()
+        if text in ("0", "-1"):
+            return None if text == "-1" else 0.0
+        if not text or _PART.sub("", text):
+            raise ValueError(f"keep_alive cannot be {value!r}; {use}")
+        return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    if value == -1:
+        return None
+    if value < 0 or not math.isfinite(value):
+        raise ValueError(f"keep_alive cannot be {value!r}; {use}")
+    return float(value)
+
+
+HOSTS: weakref.WeakValueDictionary[int, ModelHost[Any]] = weakref.WeakValueDictionary()
+"""All hosts of this process by their ids, those of pools too."""
+_OF_PARENTS: list[object] = []
 
 
 def _after_fork() -> None:
-    for host in list(_HOSTS):
+    for host in list(HOSTS.values()):
         if not is_shutting_down():
-            host._start_over()
+            host.start_over_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork)

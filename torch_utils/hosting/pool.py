@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from torch_utils.errors import ModelInUseError
-from torch_utils.hosting.closing import Lender
-from torch_utils.hosting.core import Core
-from torch_utils.hosting.host import ModelHost
-from torch_utils.hosting.keep_alive import parse_keep_alive
+from torch_utils._runtime import is_shutting_down
+from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
+from torch_utils.hosting.host import (
+    LONGEST_WAIT_S,
+    HostStatus,
+    ModelHost,
+    ModelLender,
+    Sizes,
+    Transition,
+    parse_keep_alive,
+)
 from torch_utils.hosting.lease import AsyncLease, Lease
-from torch_utils.hosting.room import Room
-from torch_utils.hosting.tenancy import HostStatus
-from torch_utils.report import CleanupReport
+from torch_utils.report import CleanupReport, format_bytes
 from torch_utils.resource import closes_on_error
 
 __all__ = ["ModelPool"]
@@ -26,8 +32,8 @@ M = TypeVar("M")
 _PLACE = re.compile(r"host|(?!cpu)[a-z]+:[0-9]+")
 
 
-class ModelPool(Lender):
-    """Lends several models, of which only so many are loaded as fit.
+class ModelPool(ModelLender):
+    """Lends several models, of which only as many are loaded as fit.
 
     ::
 
@@ -37,25 +43,24 @@ class ModelPool(Lender):
         with pool.lease("small", timeout_s=30) as model:
             model.encode(texts)
 
-    Before a load, idle models are unloaded, the least recently used first, until it fits; one
-    that is lent never is. What a model needs is what its last load was measured to add, to this
-    process or to its own, on the host and on devices. The first load of a model cannot know it:
-    that one may exceed the budget until it is there, is then made room for, or given back. A
-    load that imports modules into this process counts with the model's tensors on the host; if
-    it has none that can be counted, with all that was added, and the next load measures anew.
+    Before a load, idle models are unloaded, the least recently used first, until it fits. A model
+    that is lent is never unloaded. The size of a model in this process is that of its tensors and
+    arrays; of a model in its own process, the resident memory of that process; or what `add` was
+    told. An undeclared size is known after the first load, which may exceed the budget: room is
+    then made for it, or it is unloaded. A model whose memory is neither in tensors nor in arrays
+    counts as 0 bytes unless its size is declared.
 
-    Safe from several threads; each load waits for room in its own thread, or in that of the load
-    that a coroutine has asked for. Closing it closes its hosts. A fork's pool has the same hosts,
-    none of them loaded.
+    Threads: safe; a load waits for room in its own thread. Closing the pool closes its hosts. In
+    a forked child the pool has the same hosts, none of them loaded.
 
     Args:
-        budget_bytes: For all together; or by "host" and device ("cuda:0"). None: no limit.
-        max_loaded: How many models at once. None: no limit.
-        keep_alive: For those that are added without one of their own; see `ModelHost`.
+        budget_bytes: For all models together; or by "host" and device ("cuda:0"). None: no limit.
+        max_loaded: How many models may be loaded at once. None: no limit.
+        keep_alive: For models that are added without one of their own; see `ModelHost`.
 
     Raises:
-        TypeError: A limit or ``keep_alive`` is of another kind.
-        ValueError: A limit is not positive, or ``keep_alive`` none of its values.
+        TypeError: An argument has the wrong type.
+        ValueError: A limit is not positive, or ``keep_alive`` is not a valid value.
     """
 
     @closes_on_error
@@ -66,115 +71,208 @@ class ModelPool(Lender):
         max_loaded: int | None = None,
         keep_alive: float | str = "5m",
     ) -> None:
-        limits: Mapping[str, int] = {}
-        if isinstance(budget_bytes, Mapping):
-            limits = budget_bytes
-            if not limits or not all(isinstance(p, str) and _PLACE.fullmatch(p) for p in limits):
-                what = 'bytes by "host" and device ("cuda:0")'
-                raise ValueError(f"budget_bytes is {what}, not {dict(limits)!r}")
-        elif budget_bytes is not None:
-            limits = {"": budget_bytes}
-        for place, limit in limits.items():
-            _check_positive(f"budget_bytes[{place!r}]" if place else "budget_bytes", limit)
+        self._changed = threading.Condition()  # the lock of all its hosts, too
+        self._hosts: dict[str, ModelHost[Any]] = {}
+        self._measured: dict[str, Sizes] = {}  # by name, after the last load
+        self._budgets = {} if budget_bytes is None else _sizes("budget_bytes", budget_bytes, "")
         if max_loaded is not None:
             _check_positive("max_loaded", max_loaded)
+        self._max_loaded = max_loaded
         parse_keep_alive(keep_alive)
         self._keep_alive = keep_alive
-        self._hosts: dict[str, ModelHost[Any]] = {}
-        self._lock = threading.Lock()
-        self._room = Room(limits, max_loaded, self._cores)
+        _POOLS.add(self)
 
-    def _cores(self) -> list[Core]:
-        return [host.core for host in list(self._hosts.values())]
-
-    def add(self, name: str, load: Callable[[], M], **options: Any) -> ModelHost[M]:
+    def add(
+        self,
+        name: str,
+        load: Callable[[], M],
+        *,
+        nbytes: int | Mapping[str, int] | None = None,
+        **options: Any,
+    ) -> ModelHost[M]:
         """Add a model, without loading it.
 
         Args:
-            name: What it is asked for by.
+            name: Its name in the pool.
             load: Returns the model.
-            **options: As for `ModelHost`: ``keep_alive``, ``isolation``.
+            nbytes: The bytes that it takes: on the host, or by "host" and device ("cuda:0").
+                None: measured, see the class.
+            **options: ``keep_alive``, ``isolation`` and ``call_timeout_s``, as for `ModelHost`.
 
         Returns:
             Its host, whose leases are the same as the pool's.
 
         Raises:
-            ValueError: There is one of this name. More, and TypeErrors: see `ModelHost`.
+            ValueError: The pool has a model of this name. More, and TypeErrors: see `ModelHost`.
             ResourceClosedError: The pool is closed.
         """
-        with self._lock:
+        declared = None if nbytes is None else _sizes("nbytes", nbytes, "host")
+        with self._changed:
             self.ensure_open()
             if name in self._hosts:
                 raise ValueError(f"this pool has a model {name!r} already")
-            options = {"keep_alive": self._keep_alive, **options}
-            host = ModelHost(load, name=name, **options)
-            host.join(self._room)
+            host = ModelHost(load, name=name, **{"keep_alive": self._keep_alive, **options})
+            host.join(self._changed, self._admit, declared)
             self._hosts[name] = host
             return host
 
     def lease(self, name: str, timeout_s: float | None = None) -> Lease[Any]:
-        """Return what lends a model for the length of a ``with`` block; see `ModelHost.lease`.
+        """Return a context manager that lends a model; see `ModelHost.lease`.
 
         Args:
-            name: Which.
-            timeout_s: How long to wait for room, and for others who load or unload it.
+            name: Its name in the pool.
+            timeout_s: Seconds to wait for room, and for others that load or unload the model.
 
         Raises:
-            KeyError: No model has this name.
-            NoRoomError: No room could be made in time, or ever. On entering, like those of
-                `ModelHost.lease`.
+            UnknownModelError: The pool has no model of this name.
+            NoRoomError: There was no room in time, or there never will be. On entering the block,
+                like those of `ModelHost.lease`.
         """
-        host = self._host(name)
-        return Lease(host, host.core, timeout_s, sys._getframe(1))
+        return Lease(self._host(name), timeout_s, sys._getframe(1))
 
     def alease(self, name: str, timeout_s: float | None = None) -> AsyncLease[Any]:
-        """Return what lends a model for the length of an ``async with`` block.
+        """Return a context manager that lends a model for an ``async with`` block.
 
         See `lease`, and `ModelHost.alease`.
         """
-        host = self._host(name)
-        return AsyncLease(host, host.core, timeout_s, sys._getframe(1))
+        return AsyncLease(self._host(name), timeout_s, sys._getframe(1))
 
     def unload(self, name: str) -> CleanupReport:
-        """Give one model back; see `ModelHost.unload`.
+        """Unload one model; see `ModelHost.unload`.
 
         Raises:
-            KeyError: No model has this name.
+            UnknownModelError: The pool has no model of this name.
         """
         return self._host(name).unload()
 
     def status(self) -> dict[str, HostStatus]:
-        """Describe this moment, by name, in the order in which they were added. Loads nothing."""
+        """Return the state of each model by name, in the order in which they were added."""
         return {name: host.status() for name, host in list(self._hosts.items())}
 
     def _release(self) -> None:
-        hosts = list(self.__dict__.get("_hosts", {}).values())[::-1]
-        errors = []
-        # All of them first: while one waits for its leases, the others would go on lending.
-        for host in hosts:
-            try:
-                host.core.lend_no_more()
-            except ModelInUseError as error:
-                errors.append(error)
-        ends = time.monotonic() + self._waits_s
+        hosts = list(self._hosts.values())[::-1]
+        for host in hosts:  # All first: while one waits for its leases, others would go on lending.
+            host.stop_lending()
+        ends, errors = self._close_deadline(), []
         for host in hosts:
             try:
                 host.close(max(0.0, ends - time.monotonic()))
             except ModelInUseError as error:
-                errors.append(error)
+                errors.append(str(error))
         if errors:
-            raise ModelInUseError("; ".join(map(str, errors)))
+            raise ModelInUseError("; ".join(errors))
 
     def _host(self, name: str) -> ModelHost[Any]:
         try:
             return self._hosts[name]
         except KeyError:
             known = ", ".join(map(repr, self._hosts)) or "none"
-            raise KeyError(f"this pool has no model {name!r}; it has: {known}") from None
+            raise UnknownModelError(f"this pool has no model {name!r}; it has: {known}") from None
+
+    def _admit(
+        self,
+        host: ModelHost[Any],
+        transition: Transition,
+        sizes: Sizes | None,
+        deadline: float | None,
+    ) -> None:
+        """Unload idle models until a load fits; wait for leases to end where that is not enough.
+
+        Args:
+            host: The host that loads.
+            transition: Its load. Notes what it was admitted to take.
+            sizes: What it takes; None before the load, where the last one is taken for it.
+            deadline: When to give up, by `time.monotonic`; None for never.
+
+        Raises:
+            NoRoomError: The deadline has passed, or it can never fit. Says who holds what.
+            ResourceClosedError: The host was closed meanwhile.
+        """
+        if sizes is None:
+            sizes = self._measured.get(host.name, {})
+        else:
+            self._measured[host.name] = sizes
+        while True:
+            with self._changed:
+                host.ensure_lending()
+                others = [other for other in self._hosts.values() if other is not host]
+                used = [taken for other in others if (taken := other.used()) is not None]
+                lacking = self._lacking([sizes, *used])
+                if not lacking:
+                    transition.admitted, transition.no_room = sizes, ""
+                    return
+                never_fits = bool(self._lacking([sizes]))
+                idle = [other for other in others if other.is_idle()]
+                if never_fits or not idle:
+                    transition.no_room = _explain(host, sizes, lacking, others)
+                    left = LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
+                    if never_fits or left <= 0 or _waits_for_itself(transition, others):
+                        raise NoRoomError(transition.no_room)
+                    self._changed.wait(min(left, LONGEST_WAIT_S))
+                    continue
+                oldest = min(idle, key=lambda other: other.idle_since)
+            oldest.unload_if(oldest.is_idle, "room")
+
+    def _lacking(self, sizes: list[Sizes]) -> str:
+        """Return the limit that these together exceed; empty if none."""
+        if self._max_loaded is not None and len(sizes) > self._max_loaded:
+            return f"at most {self._max_loaded} may be loaded"
+        for place, budget in self._budgets.items():
+            used = sum(n for one in sizes for name, n in one.items() if place in ("", name))
+            if used > budget:
+                on = f" on {place}" if place else ""
+                return f"the budget is {format_bytes(budget)}{on}"
+        return ""
+
+    def start_over_in_child(self) -> None:
+        """In a forked child: a thread of the parent may have held the lock."""
+        self._changed = threading.Condition()
+        for host in self._hosts.values():
+            host.join(self._changed, self._admit, host.declared)
 
 
-def _check_positive(what: str, value: object) -> None:
+def _waits_for_itself(transition: Transition, others: list[ModelHost[Any]]) -> bool:
+    """Return whether all that is in the way is held by the very thread that waits."""
+    return all(
+        other.used() is None or other.holder_threads() == {transition.thread} for other in others
+    )
+
+
+def _explain(host: ModelHost[Any], sizes: Sizes, lacking: str, others: list[ModelHost[Any]]) -> str:
+    held = []
+    for other in others:
+        used = other.used()
+        if used is not None:
+            held.append(f"{other.name} has {format_bytes(sum(used.values()))} ({other.in_use()})")
+    needs = f", and it needs {format_bytes(sum(sizes.values()))}" if sizes else ""
+    return f"no room for {host.name}: {lacking}{needs}; {'; '.join(held) or 'nothing is loaded'}"
+
+
+def _sizes(argument: str, value: int | Mapping[str, int], place: str) -> dict[str, int]:
+    sizes = dict(value) if isinstance(value, Mapping) else {place: value}
+    if isinstance(value, Mapping) and not (
+        sizes and all(isinstance(key, str) and _PLACE.fullmatch(key) for key in sizes)
+    ):
+        raise ValueError(f'{argument} is bytes by "host" and device ("cuda:0"), not {sizes!r}')
+    for key, size in sizes.items():
+        _check_positive(argument if key == place else f"{argument}[{key!r}]", size)
+    return sizes
+
+
+def _check_positive(argument: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be a whole number, not {value!r}")
+        raise TypeError(f"{argument} must be a whole number, not {value!r}")
     if value <= 0:
-        raise ValueError(f"{what} must be positive, not {value!r}")
+        raise ValueError(f"{argument} must be positive, not {value!r}")
+
+
+_POOLS: weakref.WeakSet[ModelPool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_POOLS):
+        if not is_shutting_down():
+            pool.start_over_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)

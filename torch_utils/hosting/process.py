@@ -1,47 +1,51 @@
-"""ModelProcess: a model in a process of its own, asked through numbered messages."""
+"""ModelProcess: a model in a process of its own, called through a socket.
+
+The process runs the caller's own code with the caller's rights. It keeps the memory and the
+crashes of a model apart; it does not protect against a model that is hostile.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
+from multiprocessing import spawn
 from os import getpid
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from torch_utils._runtime import early_bound, is_shutting_down
-from torch_utils.errors import ModelProcessError
-from torch_utils.hosting.child import LAST_WORDS_BYTES
-from torch_utils.hosting.frames import Channel, FrameError
-from torch_utils.hosting.main_module import find_main, stop_main
-from torch_utils.hosting.pickling import dump, dump_call, load_here, raise_error
-from torch_utils.hosting.starting import (
-    above,
-    command,
-    describe,
-    enlarge,
-    journal,
-    pair,
-    parents_stderr,
-    pipe,
-)
+from torch_utils.errors import ModelProcessError, shown
+from torch_utils.hosting import messages
+from torch_utils.hosting.messages import Message
+from torch_utils.resource import add_note
 
-__all__ = ["ModelProcess", "pickled_load"]
+__all__ = ["ModelProcess", "Proxy", "pickled_load"]
 
 GRACE_S = 5.0
-"""How long a process may take to leave when it was asked to, before it is killed."""
+"""How long a process may take to end when it was asked to, before it is killed."""
+_BUFFER_BYTES = 1 << 20
+_START = "import sys; sys.path[:] = {}; from torch_utils.hosting.child import serve; serve({}, {})"
+_MAIN = ("init_main_from_name", "init_main_from_path")
+IMPORTING_MAIN: list[bool] = []
+"""Not empty while a model's process runs its parent's main module once more."""
 
 
 def pickled_load(load: Callable[[], Any]) -> bytes:
-    """Pickle what loads a model, for another process.
+    """Pickle a function that loads a model, for another process.
 
     Raises:
-        TypeError: It cannot be found from there: a lambda, something local or interactive.
+        TypeError: It cannot be imported there: a lambda, a local function, one of an interactive
+            session.
     """
     try:
         content = pickle.dumps(load, 5)
@@ -51,79 +55,96 @@ def pickled_load(load: Callable[[], Any]) -> bytes:
             f"{load!r} cannot be called in another process ({error}); pass a function or class of "
             'a module, or a functools.partial of one; or use isolation="thread"'
         ) from error
-    if any(name in content for name in (b"__main__", b"__mp_main__")) and find_main() is None:
+    if b"__main__" in content and not _main_module():
         raise TypeError(
-            f"{load!r} was defined in an interactive session, where another process cannot find "
-            'it; move it to a module, or use isolation="thread"'
+            f"{load!r} was defined in an interactive session or in -c, where another process "
+            'cannot find it; move it to a module, or use isolation="thread"'
         )
     return content
 
 
-class ModelProcess:
-    """A model in a child process, which ends with this object and with this process.
+def _main_module() -> dict[str, Any]:
+    """Return how a spawned process finds the main module, as multiprocessing describes it."""
+    data = spawn.get_preparation_data("model")
+    path = data.get(_MAIN[1])
+    if path is not None and not Path(path).exists():  # "<stdin>"
+        return {}
+    return {key: data[key] for key in _MAIN if key in data}
 
-    Started by the interpreter anew, never forked. One call at a time; further threads wait. What
-    makes the answers doubtful (an interrupt in the middle of a call, a message that is not whole
-    or not the one that is due) ends the process. So does the end of this one, in any way. A fork
-    of this process cannot use it and does not end it.
+
+class ModelProcess:
+    """A model in a child process.
+
+    The process is started anew, never forked. It ends with this object and with this process,
+    however that ends. One call at a time runs in it; other threads wait. A call that does not
+    return (an interrupt, a timeout) ends the process, because its answer could be taken for that
+    of the next call. A forked child of this process can neither call nor end it.
 
     Args:
         load: As `pickled_load` returned it.
-        name: What errors call the model.
+        name: The model's name in errors.
         environment: Variables that differ from this process's.
+        call_timeout_s: Seconds that a call may take; None for no limit.
 
     Raises:
-        ModelProcessError: It cannot be started.
+        ModelProcessError: The process cannot be started.
+
+    Attributes:
+        methods: Names of the model's methods.
+        device_bytes: Memory that loading it reserved, by device.
     """
 
     def __init__(
-        self, load: bytes, *, name: str, environment: Mapping[str, str] | None = None
+        self,
+        load: bytes,
+        *,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        call_timeout_s: float | None = None,
     ) -> None:
-        stop_main()
         self.name = name
         self.methods: frozenset[str] = frozenset()
-        self.added_bytes: dict[str, int] = {}
-        self._load = load
-        self._pid = os.getpid()
-        self._number = 0
-        self._owed = 0  # the number of the answer that is due
+        self.device_bytes: dict[str, int] = {}
+        self._pid = getpid()
+        self._call_timeout_s = call_timeout_s
         self._error: ModelProcessError | None = None
         self._busy = threading.RLock()
+        self._is_busy = False
         self._ending = threading.RLock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
-        self._kept: list[int] = []  # descriptors
+        self._connection: socket.socket | None = None
+        self._lifeline = -1
+        if IMPORTING_MAIN:
+            raise ModelProcessError(
+                f"the main module starts a process for {name} while another process imports it; "
+                'put what starts it under `if __name__ == "__main__":`'
+            )
         _PROCESSES.add(self)
         try:
             self._start(environment or {})
-            settings = {"main": find_main(), "argv": list(sys.argv)}
-            self._send(dump(("load", settings, load)))
+            settings = {"argv": list(sys.argv), "main": _main_module()}
+            self._talk(lambda: self._send(messages.dump((settings, load)), None))
         except BaseException:
             self.kill()
             raise
 
     def _start(self, environment: Mapping[str, str]) -> None:
-        passed: list[int] = []
-        theirs: socket.socket | None = None
+        theirs: list[int] = []
         try:
-            ours, theirs = pair()
-            self._channel = Channel(ours)
-            lifeline, mine = pipe()
-            passed.append(lifeline)
-            self._kept.append(mine)
-            said, stderr = pipe()
-            passed.append(stderr)
-            self._kept.append(said)
-            enlarge(said)
-            for make in (parents_stderr, journal):
-                passed.append(make())
-            self._kept.append(above(os.dup(passed[-1])))
-            numbers = [theirs.fileno(), lifeline, said, *passed[2:]]
+            self._connection, connection = socket.socketpair()
+            theirs.append(connection.detach())
+            read, self._lifeline = os.pipe()
+            theirs.append(read)
+            if min(self._connection.fileno(), self._lifeline, *theirs) <= 2:
+                raise OSError("a standard descriptor is closed; open it on os.devnull")
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+            # Private, but what multiprocessing uses as well: -W, -X and the like.
+            options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
+            path = [entry for entry in sys.path if isinstance(entry, str)]
             self._child = subprocess.Popen(
-                command(numbers),
+                [sys.executable, *options, "-c", _START.format(path, *theirs)],
                 stdin=subprocess.DEVNULL,
-                stderr=stderr,
-                pass_fds=numbers,
+                pass_fds=theirs,
                 env={**os.environ, **environment},
             )
         except OSError as error:
@@ -131,145 +152,141 @@ class ModelProcess:
                 f"no process can be started for {self.name}: {error}"
             ) from error
         finally:
-            if theirs is not None:
-                theirs.close()
-            for descriptor in passed:
+            for descriptor in theirs:
                 os.close(descriptor)
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The process's id; 0 if it was not started."""
         return 0 if self._child is None else self._child.pid
 
-    def fileno(self) -> int:
-        """Return what can be read when an answer has come, or the process has ended."""
-        if self._channel is None:
-            raise self._again()
-        return self._channel.fileno()
-
     def is_alive(self) -> bool:
-        """Say whether it can be called: it runs, and has not been ended."""
-        if self._error is not None or self._pid != os.getpid():
+        """Return whether it can be called: it runs, and was not ended."""
+        if self._error is not None or self._pid != getpid():
             return False
         return self._child is not None and self._child.poll() is None
 
+    def resident_bytes(self) -> int:
+        """Return its resident memory, mapped files included; 0 where the system does not tell."""
+        try:
+            words = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
+        except OSError:
+            return 0
+        return int(words[1]) * os.sysconf("SC_PAGE_SIZE")
+
     def wait_until_loaded(self) -> None:
-        """Wait for the model; once, before anything else.
+        """Wait for the model, once, before anything else.
 
         Raises:
             ModelProcessError: The process has ended.
             Exception: What loading it raised.
         """
-        answer = self._exchange(self._receive)
+        answer = self._talk(lambda: self._receive(None))
         try:
-            found = self._value(answer)
+            methods, self.device_bytes = self._value(answer)
         except BaseException:
             self.end()
             raise
-        self.methods = frozenset(found["methods"])
-        self.added_bytes = found["added"]
+        self.methods = frozenset(methods)
 
     def call(self, name: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Call a method of the model, and return what it returns.
 
         Raises:
-            ModelProcessError: The process has ended, or its answer cannot be brought here.
-            PicklingError: An argument cannot be pickled, which is not sent then.
+            ModelProcessError: The process has ended, the call took too long, or what it returned
+                cannot be brought here.
+            PicklingError: An argument cannot be pickled. The call was not made.
             Exception: What the method raised.
         """
-        return self._ask(dump_call(self.name, name, arguments, keywords))
+        try:
+            message = messages.dump(("call", name, arguments, keywords))
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Classes raise what they like when they cannot be pickled.
+            raise pickle.PicklingError(
+                f"{self.name}.{name}() runs in another process, and an argument cannot be sent "
+                f"there ({shown(error)}); pass plain objects, arrays, and functions and classes of "
+                'a module; or use isolation="thread"'
+            ) from error
+        return self._ask(message)
 
     def get(self, name: str) -> tuple[bool, Any]:
-        """Return whether an attribute of the model can be called, and if not its value."""
-        found: tuple[bool, Any] = self._ask(dump(("get", name)))
+        """Return whether an attribute of the model can be called, and its value if not."""
+        found: tuple[bool, Any] = self._ask(messages.dump(("get", name)))
         return found
 
-    def begin(self, name: str, /, *arguments: Any, **keywords: Any) -> None:
-        """Send a call; `finish` waits for what it returns. For one thread, which does both."""
-        self._exchange(self._send, dump_call(self.name, name, arguments, keywords))
+    def _ask(self, message: Message) -> Any:
+        limit_s = self._call_timeout_s
 
-    def finish(self) -> Any:
-        """Return what the call returned that was begun. Raises as `call` does."""
-        return self._value(self._exchange(self._receive))
+        def exchange() -> Message:
+            deadline = None if limit_s is None else time.monotonic() + limit_s
+            self._send(message, deadline)
+            return self._receive(deadline)
 
-    def _ask(self, message: tuple[Any, list[memoryview]]) -> Any:
-        return self._value(self._exchange(self._send_and_receive, message))
+        return self._value(self._talk(exchange))
 
-    def _exchange(self, talk: Callable[..., Any], *arguments: Any) -> Any:
-        """Be the only one who talks to it, and end it if anything but a return ends that.
-
-        No context manager: one that is interrupted in its ``__enter__`` would keep the lock.
-        """
-        if self._pid != os.getpid():
+    def _talk(self, exchange: Callable[[], Any]) -> Any:
+        """Make an exchange with nobody else in between; kill the process unless it returns."""
+        if self._pid != getpid():
             raise ModelProcessError(
                 f"the process of {self.name} belongs to process {self._pid}, of which this one is "
                 "a fork; load the model in this process"
             )
         with self._busy:
+            if self._is_busy:  # A signal handler, in the middle of its own thread's call.
+                raise ModelProcessError(f"{self.name} was called in the middle of another call")
             done = False
             try:
-                answer = talk(*arguments)
+                self._is_busy = True
+                answer = exchange()
                 done = True
             finally:
+                self._is_busy = False
                 if not done:
                     self.kill()
         return answer
 
-    def _send_and_receive(self, message: tuple[Any, list[memoryview]]) -> tuple[Any, list[Any]]:
-        self._send(message)
-        return self._receive()
-
-    def _send(self, message: tuple[Any, list[memoryview]]) -> None:
-        if self._error is not None or self._channel is None:
+    def _send(self, message: Message, deadline: float | None) -> None:
+        if self._error is not None or self._connection is None:
             raise self._again()
-        if self._owed:  # In a signal handler, or in a second thread between begin and finish.
-            raise ModelProcessError(f"{self.name} was called in the middle of another call")
-        self._number += 1
-        self._owed = self._number
         try:
-            self._channel.send(self._number, *message)
+            messages.send(self._connection, message, deadline)
         except OSError as error:
             raise self._failed(error) from None
 
-    def _receive(self) -> tuple[Any, list[Any]]:
-        if self._error is not None or self._channel is None:
+    def _receive(self, deadline: float | None) -> Message:
+        if self._error is not None or self._connection is None:
             raise self._again()
         try:
-            _, content, buffers = self._channel.receive(self._owed)
-        except (FrameError, OSError) as error:
+            return messages.receive(self._connection, deadline)
+        except (EOFError, OSError) as error:
             raise self._failed(error) from None
-        self._owed = 0
-        return content, buffers
 
-    def _value(self, answer: tuple[Any, list[Any]]) -> Any:
-        content, buffers = answer
+    def _value(self, answer: Message) -> Any:
         try:
-            succeeded, value = load_here(content, buffers)
+            succeeded, value = messages.load(answer, _check_here)
         except Exception as error:
             # What unpickling a program's own classes raises, and what this process refuses.
             raise ModelProcessError(
                 f"what {self.name} returned cannot be brought here: {error}"
             ) from error
         if not succeeded:
-            raise_error(self.name, *value)
+            _raise_error(self.name, *value)
         return value
 
     def _failed(self, error: Exception) -> BaseException:
-        """End what is gone, or cannot be trusted any more, and make the error for it."""
+        """End the process, and return the error that says how it ended."""
         with self._ending:
             if self._error is None:
-                has_left = not isinstance(error, FrameError) or error.is_end
-                code = self._end(GRACE_S if has_left else 0, ask=False)
-                words = self._last_words()
-                if has_left and code is not None:
-                    why = describe(code)
+                if isinstance(error, TimeoutError):
+                    self._end(0)
+                    why = f"it was killed: a call took longer than {self._call_timeout_s:g} s"
                 else:
-                    late = f"it hung up and was still there {GRACE_S:g} s later"
-                    why = f"it was killed, because {late if has_left else error}"
-                said = f"; its last words: {words}" if words else ""
-                self._error = ModelProcessError(
-                    f"the process of {self.name} has ended: {why}{said}"
-                )
+                    code = self._end(GRACE_S)
+                    late = f"it was killed {GRACE_S:g} s after it had closed its connection"
+                    why = late if code is None else _describe(code)
+                self._error = ModelProcessError(f"the process of {self.name} has ended: {why}")
         return self._again()
 
     def _again(self) -> BaseException:
@@ -278,7 +295,7 @@ class ModelProcess:
         return ModelProcessError(str(self._error))
 
     def end(self, grace_s: float = GRACE_S) -> None:
-        """Ask the process to leave, kill it if it does not, and wait until it is gone.
+        """Ask the process to end, kill it if it does not, and wait until it is gone.
 
         In the middle of a call it is killed at once, and the call raises `ModelProcessError`.
         Idempotent.
@@ -292,30 +309,28 @@ class ModelProcess:
 
     @early_bound
     def _stop(self, grace_s: float, why: str) -> None:
-        if self._pid != os.getpid():
+        if self._pid != getpid():
             return
         with self._ending:  # Free, where __del__ calls. clean-exit-lint: ignore[wait]
             if self._error is None:
                 self._error = ModelProcessError(why)
-                # One that is busy does not hear the question.
-                self._end(0 if self._owed else grace_s, ask=True)
-                self._last_words()
+                self._end(0 if self._is_busy else grace_s)
         # Not while another thread waits for an answer: it is about to learn that there is none.
         if self._busy.acquire(timeout=1):
             try:
-                self._let_go()
+                self._close_descriptors()
             finally:
                 self._busy.release()
 
     @early_bound
-    def _end(self, grace_s: float, *, ask: bool) -> int | None:
+    def _end(self, grace_s: float) -> int | None:
         """Have it end, and return its exit code; None if it was killed here."""
         if self._child is None:
             return 0
         try:
-            if ask and self._channel is not None:
-                self._channel.hang_up()
-            if grace_s:
+            if grace_s and self._connection is not None:
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_WR)
                 self._child.wait(grace_s)
         except subprocess.TimeoutExpired:
             pass
@@ -327,42 +342,109 @@ class ModelProcess:
         return code
 
     @early_bound
-    def _last_words(self) -> str:
-        """Pass on what the process said that nobody has read yet, and return the end of it all."""
-        if len(self._kept) < 3:
-            return ""
-        _, said, journal = self._kept
-        rest = b""
-        with contextlib.suppress(OSError):
-            os.set_blocking(said, False)
-            while data := os.read(said, 1 << 16):
-                rest += data
-        with contextlib.suppress(OSError):
-            written = 0
-            while written < len(rest):
-                written += os.write(2, rest[written:])
-        words = os.pread(journal, LAST_WORDS_BYTES, 0) + rest
-        return words[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
-
-    @early_bound
-    def _let_go(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
-        while self._kept:
-            os.close(self._kept.pop())
+    def _close_descriptors(self) -> None:
+        connection, self._connection = self._connection, None
+        lifeline, self._lifeline = self._lifeline, -1
+        if connection is not None:
+            connection.close()
+        if lifeline >= 0:
+            os.close(lifeline)
 
     def forget(self) -> None:
-        """Close a fork's copies of the descriptors: the process is its parent's."""
-        self._let_go()
+        """In a forked child: close the copies of the descriptors. The process is the parent's."""
+        self._close_descriptors()
         if self._child is not None:
-            self._child.returncode = 0  # Nothing that this process could wait for.
+            self._child.returncode = 0  # Not a child of this process.
 
     @early_bound
     def __del__(self) -> None:
-        # What others are still at is no garbage, so that nobody has its locks.
+        # Nobody has its locks, or it would not be garbage.
         if self.__dict__.get("_pid") == getpid():
             self.kill()
+
+
+class Proxy:
+    """What a lease of a model in another process lends.
+
+    Methods, a call of the model itself, and the values of attributes travel, pickled. Attributes
+    cannot be set. It works until the end of its lease.
+
+    Args:
+        ask: Makes a call: ``("call", name, ...)`` or ``("get", name)``.
+        methods: Names of the model's methods.
+        what: Describes it in errors.
+    """
+
+    __slots__ = ("_ask", "_methods", "_what")
+
+    def __init__(self, ask: Callable[..., Any], methods: frozenset[str], what: str) -> None:
+        object.__setattr__(self, "_ask", ask)
+        object.__setattr__(self, "_methods", methods)
+        object.__setattr__(self, "_what", what)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"{self._what} has no {name}")
+        if name in self._methods:
+            return partial(self._ask, "call", name)
+        can_be_called, value = self._ask("get", name)
+        return partial(self._ask, "call", name) if can_be_called else value
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call the model itself."""
+        return self._ask("call", "__call__", *arguments, **keywords)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(
+            f"{name!r} cannot be set on {self._what}: call a method of the model that does it"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"{self._what} cannot be pickled or copied")
+
+    def __repr__(self) -> str:
+        return f"<{self._what}>"
+
+
+def _check_here(module: str, name: str) -> str:
+    """Refuse what would import a module here: an answer could bring torch into this process."""
+    if module == "__mp_main__":  # What the model's process calls the main module.
+        return "__main__"
+    root = module.partition(".")[0]
+    if module not in sys.modules and root != "numpy" and root not in sys.stdlib_module_names:
+        raise pickle.UnpicklingError(
+            f"it contains a {module}.{name}, and this process has not imported {module}; "
+            "import it here, or let the model return numpy arrays and plain objects"
+        )
+    return module
+
+
+def _raise_error(name: str, content: bytes | None, text: str, traceback: str) -> None:
+    """Raise what a model raised: the exception itself, or a `ModelProcessError` if it cannot."""
+    where = f"in the process of {name}:\n{traceback.rstrip()}"
+    error: BaseException | None = None
+    if content is not None:
+        try:
+            error = messages.load(Message(content, []), _check_here)
+        except Exception as failure:
+            # As above; and what this process has not imported.
+            where += f"\n(it could not be brought here as it was: {shown(failure)})"
+    if not isinstance(error, Exception):
+        error = ModelProcessError(f"{name} raised {text}")
+    add_note(error, where)
+    raise error
+
+
+def _describe(code: int) -> str:
+    """Return how a process ended, by its exit code."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
+    return f"signal {-code} ({name}){hint}"
 
 
 _PROCESSES: weakref.WeakSet[ModelProcess] = weakref.WeakSet()

@@ -114,6 +114,9 @@ def test_wrong_arguments_are_refused_at_once(what) -> None:
         ModelHost(Stub, isolation="fork")
     with pytest.raises(TypeError, match='isolation="thread"'):
         ModelHost(lambda: 1, isolation="process")
+    for options in ({"call_timeout_s": 1}, {"call_timeout_s": 0, "isolation": "process"}):
+        with pytest.raises(ValueError, match="call_timeout_s must be positive, and needs"):
+            ModelHost(Stub, **options)
 
 
 def test_wait_for_others_ends_in_time() -> None:
@@ -377,38 +380,6 @@ def test_fork_has_a_host_that_is_not_loaded() -> None:
         assert mine.use()
     host.close()
     assert mine.closed == 1
-
-
-def test_no_thread_is_there_in_a_fork() -> None:
-    """Python 3.12 warns of forks of a process with threads; the host goes on afterwards."""
-    program = """
-        import os, threading
-        from pathlib import Path
-        from support.waiting import wait_for
-        counts = []
-        count = lambda: counts.append(len(os.listdir("/proc/self/task")))
-        os.register_at_fork(before=count)
-        from torch_utils import ModelHost  # Its callbacks come first: they were registered later.
-        class Model:
-            def close(self): print("closed", flush=True)
-
-        def fork():
-            pid = os.fork()
-            if not pid:
-                os._exit(threading.active_count() - 1)
-            assert os.waitpid(pid, 0)[1] == 0
-
-        host = ModelHost(Model, keep_alive=0.5)
-        with host.lease(): pass
-        for _ in range(3): fork()
-        count()  # The control: a thread waits for the model's end.
-        wait_for(lambda: host.status().state == "unloaded")
-        host.close()
-        print(*counts)
-    """
-    result = run_program(program)
-    assert_clean(result)
-    assert result.stdout == "closed\n1 1 1 2\n"
 
 
 def test_fork_while_a_model_expires() -> None:
