@@ -126,6 +126,26 @@ class EmbeddingModel(Resource):
         with self._in_use:
             return self._loaded().dimension
 
+    @property
+    def max_tokens(self) -> int | None:
+        """How many tokens of a text it reads; None where it does not tell. Loads the model."""
+        with self._in_use:
+            return getattr(self._loaded(), "max_tokens", None)
+
+    def count_tokens(self, texts: Sequence[str], kind: Kind = "document") -> list[int] | None:
+        """Count the tokens of each text, with its prompt, before it is cut off.
+
+        Returns:
+            The counts. Of a text far beyond `max_tokens` the count is a lower bound above it.
+            None where the model does not tell.
+        """
+        with self._in_use:
+            count = getattr(self._loaded(), "count_tokens", None)
+            if count is None:
+                return None
+            counts: list[int] = count([_encodable(text) for text in texts], kind)
+            return counts
+
     def load_model(self) -> bool:
         """Load the weights now rather than on first use.
 

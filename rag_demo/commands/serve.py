@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import click
 
@@ -24,7 +24,7 @@ from rag_demo.errors import RagDemoError
 
 __all__ = ["serve"]
 
-TOKEN = "RAG_DEMO_TOKEN"
+TOKEN, ADMIN_TOKEN = "RAG_DEMO_TOKEN", "RAG_DEMO_ADMIN_TOKEN"
 
 
 @contextlib.contextmanager
@@ -40,7 +40,10 @@ def _without_hangups() -> Iterator[None]:
         signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
-@click.command(short_help="Answer questions to an index over HTTP.")
+@click.command(
+    short_help="Answer questions to an index over HTTP.",
+    context_settings={"auto_envvar_prefix": "RAG_DEMO"},
+)
 @click.option(
     "--index",
     required=True,
@@ -70,6 +73,11 @@ def _without_hangups() -> Iterator[None]:
     help="A model in a process of its own gives back everything when it is unloaded.",
 )
 @click.option(
+    "--call-timeout",
+    type=Number(0, 60, min_open=True),
+    help="Seconds for one call of a model in a process of its own. [default: 60]",
+)
+@click.option(
     "--workers",
     type=Count(1),
     default=1,
@@ -79,15 +87,31 @@ def _without_hangups() -> Iterator[None]:
 @retriever_option
 @made_by_option
 @device_option
+@click.option("--reranker", metavar="NAME", help="A cross-encoder for /rerank: folder or name.")
+@click.option(
+    "--trust-remote-code", is_flag=True, help="Run code that comes with the models. [default: no]"
+)
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     help=f"A file with the token that clients must send. [default: the variable {TOKEN}]",
 )
+@click.option(
+    "--admin-token-file",
+    type=click.Path(path_type=Path),
+    help="A file with the token for administration and changes. "
+    f"[default: the variable {ADMIN_TOKEN}, else the clients' token]",
+)
 @click.option("--no-token", is_flag=True, help="Answer anybody who can reach --host.")
+@click.option("--writable", is_flag=True, help="Let clients add and delete documents.")
+@click.option(
+    "--cors-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="An origin whose pages may call the service, or *. May be given several times.",
+)
 @click.option(
     "--drain",
-    "drain_s",
     type=Number(0, 3600),
     default=0.0,
     help="Seconds to go on answering after the signal to stop, while /readyz says 503.",
@@ -110,32 +134,29 @@ def _without_hangups() -> Iterator[None]:
 )
 @_without_hangups()
 def serve(
-    index: Path,
-    host: str,
-    port: int,
     keep_alive: str,
-    isolation: str,
-    workers: int,
     retriever: str,
-    model: str | None,
-    device: str | None,
+    isolation: str,
+    call_timeout: float | None,
     token_file: Path | None,
+    admin_token_file: Path | None,
     no_token: bool,
-    drain_s: float,
+    cors_origin: tuple[str, ...],
+    drain: float,
     batch: int,
     log_format: str,
     log_level: str,
+    **options: Any,
 ) -> int:
     """Answer questions to the index in DIR over HTTP, until SIGTERM or Ctrl-C."""
     # A core that spins until the next product of matrices comes is missing to everybody else; it
     # is read when torch is loaded, here or in another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        from rag_demo.service.listener import bind
-        from rag_demo.service.log_lines import configure_logging
-        from rag_demo.service.server import run_server
+        from rag_demo.service.logs import configure_logging
+        from rag_demo.service.server import bind, run_server
         from rag_demo.service.settings import Limits, Settings, is_loopback
-        from rag_demo.service.workers import run_workers
+        from rag_demo.service.supervisor import run_workers
     except ModuleNotFoundError as error:
         raise RagDemoError(
             f"serve needs {error.name}; install it with: "
@@ -143,12 +164,18 @@ def serve(
         ) from None
     from torch_utils import ModelHost, exit_on_signals
 
+    kept: float | str = keep_alive
+    with contextlib.suppress(ValueError):
+        kept = float(keep_alive)
     try:
-        ModelHost(dict, keep_alive=keep_alive).close()
+        ModelHost(dict, keep_alive=kept).close()
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--keep-alive'") from None
-    facts_of(index)
-    token = _token(token_file)
+    host, workers = options["host"], options["workers"]
+    if options["writable"] and workers > 1:
+        raise RagDemoError("--writable needs --workers 1: other workers would miss the changes")
+    facts_of(options["index"])
+    token = _token(TOKEN, token_file)
     if token is None and not is_loopback(host):
         if not no_token:
             raise RagDemoError(
@@ -157,17 +184,15 @@ def serve(
             )
         warn(f"WARNING: there is no token: whoever reaches {host} can read the whole index")
     settings = Settings(
-        index=index,
-        model=model,
-        device=device,
+        **options,
         retriever=cast(Literal["torch", "faiss"], retriever),
-        keep_alive=keep_alive,
+        keep_alive=kept,
         isolation=cast(Literal["thread", "process"], isolation),
-        host=host,
-        port=port,
-        workers=workers,
+        call_timeout_s=call_timeout,
         token=token,
-        drain_s=drain_s,
+        admin_token=_token(ADMIN_TOKEN, admin_token_file),
+        cors_origins=cors_origin,
+        drain_s=drain,
         limits=Limits(batch_texts=batch),
     )
     listener = bind(settings)
@@ -178,11 +203,15 @@ def serve(
     return 128 + run_server(settings, listener)  # A signal that is ignored is raised in vain.
 
 
-def _token(file: Path | None) -> str | None:
-    # What is not ASCII is refused below, whatever its encoding.
+for _option in serve.params:
+    cast(click.Option, _option).show_envvar = True
+
+
+def _token(variable: str, file: Path | None) -> str | None:
+    # Other bytes than ASCII are refused below, whatever their encoding.
     try:
         token = (
-            os.environ.get(TOKEN) if file is None else file.read_text("utf-8", "surrogateescape")
+            os.environ.get(variable) if file is None else file.read_text("utf-8", "surrogateescape")
         )
     except OSError as error:
         reason = error.strerror or error
@@ -191,7 +220,7 @@ def _token(file: Path | None) -> str | None:
         return None
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        where = f"the variable {TOKEN}" if file is None else f"the file '{file}'"
+        where = f"the variable {variable}" if file is None else f"the file '{file}'"
         what = "is not printable ASCII without spaces" if token else "is empty"
         raise RagDemoError(f"the token in {where} {what}; put another one there, or remove it")
     return token

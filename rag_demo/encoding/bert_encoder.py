@@ -82,6 +82,21 @@ class BertEncoder(nn.Module):
         self.truncated += sum(bool(encoding.overflowing) for encoding in encodings)
         return [encoding.ids for encoding in encodings]
 
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens of a text are read."""
+        return self.settings.max_tokens
+
+    def count_tokens(self, texts: Sequence[str], kind: Kind) -> list[int]:
+        """Count the tokens of texts before they are cut off."""
+        prompt = self.settings.prompts[kind]
+        encodings = self.tokenizer.encode_batch([self._cleaned(prompt + text) for text in texts])
+        return [
+            sum(len(part.ids) - sum(part.special_tokens_mask) for part in [each, *each.overflowing])
+            + sum(each.special_tokens_mask)
+            for each in encodings
+        ]
+
     def _cleaned(self, text: str) -> str:
         if len(text) > _LONG_CHARS:
             text = _beginning(text, self.settings.max_tokens)

@@ -57,6 +57,21 @@ class SentenceTransformersEncoder(nn.Module):
         """Length of the vectors."""
         return int(self.model.get_embedding_dimension())
 
+    @property
+    def max_tokens(self) -> int | None:
+        """How many tokens of a text are read; None where the model does not tell."""
+        most: int | None = self.model.max_seq_length
+        return most
+
+    def count_tokens(self, texts: Sequence[str], kind: Kind) -> list[int] | None:
+        """Count the tokens of texts before they are cut off; None for an unusual tokenizer."""
+        prompt = self.model.prompts.get(kind) or ""
+        try:
+            tokens = self.model.tokenizer([prompt + text for text in texts], verbose=False)
+            return [len(ids) for ids in tokens["input_ids"]]
+        except (AttributeError, KeyError, TypeError):
+            return None
+
     def prepare(self, texts: Sequence[str], kind: Kind) -> tuple[Kind, list[str]]:
         """Put down what `encode` takes."""
         return kind, list(texts)

@@ -8,12 +8,24 @@ from typing import Any, cast
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
-from rag_demo.service import openai_routes, page_routes, search_routes, state_routes
+from rag_demo.service import (
+    admin_routes,
+    openai_routes,
+    page_routes,
+    rerank_routes,
+    search_routes,
+)
+from rag_demo.service.engine import LoadModel
 from rag_demo.service.guard import Guard
-from rag_demo.service.opened import LoadModel
-from rag_demo.service.problems import Problem, for_http, for_problem, for_validation
-from rag_demo.service.running import Running
+from rag_demo.service.problems import (
+    Problem,
+    handle_http_exception,
+    handle_problem,
+    handle_validation_error,
+)
+from rag_demo.service.service import Service
 from rag_demo.service.settings import Settings
 from torch_utils import SafePyTorchCleanup
 from torch_utils.fastapi import lifespan
@@ -25,52 +37,54 @@ _CLOSING_S = 60.0
 
 
 def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> FastAPI:
-    """Make the application; its lifespan opens the index, and closes all when the server stops.
+    """Make the application. Its lifespan opens the index and closes everything at the end.
 
     Args:
-        settings: What it serves, and to whom.
+        settings: What to serve, and to whom.
         load_model: Loads another embedding model than the one that the index names; see
             `torch_utils.ModelHost`.
 
     Returns:
-        An application whose ``state.running`` is the service, while it runs.
+        An application whose ``state.service`` is the `Service` while it runs.
     """
 
     @lifespan(deadline_s=_CLOSING_S)
     async def serving(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
         register()
-        running = Running(settings, load_model)
+        service = Service(settings, load_model)
         try:
-            await running.open()
+            await service.open()
         except Exception as error:
-            # Servers only print it; who runs this one has it from here.
+            # Servers only print it; `run_server` raises it.
             app.state.failure = error
             raise
-        scope.callback(running.close)
-        app.state.running = running
-        yield {"running": running}
+        scope.callback(service.close)
+        app.state.service = service
+        yield {"service": service}
 
     app = FastAPI(
         title="rag-demo",
-        summary="Questions to an index of documents.",
+        summary="Search an index of documents.",
         version="1",
-        lifespan=cast(Any, serving),  # It yields a mapping always, which its type does not say.
-        docs_url=None,  # They load their scripts from elsewhere.
+        lifespan=cast(Any, serving),  # Its type does not say that it always yields a mapping.
+        docs_url=None,  # FastAPI's load scripts from a CDN.
         redoc_url=None,
-        redirect_slashes=False,  # To a name that the client has sent, and by HTTP.
+        redirect_slashes=False,  # A redirect would go to the host that the client names.
         exception_handlers={
-            Problem: for_problem,
-            HTTPException: for_http,
-            RequestValidationError: for_validation,
+            Problem: handle_problem,
+            HTTPException: handle_http_exception,
+            RequestValidationError: handle_validation_error,
         },
     )
-    for router in (
-        search_routes.router,
-        openai_routes.router,
-        state_routes.router,
-        page_routes.router,
-        state_routes.admin,
-    ):
-        app.include_router(router)
+    for routes in (search_routes, openai_routes, rerank_routes, admin_routes, page_routes):
+        app.include_router(routes.router)
     app.add_middleware(Guard, settings=settings)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     return app

@@ -1,7 +1,7 @@
-"""Guard: what every request passes, whatever its route is.
+"""Guard: what every request passes before its route.
 
-A plain ASGI middleware: request ids, who may come in, bodies with an end, headers that make a
-browser careful, one line of the log for each, and no traceback in any answer.
+A plain ASGI middleware: request ids, tokens, bodies that are limited in size and time, security
+headers, a line of the log for each request, and no traceback in any answer.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from rag_demo.service import metrics
-from rag_demo.service.problems import ClientGoneError, Problem, body_of, too_busy
+from rag_demo.service.problems import ClientGoneError, Problem, error_body, overloaded
 from rag_demo.service.settings import Settings, is_loopback
 
-__all__ = ["HEADERS", "REQUEST_ID", "Guard"]
+__all__ = ["REQUEST_ID", "Guard"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Headers = dict[bytes, bytes]
 
 log = logging.getLogger("rag_demo.service")
 REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("rag_demo_request_id", default="")
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_OPEN = {"/livez", "/readyz", "/health", "/", "/page.css", "/page.js"}
-"""What is answered without a token: probes, and the page, which asks for one."""
+_OPEN_PATHS = {"/livez", "/readyz", "/health", "/", "/page.css", "/page.js"}
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
 _ABSOLUTE = re.compile(r"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 _FORWARDED = re.compile(rb"forwarded|x-forwarded-.*|x-real-ip|via")
-HEADERS = [
+_CLIENT_GONE = 499  # nginx's status for a client that went away
+_SECURITY_HEADERS = [
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -48,123 +49,115 @@ HEADERS = [
 
 
 class Guard:
-    """Let requests in, or say why not.
+    """Admit requests or refuse them.
 
     Args:
-        app: What answers them.
+        app: The application behind it.
         settings: The service's.
     """
 
     def __init__(self, app: Any, settings: Settings) -> None:
         self._app = app
-        self._settings = settings
         self._limits = settings.limits
-        self._token = None if settings.token is None else settings.token.encode()
+        self._token = settings.token and settings.token.encode()
+        self._admin_token = (settings.admin_token or settings.token or "").encode()
         self._on_loopback = is_loopback(settings.host)
-        self._held_bytes = 0  # of all bodies
+        self._body_bytes = 0  # of all requests
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Pass one request on."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            else:  # A WebSocket: nothing here speaks it.
-                await send({"type": "websocket.close", "code": 1008})
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
             return
-        headers = dict(reversed(scope["headers"]))  # The first of several counts.
-        given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: Headers = dict(reversed(scope["headers"]))  # The first of several counts.
+        client_id = headers.get(b"x-request-id", b"")
+        request_id = client_id.decode() if _ID.fullmatch(client_id) else uuid.uuid4().hex
         scope["request_id"] = request_id
         REQUEST_ID.set(request_id)
-        asked = _in_origin_form(scope, headers)
-        answer = _Answer(send, request_id, scope.get("state", {}).get("running"))
+        request = _origin_form(scope, headers)
+        answer = _Answer(send, request_id, scope.get("state", {}).get("service"))
         started = time.perf_counter()
         body = bytearray()
+        metrics.IN_FLIGHT.inc()
         try:
-            self._admit(asked, headers)
+            self._admit(request, headers)
             await self._read(body, scope, headers, receive)
-            await self._app(asked, _replayed(bytes(body), receive), answer.send)
+            await self._app(request, _replay(bytes(body), receive), answer.send)
         except Problem as problem:
-            await answer.refuse(problem, asked["path"])
+            await answer.refuse(problem, request["path"])
         except ClientGoneError:
-            return  # Nobody is there to be answered.
+            return
         except Exception as error:
-            # The last place before the server: whatever failed, its text is not the client's.
-            log.error("request %s failed: %r", request_id, error, exc_info=error)
-            await answer.refuse(Problem(500, "the service failed; its log says why"), asked["path"])
+            # The last place before the server: the text of an unknown error is for the log only.
+            log.error("the request failed: %r", error, exc_info=error)
+            detail = "the service failed; its log says why"
+            await answer.refuse(Problem(500, detail), request["path"])
         finally:
-            self._held_bytes -= len(body)
+            metrics.IN_FLIGHT.dec()
+            self._body_bytes -= len(body)
             seconds = time.perf_counter() - started
-            route = getattr(asked.get("route"), "path", "") or "unknown"
-            # Whatever a client makes up would be counted, and kept, for ever.
+            route = getattr(request.get("route"), "path", "") or "unknown"
+            # Labels that clients can invent would be kept for ever.
             method = scope["method"] if scope["method"] in _METHODS else "other"
             metrics.REQUESTS.labels(route, method, str(answer.status)).inc()
             metrics.SECONDS.labels(route).observe(seconds)
-            log.info(
-                "%s %s %s %.1f ms",
-                method,
-                route,
-                answer.status,
-                seconds * 1e3,
-                extra={"status": answer.status, "route": route, "ms": round(seconds * 1e3, 1)},
-            )
+            extra = {"status": answer.status, "route": route, "ms": round(seconds * 1e3, 1)}
+            line = "%s %s %s %.1f ms"
+            log.info(line, method, route, answer.status, seconds * 1e3, extra=extra)
 
-    def _admit(self, scope: Message, headers: dict[bytes, bytes]) -> None:
+    def _admit(self, scope: Message, headers: Headers) -> None:
         path = scope["path"]
-        if self._token is not None:
+        is_admin = path.startswith(("/admin", "/documents"))
+        if self._token or (is_admin and self._admin_token):
             kind, _, token = headers.get(b"authorization", b"").partition(b" ")
-            is_known = kind.lower() == b"bearer" and hmac.compare_digest(token, self._token)
-            if not is_known and path not in _OPEN:
+            tokens = [self._admin_token, *([] if is_admin else [self._token or b""])]
+            known = [hmac.compare_digest(token, each) for each in tokens]
+            if path not in _OPEN_PATHS and not (kind.lower() == b"bearer" and any(known)):
                 raise Problem(
                     401,
-                    "this service wants a token: Authorization: Bearer TOKEN",
+                    "a valid token is required: Authorization: Bearer TOKEN",
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
                 )
             return
-        is_admin = path.startswith("/admin")
         if is_admin:
-            self._admit_to_admin(scope, headers)
+            self._admit_admin(scope, headers)
         host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
         name = host[0] if host[1] and host[2].isdigit() else "".join(host)
-        # Who sends no name at all, as HTTP/1.0 may, is no browser.
+        # Without a Host header, as in HTTP/1.0, it is not a browser.
         if (self._on_loopback or is_admin) and b"host" in headers and not is_loopback(name):
-            # A page elsewhere whose name was made to lead here would read, and do, what it likes.
+            # A site whose name resolves to this machine could read everything (DNS rebinding).
             what = "administration" if is_admin else "this service"
-            raise Problem(421, f"{what} answers to localhost only, not to that host's name")
+            raise Problem(421, f"{what} is available as localhost only, not under that host name")
 
-    def _admit_to_admin(self, scope: Message, headers: dict[bytes, bytes]) -> None:
+    def _admit_admin(self, scope: Message, headers: Headers) -> None:
         client = (scope.get("client") or (None,))[0]
         if not is_loopback(client) or any(map(_FORWARDED.fullmatch, headers)):
-            raise Problem(403, "administration is for this machine itself, or needs a token")
+            raise Problem(403, "administration needs a token, or a client on this machine")
         origin, host = headers.get(b"origin"), headers.get(b"host", b"")
         is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
         if is_foreign or (origin is not None and origin.partition(b"://")[2] != host):
-            raise Problem(403, "a page of another site may not administer this service")
+            raise Problem(403, "pages of other sites may not administer this service")
 
     async def _read(
-        self, body: bytearray, scope: Message, headers: dict[bytes, bytes], receive: Receive
+        self, body: bytearray, scope: Message, headers: Headers, receive: Receive
     ) -> None:
-        """Read all of it; nothing works for a client that has not finished asking."""
+        """Read the whole body; no work begins before it is complete."""
+        close = {"connection": "close"}
         if b"content-length" in headers and b"transfer-encoding" in headers:
-            # Who believes the other one sees another request behind this one (RFC 9112, 6.1).
-            raise Problem(
-                400,
-                "a body has a content-length or is chunked, not both",
-                headers={"connection": "close"},
-            )
+            # Two lengths allow request smuggling (RFC 9112, 6.1).
+            detail = "a body has a content-length or is chunked, not both"
+            raise Problem(400, detail, headers=close)
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise Problem(
-                415,
-                "bodies are read as they are: send this one without content-encoding",
-                headers={"accept-encoding": "identity", "connection": "close"},
-            )
+            detail = "compressed bodies are not supported; send it without content-encoding"
+            raise Problem(415, detail, headers={"accept-encoding": "identity", **close})
         most = self._limits.body_bytes
-        too_large = Problem(
-            413, f"the body has more than {most:,} bytes", headers={"connection": "close"}
-        )
+        too_large = Problem(413, f"the body has more than {most:,} bytes", headers=close)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > most:
             raise too_large
@@ -176,83 +169,83 @@ class Guard:
                     raise ClientGoneError
                 part = message.get("body", b"")
                 body.extend(part)
-                self._held_bytes += len(part)
+                self._body_bytes += len(part)
                 if len(body) > most:
                     raise too_large
-                if self._held_bytes > self._limits.all_bodies_bytes:
+                if self._body_bytes > self._limits.all_bodies_bytes:
                     metrics.REFUSED.inc()
-                    raise too_busy(1, "too much is being sent; come again after Retry-After")
+                    raise overloaded(1, "too much is being sent; try again after Retry-After")
                 if not message.get("more_body", False):
                     return
 
         try:
             await asyncio.wait_for(read(), self._limits.body_s)
         except asyncio.TimeoutError:
-            raise Problem(
-                408,
-                f"the body did not come within {self._limits.body_s:g} s",
-                headers={"connection": "close"},
-            ) from None
+            detail = f"the body was not complete within {self._limits.body_s:g} s"
+            raise Problem(408, detail, headers=close) from None
 
 
-def _in_origin_form(scope: Message, headers: dict[bytes, bytes]) -> Message:
-    """Return the request that is meant by another: a GET by HEAD, a path by ``http://host/path``.
+def _origin_form(scope: Message, headers: Headers) -> Message:
+    """Return the scope with GET for HEAD, and with the path of a target ``http://host/path``.
 
-    The answer to HEAD has no body, which the server leaves out. A name in the target stands for
-    the one in the header (RFC 9112, 3.2.2), which is replaced.
+    The server leaves out the body of an answer to HEAD. The host of a target replaces the Host
+    header (RFC 9112, 3.2.2).
     """
-    asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+    request = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
     target = _ABSOLUTE.fullmatch(scope["path"])
     if target is None:
-        return asked
+        return request
     headers[b"host"] = target[1].encode("utf-8", "surrogateescape")
     path = target[2] or "/"
-    asked = {**asked, "path": path, "raw_path": path.encode("utf-8", "surrogateescape")}
     others = (each for each in scope["headers"] if each[0] != b"host")
-    return asked | {"headers": [(b"host", headers[b"host"]), *others]}
+    return {
+        **request,
+        "path": path,
+        "raw_path": path.encode("utf-8", "surrogateescape"),
+        "headers": [(b"host", headers[b"host"]), *others],
+    }
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return what hands the body out at once, and then whatever the server says."""
-    waiting = [body]
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that returns the body, then whatever the server sends."""
+    parts = [body]
 
     async def replay() -> Message:
-        if waiting:
-            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        if parts:
+            return {"type": "http.request", "body": parts.pop(), "more_body": False}
         return await receive()
 
     return replay
 
 
 class _Answer:
-    """What goes back: remembers its status, and adds the headers that all answers have."""
+    """Sends an answer with the headers that all answers have; remembers its status."""
 
-    def __init__(self, send: Send, request_id: str, running: Any) -> None:
-        self._send, self._running = send, running
-        self._request_id = request_id.encode()
-        self.status = 499  # nginx's number for a client that went away
+    def __init__(self, send: Send, request_id: str, service: Any) -> None:
+        self._send, self._service = send, service
+        self._request_id = request_id
+        self.status = _CLIENT_GONE
 
     async def send(self, message: Message) -> None:
-        """Send; `rag_demo.service.connections` sees to it that the client reads."""
+        """Send a message of the application."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            own = {name for name, _ in message.get("headers", ())}
-            added = [(b"x-request-id", self._request_id), *HEADERS]
-            if self._running is not None and self._running.draining:
-                # The client's next request would come to a connection that is being closed.
+            headers = list(message.get("headers", ()))
+            known = {name for name, _ in headers}
+            added = [(b"x-request-id", self._request_id.encode()), *_SECURITY_HEADERS]
+            if self._service is not None and self._service.draining:
                 added.append((b"connection", b"close"))
-            headers = [*message.get("headers", ()), *(each for each in added if each[0] not in own)]
+            headers += [each for each in added if each[0] not in known]
             message = {**message, "headers": headers}
         await self._send(message)
 
     async def refuse(self, problem: Problem, path: str) -> None:
-        """Answer with a problem, if nothing has been answered yet."""
-        if self.status != 499:
+        """Answer with a problem, unless an answer has begun."""
+        if self.status != _CLIENT_GONE:
             return
-        media_type, body = body_of(problem, path, self._request_id.decode())
+        media_type, body = error_body(problem, path, self._request_id)
         headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % len(body))]
         headers += [(name.encode(), value.encode()) for name, value in problem.headers.items()]
-        await self.send(
-            {"type": "http.response.start", "status": problem.status, "headers": headers}
-        )
+        start = {"type": "http.response.start", "status": problem.status, "headers": headers}
+        await self.send(start)
         await self.send({"type": "http.response.body", "body": body})

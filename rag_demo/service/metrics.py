@@ -1,4 +1,4 @@
-"""What the service counts itself; models and memory are counted by `torch_utils.prometheus`."""
+"""Metrics of the service; `torch_utils.prometheus` counts models and memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,36 @@ import prometheus_client as client
 
 from rag_demo.service.problems import Problem
 
-__all__ = ["BATCH", "CONNECTIONS", "REFUSED", "REQUESTS", "SECONDS", "WAITING", "exposition"]
+__all__ = [
+    "BATCH",
+    "IDLE_CLOSED",
+    "INFERENCE_SECONDS",
+    "IN_FLIGHT",
+    "QUEUE_SECONDS",
+    "REFUSED",
+    "REQUESTS",
+    "SECONDS",
+    "TOKENS",
+    "WAITING",
+    "exposition",
+]
 
-REQUESTS = client.Counter(
-    "rag_demo_requests", "Requests, by the route's pattern.", ["route", "method", "status"]
-)
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 90.0)
+
+REQUESTS = client.Counter("rag_demo_requests", "Requests.", ["route", "method", "status"])
 SECONDS = client.Histogram(
-    "rag_demo_request_duration_seconds", "From a request's head to its answer's end.", ["route"]
+    "rag_demo_request_duration_seconds", "Time of a request.", ["route"], buckets=_BUCKETS
 )
+IN_FLIGHT = client.Gauge(
+    "rag_demo_requests_in_flight", "Requests without an answer yet.", multiprocess_mode="livesum"
+)
+QUEUE_SECONDS = client.Histogram(
+    "rag_demo_queue_seconds", "Time that a job waits for its batch.", buckets=_BUCKETS
+)
+INFERENCE_SECONDS = client.Histogram(
+    "rag_demo_inference_seconds", "Time of a batch in the model and the index.", buckets=_BUCKETS
+)
+TOKENS = client.Counter("rag_demo_tokens", "Tokens of texts for clients that ask for usage.")
 BATCH = client.Histogram(
     "rag_demo_batch_texts",
     "Texts that were embedded together.",
@@ -26,25 +48,19 @@ WAITING = client.Gauge(
     "rag_demo_waiting_texts", "Texts that wait for a batch.", multiprocess_mode="livesum"
 )
 REFUSED = client.Counter("rag_demo_refused", "Requests refused because too many waited.")
-CONNECTIONS = client.Counter("rag_demo_silent_connections", "Connections closed for their silence.")
+IDLE_CLOSED = client.Counter("rag_demo_silent_connections", "Idle connections that were closed.")
 
 
 def exposition() -> tuple[str, bytes]:
-    """Write all metrics of this process, or of all workers.
-
-    Returns:
-        Their media type, and the text.
+    """Return the media type and the text of all metrics, of all workers.
 
     Raises:
-        Problem: The files of several workers have been removed. This one writes on to those that
-            it has open, which nobody can read.
+        Problem: The workers' files were removed.
     """
     registry = client.REGISTRY
     if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         if not any(Path(folder).glob(f"*_{os.getpid()}.db")):
-            raise Problem(
-                503, "the files with the metrics were removed; start the service again to count"
-            )
+            raise Problem(503, "the files with the metrics were removed; restart the service")
         from prometheus_client.multiprocess import MultiProcessCollector
 
         registry = client.CollectorRegistry()

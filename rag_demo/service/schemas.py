@@ -1,195 +1,65 @@
-"""What requests look like; the OpenAPI description is made of these."""
+"""Requests and answers; the OpenAPI description is made of these."""
 
 from __future__ import annotations
 
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from rag_demo.errors import shown
 from rag_demo.searching.arguments import MODES
+from rag_demo.service.filters import StoreFilter, Where
 from rag_demo.service.settings import Limits
-from rag_demo.store.filters import OPERATORS, parse_filter
 
 __all__ = [
+    "DocumentsRequest",
     "EmbedRequest",
+    "EmbeddingsAnswer",
     "EmbeddingsRequest",
+    "ModelCard",
+    "ModelList",
+    "OpenAIRerankRequest",
+    "RankedText",
+    "RerankAnswer",
+    "RerankRequest",
+    "SearchAnswer",
     "SearchRequest",
+    "StorePage",
     "StoreSearchRequest",
-    "check_filter",
-    "narrowed",
+    "responses",
 ]
 
-_MOST = Limits()  # Those of the application are checked where a request is answered.
-_FIELDS = 100  # of a request that are looked at, of which some are unknown then
-_LARGEST = 2**63  # What a column of whole numbers holds; larger ones are compared as floats.
+_DEFAULTS = Limits()  # For the description; routes check the limits of the settings.
+_MAX_FIELDS = 100  # of a request, unknown ones too
 
 
 def _whole(value: Any) -> Any:
-    """Take 5.0 for 5, as JSON does."""
+    """Accept 5.0 for 5, as JSON Schema does."""
     return int(value) if type(value) is float and value.is_integer() else value
 
 
+def _text(most: int, **constraints: Any) -> dict[str, Any]:
+    """Describe the strings and lists of strings that a route accepts."""
+    text = {"maxLength": _DEFAULTS.query_chars, **constraints}
+    return {**text, "minItems": 1, "maxItems": most, "items": {"type": "string", **text}}
+
+
+_QUERY: dict[str, Any] = {"pattern": r"\S", "maxLength": _DEFAULTS.query_chars}
+_QUERIES = _text(_DEFAULTS.queries, pattern=r"\S")
+_INPUTS = _text(_DEFAULTS.texts)
+_DOCUMENTS: dict[str, Any] = {"minItems": 1, "maxItems": _DEFAULTS.texts}
+
 Score = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, BeforeValidator(_whole)]
-# Up to the first that is none: an error for each of millions took minutes, and gigabytes.
+# fail_fast: an error for each of millions of items would take minutes.
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
-# They are refused anyhow, in words that help, for which so many are enough.
-TokenLists = Annotated[list[Tokens], Field(fail_fast=True, max_length=_MOST.texts)]
-
-
-def check_filter(value: Any, depth: int, values: int) -> int:
-    """Count what a filter names.
-
-    Raises:
-        ValueError: It is nested deeper than ``depth``, names more than ``values``, or a number
-            that is none.
-    """
-    if depth < 0:
-        raise ValueError("it is nested too deep")
-    count = 1
-    if isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            count += check_filter(each, depth - 1, values - count)
-    elif isinstance(value, (int, float)) and not abs(value) <= _LARGEST_FLOAT:
-        raise ValueError("a number must be finite, and no larger than 1.7e308")
-    if count > values:
-        raise ValueError("it names too many values")
-    return count
-
-
-_LARGEST_FLOAT = 1.7e308
-
-
-def narrowed(value: Any) -> Any:
-    """Return a filter whose whole numbers a column can be compared with."""
-    if isinstance(value, dict):
-        return {key: narrowed(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [narrowed(each) for each in value]
-    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-        return float(value)
-    return value
-
-
-# The same filters, for whoever reads the description.
-_SCALAR: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
-_COMPARED: dict[str, Any] = {"type": ["string", "number", "boolean"]}
-_KEY = {"pattern": "^(?!\\$)"}
-_PLAIN = {"propertyNames": _KEY}
-_NO_OPERATORS = ["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]  # without their "$"
-
-
-def _value(depth: int) -> dict[str, Any]:
-    if depth == 0:
-        return _SCALAR
-    inner = _value(depth - 1)
-    return {
-        "anyOf": [
-            _SCALAR,
-            {"type": "array", "items": inner},
-            {"type": "object", "additionalProperties": inner},
-        ]
-    }
-
-
-def _where(depth: int) -> dict[str, Any]:
-    value, inner = _value(depth - 2), _value(depth - 3)
-    operators = {
-        **dict.fromkeys(("$eq", "$ne"), value),
-        **dict.fromkeys(("$gt", "$gte", "$lt", "$lte"), _COMPARED),
-        **{name: {"type": "array", "items": inner} for name in ("$in", "$nin")},
-    }
-    either = [
-        _SCALAR,
-        {"type": "array", "items": value},
-        {
-            "type": "object",
-            "additionalProperties": value,
-            **_PLAIN,
-            "not": {"minProperties": 1, "propertyNames": {"enum": _NO_OPERATORS}},
-        },
-        {
-            "type": "object",
-            "properties": operators,
-            "additionalProperties": False,
-            "minProperties": 1,
-        },
-    ]
-    return {
-        "anyOf": [
-            {"type": "object", "additionalProperties": {"anyOf": either}, **_PLAIN},
-            {"type": "null"},
-        ]
-    }
-
-
-def _comparison(types: list[str], value: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "required": ["type", "key", "value"],
-        "properties": {
-            "type": {"enum": types},
-            "key": {"type": "string", **_KEY},
-            "value": value,
-        },
-    }
-
-
-_COMPARISONS = [
-    _comparison(["eq", "ne"], {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}),
-    _comparison(["gt", "gte", "lt", "lte"], _COMPARED),
-    _comparison(["in", "nin"], {"type": "array", "items": _SCALAR}),
-]
-
-
-def _filters(depth: int) -> dict[str, Any]:
-    if depth == 0:
-        return {"anyOf": _COMPARISONS}
-    compound = {
-        "type": "object",
-        "required": ["type", "filters"],
-        "properties": {
-            "type": {"enum": ["and", "or"]},
-            "filters": {"type": "array", "minItems": 1, "items": _filters(depth - 1)},
-        },
-    }
-    return {"anyOf": [*_COMPARISONS, compound]}
-
-
-_TEXT = {"type": "string", "pattern": r"\S", "maxLength": _MOST.query_chars}
-_NOT_EMPTY = {"type": "string", "minLength": 1, "maxLength": _MOST.query_chars}
-
-
-def _one_or_several(text: dict[str, Any], most: int) -> dict[str, Any]:
-    several = {"type": "array", "items": text, "minItems": 1, "maxItems": most}
-    return {"anyOf": [text, several]}
-
-
-def _described(schema: dict[str, Any]) -> Any:
-    """Say of a field what is checked where it is answered, not where it is read."""
-
-    def replace(made: dict[str, Any]) -> None:
-        kept: dict[str, Any] = {
-            key: each for key, each in made.items() if key in ("description", "title", "default")
-        }
-        made.clear()
-        made.update(kept, **schema)
-
-    return replace
+TokenLists = Annotated[list[Tokens], Field(fail_fast=True, max_length=_DEFAULTS.texts)]
+Prompt = Literal["query", "document", "passage", "search_query", "search_document"]
 
 
 class SearchRequest(BaseModel):
-    """A question, or several: one of ``query`` and ``queries``."""
+    """A query or several: one of ``query`` and ``queries``."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -203,7 +73,7 @@ class SearchRequest(BaseModel):
                 {"query": "how is memory given back?", "top_k": 3},
                 {
                     "queries": ["what is a lease?", "who holds memory?"],
-                    "where": {"year": {"$gte": 2020}},
+                    "where": {"$or": [{"year": {"$gte": 2020}}, {"lang": "en"}]},
                     "mode": "dense",
                     "min_score": 0.2,
                 },
@@ -211,68 +81,23 @@ class SearchRequest(BaseModel):
         },
     )
 
-    query: str | None = Field(
-        None,
-        description="The question.",
-        json_schema_extra=_described({"anyOf": [_TEXT, {"type": "null"}]}),
-    )
-    queries: Texts | None = Field(
-        None,
-        min_length=1,
-        description="Several questions.",
-        json_schema_extra=_described(
-            {
-                "anyOf": [
-                    {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": _MOST.queries},
-                    {"type": "null"},
-                ]
-            }
-        ),
-    )
-    top_k: Whole = Field(
-        5,
-        ge=1,
-        description="How many answers at most to each.",
-        json_schema_extra={"maximum": _MOST.top_k},
-    )
+    query: str | None = Field(None, json_schema_extra=_QUERY)
+    queries: Texts | None = Field(None, min_length=1, json_schema_extra=_QUERIES)
+    top_k: Whole = Field(5, ge=1, json_schema_extra={"maximum": _DEFAULTS.top_k})
     min_score: Score | None = Field(None, description="Leave out what scores lower.")
-    where: dict[str, Any] | None = Field(
-        None,
-        description='Conditions on metadata: {"lang": "en", "year": {"$gte": 2000}}.',
-        json_schema_extra=_described(_where(_MOST.where_depth)),
-    )
+    where: Where | None = None
     mode: Literal[MODES] | None = Field(  # type: ignore[valid-type]
-        None, description="By default hybrid; dense if there is a min_score."
+        None, description="hybrid by default; dense if there is a min_score."
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _first_fields(cls, given: Any) -> Any:
-        return dict(islice(given.items(), _FIELDS)) if isinstance(given, dict) else given
-
-    @field_validator("where")
-    @classmethod
-    def _filter(cls, where: dict[str, Any] | None) -> dict[str, Any] | None:
-        if where is None:
-            return None
-        check_filter(where, _MOST.where_depth, _MOST.where_values)
-        for key in where:
-            if key.startswith("$"):
-                raise ValueError(
-                    "a key is one of the documents' metadata, as answers show them, and below it "
-                    f"stands a value or {', '.join(OPERATORS)}; {shown(key)[:40]} is none; for "
-                    '"or" there are the filters of /v1/vector_stores/index/search'
-                )
-        try:
-            parse_filter(where)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
-        narrow: dict[str, Any] = narrowed(where)
-        return narrow
+    def _first_fields(cls, value: Any) -> Any:
+        return dict(islice(value.items(), _MAX_FIELDS)) if isinstance(value, dict) else value
 
 
 class EmbeddingsRequest(BaseModel):
-    """What OpenAI's clients send; what is not here is not looked at."""
+    """A request of OpenAI's clients; unknown fields are ignored."""
 
     model_config = ConfigDict(
         strict=True,
@@ -280,31 +105,30 @@ class EmbeddingsRequest(BaseModel):
     )
 
     input: str | Texts | Tokens | TokenLists = Field(
-        json_schema_extra=_described(_one_or_several(_NOT_EMPTY, _MOST.texts))
+        json_schema_extra={"type": ["string", "array"], **_text(_DEFAULTS.texts, minLength=1)}
     )
-    model: str = "default"
+    model: str = Field("default", json_schema_extra={"enum": ["default"]})
     encoding_format: Literal["float", "base64"] | None = "float"
-    dimensions: Whole | None = Field(None, description="Those that the model has, or none.")
+    dimensions: Whole | None = Field(None, description="The model's own number of dimensions.")
+    input_type: Prompt | None = Field(None, description="query embeds questions as questions.")
+    prompt_name: Prompt | None = Field(None, description="The same as input_type.")
 
 
 class EmbedRequest(BaseModel):
-    """What clients of text-embeddings-inference send."""
+    """A request of text-embeddings-inference's clients; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, json_schema_extra={"examples": [{"inputs": "a text"}]})
 
-    inputs: str | Texts = Field(
-        json_schema_extra=_described(
-            _one_or_several({"type": "string", "maxLength": _MOST.query_chars}, _MOST.texts)
-        )
-    )
+    inputs: str | Texts = Field(json_schema_extra=_INPUTS)
     normalize: bool = Field(True, json_schema_extra={"enum": [True]})
-    truncate: bool | None = Field(None, description="Texts are cut at what the model reads.")
-    prompt_name: Literal["query", "document", "passage"] | None = None
-    dimensions: Whole | None = Field(None, description="Those that the model has, or none.")
+    truncate: bool | None = Field(None, description="false refuses texts that are too long.")
+    truncation_direction: Literal["right", "Right"] | None = None
+    prompt_name: Prompt | None = None
+    dimensions: Whole | None = Field(None, description="The model's own number of dimensions.")
 
 
 class RankingOptions(BaseModel):
-    """How OpenAI's clients have answers left out; there is one ranker."""
+    """How OpenAI's clients leave out results; there is one ranker."""
 
     model_config = ConfigDict(strict=True)
 
@@ -313,18 +137,162 @@ class RankingOptions(BaseModel):
 
 
 class StoreSearchRequest(BaseModel):
-    """What OpenAI's clients ask a vector store."""
+    """A search of OpenAI's clients in a vector store."""
 
     model_config = ConfigDict(
         strict=True,
         json_schema_extra={"examples": [{"query": "a question", "max_num_results": 3}]},
     )
 
-    query: str | Texts = Field(json_schema_extra=_described(_one_or_several(_TEXT, _MOST.queries)))
+    query: str | Texts = Field(json_schema_extra=_QUERIES)
     max_num_results: Whole = Field(10, ge=1, le=50)
-    filters: dict[str, Any] | None = Field(
-        None,
-        json_schema_extra=_described({"anyOf": [_filters(3), {"type": "null"}]}),
-    )
+    filters: StoreFilter | None = None
     ranking_options: RankingOptions | None = None
-    rewrite_query: bool | None = None
+    rewrite_query: Literal[False] | None = None
+
+
+class RerankRequest(BaseModel):
+    """A request of text-embeddings-inference's clients; unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    query: str = Field(json_schema_extra=_QUERY)
+    texts: Texts = Field(json_schema_extra=_INPUTS)
+    raw_scores: Literal[False] | None = None
+    return_text: bool = False
+
+
+class RerankDocument(BaseModel):
+    """A document of Cohere's and Jina's clients."""
+
+    text: str
+
+
+class OpenAIRerankRequest(BaseModel):
+    """A request of Cohere's and Jina's clients; unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    query: str = Field(json_schema_extra=_QUERY)
+    documents: list[str | RerankDocument] = Field(json_schema_extra=_DOCUMENTS)
+    model: str = "default"
+    top_n: Whole | None = Field(None, ge=1)
+    return_documents: bool = False
+
+
+class NewDocument(BaseModel):
+    """A document to add; one with a known id replaces it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str = Field(min_length=1, max_length=512)
+    text: str = Field(min_length=1)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class DocumentsRequest(BaseModel):
+    """Documents to add."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    documents: list[NewDocument] = Field(json_schema_extra=_DOCUMENTS)
+
+
+class Result(BaseModel):
+    """A document that was found; ``passage`` is its best part, in characters; null for all."""
+
+    rank: int
+    score: float
+    id: str
+    text: str
+    metadata: dict[str, Any]
+    passage: tuple[int, int] | None
+
+
+class SearchAnswer(BaseModel):
+    """``results`` for a query, ``batches`` for several."""
+
+    results: list[Result] = []
+    batches: list[list[Result]] = []
+
+
+class Embedding(BaseModel):
+    """A vector as numbers, or as base64 of float32."""
+
+    object: str
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsAnswer(BaseModel):
+    """Vectors in the order of the texts."""
+
+    object: str
+    data: list[Embedding]
+    model: str
+    usage: dict[str, int]
+
+
+class ModelCard(BaseModel):
+    """A model."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    """The models that are served."""
+
+    object: str
+    data: list[ModelCard]
+
+
+class StoreResult(BaseModel):
+    """A document that was found."""
+
+    file_id: str
+    filename: str
+    score: float
+    attributes: dict[str, str | float | bool]
+    content: list[dict[str, str]]
+
+
+class StorePage(BaseModel):
+    """What a search of a vector store found."""
+
+    object: str
+    search_query: list[str]
+    data: list[StoreResult]
+    has_more: bool
+    next_page: str | None
+
+
+class RankedText(BaseModel):
+    """The score of a text, by its place in the request."""
+
+    index: int
+    score: float
+
+
+class RerankAnswer(BaseModel):
+    """Scores, best first."""
+
+    id: str
+    model: str
+    results: list[dict[str, Any]]
+
+
+class ErrorBody(BaseModel):
+    """An error (RFC 9457); below /v1 it is in OpenAI's format, and so on for each API."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def responses(answer: Any = dict[str, Any], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the answers of a route: the one to a valid request, and errors."""
+    error = {"model": ErrorBody, "content": {"application/problem+json": {}}}
+    keys: list[int | str] = [*statuses, "default"]
+    errors = {key: {**error, "description": "An error."} for key in keys}
+    return {200: {"model": answer}, **errors}

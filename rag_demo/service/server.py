@@ -1,4 +1,4 @@
-"""The server: uvicorn, with the signals and the limits of a service."""
+"""The server: uvicorn with a listener, reloads by SIGHUP, and an end that loses no request."""
 
 from __future__ import annotations
 
@@ -9,25 +9,55 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from rag_demo.errors import RagDemoError
+from rag_demo.service import metrics
 from rag_demo.service.app import create_app
-from rag_demo.service.connections import ACCEPTED_AT_ONCE, protocol_for, within_file_limit
-from rag_demo.service.listener import WAITING, refuse_newcomers
-from rag_demo.service.opened import LoadModel
-from rag_demo.service.running import SERVES, Tell, tell_nobody
+from rag_demo.service.engine import LoadModel
 from rag_demo.service.settings import Settings
 
-__all__ = ["run_server"]
+__all__ = ["ALIVE", "RELOADED", "RELOAD_OTHERS", "SERVES", "Report", "bind", "run_server"]
 
 log = logging.getLogger("rag_demo.service")
-_KEEP_ALIVE_S = 15
-_HANDSHAKE_S = 0.1  # for connections that are half made when newcomers are refused
+SERVES, ALIVE, RELOADED, RELOAD_OTHERS = "serves", "alive", "reloaded", "reload others"
+"""What a worker reports to its supervisor."""
+Report = Callable[[str], None]
+_BACKLOG = 2048  # connections that the system holds until they are accepted
+_ACCEPTED_AT_ONCE = 64
+_NEW_CONNECTION_S = 1.0  # for the first request of a connection made before the end
+_OTHER_FILES = 256  # for connections being closed, the index and a model's process
+_ALIVE_TICKS = 10  # of 0.1 s
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Open the listening socket.
+
+    Raises:
+        RagDemoError: The address is invalid or taken.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only for sockets that name TCP. With it each answer
+    # waits 40 ms for the acknowledgement of its head.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)
+    except (OSError, OverflowError, TypeError) as error:  # TypeError: not a name at all
+        listener.close()
+        raise RagDemoError(
+            f"{settings.host}:{settings.port} cannot be listened on: {error}; "
+            "name another --host or --port"
+        ) from None
+    listener.set_inheritable(True)
+    return listener
 
 
 def run_server(
@@ -35,177 +65,230 @@ def run_server(
     listener: socket.socket,
     *,
     load_model: LoadModel | None = None,
-    watched: socket.socket | None = None,
-    tell: Tell = tell_nobody,
+    supervisor: socket.socket | None = None,
+    report: Report = lambda line: None,
 ) -> int:
-    """Serve until a signal says to stop; every request that was let in is answered before.
+    """Serve until a signal; answer every accepted request before the end. For the main thread.
 
-    To be called in the main thread. Afterwards the signal takes the way that it would have
-    taken: have `torch_utils.exit_on_signals` make it an orderly exit.
+    Afterwards the signal is raised again: `torch_utils.exit_on_signals` makes it an orderly exit.
 
     Args:
         settings: The service's.
-        listener: What is listened on; closed at the end.
+        listener: The listening socket; closed at the end.
         load_model: See `rag_demo.service.app.create_app`.
-        watched: A line to who started this and others that share the listener; its end, however
-            it came, says that all of them stop.
-        tell: Is called with `SERVES`, and with `RELOADED` (see `rag_demo.service.running`).
+        supervisor: A socket whose end of file says that all workers stop.
+        report: Called with `SERVES`, `ALIVE` every second, `RELOADED` and `RELOAD_OTHERS`.
 
     Returns:
-        The number of the signal that said so, where this program ignores it, as what a script
-        starts by ``&`` ignores SIGINT; 0 where it was the line.
+        The number of the signal, if the program ignores it; 0 if the supervisor ended.
 
     Raises:
-        Exception: It could not start; whatever opening the index or the model raised.
+        Exception: It could not start.
     """
     app = create_app(settings, load_model=load_model)
-    limits = within_file_limit(settings.limits)
+    connections = _allowed_connections(settings.limits.connections)
     config = uvicorn.Config(
         app,
-        http=protocol_for(limits),
+        http="h11",
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # Whoever says to be somebody else is not believed.
+        proxy_headers=False,  # Anybody can send them.
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        # asyncio accepts as many at once, four times before it has closed one that is too many.
-        backlog=max(1, min(ACCEPTED_AT_ONCE, limits.connections // 4)),
+        limit_concurrency=4 * connections,  # Idle ones are closed long before.
+        timeout_keep_alive=math.ceil(settings.limits.header_s),
+        backlog=max(1, min(_ACCEPTED_AT_ONCE, connections // 4)),
         timeout_graceful_shutdown=math.ceil(settings.limits.answer_s),
     )
-    server = _Server(config, settings.drain_s, watched, tell)
+    server = _Server(config, settings, connections, supervisor, report)
     try:
-        with listener:  # Which uvicorn closes only if it had begun.
+        with listener:
             server.run([listener])
     except SystemExit as error:
-        if server.started or error.code != 3:  # newer uvicorn's number for a start that failed
+        if server.started or error.code != 3:  # uvicorn's code for a start that failed
             raise
     if server.started:
-        return server.stopped_by
+        return server.first_signal
     failure: Exception | None = getattr(app.state, "failure", None)
-    if failure is None:
-        raise RagDemoError("the service could not start; the log says why")
-    raise failure
+    raise failure or RagDemoError("the service could not start; the log says why")
+
+
+def _allowed_connections(connections: int) -> int:
+    """Raise the limit of open files for the connections; return how many are possible."""
+    if sys.platform == "win32":
+        return connections
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with contextlib.suppress(OSError, ValueError):  # Some systems have a lower limit.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    fewer = max(4, min(connections, soft - min(_OTHER_FILES, soft * 3 // 4)))
+    if fewer < connections:
+        log.warning("%d open files are allowed: at most %d connections at once", soft, fewer)
+    return fewer
 
 
 class _Server(uvicorn.Server):
-    """Reloads on SIGHUP; says that it stops before it does."""
+    """Reloads on SIGHUP, drains, and closes idle connections.
+
+    Of uvicorn's connections it uses ``cycle``, the request under way, and ``transport``.
+    """
 
     def __init__(
-        self, config: uvicorn.Config, drain_s: float, watched: socket.socket | None, tell: Tell
+        self,
+        config: uvicorn.Config,
+        settings: Settings,
+        connections: int,
+        supervisor: socket.socket | None,
+        report: Report,
     ) -> None:
         super().__init__(config)
-        self._drain_s, self._watched, self._tell = drain_s, watched, tell
+        self._settings, self._connections = settings, connections
+        self._supervisor, self._report = supervisor, report
+        self._idle_since: dict[Any, float] = {}
         self._stops_at: float | None = None
-        self._will_reload = False
+        self._reload_early = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where."""
+        """Open the service and listen."""
         self._loop = loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, self._reload)
-        # What cannot be opened is raised by `run_server`: no other has to print its traceback.
+        # `run_server` raises what fails here; uvicorn would print its traceback too.
         lifespan: Any = self.lifespan
-        lifespan.logger, said_by = logging.Logger("silent", logging.CRITICAL), lifespan.logger
+        lifespan.logger, logger = logging.Logger("silent", logging.CRITICAL), lifespan.logger
         await super().startup(sockets)
-        lifespan.logger = said_by
+        lifespan.logger = logger
         if not self.started:
             return
-        if self._watched is not None:
-            loop.add_reader(self._watched, self._on_end, loop)
-        self._running().tell = self._tell
-        self._tell(SERVES)
-        if self._will_reload:
+        if self._supervisor is not None:
+            loop.add_reader(self._supervisor, self._check_supervisor)
+        self._service.on_reload = lambda: self._report(RELOAD_OTHERS)
+        self._report(SERVES)
+        if self._reload_early:
             self._reload()
         for listener in sockets or ():
-            listener.listen(WAITING)
+            listener.listen(_BACKLOG)
             host, port = listener.getsockname()[:2]
-            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            log.info("serving at http://%s, process %d", where, os.getpid())
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            log.info("serving at http://%s, process %d", address, os.getpid())
 
     @property
-    def stopped_by(self) -> int:
-        """The number of the first signal that said so."""
+    def first_signal(self) -> int:
+        """The number of the first signal to stop; 0 without one."""
         return next(iter(self._captured_signals), 0)
 
-    def _running(self) -> Any:
-        return getattr(self.config.app.state, "running", None)  # type: ignore[union-attr]
+    @property
+    def _service(self) -> Any:
+        return getattr(self.config.app.state, "service", None)  # type: ignore[union-attr]
 
     def _reload(self) -> None:
-        running = self._running()
-        self._will_reload = running is None  # It has been told before it was ready.
-        if running is not None and not running.draining:
-            running.start(running.reload_quietly())
+        service = self._service
+        self._reload_early = service is None
+        if service is not None and not service.draining:
+            service.start(self._reload_and_report())
 
-    def _on_end(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop: who started this says so, or has ended, however that came."""
-        assert self._watched is not None
-        if self._all_stop():
-            loop.remove_reader(self._watched)
-            self._begin_to_stop()
+    async def _reload_and_report(self) -> None:
+        await self._service.reload_on_signal()
+        self._report(RELOADED)
 
-    def _all_stop(self) -> bool:
-        """Return whether nobody is left who would serve those whom this one does not accept."""
-        try:
-            return self._watched is None or not self._watched.recv(1, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:  # It ended without having listened.
-            return True
+    def _check_supervisor(self) -> None:
+        """Stop when the supervisor says so or has ended."""
+        assert self._supervisor is not None and self._loop is not None
+        with contextlib.suppress(BlockingIOError):
+            if not _received(self._supervisor):
+                self._loop.remove_reader(self._supervisor)
+                self._begin_to_stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop; a second signal does not wait for what is being drained."""
-        if self._captured_signals or self._drain_s == 0:
+        """Begin to stop. A second signal ends draining; a second SIGINT cuts connections off."""
+        if self._captured_signals or self._settings.drain_s == 0:
             super().handle_exit(sig, frame)
         else:
             self._captured_signals.append(sig)
         self._begin_to_stop()
         if self.force_exit and self._loop is not None:
-            # From Python 3.12 on uvicorn waits for its connections even then.
             self._loop.call_soon_threadsafe(self._cut_off)
+
+    def _begin_to_stop(self) -> None:
+        if self._service is not None:
+            self._service.draining = True
+        if self._stops_at is None:
+            self._stops_at = time.monotonic() + self._settings.drain_s
 
     def _cut_off(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
-    def _begin_to_stop(self) -> None:
-        running = self._running()
-        if running is not None:
-            running.draining = True
-        if self._stops_at is None:
-            self._stops_at = time.monotonic() + self._drain_s
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer, then give everything back; after a second Ctrl-C without the answers."""
+        """Answer what was accepted, then close everything."""
         log.info("stopping: %d requests are answered first", len(self.server_state.tasks))
         for listener in sockets or ():
-            if self._all_stop():
-                refuse_newcomers(listener)
-                await asyncio.sleep(_HANDSHAKE_S)
             await self._accept_waiting(listener)
-        await super().shutdown(sockets)
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        ends = time.monotonic() + _NEW_CONNECTION_S
+        while any(each.cycle is None for each in self._open()) and time.monotonic() < ends:
+            await asyncio.sleep(0.01)
+        await super().shutdown()
         if self.force_exit:
-            # uvicorn would end its loop now, and with it the closing, in the middle.
+            # uvicorn would end the loop now, in the middle of closing.
             self._cut_off()
             await self.lifespan.shutdown()
 
     async def _accept_waiting(self, listener: socket.socket) -> None:
-        """Take whom the system has let in already: closing the listener would cut them off."""
+        """Accept the connections in the backlog, which closing the listener would reset."""
         loop = asyncio.get_running_loop()
         protocol: Any = self.config.http_protocol_class
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}
-        with contextlib.suppress(OSError):  # Nobody waits any more.
-            for _ in range(WAITING):
+        with contextlib.suppress(OSError):  # No more connections.
+            for _ in range(_BACKLOG):
                 connection, _ = listener.accept()
                 connection.setblocking(False)
                 await loop.connect_accepted_socket(
                     lambda: protocol(config=self.config, **state), connection
                 )
 
+    def _open(self) -> list[Any]:
+        found: list[Any] = list(self.server_state.connections)
+        return [each for each in found if not each.transport.is_closing()]
+
     async def on_tick(self, counter: int) -> bool:
-        """Stop when the time to drain is over."""
+        """Close idle connections, report, and stop when draining is over; ten times a second."""
+        self._close_idle()
+        if counter % _ALIVE_TICKS == 0 and not self._service.batcher.failure:
+            self._report(ALIVE)
         if self._stops_at is not None and time.monotonic() >= self._stops_at:
             self.should_exit = True
         return await super().on_tick(counter)
+
+    def _close_idle(self) -> None:
+        """Close connections without a request: after ``header_s``, or if there are too many."""
+        now, connections = time.monotonic(), self._open()
+        idle = [each for each in connections if each.cycle is None or each.cycle.response_complete]
+        # With the request, or a connection that is busy between two ticks would seem idle.
+        keys = [(each, each.cycle) for each in idle]
+        self._idle_since = {key: self._idle_since.get(key, now) for key in keys}
+        excess = len(connections) - self._connections
+        for place, key in enumerate(sorted(keys, key=self._idle_since.__getitem__)):
+            if place < excess or now - self._idle_since[key] > self._settings.limits.header_s:
+                metrics.IDLE_CLOSED.inc()
+                key[0].transport.abort()
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        raise
+    except OSError:  # The other end is gone.
+        return b""

@@ -1,4 +1,4 @@
-"""Settings: all that a service is told when it starts."""
+"""Settings: what a service is told when it starts."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ __all__ = ["Limits", "Settings", "is_loopback"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may ask, and how long anybody may take.
+    """What one client may ask for, and how long anything may take.
 
     Attributes:
-        query_chars: Of one query, or one text to embed.
-        queries: In one request to search.
-        texts: In one request to embed.
-        top_k: Answers to one query.
-        results: In one answer, over all of its queries.
-        where_depth: Of a filter: how deep mappings and lists stand in each other.
-        where_values: Of a filter: how many values it names.
-        body_bytes: Of a request.
-        all_bodies_bytes: Of all requests that are read or answered; more are told to come later.
-        chunks: That a body may come in.
-        body_s: A client may take to send its request's body.
-        header_s: A connection may be silent before it has sent a whole request's head.
-        send_s: A client may take to read what it is sent.
-        answer_s: A request may wait and work, all together.
-        waiting_texts: That wait to be embedded or searched for; more are answered with 429.
-        batch_texts: That are embedded together; 1 for one request at a time.
-        connections: At once; the one that has been silent the longest goes for a new one.
+        query_chars: Characters of one query, or of one text to embed or rerank.
+        queries: Queries in one search request.
+        texts: Texts in one request to embed, rerank or store.
+        top_k: Results for one query.
+        results: Results in one answer, over all of its queries.
+        where_depth: Nesting of mappings and lists in a filter.
+        where_values: Values in a filter.
+        body_bytes: Size of a request's body.
+        all_bodies_bytes: Size of all bodies in memory; requests beyond it are answered with 429.
+        answer_bytes: Size of an answer; larger ones are refused with 413.
+        body_s: Time to send a body.
+        header_s: Time that a connection may be idle before and between requests.
+        answer_s: Time to answer a request, with all waiting.
+        waiting_texts: Texts in the queue; requests beyond it are answered with 429.
+        batch_texts: Texts that are embedded together; 1 turns batches off.
+        connections: Open connections; beyond it the one that has been idle longest is closed.
     """
 
     query_chars: int = 8_000
@@ -39,14 +38,13 @@ class Limits:
     texts: int = 2_048
     top_k: int = 1_000
     results: int = 10_000
-    where_depth: int = 4
+    where_depth: int = 8
     where_values: int = 1_000
     body_bytes: int = 8 << 20
     all_bodies_bytes: int = 128 << 20
-    chunks: int = 4_096
+    answer_bytes: int = 64 << 20
     body_s: float = 15.0
     header_s: float = 15.0
-    send_s: float = 30.0
     answer_s: float = 60.0
     waiting_texts: int = 4_096
     batch_texts: int = 64
@@ -55,39 +53,57 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """All that a service is told when it starts; can be pickled, for its workers.
+    """What a service is told when it starts. Can be pickled, for its workers.
 
     Attributes:
         index: Folder of the saved index.
-        model: Folder or name; None for the one that made the index.
-        device: torch's name of one; None for the best.
-        retriever: What searches: "torch" or "faiss".
-        keep_alive: How long an idle model is kept; see `torch_utils.ModelHost`.
-        isolation: Whether the model lives in this process or in one of its own.
-        host: Address that is listened on.
-        port: The same; 0 for one that is free.
+        model: Folder or name of the embedding model; None for the one that made the index.
+        device: torch's name of a device; None for the best.
+        retriever: What compares vectors.
+        reranker: Folder or name of a cross-encoder; None for no reranking.
+        trust_remote_code: Run code that comes with the models.
+        keep_alive: How long an idle model stays loaded; see `torch_utils.ModelHost`.
+        isolation: Whether the models live in this process or in processes of their own.
+        call_timeout_s: Limit of one call of a model in a process of its own; at most
+            ``limits.answer_s``, which is the default.
+        host: Address to listen on.
+        port: Port to listen on; 0 for a free one.
         workers: Processes that serve.
-        token: What a client must know, as ``Authorization: Bearer TOKEN``; None for nothing.
-        drain_s: Seconds from the signal to stop until nothing is accepted any more.
-        limits: What clients may ask.
+        token: Bearer token that every client must send; None for no token.
+        admin_token: Bearer token for administration and changes; None for the same as ``token``.
+        writable: Whether clients may change the index.
+        cors_origins: Origins whose pages may call the service; ("*",) for all.
+        drain_s: Seconds between the signal to stop and the end of accepting requests.
+        limits: What clients may ask for.
     """
 
     index: Path
     model: str | None = None
     device: str | None = None
     retriever: Literal["torch", "faiss"] = "torch"
+    reranker: str | None = None
+    trust_remote_code: bool = False
     keep_alive: float | str = "5m"
     isolation: Literal["thread", "process"] = "thread"
+    call_timeout_s: float | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
     token: str | None = field(default=None, repr=False)
+    admin_token: str | None = field(default=None, repr=False)
+    writable: bool = False
+    cors_origins: tuple[str, ...] = ()
     drain_s: float = 0.0
     limits: Limits = field(default_factory=Limits)
 
+    @property
+    def model_call_s(self) -> float:
+        """Limit of one call of a model in a process of its own, in seconds."""
+        return min(self.call_timeout_s or self.limits.answer_s, self.limits.answer_s)
+
 
 def is_loopback(host: str | None) -> bool:
-    """Whether an address, or a name, is this machine's own, which no other can reach."""
+    """Whether an address or a name can only be this machine."""
     if host is None:
         return False
     name = host.strip("[]").lower()
@@ -97,5 +113,5 @@ def is_loopback(host: str | None) -> bool:
         address = ipaddress.ip_address(name)
     except ValueError:
         return False
-    # ::ffff:127.0.0.1 is how a listener on :: calls 127.0.0.1; Python knows that since 3.13.
+    # ::ffff:127.0.0.1 is how a listener on :: reports 127.0.0.1; Python knows that since 3.13.
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback

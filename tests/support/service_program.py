@@ -124,9 +124,8 @@ def service(
 
 def main() -> int:
     from rag_demo.errors import ModelError
-    from rag_demo.service.listener import bind
-    from rag_demo.service.log_lines import configure_logging
-    from rag_demo.service.server import run_server
+    from rag_demo.service.logs import configure_logging
+    from rag_demo.service.server import bind, run_server
     from rag_demo.service.settings import Limits, Settings
     from support.serving import Embedder
     from torch_utils import exit_on_signals

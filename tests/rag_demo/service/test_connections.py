@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import resource
 import select
 import socket
 from collections.abc import Iterator
@@ -15,21 +13,18 @@ import pytest
 
 from support.programs import TIMEOUT_S
 from support.service_program import Service, service
-from support.serving import TEXTS, make_index
-from support.waiting import wait_for
+from support.serving import make_index
 
 GET = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n"
 SEARCH = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 CHUNKED = SEARCH + b"transfer-encoding: chunked\r\n\r\n"
-TEXT_BYTES = 4 << 20
-LIMITS = ["header_s=0.5", "body_s=0.5", "send_s=0.5", "body_bytes=100000", "chunks=100"]
+LIMITS = ["header_s=0.5", "body_s=0.5", "body_bytes=100000"]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with narrow limits, whose answers can be long."""
-    texts = [f"{text} {'x' * TEXT_BYTES}" for text in TEXTS]
-    index = make_index(tmp_path_factory.mktemp("connections") / "index", texts)
+    """A service with narrow limits."""
+    index = make_index(tmp_path_factory.mktemp("connections") / "index")
     environment = {**os.environ, "LEVEL": "INFO"}
     with service(index, *LIMITS, "connections=20", env=environment) as started:
         yield started
@@ -99,9 +94,8 @@ def test_dripping_a_head_is_not_progress(served: Service) -> None:
         ([SEARCH, b"content-length: 100\r\n\r\n{"], b" 408 "),
         ([CHUNKED, b"1\r\n{\r\n"], b" 408 "),
         ([CHUNKED, *[b"1000\r\n" + b" " * 4096 + b"\r\n"] * 30], b" 413 "),
-        ([CHUNKED, b"1\r\n \r\n" * 101], b" 400 "),
     ],
-    ids=["silent", "dripping", "endless", "in too many chunks"],
+    ids=["silent", "dripping", "endless"],
 )
 def test_bodies_that_never_end_are_given_up(
     served: Service, parts: list[bytes], status: bytes
@@ -109,22 +103,6 @@ def test_bodies_that_never_end_are_given_up(
     # The system may drop an answer that meets a client which is still sending.
     answers = (conversation(served, *parts).split(b"\r\n")[0] for _ in range(5))
     assert any(status in answer for answer in answers)
-
-
-def test_client_that_does_not_read_is_cut_off(served: Service) -> None:
-    """What it was sent is not kept for ever."""
-    body = json.dumps({"queries": ["a"] * 4, "top_k": 4, "mode": "dense"}).encode()
-    with connect(served) as connection:
-        connection.sendall(SEARCH + b"content-length: %d\r\n\r\n" % len(body) + body)
-        assert select.select([connection], [], [], TIMEOUT_S)[0]  # Its answer has begun.
-        wait_for(lambda: not has_open(served, connection))
-        received = 0
-        try:
-            while data := connection.recv(1 << 20):
-                received += len(data)
-        except ConnectionError:
-            pass
-    assert received < 16 * TEXT_BYTES
 
 
 def test_connection_that_was_silent_longest_makes_room(served: Service) -> None:
@@ -136,7 +114,7 @@ def test_connection_that_was_silent_longest_makes_room(served: Service) -> None:
 
 
 def test_requests_that_are_invalid_http_are_refused(served: Service) -> None:
-    """With a problem, as any other that is refused; none of them forges a line of the log."""
+    """None of them forges a line of the log."""
     bad = [
         b"\x16\x03\x01 a TLS hello\r\n\r\n",
         GET + b"host: b\r\n\r\n",
@@ -145,19 +123,10 @@ def test_requests_that_are_invalid_http_are_refused(served: Service) -> None:
         GET + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GET + b"\r\n",
     ]
     for each in bad:
-        head, _, body = conversation(served, each).partition(b"\r\n\r\n")
-        assert b" 400 " in head.split(b"\r\n")[0], each[:60]
-        found = re.search(rb"x-request-id: (\w+)", head)
-        assert found and json.loads(body)["request_id"] == found[1].decode()
+        assert b" 400 " in conversation(served, each).split(b"\r\n")[0], each[:60]
 
 
 def test_odd_requests_that_are_valid_are_answered(served: Service) -> None:
-    with connect(served) as answered:
-        answered.sendall(GET + b"transfer-encoding: chunked\r\n\r\n")
-        assert b" 200 " in answered.recv(65536).split(b"\r\n")[0]
-        answered.sendall(b"no length\r\n")
-        rest = b"".join(iter(lambda: answered.recv(65536), b""))
-        assert b"HTTP/1.1" not in rest
     upgrade = GET + b"connection: upgrade, close\r\nupgrade: websocket\r\n\r\n"
     assert b" 200 " in conversation(served, upgrade)
     enough = SEARCH + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
@@ -166,25 +135,3 @@ def test_odd_requests_that_are_valid_are_answered(served: Service) -> None:
     coloured = b"GET /\x1b[31m%0aFAKE HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     conversation(served, coloured)
     assert served.ask("/%1b[31m%0aFAKE")[0] == 404
-
-
-@pytest.mark.slow
-def test_more_connections_than_open_files(index: Path) -> None:
-    """The service goes on answering, and says how few files there are."""
-    most = 300
-
-    def few_files() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-    count = min(7 * most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200)
-    assert count > most, "needs more open files: ulimit -n"
-    with service(index, preexec_fn=few_files) as started:
-        assert started.ask("/readyz")[0] == 200
-        silent = [connect(started) for _ in range(count)]
-        assert started.search(TEXTS[0])[0] == 200
-        assert len(os.listdir(f"/proc/{started.process.pid}/fd")) <= most
-        assert started.stop() == 143
-        for connection in silent:
-            connection.close()
-    assert f"{most} open files are allowed" in started.output()
-    assert "Too many open files" not in started.output()

@@ -95,7 +95,8 @@ WHERES = [
     ({"query": "a", "where": {"year": {"$gte": 2000, "$lt": 2010}}}, True),
     ({"query": "a", "where": {"year": {"$near": 2000}}}, False),
     ({"query": "a", "where": {"year": {"$gte": []}}}, False),
-    ({"query": "a", "where": {"a": [[[[["deep"]]]]]}}, False),
+    ({"query": "a", "where": {"$or": [{"year": 1}, {"$not": {"a": {"$contains": "b"}}}]}}, True),
+    ({"query": "a", "where": {"$xor": []}}, False),
     ({"query": "a", "queries": ["b"]}, False),
     ({"query": "   "}, False),
 ]

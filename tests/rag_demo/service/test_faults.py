@@ -160,7 +160,7 @@ def test_metrics_that_were_removed(index: Path, tmp_path: Path, is_whole: bool) 
             folder.mkdir()
         status, text = served.ask("/metrics")
         assert status == 503
-        assert "start the service again" in text
+        assert "restart the service" in text
         assert str(tmp_path) not in text
         assert served.search("lends")[0] == 200
         assert served.ask("/admin/models/index/unload", method="POST")[0] == 200

@@ -84,6 +84,6 @@ def test_administration_refuses_foreign_host_names(index: Path) -> None:
 
 def test_missing_encoding_format_means_floats(index: Path) -> None:
     """Some clients send null for what they do not set."""
-    body = {"input": "a", "model": "m", "encoding_format": None, "dimensions": None}
+    body = {"input": "a", "model": "hashed", "encoding_format": None, "dimensions": None}
     (answer,) = ask(index, ("POST", "/v1/embeddings", {"json": body}))
     assert isinstance(answer.json()["data"][0]["embedding"], list)

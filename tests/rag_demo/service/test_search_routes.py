@@ -332,7 +332,7 @@ def test_filters_compare_what_is_shown(index: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", [{"$or": [{"year": 2000}]}, {"$not": {"year": 1}}, {"year": {"$or": [1]}}]
+    "where", [{"$xor": [{"year": 2000}]}, {"$eq": {"year": 1}}, {"year": {"$or": [1]}}]
 )
 def test_unknown_operators_are_refused(index: Path, where: Any) -> None:
     """With those that are known, instead of an answer without results."""
@@ -358,7 +358,7 @@ def test_unknown_key_is_explained_for_http(index: Path) -> None:
     (answer,) = ask(index, search({"query": "memory", "where": {"$foo": 1}}))
     (said,) = answer.json()["errors"]
     assert said["pointer"] == "#/where"
-    for wanted in ("metadata", "'$foo'", "$nin", "/v1/vector_stores/index/search"):
+    for wanted in ("metadata", "'$foo'", "$nin", "$or"):
         assert wanted in said["detail"]
     assert "function" not in said["detail"]
 
@@ -366,15 +366,15 @@ def test_unknown_key_is_explained_for_http(index: Path) -> None:
 @pytest.mark.parametrize(
     ("sent", "pointer", "said"),
     [
-        ({"json": []}, "#", "has to be a JSON object"),
+        ({"json": []}, "#", "must be a JSON object"),
         (
             {"content": b"1", "headers": {"content-type": "text/plain"}},
             "#",
-            "has to be a JSON object",
+            "must be a JSON object",
         ),
-        ({}, "#", "there is no body; send a JSON object"),
-        ({"json": {"query": 1}}, "#/query", "has to be a text"),
-        ({"json": {"query": "a", "where": 1}}, "#/where", "has to be a JSON object"),
+        ({}, "#", "the body is empty; send a JSON object"),
+        ({"json": {"query": 1}}, "#/query", "must be a string"),
+        ({"json": {"query": "a", "where": 1}}, "#/where", "must be a JSON object"),
     ],
 )
 def test_wrong_body_is_explained_in_plain_words(

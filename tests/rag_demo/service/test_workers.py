@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rag_demo import EmbeddingModel, FaissRetriever
-from rag_demo.service.workers import worker_command
+from rag_demo.service.supervisor import worker_command
 from support.programs import ROOT, TIMEOUT_S, UNDER_CLEAN_EXIT
 from support.serving import TEXTS
 from support.waiting import is_there, wait_for
