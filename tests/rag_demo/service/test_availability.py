@@ -1,0 +1,139 @@
+"""Calls that hang, models that cannot be loaded, tokens, and changes of the index."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.serving import TEXTS, Embedder, Limits, ask, make_index, search, serving
+from support.waiting import wait_for_async
+
+
+def test_hung_call_is_answered_and_fails_the_probes(index: Path) -> None:
+    """The end does not wait for it: this test ends."""
+    never = threading.Event()
+
+    def hang(texts: list[str]) -> None:
+        if "hang" in texts:
+            never.wait(600)
+
+    async def main() -> list[int]:
+        async with serving(index, Embedder(hang), limits=Limits(answer_s=0.5)) as client:
+            hung = await client.post("/search", json={"query": "hang", "mode": "dense"})
+
+            async def is_dead() -> bool:
+                return bool((await client.get("/livez")).status_code == 503)
+
+            await wait_for_async(is_dead)
+            return [hung.status_code, (await client.get("/readyz")).status_code]
+
+    try:
+        assert asyncio.run(main()) == [504, 503]
+    finally:
+        never.set()
+
+
+def test_model_that_cannot_be_loaded_is_loaded_again(index: Path) -> None:
+    broken = threading.Event()
+
+    def load() -> Any:
+        if broken.is_set():
+            raise RuntimeError("no weights")
+        return Embedder()
+
+    async def main() -> None:
+        from support.serving import httpx, make_app
+
+        app = make_app(index, load)
+        async with app.router.lifespan_context(app) as state:
+
+            async def with_state(scope: Any, receive: Any, send: Any) -> None:
+                await app({**scope, "state": dict(state)}, receive, send)
+
+            transport = httpx.ASGITransport(with_state)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+
+                async def readiness(status: int) -> bool:
+                    return bool((await http.get("/readyz")).status_code == status)
+
+                assert await readiness(200)
+                assert (await http.post("/admin/models/hashed/unload")).status_code == 200
+                broken.set()
+                body = {"query": "a", "mode": "dense"}
+                assert (await http.post("/search", json=body)).status_code == 503
+                assert await readiness(503)
+                broken.clear()
+                await wait_for_async(lambda: readiness(200))
+
+    asyncio.run(main())
+
+
+def test_long_answers_are_refused(index: Path, tmp_path: Path) -> None:
+    long = make_index(tmp_path / "long", ["x" * 100_000])
+    body = {"query": "x", "mode": "dense"}
+    statuses = [
+        ask(long, search(body), limits=Limits(answer_bytes=most))[0].status_code
+        for most in (50_000, 200_000)
+    ]
+    assert statuses == [413, 200]
+
+
+@pytest.mark.parametrize("token", ["search", "admin"])
+def test_tokens_for_search_and_administration(index: Path, token: str) -> None:
+    headers = {"headers": {"authorization": f"Bearer {token}"}}
+    found, models = ask(
+        index,
+        ("POST", "/search", {"json": {"query": "a"}, **headers}),
+        ("GET", "/admin/models", headers),
+        token="search",
+        admin_token="admin",
+    )
+    assert found.status_code == 200
+    assert models.status_code == (200 if token == "admin" else 401)
+
+
+def test_documents_of_a_writable_index(tmp_path: Path) -> None:
+    folder = make_index(tmp_path / "index")
+    new = {"documents": [{"id": "new", "text": "a zebra", "metadata": {"lang": "en"}}]}
+    refused = ask(folder, ("PUT", "/documents", {"json": new}))[0]
+    put, found, deleted, again, ready = ask(
+        folder,
+        ("PUT", "/documents", {"json": new}),
+        search({"query": "a zebra", "where": {"$not": {"$or": [{"year": {"$gt": 1}}]}}}),
+        ("DELETE", "/documents/new", {}),
+        ("DELETE", "/documents/new", {}),
+        ("GET", "/readyz", {}),
+        writable=True,
+    )
+    assert refused.status_code == 403
+    assert put.json() == {"ids": ["new"], "documents": len(TEXTS) + 1}
+    assert [each["id"] for each in found.json()["results"]] == ["new"]
+    assert (deleted.status_code, again.status_code) == (200, 404)
+    assert ready.json()["documents"] == len(TEXTS)
+
+
+def test_requests_of_other_clients(index: Path) -> None:
+    """Unknown models, rewriting of queries, reranking without a reranker, info and docs."""
+    unknown, rewrite, rerank, invalid, info, docs = ask(
+        index,
+        ("POST", "/v1/embeddings", {"json": {"input": "a", "model": "other"}}),
+        (
+            "POST",
+            "/v1/vector_stores/index/search",
+            {"json": {"query": "a", "rewrite_query": True}},
+        ),
+        ("POST", "/rerank", {"json": {"query": "a", "texts": ["b"]}}),
+        ("POST", "/embed", {"json": {}}),
+        ("GET", "/info", {}),
+        ("GET", "/docs", {}),
+    )
+    assert unknown.status_code == 404 and "hashed" in unknown.json()["error"]["message"]
+    assert rewrite.status_code == 400
+    assert rerank.status_code == 404 and "--reranker" in rerank.json()["error"]
+    assert invalid.status_code == 422 and set(invalid.json()) == {"error", "error_type"}
+    assert info.json()["model_id"] == "hashed"
+    assert "/v1/embeddings" in docs.text and "http" not in docs.text.partition("<article")[0]
