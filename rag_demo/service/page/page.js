@@ -3,8 +3,11 @@
 
 const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-const COMMON = new Set("a an and are as at by for from how in is it of on or that the to was what when where which who why with".split(" "));
+const COMMON = new Set(("a about an and any are as at be been but by can could did do does for from had has have how i if in "
+  + "into is it its me my no not of on or our so than that the their them then there these they this to was we were what when "
+  + "where which who whose why will with would you your").split(" "));
 const WIDTH = 600, HEIGHT = 160;
+const BEST_FUSED = 2 / 61;  // of a document that is first by words and by meaning
 const LABEL_ROOM = 0.16;  // of the width, that the label of a load or unload needs
 const LONGEST = 4000;  // characters of a text that are shown; a megabyte would stop the browser
 const ANSWER_MS = 90000, LOOK_MS = 10000;  // longer than the service itself takes at most
@@ -49,7 +52,8 @@ function bestSentence(sentences, wanted) {
 function marked(text, wanted) {
   const shown = element("p", "text");
   shown.dir = "auto";
-  const sentences = text.match(/[^.!?\n]+[.!?]*\s*|[.!?\n]+\s*/g) || [text];
+  // A sentence ends before white space: "0.82" is one word.
+  const sentences = text.split(/(?<=[.!?]\s+|\n+)(?=\S)/u);
   const best = bestSentence(sentences, wanted);
   sentences.forEach((sentence, place) => {
     const part = element("span", place === best ? "best" : "");
@@ -73,24 +77,38 @@ function sourceOf(result) {
   return place;
 }
 
-function about(result, best) {
+// Only addresses of the web become links: another scheme could be a script.
+function sourceElement(result) {
+  const { path, source } = result.metadata;
+  const place = [source, path].find((each) => typeof each === "string" && /^https?:\/\//i.test(each));
+  const shown = element(place ? "a" : "span", "source", sourceOf(result));
+  if (place) Object.assign(shown, { href: place, rel: "noreferrer" });
+  return shown;
+}
+
+// A fused score only says the order: it is shown as a share of the best possible one.
+function about(result, mode, [worst, best]) {
   const line = element("p", "about");
-  line.append(element("span", "source", sourceOf(result)));
-  line.append(element("span", "score", `score ${result.score.toFixed(3)}`));
+  line.append(sourceElement(result));
+  const score = { hybrid: `${Math.round((100 * result.score) / BEST_FUSED)}% match`,
+    dense: `cosine ${result.score.toFixed(2)}`, bm25: `words ${result.score.toFixed(1)}` }[mode];
+  line.append(element("span", "score", score));
   const bar = element("div", "bar");
   bar.append(element("i"));
-  bar.firstChild.style.width = `${Math.max(0, Math.min(1, result.score / best)) * 100}%`;
+  const share = best > worst ? (result.score - worst) / (best - worst) : 1;
+  bar.firstChild.style.width = `${10 + 90 * share}%`;
   return [line, bar];
 }
 
-function show(results, query) {
+function show(results, query, mode) {
   const wanted = new Set(wordsOf(query).filter((word) => !COMMON.has(word)));
-  const best = Math.max(...results.map((result) => result.score), 1e-9);
+  const scores = results.map((result) => result.score);
+  const range = [Math.min(...scores), Math.max(...scores)];
   byId("results").replaceChildren(...results.map((result) => {
     const all = Array.from(result.text).slice(...(result.passage ?? []));
     const text = all.slice(0, LONGEST).join("") + (all.length > LONGEST ? " …" : "");
     const item = element("li");
-    item.append(...about(result, best), marked(text, wanted));
+    item.append(...about(result, mode, range), marked(text, wanted));
     return item;
   }));
 }
@@ -101,6 +119,8 @@ byId("search").addEventListener("submit", async (event) => {
   event.preventDefault();
   const number = ++asked;
   const form = event.target, query = form.query.value;
+  const address = new URLSearchParams({ q: query, mode: form.mode.value });
+  if (new URLSearchParams(location.search).get("q") !== query) history.pushState(null, "", `?${address}`);
   byId("said").textContent = "searching";
   try {
     const started = performance.now();
@@ -110,9 +130,10 @@ byId("search").addEventListener("submit", async (event) => {
       body: JSON.stringify({ query, mode: form.mode.value, top_k: Number(form.top_k.value) }),
     });
     if (number !== asked) return;
-    show(results, query);
+    show(results, query, form.mode.value);
     const count = `${results.length} ${results.length === 1 ? "answer" : "answers"}`;
-    byId("said").textContent = `${count} in ${Math.round(performance.now() - started)} ms`;
+    const hint = results.length ? "" : ": try other words, or compare by meaning";
+    byId("said").textContent = `${count} in ${Math.round(performance.now() - started)} ms${hint}`;
   } catch (error) {
     if (number === asked) byId("said").textContent = `That did not work: ${error.message}`;
   }
@@ -191,10 +212,10 @@ function listModels(models) {
     if (!item) {
       item = element("li");
       item.dataset.name = name;
-      const button = element("button", "quiet", "Give back");
+      const button = element("button", "quiet", "Unload");
       button.type = "button";
-      button.setAttribute("aria-label", `Give back ${name}`);
-      button.addEventListener("click", () => giveBack(name));
+      button.setAttribute("aria-label", `Unload ${name}`);
+      button.addEventListener("click", () => unload(name));
       item.append(element("span"), button);
       list.append(item);
     }
@@ -205,13 +226,13 @@ function listModels(models) {
   [...list.children].filter((each) => !Object.hasOwn(models, each.dataset.name)).forEach((each) => each.remove());
 }
 
-async function giveBack(name) {
+async function unload(name) {
   try {
     const path = `admin/models/${encodeURIComponent(name)}/unload`;
     const report = await ask(path, { method: "POST" });
     byId("returned").textContent = `${name}: ${report.summary}`;
   } catch (error) {
-    byId("returned").textContent = `${name} was not given back: ${error.message}`;
+    byId("returned").textContent = `${name} was not unloaded: ${error.message}`;
   }
   look();
 }
@@ -240,4 +261,15 @@ async function keepLooking() {
   setTimeout(keepLooking, 1000);
 }
 
+// The question stands in the address, to be kept, shared and gone back to.
+function askAddress() {
+  const address = new URLSearchParams(location.search), form = byId("search");
+  if (!address.get("q")) return;
+  form.query.value = address.get("q");
+  if (["hybrid", "dense", "bm25"].includes(address.get("mode"))) form.mode.value = address.get("mode");
+  form.requestSubmit();
+}
+
+addEventListener("popstate", askAddress);
+askAddress();
 keepLooking();

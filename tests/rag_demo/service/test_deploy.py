@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +64,55 @@ def test_promtool_reads_the_configuration() -> None:
     for file, code in ((DEPLOY / "prometheus/prometheus.yaml", 0), (DEPLOY / "compose.yaml", 1)):
         done = subprocess.run([*command, str(file)], capture_output=True, text=True)
         assert done.returncode == code, done.stdout + done.stderr
+
+
+PROXIES = {
+    "nginx": ("nginx.conf", ["-t", "-c"], ["-g", "daemon off; pid PID;", "-c"]),
+    "caddy": (
+        "Caddyfile",
+        ["validate", "--adapter", "caddyfile", "--config"],
+        ["run", "--adapter", "caddyfile", "--config"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_proxy_passes_requests_on(name: str, index: Path, tmp_path: Path) -> None:
+    """Its configuration is valid, and a search goes through it."""
+    import httpx
+
+    from support.browsing import serving_on_a_port
+    from support.waiting import wait_for
+
+    program = shutil.which(name)
+    if program is None:
+        pytest.skip(f"{name} is not installed: apt-get install {name}")
+    file, check, run = PROXIES[name]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    with serving_on_a_port(index) as url:
+        text = (DEPLOY / "proxy" / file).read_text(encoding="utf-8")
+        text = text.replace("RAG_DEMO", url.removeprefix("http://")).replace("LISTEN", address)
+        made = tmp_path / file
+        made.write_text("\n".join(line for line in text.splitlines() if line[:1] != "#"))
+        done = subprocess.run([program, *check, made], env=environment, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        options = [each.replace("PID", str(tmp_path / "pid")) for each in run]
+        proxy = subprocess.Popen(
+            [program, *options, made], env=environment, stderr=subprocess.DEVNULL
+        )
+        try:
+
+            def answers() -> bool:
+                try:
+                    return httpx.get(f"http://{address}/livez").status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            wait_for(answers)
+            answer = httpx.post(f"http://{address}/search", json={"query": "memory"})
+            assert answer.status_code == 200
+        finally:
+            proxy.terminate()
+            proxy.wait(60)

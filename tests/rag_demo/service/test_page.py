@@ -109,7 +109,7 @@ def test_search_works_in_a_browser(chromium: Any, index: Path) -> None:
         }
         assert page.locator(".best").count() >= 1
         page.get_by_text("ready, 4 documents").wait_for()
-        page.get_by_role("button", name="Give back index").click()
+        page.get_by_role("button", name="Unload index").click()
         page.locator("#returned", has_text="freed").wait_for()
         page.locator("#picture .unload").first.wait_for(state="attached")
         page.get_by_text("index: unloaded").wait_for()
@@ -136,7 +136,7 @@ def test_everybody_can_use_it(chromium: Any, index: Path, scheme: str, width: in
     with shown(chromium, index, scheme=scheme, width=width) as (page, _):
         assert violations() == []
         ask(page, "script indexed")
-        page.get_by_role("button", name="Give back index").click()
+        page.get_by_role("button", name="Unload index").click()
         page.locator("#labels .unload").first.wait_for(state="attached")
         assert violations() == []
         fits = "document.documentElement.scrollWidth <= window.innerWidth"
@@ -154,13 +154,13 @@ def test_by_keyboard_alone(chromium: Any, index: Path) -> None:
         page.get_by_text("index: loaded").wait_for()
         focused: list[str] = []
         name = "(document.activeElement.ariaLabel || document.activeElement.id)"
-        while "Give back index" not in focused:
+        while "Unload index" not in focused:
             page.keyboard.press("Tab")
             outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
             focused.append(page.evaluate(name))
             assert outline != "none", focused
             assert len(focused) < 20, focused
-        assert {"mode", "top_k", "Give back hashed"} <= set(focused)
+        assert {"mode", "top_k", "Unload hashed"} <= set(focused)
         page.keyboard.press("Enter")
         page.get_by_text("index: unloaded").wait_for()
         for _ in focused:
