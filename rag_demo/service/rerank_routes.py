@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -63,9 +64,9 @@ async def rerank_documents(request: Request, body: OpenAIRerankRequest) -> JSONA
     """Score documents as answers to a query, as Cohere and Jina do."""
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     ranks = await _ranks(request, body.query, texts)
-    host, name = service_of(request).engine.reranker, service_of(request).settings.reranker
-    assert host is not None and name is not None
-    check_model(body.model, host.name.removeprefix("reranker "), name)
+    model_id = service_of(request).settings.reranker or ""
+    name = Path(model_id).name  # Without the folders of this machine.
+    check_model(body.model, name, model_id)
     results: list[dict[str, Any]] = []
     for score, row in ranks[: body.top_n]:
         document = {"document": {"text": texts[row]}} if body.return_documents else {}

@@ -3,7 +3,7 @@
     python service_program.py INDEX [faiss|torch [LIMIT=VALUE...]]
 
 Writes its port on standard output. While a file BROKEN stands beside the index, no model loads.
-A question "held up" is answered when a line has come on standard input.
+A question "held up" is answered when a line has come on standard input, and "hang" never.
 This is the only module of the tests that says how the server is started.
 """
 
@@ -139,6 +139,8 @@ def main() -> int:
         if "held up" in texts:
             print("asked", flush=True)
             sys.stdin.readline()
+        if "hang" in texts:
+            threading.Event().wait()
 
     def load() -> Embedder:
         if Path(index.parent, "BROKEN").exists():

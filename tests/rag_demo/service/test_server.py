@@ -65,6 +65,13 @@ def test_sigterm_in_the_middle_of_requests(tmp_path: Path) -> None:
     assert "stopped: the model and the index were given back" in lines[-1].values()
 
 
+def test_end_does_not_wait_for_a_call_that_hangs(index: Path) -> None:
+    with service(index, "answer_s=1") as served:
+        assert served.search("hang")[0] == 504
+        wait_for(lambda: served.ask("/livez")[0] == 503)
+        assert served.stop() == 143, served.output()
+
+
 def test_second_interrupt_waits_for_no_answer(index: Path) -> None:
     """All is given back in order all the same, before the interrupt goes its way."""
     with service(index) as served:

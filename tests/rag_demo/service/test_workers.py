@@ -139,6 +139,18 @@ def test_worker_that_ends_is_replaced(real_index: Path, tmp_path: Path) -> None:
     assert not any(map(is_there, workers))
 
 
+def test_worker_that_does_not_answer_is_replaced(real_index: Path, tmp_path: Path) -> None:
+    with serve(real_index, tmp_path) as service:
+        first, _ = service.workers()
+        os.kill(first, signal.SIGSTOP)
+        service.wait_for_lines(1, "does not answer and is killed")
+        service.wait_for_lines(3, "serving at")
+        assert not is_there(first)
+        usage = json.loads(service.ask("/v1/embeddings", {"input": ["hello world"]}))["usage"]
+        assert usage == {"prompt_tokens": 4, "total_tokens": 4}
+        assert service.stop() == 143
+
+
 def test_workers_do_not_outlive_a_supervisor_that_is_killed(
     real_index: Path, tmp_path: Path
 ) -> None:
