@@ -176,7 +176,7 @@ class OpenAIRerankRequest(BaseModel):
     query: str = Field(json_schema_extra=_QUERY)
     documents: list[str | RerankDocument] = Field(json_schema_extra=_DOCUMENTS)
     model: str = "default"
-    top_n: Whole | None = Field(None, ge=1)
+    top_n: Annotated[Whole, Field(ge=1)] | None = None
     return_documents: bool = False
 
 
