@@ -152,7 +152,7 @@ def _opener(function: Callable[..., Any]) -> Callable[[Any, Any], AbstractAsyncC
     )
 
 
-class _ServerScope(SafePyTorchCleanup):
+class LifespanScope(SafePyTorchCleanup):
     """A scope that a thread ends: what must be awaited is, in the event loop it was opened in."""
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
 
     async def __aenter__(self) -> SafePyTorchCleanup:
         self._loop = asyncio.get_running_loop()
-        self._scope = self._stack.enter_context(_ServerScope())
+        self._scope = self._stack.enter_context(LifespanScope())
         return self._scope
 
     async def __aexit__(

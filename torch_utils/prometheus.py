@@ -37,7 +37,7 @@ except ImportError:
         "torch_utils.prometheus needs prometheus-client: pip install prometheus-client"
     ) from None
 
-__all__ = ["asgi_app", "register"]
+__all__ = ["asgi_app", "register", "registry_to_expose"]
 
 _KINDS = ("allocated", "reserved", "free", "total")
 _SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -52,18 +52,20 @@ def asgi_app() -> Callable[..., Any]:
     register()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await client.make_asgi_app(_registry())(scope, receive, send)
+        await client.make_asgi_app(registry_to_expose())(scope, receive, send)
 
     return app
 
 
-def _registry() -> client.CollectorRegistry:
+def registry_to_expose() -> client.CollectorRegistry:
+    """Return this process's registry, or one of all workers, for a route of your own."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not folder:
         return client.REGISTRY
     from prometheus_client import multiprocess
 
-    _METRICS[0].count()
+    for metrics in _METRICS:
+        metrics.count()
     for path in Path(folder).glob("gauge_live*_*.db"):
         pid = path.stem.rpartition("_")[2]
         if pid.isdecimal() and not _is_running(int(pid)):

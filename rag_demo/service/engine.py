@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -174,12 +173,14 @@ class Engine:
         self.index = self._host_index()
 
     def _host(self, load: LoadModel, name: str) -> ModelHost[Any]:
-        options: dict[str, Any] = {"isolation": self.settings.isolation}
-        # torch_utils before the limit of a call: the batcher's deadline holds alone there.
-        has_limit = "call_timeout_s" in inspect.signature(ModelHost).parameters
-        if has_limit and self.settings.isolation == "process":
-            options["call_timeout_s"] = self.settings.model_call_s
-        return ModelHost(load, name=name, keep_alive=self.settings.keep_alive, **options)
+        in_process = self.settings.isolation == "process"
+        return ModelHost(
+            load,
+            name=name,
+            keep_alive=self.settings.keep_alive,
+            isolation=self.settings.isolation,
+            call_timeout_s=self.settings.model_call_s if in_process else None,
+        )
 
     def _host_index(self) -> ModelHost[Retriever]:
         self._filters = PublicFilters()

@@ -8,6 +8,7 @@ from pathlib import Path
 import prometheus_client as client
 
 from rag_demo.service.problems import Problem
+from torch_utils.prometheus import registry_to_expose
 
 __all__ = [
     "BATCH",
@@ -57,12 +58,7 @@ def exposition() -> tuple[str, bytes]:
     Raises:
         Problem: The workers' files were removed.
     """
-    registry = client.REGISTRY
-    if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        if not any(Path(folder).glob(f"*_{os.getpid()}.db")):
-            raise Problem(503, "the files with the metrics were removed; restart the service")
-        from prometheus_client.multiprocess import MultiProcessCollector
-
-        registry = client.CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return client.CONTENT_TYPE_LATEST, client.generate_latest(registry)
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if folder and not any(Path(folder).glob(f"*_{os.getpid()}.db")):
+        raise Problem(503, "the files with the metrics were removed; restart the service")
+    return client.CONTENT_TYPE_LATEST, client.generate_latest(registry_to_expose())
