@@ -28,6 +28,7 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -182,10 +183,7 @@ class LifespanScope(SafePyTorchCleanup):
                 raise RuntimeError("its event loop has stopped: nothing can be awaited any more")
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-        try:
-            return functools.wraps(function)(call)
-        except AttributeError:  # An object with __call__ may have neither.
-            return call
+        return functools.wraps(function)(call)
 
 
 async def _await(awaitable: Any) -> Any:
@@ -200,7 +198,6 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
         self._stack = ExitStack()
 
     async def __aenter__(self) -> SafePyTorchCleanup:
-        self._loop = asyncio.get_running_loop()
         self._scope = self._stack.enter_context(LifespanScope())
         return self._scope
 
@@ -210,8 +207,8 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        closed = self._loop.create_future()
-        ended = threading.Event()
+        closed: Future[None] = Future()
+        closed.set_running_or_notify_cancel()  # A wait that is cancelled does not cancel it.
         for lender in self._scope.lenders:
             lender.close_by(time.monotonic() + self._deadline_s * _FOR_LEASES)
 
@@ -225,11 +222,7 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
                 if report is None or not any(error is failure for failure in report.errors):
                     log(ERROR, "closing the application's resources: %r", error, exc_info=error)
             finally:
-                ended.set()
-                try:
-                    self._loop.call_soon_threadsafe(_set, closed)
-                except RuntimeError:  # The loop is closed: nobody waits any more.
-                    return
+                closed.set_result(None)
 
         thread = threading.Thread(target=close, name="torch_utils.lifespan", daemon=True)
         try:
@@ -239,23 +232,24 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             return
         cancelled = None
         if isinstance(exc, GeneratorExit):  # Nothing can be awaited in what is being closed.
-            ended.wait(self._deadline_s)
+            wait([closed], self._deadline_s)
         else:
             cancelled = await self._wait(closed)
-        if not ended.is_set():
+        if not closed.done():
             self._leave_behind(thread)
         if cancelled is not None:
             raise cancelled
 
-    async def _wait(self, closed: asyncio.Future[None]) -> asyncio.CancelledError | None:
+    async def _wait(self, closed: Future[None]) -> asyncio.CancelledError | None:
         """Wait until the deadline, cancelled or not; return the cancellation."""
-        ends = self._loop.time() + self._deadline_s
-        cancelled = None
-        while not closed.done() and (left := ends - self._loop.time()) > 0:
+        ends, cancelled = time.monotonic() + self._deadline_s, None
+        waiting = asyncio.wrap_future(closed)
+        while not waiting.done() and (left := ends - time.monotonic()) > 0:
             try:
-                await asyncio.wait([closed], timeout=left)
+                await asyncio.wait([waiting], timeout=left)
             except asyncio.CancelledError as error:
                 cancelled = error
+        waiting.cancel()
         return cancelled
 
     def _leave_behind(self, thread: threading.Thread) -> None:
@@ -276,8 +270,3 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             f"; not begun: {', '.join(names[1:])}" if names[1:] else "",
             stack,
         )
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

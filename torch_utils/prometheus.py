@@ -64,8 +64,7 @@ def registry_to_expose() -> client.CollectorRegistry:
         return client.REGISTRY
     from prometheus_client import multiprocess
 
-    for metrics in _METRICS:
-        metrics.count()
+    _METRICS.count()
     for path in Path(folder).glob("gauge_live*_*.db"):
         pid = path.stem.rpartition("_")[2]
         if pid.isdecimal() and not _is_running(int(pid)):
@@ -103,14 +102,11 @@ def register(registry: client.CollectorRegistry | None = None) -> None:
     Raises:
         ValueError: The registry has other metrics of these names.
     """
-    with _LOCK:
-        target = client.REGISTRY if registry is None else registry
-        if not _METRICS:
-            _METRICS.append(_Metrics())
-        if target not in _REGISTERED:
-            target.register(_METRICS[0])
-            _REGISTERED.add(target)
-        _METRICS[0].start()
+    target = client.REGISTRY if registry is None else registry
+    if target not in _REGISTERED:
+        target.register(_METRICS)
+        _REGISTERED.add(target)
+    _METRICS.start()
 
 
 class _Metrics:
@@ -121,45 +117,39 @@ class _Metrics:
         self._models: set[str] = set()  # the same
         self._held_on = {"host"}
         self._begin()
-        model, device = ["model"], ["device"]
-        self.loaded = _gauge("model_loaded", "Whether a model is loaded.", model, "livesum")
-        self.leases = _gauge("model_leases", "Leases of a model at the moment.", model, "livesum")
-        self.loads = _counter("model_loads", "Loads of a model, by outcome.", [*model, "outcome"])
-        self.unloads = _counter(
-            "model_unloads", "Unloads of a model, by reason.", [*model, "reason"]
+        self._all: list[Any] = []
+        gauge, counter, histogram = client.Gauge, client.Counter, client.Histogram
+        new = self._new
+        self.loaded = new(gauge, "model_loaded", "Whether a model is loaded.", "model")
+        self.leases = new(gauge, "model_leases", "Leases of a model at the moment.", "model")
+        self.loads = new(
+            counter, "model_loads", "Loads of a model, by outcome.", "model", "outcome"
         )
-        self.load_s = _histogram("model_load_duration_seconds", "How long loads took.", model)
-        self.release_s = _histogram("release_duration_seconds", "How long releases took.", [])
-        self.released = _counter("released_bytes", "Bytes of storages that releases freed.", device)
-        self.held = _gauge(
-            "still_held_bytes",
-            "Bytes that the last release gave up and something still refers to.",
-            device,
-            "livesum",
+        self.unloads = new(
+            counter, "model_unloads", "Unloads of a model, by reason.", "model", "reason"
         )
-        self.memory = _gauge(
-            "device_memory_bytes",
-            "Memory of a device in use: of this process, or free and total on the device.",
-            [*device, "kind"],
-            "liveall",
+        self.load_s = new(histogram, "model_load_duration_seconds", "How long loads took.", "model")
+        self.release_s = new(histogram, "release_duration_seconds", "How long releases took.")
+        self.released = new(
+            counter, "released_bytes", "Bytes of storages that releases freed.", "device"
         )
-        self.open = _gauge("open_resources", "Resources that are open.", ["type"], "livesum")
-        self.retries = _counter(
-            "out_of_memory_retries", "Calls that were tried again with a smaller batch.", []
+        held = "Bytes that the last release gave up and something still refers to."
+        self.held = new(gauge, "still_held_bytes", held, "device")
+        memory = "Memory of a device in use: of this process, or free and total on the device."
+        self.memory = new(
+            gauge, "device_memory_bytes", memory, "device", "kind", multiprocess_mode="liveall"
         )
-        self._all = (
-            self.loaded,
-            self.leases,
-            self.loads,
-            self.unloads,
-            self.load_s,
-            self.release_s,
-            self.released,
-            self.held,
-            self.memory,
-            self.open,
-            self.retries,
-        )
+        self.open = new(gauge, "open_resources", "Resources that are open.", "type")
+        retries = "Calls that were tried again with a smaller batch."
+        self.retries = new(counter, "out_of_memory_retries", retries)
+
+    def _new(self, kind: Any, name: str, text: str, *labels: str, **options: Any) -> Any:
+        if kind is client.Gauge:
+            options = {"multiprocess_mode": "livesum", **options}
+        elif kind is client.Histogram:
+            options = {"buckets": _SECONDS}
+        self._all.append(kind(f"torch_utils_{name}", text, labels, registry=None, **options))
+        return self._all[-1]
 
     def describe(self) -> Iterator[Any]:
         """Return the names, for the registry to see that nobody else has them."""
@@ -185,7 +175,8 @@ class _Metrics:
     def start_over_in_child(self) -> None:
         """In a forked child: the thread is gone, and its lock may be held."""
         self._begin()
-        self.start()
+        if self._listen in LISTENERS:
+            self.start()
 
     def _listen(self, event: str, values: dict[str, Any]) -> None:
         self._events.put((event, values))
@@ -261,30 +252,11 @@ class _Metrics:
         self.retries.inc()
 
 
-def _counter(name: str, help_: str, labels: list[str]) -> client.Counter:
-    return client.Counter(f"torch_utils_{name}", help_, labels, registry=None)
-
-
-def _gauge(name: str, help_: str, labels: list[str], mode: Any) -> client.Gauge:
-    full = f"torch_utils_{name}"
-    return client.Gauge(full, help_, labels, multiprocess_mode=mode, registry=None)
-
-
-def _histogram(name: str, help_: str, labels: list[str]) -> client.Histogram:
-    return client.Histogram(f"torch_utils_{name}", help_, labels, buckets=_SECONDS, registry=None)
-
-
 def _label(text: str) -> str:
     """Return a label's value: one that UTF-8 does not have would be the end of all labels."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _after_fork() -> None:
-    if _METRICS:
-        _METRICS[0].start_over_in_child()
-
-
-_LOCK = threading.Lock()
-_METRICS: list[_Metrics] = []
+_METRICS = _Metrics()
 _REGISTERED: WeakSet[client.CollectorRegistry] = WeakSet()
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_METRICS.start_over_in_child)
