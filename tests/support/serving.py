@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ class Embedder(Hashed):
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
+def load_what_hangs() -> Embedder:
+    """Return a model for which the question "hang" takes ten minutes; for another process."""
+    return Embedder(lambda texts: time.sleep(600 * ("hang" in texts)))
+
+
 def make_index(folder: Path, texts: list[str] = TEXTS) -> Path:
     """Save an index of a few texts."""
     with FaissRetriever(Embedder()) as retriever:
@@ -77,7 +83,8 @@ async def serving(
 ) -> AsyncIterator[Any]:
     """Run the application; yields a client of it, whose ``app`` is the application."""
     model = embedder or Embedder()
-    app = make_app(index, lambda: model, **options)
+    load = options.pop("load", lambda: model)
+    app = make_app(index, load, **options)
     async with app.router.lifespan_context(app) as state:
 
         async def with_state(scope: Any, receive: Any, send: Any) -> None:

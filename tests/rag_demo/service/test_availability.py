@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from support.serving import TEXTS, Embedder, Limits, ask, make_index, search, serving
+from support.serving import (
+    TEXTS,
+    Embedder,
+    Limits,
+    ask,
+    load_what_hangs,
+    make_index,
+    search,
+    serving,
+)
 from support.waiting import wait_for_async
 
 
@@ -35,6 +44,20 @@ def test_hung_call_is_answered_and_fails_the_probes(index: Path) -> None:
         assert asyncio.run(main()) == [504, 503]
     finally:
         never.set()
+
+
+def test_hung_call_of_a_model_in_a_process_ends_the_process(index: Path) -> None:
+    """And nothing else: the next request starts a new one."""
+
+    async def main() -> list[int]:
+        options = {"isolation": "process", "call_timeout_s": 0.5, "load": load_what_hangs}
+        async with serving(index, **options) as client:
+            return [
+                (await client.post("/search", json={"query": query, "mode": "dense"})).status_code
+                for query in ("hang", "a")
+            ]
+
+    assert asyncio.run(main()) == [503, 200]
 
 
 def test_model_that_cannot_be_loaded_is_loaded_again(index: Path) -> None:
