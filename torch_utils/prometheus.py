@@ -26,6 +26,7 @@ from weakref import WeakSet
 
 from torch_utils._events import LISTENERS
 from torch_utils._registry import REGISTRY
+from torch_utils._runtime import ERROR, log
 from torch_utils.hosting.host import HOSTS
 from torch_utils.memory import memory_snapshot
 from torch_utils.report import CleanupReport
@@ -68,7 +69,8 @@ def registry_to_expose() -> client.CollectorRegistry:
     for path in Path(folder).glob("gauge_live*_*.db"):
         pid = path.stem.rpartition("_")[2]
         if pid.isdecimal() and not _is_running(int(pid)):
-            multiprocess.mark_process_dead(int(pid), folder)  # type: ignore[no-untyped-call]
+            with contextlib.suppress(FileNotFoundError):  # Another worker was faster.
+                multiprocess.mark_process_dead(int(pid), folder)  # type: ignore[no-untyped-call]
     registry = client.CollectorRegistry()
     multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
     return registry
@@ -104,8 +106,12 @@ def register(registry: client.CollectorRegistry | None = None) -> None:
     """
     target = client.REGISTRY if registry is None else registry
     if target not in _REGISTERED:
-        target.register(_METRICS)
         _REGISTERED.add(target)
+        try:
+            target.register(_METRICS)
+        except ValueError:
+            _REGISTERED.discard(target)
+            raise
     _METRICS.start()
 
 
@@ -184,7 +190,11 @@ class _Metrics:
     def _run(self) -> None:
         events = self._events
         while True:
-            self.count(events.get())
+            event = events.get()
+            try:
+                self.count(event)
+            except Exception as error:  # A folder that was removed: the thread counts on.
+                log(ERROR, "metrics cannot be written: %r", error)
 
     def collect(self) -> Iterator[Any]:
         """Return everything as it is now."""

@@ -24,6 +24,7 @@ __all__ = ["Batcher", "Job"]
 log = logging.getLogger("rag_demo.service")
 _CLOSING_S = 5.0  # for a call that has no client any more
 _POLL_S = 0.05
+_CHANGES_TAKE = 9  # times as long as an answer before they count as hung
 
 
 @dataclass(eq=False)
@@ -130,7 +131,16 @@ class Batcher:
 
     async def between_batches(self, function: Callable[[], Any]) -> Any:
         """Call a function in the thread that does the batches."""
-        return await self._thread.call(function)
+
+        def call() -> Any:
+            # A change embeds and saves, so it may take longer than an answer.
+            self._call_started = time.monotonic() + _CHANGES_TAKE * self._limits.answer_s
+            try:
+                return function()
+            finally:
+                self._call_started = None
+
+        return await self._thread.call(call)
 
     async def close(self) -> bool:
         """Finish the queue and stop.
@@ -215,16 +225,20 @@ def _problem(error: BaseException, job: Job) -> Problem:
 
 
 def _answers(engine: Engine, batch: list[Job]) -> list[Any]:
+    answers: dict[Job, Any] = {}
+    for job in batch:
+        if job.tokens:
+            try:
+                answers[job] = _tokens(engine, job)
+            except Problem as problem:  # Of this job alone.
+                answers[job] = problem
+    jobs_of_all, batch = batch, [j for j in batch if not isinstance(answers.get(j), Problem)]
     queries = [
         text
         for job in batch
         if job.kind == "query" or (job.options is not None and job.options.mode != "bm25")
         for text in job.texts
     ]
-    answers: dict[Job, Any] = {}
-    for job in batch:
-        if job.tokens:
-            answers[job] = _tokens(engine, job)
     vectors: dict[str, Any] = {}
     if unique := list(dict.fromkeys(queries)):
         vectors = dict(zip(unique, engine.embed(unique, are_queries=True), strict=True))
@@ -244,7 +258,7 @@ def _answers(engine: Engine, batch: list[Job]) -> list[Any]:
         assert jobs[0].options is not None
         found = iter(engine.search(texts, vectors, jobs[0].options))
         answers.update((job, [next(found) for _ in job.texts]) for job in jobs)
-    return [answers[job] for job in batch]
+    return [answers[job] for job in jobs_of_all]
 
 
 def _tokens(engine: Engine, job: Job) -> list[int] | None:

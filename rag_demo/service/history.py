@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rag_demo.service.engine import Engine
 from torch_utils import memory_snapshot
@@ -21,7 +22,7 @@ class History:
     def __init__(self) -> None:
         self.samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
         self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
-        self._counts: dict[int, tuple[int, int]] = {}
+        self._counts: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()  # by host
 
     def add_event(self, what: str, model: str) -> None:
         """Note an event that happens now."""
@@ -32,12 +33,12 @@ class History:
         models, elsewhere = {}, 0
         for name, host in engine.hosts.items():
             status = host.status()
-            loads, unloads = self._counts.get(id(host), (0, 0))
+            loads, unloads = self._counts.get(host, (0, 0))
             if status.loads > loads:
                 self.add_event("load", name)
             if status.unloads > unloads:
                 self.add_event("unload", name)
-            self._counts[id(host)] = status.loads, status.unloads
+            self._counts[host] = status.loads, status.unloads
             models[name] = status.state
             if host.isolation == "process":
                 elsewhere += status.nbytes

@@ -38,7 +38,11 @@ async def _ranks(request: Request, query: str, texts: Sequence[str]) -> list[tup
         raise Problem(404, "no reranker is configured; start the service with --reranker NAME")
     check_texts(request, [query], 1, "query")
     check_texts(request, texts, service.settings.limits.texts, "texts")
-    scores = await service.run(request, Job("rerank", texts, query=query))
+    size, deadline = service.settings.limits.batch_texts, service.deadline()
+    scores: list[float] = []
+    for start in range(0, len(texts), size):  # Other requests get their turn in between.
+        job = Job("rerank", texts[start : start + size], query=query)
+        scores += await service.batcher.run(request, job, deadline, is_continuation=start > 0)
     return sorted(((score, row) for row, score in enumerate(scores)), key=lambda p: (-p[0], p[1]))
 
 
@@ -63,10 +67,11 @@ async def rerank(request: Request, body: RerankRequest) -> JSONAnswer:
 async def rerank_documents(request: Request, body: OpenAIRerankRequest) -> JSONAnswer:
     """Score documents as answers to a query, as Cohere and Jina do."""
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    model_id = service_of(request).settings.reranker
+    name = "" if model_id is None else Path(model_id).name  # Without this machine's folders.
+    if model_id is not None:
+        check_model(body.model, name, model_id)
     ranks = await _ranks(request, body.query, texts)
-    model_id = service_of(request).settings.reranker or ""
-    name = Path(model_id).name  # Without the folders of this machine.
-    check_model(body.model, name, model_id)
     results: list[dict[str, Any]] = []
     for score, row in ranks[: body.top_n]:
         document = {"document": {"text": texts[row]}} if body.return_documents else {}

@@ -33,7 +33,7 @@ _BACKLOG = 2048  # connections that the system holds until they are accepted
 _ACCEPTED_AT_ONCE = 64
 _NEW_CONNECTION_S = 1.0  # for the first request of a connection made before the end
 _OTHER_FILES = 256  # for connections being closed, the index and a model's process
-_ALIVE_TICKS = 10  # of 0.1 s
+_ALIVE_S = 1.0
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -172,6 +172,7 @@ class _Server(uvicorn.Server):
             loop.add_reader(self._supervisor, self._check_supervisor)
         self._service.on_reload = lambda: self._report(RELOAD_OTHERS)
         self._report(SERVES)
+        self._alive = loop.create_task(self._report_alive())
         if self._reload_early:
             self._reload()
         for listener in sockets or ():
@@ -194,6 +195,13 @@ class _Server(uvicorn.Server):
         self._reload_early = service is None
         if service is not None and not service.draining:
             service.start(self._reload_and_report())
+
+    async def _report_alive(self) -> None:
+        """Report every second, also while the last requests are answered."""
+        while True:
+            if not self._service.batcher.failure:
+                self._report(ALIVE)
+            await asyncio.sleep(_ALIVE_S)
 
     async def _reload_and_report(self) -> None:
         await self._service.reload_on_signal()
@@ -263,10 +271,8 @@ class _Server(uvicorn.Server):
         return [each for each in found if not each.transport.is_closing()]
 
     async def on_tick(self, counter: int) -> bool:
-        """Close idle connections, report, and stop when draining is over; ten times a second."""
+        """Close idle connections, and stop when draining is over; ten times a second."""
         self._close_idle()
-        if counter % _ALIVE_TICKS == 0 and not self._service.batcher.failure:
-            self._report(ALIVE)
         if self._stops_at is not None and time.monotonic() >= self._stops_at:
             self.should_exit = True
         return await super().on_tick(counter)

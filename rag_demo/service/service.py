@@ -85,13 +85,15 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         is_idle = await self.batcher.close()
+        closing = DaemonThread("rag_demo.closing")  # The other one may be in a load that hangs.
         try:
-            await self._thread.call(*((self.engine.close,) if is_idle else (self.engine.close, 0)))
+            await closing.call(*((self.engine.close,) if is_idle else (self.engine.close, 0)))
         except ModelInUseError as error:
             log.error("a call of the model hangs and is left behind: %s", error)
             return
         finally:
             self._thread.stop()
+            closing.stop()
         log.info("stopped: the model and the index were given back")
 
     def deadline(self) -> float:
@@ -104,7 +106,6 @@ class Service:
 
     async def not_ready(self) -> str:
         """Return why requests cannot be answered; "" if they can."""
-        reason = ""
         if self.draining:
             return "the service is stopping"
         if reason := self.batcher.failure:
@@ -212,7 +213,9 @@ class Service:
         async with self._reloading:
             try:
                 return await self.batcher.between_batches(lambda: self.engine.change(change))
-            except RagDemoError as error:
+            except Problem:
+                raise
+            except Exception as error:  # Whatever the model or the disk raises.
                 log.error("the index cannot be changed: %s", error, exc_info=error)
                 raise Problem(409, "the index cannot be changed; the log says why") from None
 

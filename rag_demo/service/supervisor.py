@@ -115,12 +115,8 @@ class _Worker:
         self.send(signal.SIGTERM)
         self.send(signal.SIGCONT)  # A stopped process would not get the other one.
 
-    def close(self, folder: str) -> None:
-        from prometheus_client import multiprocess
-
+    def close(self) -> None:
         self._line.close()
-        mark: Any = multiprocess.mark_process_dead
-        mark(self.process.pid, folder)
 
 
 class _Supervisor:
@@ -147,19 +143,30 @@ class _Supervisor:
             while not self._signal:
                 is_missing = len(self._workers) < self._settings.workers
                 if is_missing and time.monotonic() >= self._next_start:
-                    worker = _Worker(self._told, self._listener.fileno(), environment)
-                    self._workers.append(worker)
+                    self._start(environment)
                     continue
                 time.sleep(_LOOK_S)
                 for worker in self._look():
                     if not self._signal:
                         self._replace(worker)
+                for worker in self._workers:
+                    if not self._signal:
+                        worker.kill_if_silent()
                 self._give_turns()
         finally:
             self._stop()
             for number, handler in before.items():
                 signal.signal(number, handler)
         return self._signal
+
+    def _start(self, environment: dict[str, str]) -> None:
+        try:
+            self._workers.append(_Worker(self._told, self._listener.fileno(), environment))
+        except OSError as error:  # Too many processes or open files.
+            if not self._workers:
+                raise RagDemoError(f"no worker can be started: {error}") from error
+            log.error("no worker can be started: %s; another is tried", error)
+            self._next_start = time.monotonic() + _LONGEST_WAIT_S
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
@@ -176,7 +183,6 @@ class _Supervisor:
         for worker in self._workers:
             for line in worker.reports():
                 self._read(worker, line)
-            worker.kill_if_silent()
         return ended
 
     def _read(self, worker: _Worker, line: str) -> None:
@@ -214,7 +220,7 @@ class _Supervisor:
         if self._turns[:1] == [worker]:
             self._turn_ends = 0.0
         self._turns = [each for each in self._turns if each is not worker]
-        worker.close(self._folder)
+        worker.close()
         number, code = worker.process.pid, worker.process.returncode
         if worker.served_since == math.inf:
             if not any(other.serves for other in self._workers):
@@ -224,7 +230,7 @@ class _Supervisor:
             log.error("worker %d ended with %s; another starts", number, code)
         is_early = time.monotonic() - worker.served_since < _SOON_S
         self._early_ends = self._early_ends + 1 if is_early else 0
-        wait_s = min(2.0**self._early_ends, _LONGEST_WAIT_S) if self._early_ends else 0.0
+        wait_s = min(2.0 ** min(self._early_ends, 5), _LONGEST_WAIT_S) if self._early_ends else 0.0
         self._next_start = time.monotonic() + wait_s
 
     def _stop(self) -> None:
@@ -242,4 +248,4 @@ class _Supervisor:
                 log.error("worker %d has not ended in time and is killed", worker.process.pid)
                 worker.process.kill()
             worker.process.wait()
-            worker.close(self._folder)
+            worker.close()

@@ -115,6 +115,11 @@ class ModelLender(Resource):
         """Let closing wait for leases until ``when`` at most, by `time.monotonic`."""
         self._closes_by = when
 
+    def register_in_child(self) -> None:
+        """In a forked child: let this process close it, too. The parent's entry is not its own."""
+        release = type(self)._release
+        REGISTRY.add(Entry(id(self), type(self).__name__, weakref.ref(self), release))
+
     def _close_deadline(self) -> float:
         return min(time.monotonic() + self._deadline_s, self._closes_by)
 
@@ -303,9 +308,10 @@ class ModelHost(ModelLender, Generic[M]):
                 transition = self._transition
                 if transition is None and self._tenant is None:
                     return CleanupReport()
-                if transition is None or transition.thread == threading.get_ident():
+                if self._leases or (transition and transition.thread == threading.get_ident()):
                     raise self.in_use()
-            wait([transition])
+            if transition is not None:
+                wait([transition])
 
     def status(self) -> HostStatus:
         """Return the state at this moment. Loads nothing and waits for nothing."""
@@ -506,9 +512,9 @@ class ModelHost(ModelLender, Generic[M]):
                 self._loads += 1
                 self._idle_since = time.monotonic()
                 self._last_error = None
-                self._start_expiry()
                 self._changed.notify_all()
                 transition.set_result(None)
+                self._start_expiry()
         except BaseException as error:
             if isinstance(error, Exception):
                 clear_exception_frames(error)  # What it had loaded must not live on in them.
@@ -606,8 +612,11 @@ class ModelHost(ModelLender, Generic[M]):
                 name="torch_utils-expiry",
                 daemon=True,
             )
+            try:
+                thread.start()
+            except RuntimeError:  # Out of threads: a pool, `unload` or the exit unloads it.
+                return
             self._expiry_thread = thread
-            thread.start()
 
     def expire(self) -> float | None:
         """Unload the model if it is due; return the seconds until it may be, None to end."""
@@ -626,7 +635,8 @@ class ModelHost(ModelLender, Generic[M]):
         """Return the error that says where the leases were taken."""
         now = time.monotonic()
         holders = [
-            f"taken at {holder.where}, {now - holder.since:.1f} s ago" for holder in self._leases
+            f"taken at {holder.where}, {now - holder.since:.1f} s ago"
+            for holder in list(self._leases)
         ]
         times = f"{len(holders)} time{'s' * (len(holders) != 1)}"
         return ModelInUseError(
@@ -683,6 +693,11 @@ class ModelHost(ModelLender, Generic[M]):
             return tenant.sizes()
         return None if transition is None else transition.admitted
 
+    def waits_for_room(self) -> bool:
+        """Return whether it is loaded, but for the room that it lacks."""
+        transition = self._transition
+        return transition is not None and bool(transition.admitted and transition.no_room)
+
     @property
     def idle_since(self) -> float:
         """When the last lease ended, by `time.monotonic`."""
@@ -701,9 +716,7 @@ class ModelHost(ModelLender, Generic[M]):
         self._reset()
         self._is_closing = self.closed
         if not self._is_closing:
-            # The parent's entry is not this process's to close.
-            release = type(self)._release
-            REGISTRY.add(Entry(id(self), type(self).__name__, weakref.ref(self), release))
+            self.register_in_child()
 
     def __repr__(self) -> str:
         return f"<ModelHost {self.name!r}, {self.state}, {len(self._leases)} leases>"

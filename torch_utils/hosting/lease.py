@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Holder:
-    """Who has a lease, or waits for one.
+    """A thread or coroutine that has a lease or waits for one.
 
     Attributes:
         where: The place in the program that asked for it, and its thread.
@@ -47,14 +48,16 @@ class _Lease(Generic[M]):
         check_seconds("timeout_s", timeout_s)
         self._host = host  # Keeps the host from being collected, and closed, under a lease.
         self._timeout_s = timeout_s
-        self._holder: Holder | None = None
+        self._is_entered = False
+        self._holder: Holder | None = None  # until it has ended
         self._process: ModelProcess | None = None
         self._calls: list[None] = []  # those under way in the process
         self._where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
     def _begin(self, thread: int | None) -> Holder:
-        if self._holder is not None:
+        if self._is_entered:
             raise TorchUtilsError("a lease is entered once; ask the host for another")
+        self._is_entered = True
         by = f", by thread {threading.current_thread().name}" if thread else ", by a coroutine"
         self._holder = Holder(self._where + by, thread, time.monotonic())
         return self._holder
@@ -89,6 +92,7 @@ class _Lease(Generic[M]):
         if process is not None and self._calls and self._host.status().leases == 1:
             process.kill()  # Its caller was cancelled, and the call might go on for ever.
         self._host.end_lease(holder)
+        self._holder = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # Protocols ask for such names.
@@ -166,11 +170,11 @@ def check_seconds(name: str, value: object) -> None:
 
     Raises:
         TypeError: It is not a number.
-        ValueError: It is "nan".
+        ValueError: It is not finite.
     """
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds, or None, not {value!r}")
-    if value != value:
+    if not math.isfinite(value):
         raise ValueError(f"{name} must be a number of seconds, or None, not {value!r}")

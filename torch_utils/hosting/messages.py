@@ -112,4 +112,7 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> Any:
 
 def _limit(connection: socket.socket, deadline: float | None) -> None:
     if deadline is not None:
-        connection.settimeout(max(1e-3, deadline - time.monotonic()))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.settimeout(left)

@@ -188,6 +188,7 @@ class ModelPool(ModelLender):
             NoRoomError: The deadline has passed, or it can never fit. Says who holds what.
             ResourceClosedError: The host was closed meanwhile.
         """
+        is_loaded = transition.admitted is not None
         if sizes is None:
             sizes = self._measured.get(host.name, {})
         else:
@@ -206,7 +207,9 @@ class ModelPool(ModelLender):
                 if never_fits or not idle:
                     transition.no_room = _explain(host, sizes, lacking, others)
                     left = LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
-                    if never_fits or left <= 0 or _waits_for_itself(transition, others):
+                    # Of two that have loaded more than they were admitted for, one gives up.
+                    is_stuck = is_loaded and any(other.waits_for_room() for other in others)
+                    if never_fits or is_stuck or left <= 0 or _waits_for_itself(transition, others):
                         raise NoRoomError(transition.no_room)
                     self._changed.wait(min(left, LONGEST_WAIT_S))
                     continue
@@ -226,6 +229,8 @@ class ModelPool(ModelLender):
 
     def start_over_in_child(self) -> None:
         """In a forked child: a thread of the parent may have held the lock."""
+        if not self.closed:
+            self.register_in_child()
         self._changed = threading.Condition()
         for host in self._hosts.values():
             host.join(self._changed, self._admit, host.declared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import time
@@ -59,12 +60,12 @@ class ThreadTenant:
         model, self.model = self.model, None
         if model is None:
             return
-        try:
+        with contextlib.suppress(TypeError):  # A kind that `release` does not know.
             self.report = release(model)
-        except TypeError:  # `release` does not know its kind: it goes with its last reference.
-            del model
-            gc.collect()
-            self.report = release()
+            return
+        del model  # It goes with its last reference.
+        gc.collect()
+        self.report = release()
 
 
 class ProcessTenant:
