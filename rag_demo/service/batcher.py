@@ -152,7 +152,7 @@ class Batcher:
         self._wake.set()
         await asyncio.wait([self._task], timeout=_CLOSING_S)
         self._thread.stop()
-        return self._task.done()
+        return self._task.done() and self._call_started is None
 
     def _count(self, change: int) -> None:
         self._queued_texts += change

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable, Coroutine
+from types import FrameType
 from typing import Any, ClassVar
 
 from support.programs import TIMEOUT_S
@@ -28,10 +30,11 @@ class Stub:
 
 
 def threads_inside(package: str) -> int:
-    """Count the threads that are executing something of a package, or wait in it."""
+    """Count the threads that execute something of a package, or wait in it; not its own threads."""
     count = 0
-    for innermost in sys._current_frames().values():  # noqa: SLF001  (of CPython)
-        frame = innermost
+    own = {each.ident for each in threading.enumerate() if each.name.startswith(f"{package}-")}
+    for ident, innermost in sys._current_frames().items():  # noqa: SLF001  (of CPython)
+        frame: FrameType | None = None if ident in own else innermost
         while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] != package:
             frame = frame.f_back
         count += frame is not None

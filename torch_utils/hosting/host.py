@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import inspect
 import math
@@ -13,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -22,7 +23,7 @@ from typing import Any, Generic, Literal, TypeVar
 from torch_utils._deferral import DeferredSignals
 from torch_utils._events import tell
 from torch_utils._registry import REGISTRY, Entry
-from torch_utils._runtime import is_shutting_down
+from torch_utils._runtime import ERROR, early_bound, is_shutting_down, log
 from torch_utils.errors import (
     ModelInUseError,
     NoRoomError,
@@ -104,6 +105,18 @@ class Transition(Future[Exception | None]):
         self.error: Exception | None = None
         self.set_running_or_notify_cancel()  # A waiter that is cancelled does not cancel it.
 
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait in a thread until it is done, or the time is over.
+
+        A signal handler that runs meanwhile may use the host: no lock is held, unlike in
+        `concurrent.futures.wait`.
+        """
+        woken = threading.Lock()
+        woken.acquire()
+        with DeferredSignals():
+            self.add_done_callback(lambda _: woken.release())
+        woken.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+
 
 class ModelLender(Resource):
     """Base of `ModelHost` and `ModelPool`: closing waits for leases, until a deadline."""
@@ -114,6 +127,13 @@ class ModelLender(Resource):
     def close_by(self, when: float) -> None:
         """Let closing wait for leases until ``when`` at most, by `time.monotonic`."""
         self._closes_by = when
+
+    @early_bound
+    def __del__(self) -> None:
+        leases = self.__dict__.get("_leases")
+        if leases is not None:  # A lease refers to its host, so they are garbage, too.
+            leases.clear()
+        super().__del__()
 
     def register_in_child(self) -> None:
         """In a forked child: let this process close it, too. The parent's entry is not its own."""
@@ -311,7 +331,7 @@ class ModelHost(ModelLender, Generic[M]):
                 if self._leases or (transition and transition.thread == threading.get_ident()):
                     raise self.in_use()
             if transition is not None:
-                wait([transition])
+                transition.wait(None)
 
     def status(self) -> HostStatus:
         """Return the state at this moment. Loads nothing and waits for nothing."""
@@ -361,7 +381,7 @@ class ModelHost(ModelLender, Generic[M]):
                     return found, False
                 if found is None or found is transition:
                     return self._load(transition, deadline, holder), True
-                wait([found], None if deadline is None else max(0, deadline - time.monotonic()))
+                found.wait(None if deadline is None else deadline - time.monotonic())
                 self._check_waited(found, timeout_s)
         finally:
             self._settle(transition, None)  # Does nothing unless an interrupt came in between.
@@ -374,18 +394,23 @@ class ModelHost(ModelLender, Generic[M]):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             transition = Transition("loading")
-            found = self._lend(holder, transition)
-            if isinstance(found, Tenant):
-                return found
-            if found is None or found is transition:
-                found = transition
-                self._load_in_background(transition, deadline)
+            try:
+                found = self._lend(holder, transition)
+                if isinstance(found, Tenant):
+                    return found
+                if found is None or found is transition:
+                    found = transition
+                    self._load_in_background(transition, deadline)
+            except BaseException as error:
+                self._settle(transition, error if isinstance(error, Exception) else None)
+                raise
             waiting = asyncio.wrap_future(found)
             try:
                 left = None if deadline is None else max(0, deadline - time.monotonic())
                 await asyncio.wait({waiting}, timeout=left)
             finally:
-                waiting.cancel()  # The transition itself goes on.
+                with contextlib.suppress(RuntimeError):  # The loop is closed.
+                    waiting.cancel()  # The transition itself goes on.
             self._check_waited(found, timeout_s)
             if transition.error is not None:
                 raise transition.error
@@ -461,7 +486,7 @@ class ModelHost(ModelLender, Generic[M]):
                 self._idle_since = time.monotonic()
             self._changed.notify_all()
             if waited and self.is_due():
-                self._dropped.put(None)  # Wakes the expiry thread.
+                self.wake_expiry()
         tell("leases")
 
     def drop_lease(self, holder: Holder) -> None:
@@ -486,11 +511,7 @@ class ModelHost(ModelLender, Generic[M]):
                 # Those who wait for the transition raise it, and the status has it.
                 return
 
-        try:
-            threading.Thread(target=load, name="torch_utils-load", daemon=True).start()
-        except BaseException as error:  # Out of threads, or the interpreter is ending.
-            self._settle(transition, error)
-            raise
+        threading.Thread(target=load, name="torch_utils-load", daemon=True).start()
 
     def _load(
         self, transition: Transition, deadline: float | None, holder: Holder | None
@@ -504,17 +525,21 @@ class ModelHost(ModelLender, Generic[M]):
             tenant.load()
             if self._admit is not None:
                 self._admit(self, transition, tenant.sizes(), deadline)
-            with DeferredSignals(), self._changed:
-                self.ensure_lending()
-                if holder is not None:
-                    self._begin_lease(holder)
-                self._tenant, self._transition = tenant, None
-                self._loads += 1
-                self._idle_since = time.monotonic()
-                self._last_error = None
-                self._changed.notify_all()
+            with DeferredSignals():
+                with self._changed:
+                    self.ensure_lending()
+                    if self._transition is not transition:  # Given up by who began it.
+                        raise TorchUtilsError(f"the load of {self.name} was interrupted")
+                    if holder is not None:
+                        self._begin_lease(holder)
+                    self._tenant, self._transition = tenant, None
+                    self._loads += 1
+                    self._idle_since = time.monotonic()
+                    self._last_error = None
+                    self._changed.notify_all()
+                    self._start_expiry()
+                # Not under the lock: a signal handler may need it in the middle of a wait.
                 transition.set_result(None)
-                self._start_expiry()
         except BaseException as error:
             if isinstance(error, Exception):
                 clear_exception_frames(error)  # What it had loaded must not live on in them.
@@ -529,19 +554,21 @@ class ModelHost(ModelLender, Generic[M]):
 
     def _settle(self, transition: Transition, error: BaseException | None) -> bool:
         """End a load that failed. Returns whether its error is shared with those who wait."""
-        with DeferredSignals(), self._changed:
-            if self._transition is not transition:
-                return False
-            if transition.in_background and error is not None and not isinstance(error, Exception):
-                error = TorchUtilsError(f"what loads {self.name} raised {error!r}")
-            # An interrupt, or no room in time, concerns one caller; the others try for themselves.
-            shared = error if isinstance(error, Exception) else None
-            if shared is not None:
-                self._last_error = _without_traceback(shared)
-            self._transition = None
-            self._was_lent = False
-            self._changed.notify_all()
-            transition.error = shared
+        with DeferredSignals():
+            with self._changed:
+                if self._transition is not transition:
+                    return False
+                is_failure = error is None or isinstance(error, Exception)
+                if transition.in_background and not is_failure:
+                    error = TorchUtilsError(f"what loads {self.name} raised {error!r}")
+                # An interrupt, or no room in time, concerns one caller; the others try again.
+                shared = error if isinstance(error, Exception) else None
+                if shared is not None:
+                    self._last_error = _without_traceback(shared)
+                self._transition = None
+                self._was_lent = False
+                self._changed.notify_all()
+                transition.error = shared
             transition.set_result(None if isinstance(shared, NoRoomError) else shared)
         return shared is not None
 
@@ -574,24 +601,34 @@ class ModelHost(ModelLender, Generic[M]):
                 if self._transition is not None or tenant is None or not may():
                     return None
                 self._transition = transition
+            was_alive = tenant.is_alive()
             try:
-                was_alive = tenant.is_alive()
                 tenant.close()
             finally:
-                with self._changed:
-                    self._forget_tenant()
-                    self._transition = None
-                    self._changed.notify_all()
-                    transition.set_result(None)
+                try:
+                    self._forget_tenant(transition)
+                except BaseException:  # A second Ctrl-C, which is delivered at once.
+                    self._forget_tenant(transition)
+                    raise
             tell("unload", model=self.name, reason=reason if was_alive else "lost")
         return tenant.report
 
-    def _forget_tenant(self) -> None:
-        self._tenant = None
-        self._leases.clear()  # Of a process that has ended, or at the end of the program.
-        self._unloads += 1
-        self._was_lent = False
-        self._dropped.put(None)  # Wakes the expiry thread, which then ends.
+    def _forget_tenant(self, transition: Transition) -> None:
+        with self._changed:
+            if self._transition is transition:
+                self._leases.clear()  # Of a process that has ended, or at the end of the program.
+                self._unloads += self._tenant is not None
+                self._tenant = None
+                self._was_lent = False
+                self.wake_expiry()  # The thread then ends.
+                self._transition = None
+                self._changed.notify_all()
+        if not transition.done():
+            transition.set_result(None)
+
+    def wake_expiry(self) -> None:
+        """Have the expiry thread look whether the model is due."""
+        self._dropped.put(None)
 
     def _end_dropped(self) -> None:
         for _ in range(self._dropped.qsize()):
@@ -726,7 +763,12 @@ def _expire(find: weakref.ref[ModelHost[Any]], dropped: SimpleQueue[Holder | Non
     """Unload an idle model when its time is over, and end leases that were dropped."""
     while True:
         host = find()
-        wait_s = None if host is None else host.expire()
+        wait_s: float | None = None
+        try:
+            wait_s = None if host is None else host.expire()
+        except BaseException as error:  # Out of the model's close(): the model is gone.
+            log(ERROR, "unloading an idle model: %r", error, exc_info=error)
+            wait_s = 0.0
         del host
         if wait_s is None:
             return

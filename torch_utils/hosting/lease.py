@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from torch_utils._runtime import early_bound, is_shutting_down
+from torch_utils._runtime import early_bound, is_finalizing, is_shutting_down
 from torch_utils.errors import ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.process import ModelProcess, Proxy
 from torch_utils.hosting.tenant import Tenant
@@ -87,7 +86,7 @@ class _Lease(Generic[M]):
     def _end(self) -> None:
         holder, process = self._holder, self._process
         self._process = None
-        if holder is None:
+        if holder is None or is_finalizing():  # Then a thread that is gone may hold the lock.
             return
         if process is not None and self._calls and self._host.status().leases == 1:
             process.kill()  # Its caller was cancelled, and the call might go on for ever.
@@ -119,11 +118,13 @@ class Lease(_Lease[M]):
             return self._model(self._host.acquire(holder, self._timeout_s)[0])
         except BaseException:
             self._end()
+            self._host.wake_expiry()
             raise
 
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         self._end()
-        self._host.unload_if_due()
+        if not is_finalizing():
+            self._host.unload_if_due()
 
 
 class AsyncLease(_Lease[M]):
@@ -135,6 +136,7 @@ class AsyncLease(_Lease[M]):
             return self._model(await self._host.aacquire(holder, self._timeout_s))
         except BaseException:
             self._end()
+            self._host.wake_expiry()
             raise
 
     async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
@@ -170,11 +172,11 @@ def check_seconds(name: str, value: object) -> None:
 
     Raises:
         TypeError: It is not a number.
-        ValueError: It is not finite.
+        ValueError: It is "nan", or longer than a wait can be.
     """
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds, or None, not {value!r}")
-    if not math.isfinite(value):
+    if not value <= threading.TIMEOUT_MAX:
         raise ValueError(f"{name} must be a number of seconds, or None, not {value!r}")

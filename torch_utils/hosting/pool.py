@@ -50,8 +50,9 @@ class ModelPool(ModelLender):
     then made for it, or it is unloaded. A model whose memory is neither in tensors nor in arrays
     counts as 0 bytes unless its size is declared.
 
-    Threads: safe; a load waits for room in its own thread. Closing the pool closes its hosts. In
-    a forked child the pool has the same hosts, none of them loaded.
+    Threads: safe; a load waits for room in its own thread. Threads that hold a lease while they
+    wait for room can wait for each other: give them a ``timeout_s``. Closing the pool closes its
+    hosts. In a forked child the pool has the same hosts, none of them loaded.
 
     Args:
         budget_bytes: For all models together; or by "host" and device ("cuda:0"). None: no limit.
@@ -153,14 +154,18 @@ class ModelPool(ModelLender):
         hosts = list(self._hosts.values())[::-1]
         for host in hosts:  # All first: while one waits for its leases, others would go on lending.
             host.stop_lending()
-        ends, errors = self._close_deadline(), []
+        ends = self._close_deadline()
+        errors: list[BaseException] = []
         for host in hosts:
             try:
                 host.close(max(0.0, ends - time.monotonic()))
-            except ModelInUseError as error:
-                errors.append(str(error))
+            except BaseException as error:  # The others are closed first.
+                errors.append(error)
+        for failure in errors:
+            if not isinstance(failure, ModelInUseError):
+                raise failure
         if errors:
-            raise ModelInUseError("; ".join(errors))
+            raise ModelInUseError("; ".join(map(str, errors)))
 
     def _host(self, name: str) -> ModelHost[Any]:
         try:

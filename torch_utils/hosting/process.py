@@ -23,6 +23,7 @@ from os import getpid
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torch_utils._deferral import DeferredSignals
 from torch_utils._runtime import early_bound, is_shutting_down
 from torch_utils.errors import ModelProcessError, shown
 from torch_utils.hosting import messages
@@ -114,6 +115,7 @@ class ModelProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._lifeline = -1
+        self._theirs: list[int] = []  # descriptors for the child, while it starts
         if IMPORTING_MAIN:
             raise ModelProcessError(
                 f"the main module starts a process for {name} while another process imports it; "
@@ -121,7 +123,8 @@ class ModelProcess:
             )
         _PROCESSES.add(self)
         try:
-            self._start(environment or {})
+            with DeferredSignals():
+                self._start(environment or {})
             settings = {"argv": list(sys.argv), "main": _main_module()}
             self._talk(lambda: self._send(messages.dump((settings, load)), None))
         except BaseException:
@@ -129,7 +132,7 @@ class ModelProcess:
             raise
 
     def _start(self, environment: Mapping[str, str]) -> None:
-        theirs: list[int] = []
+        theirs = self._theirs
         try:
             self._connection, connection = socket.socketpair()
             theirs.append(connection.detach())
@@ -152,8 +155,8 @@ class ModelProcess:
                 f"no process can be started for {self.name}: {error}"
             ) from error
         finally:
-            for descriptor in theirs:
-                os.close(descriptor)
+            while theirs:
+                os.close(theirs.pop())
 
     @property
     def pid(self) -> int:
@@ -353,6 +356,8 @@ class ModelProcess:
     def forget(self) -> None:
         """In a forked child: close the copies of the descriptors. The process is the parent's."""
         self._close_descriptors()
+        while self._theirs:
+            os.close(self._theirs.pop())
         if self._child is not None:
             self._child.returncode = 0  # Not a child of this process.
 
