@@ -155,8 +155,12 @@ async def put_documents(request: Request, body: DocumentsRequest) -> JSONAnswer:
     """Add documents and save the index; a document with a known id replaces the old one."""
     service = _writable(request)
     ids, texts = [each.id for each in body.documents], [each.text for each in body.documents]
-    if not 0 < len(texts) <= service.settings.limits.texts:
-        raise Problem(413, f"send 1 to {service.settings.limits.texts:,} documents")
+    limits = service.settings.limits
+    if not texts:
+        raise Problem(422, "documents is empty", param="documents")
+    if len(texts) > limits.texts or sum(map(len, texts)) > limits.change_chars:
+        detail = f"send at most {limits.texts:,} documents of {limits.change_chars:,} characters"
+        raise Problem(413, f"{detail} together at a time: requests wait for a change")
     if len(set(ids)) < len(ids):
         raise Problem(422, "an id occurs twice", param="documents")
     try:

@@ -215,6 +215,8 @@ class Service:
                 return await self.batcher.between_batches(lambda: self.engine.change(change))
             except Problem:
                 raise
+            except (TypeError, ValueError) as error:  # Of what the client sent.
+                raise Problem(422, str(error)[:500], param="documents") from None
             except Exception as error:  # Whatever the model or the disk raises.
                 log.error("the index cannot be changed: %s", error, exc_info=error)
                 raise Problem(409, "the index cannot be changed; the log says why") from None

@@ -18,6 +18,7 @@ class Limits:
         query_chars: Characters of one query, or of one text to embed or rerank.
         queries: Queries in one search request.
         texts: Texts in one request to embed, rerank or store.
+        change_chars: Characters of all documents in one request to store.
         top_k: Results for one query.
         results: Results in one answer, over all of its queries.
         where_depth: Nesting of mappings and lists in a filter.
@@ -36,6 +37,7 @@ class Limits:
     query_chars: int = 8_000
     queries: int = 256
     texts: int = 2_048
+    change_chars: int = 200_000
     top_k: int = 1_000
     results: int = 10_000
     where_depth: int = 8

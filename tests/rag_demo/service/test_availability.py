@@ -123,6 +123,16 @@ def test_documents_of_a_writable_index(tmp_path: Path) -> None:
     folder = make_index(tmp_path / "index")
     new = {"documents": [{"id": "new", "text": "a zebra", "metadata": {"lang": "en"}}]}
     refused = ask(folder, ("PUT", "/documents", {"json": new}))[0]
+    large = {"documents": [{"id": str(n), "text": "x" * 101} for n in range(2)]}
+    wrong = '{"documents": [{"id": "n", "text": "n", "metadata": {"a": NaN}}]}'
+    too_large, invalid = ask(
+        folder,
+        ("PUT", "/documents", {"json": large}),
+        ("PUT", "/documents", {"content": wrong, "headers": {"content-type": "application/json"}}),
+        writable=True,
+        limits=Limits(change_chars=200),
+    )
+    assert (too_large.status_code, invalid.status_code) == (413, 422)
     put, found, deleted, again, ready = ask(
         folder,
         ("PUT", "/documents", {"json": new}),
