@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import inspect
 import os
 import pickle
 import signal
@@ -130,7 +129,7 @@ class _Server:
         target = self._model if name == "__call__" else getattr(self._model, name)
         return target(*arguments, **keywords)
 
-    def _start(self, settings: dict[str, Any], load: bytes) -> tuple[list[str], dict[str, int]]:
+    def _start(self, settings: dict[str, Any], load: bytes) -> dict[str, int]:
         sys.argv = settings["argv"]
         self._main = settings["main"]
         self._model = self._load(Message(load, []))()
@@ -138,7 +137,7 @@ class _Server:
             raise TypeError("what loads the model returned None; it has to return the model")
         gc.collect()
         devices = memory_snapshot().devices.items()
-        return _methods(self._model), {name: memory.reserved_bytes for name, memory in devices}
+        return {name: memory.reserved_bytes for name, memory in devices}
 
     def _load(self, message: Message) -> Any:
         return messages.load(message, self._check)
@@ -155,16 +154,6 @@ class _Server:
         return module
 
 
-def _methods(model: object) -> list[str]:
-    """Return the names of a model's methods, without running any of its properties."""
-    found = []
-    for name in {*dir(type(model)), *getattr(model, "__dict__", ())}:
-        static = inspect.getattr_static(model, name, None)
-        if not name.startswith("__") and (callable(static) or isinstance(static, classmethod)):
-            found.append(name)
-    return sorted(found)
-
-
 def _failure(error: BaseException) -> Message:
     """Describe an exception: pickled if it can be, as text, and its traceback."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -174,8 +163,7 @@ def _failure(error: BaseException) -> Message:
             content = pickle.dumps(error)
             if type(pickle.loads(content)) is not type(error):
                 content = None
-        except Exception:
-            # A class of the program's own, whose pickling raises what it likes.
+        except Exception:  # A class of the program's own, whose pickling raises what it likes.
             content = None
     answer = messages.dump((False, (content, shown(error), text)))
     if isinstance(error, MemoryError):

@@ -507,8 +507,9 @@ class ModelHost(ModelLender, Generic[M]):
             transition.thread = threading.get_ident()
             try:
                 self._load(transition, deadline, None)
-            except BaseException:
-                # Those who wait for the transition raise it, and the status has it.
+            except (
+                BaseException
+            ):  # Those who wait for the transition raise it, and the status has it.
                 return
 
         threading.Thread(target=load, name="torch_utils-load", daemon=True).start()
@@ -791,8 +792,7 @@ def _closed_error(message: str) -> BaseException:
 def _without_traceback(error: BaseException) -> BaseException:
     try:
         return copy.copy(error)
-    except Exception:
-        # A class of the program's own, whose constructor wants other arguments than its args.
+    except Exception:  # A class of the program's own, whose constructor wants other arguments.
         return TorchUtilsError(shown(error))
 
 

@@ -66,7 +66,7 @@ class _Lease(Generic[M]):
         if isinstance(model, ModelProcess):
             self._process = model
             what = f"a lease of {self._host.name}, which runs in process {model.pid}"
-            model = Proxy(self._ask, model.methods, what)
+            model = Proxy(self._ask, what)
         return cast(M, model)
 
     def _ask(self, kind: str, name: str, /, *arguments: Any, **keywords: Any) -> Any:
@@ -116,7 +116,7 @@ class Lease(_Lease[M]):
         holder = self._begin(threading.get_ident())
         try:
             return self._model(self._host.acquire(holder, self._timeout_s)[0])
-        except BaseException:
+        except BaseException:  # Nobody has the lease.
             self._end()
             self._host.wake_expiry()
             raise
@@ -134,7 +134,7 @@ class AsyncLease(_Lease[M]):
         holder = self._begin(None)
         try:
             return self._model(await self._host.aacquire(holder, self._timeout_s))
-        except BaseException:
+        except BaseException:  # Nobody has the lease.
             self._end()
             self._host.wake_expiry()
             raise

@@ -91,7 +91,6 @@ class ModelProcess:
         ModelProcessError: The process cannot be started.
 
     Attributes:
-        methods: Names of the model's methods.
         device_bytes: Memory that loading it reserved, by device.
     """
 
@@ -104,7 +103,6 @@ class ModelProcess:
         call_timeout_s: float | None = None,
     ) -> None:
         self.name = name
-        self.methods: frozenset[str] = frozenset()
         self.device_bytes: dict[str, int] = {}
         self._pid = getpid()
         self._call_timeout_s = call_timeout_s
@@ -186,11 +184,10 @@ class ModelProcess:
         """
         answer = self._talk(lambda: self._receive(None))
         try:
-            methods, self.device_bytes = self._value(answer)
+            self.device_bytes = self._value(answer)
         except BaseException:
             self.end()
             raise
-        self.methods = frozenset(methods)
 
     def call(self, name: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Call a method of the model, and return what it returns.
@@ -237,7 +234,8 @@ class ModelProcess:
                 "a fork; load the model in this process"
             )
         with self._busy:
-            if self._is_busy:  # A signal handler, in the middle of its own thread's call.
+            if self._is_busy:  # By a signal handler; or an interrupt came before the end below.
+                self.kill()
                 raise ModelProcessError(f"{self.name} was called in the middle of another call")
             done = False
             try:
@@ -376,24 +374,25 @@ class Proxy:
 
     Args:
         ask: Makes a call: ``("call", name, ...)`` or ``("get", name)``.
-        methods: Names of the model's methods.
         what: Describes it in errors.
     """
 
     __slots__ = ("_ask", "_methods", "_what")
 
-    def __init__(self, ask: Callable[..., Any], methods: frozenset[str], what: str) -> None:
+    def __init__(self, ask: Callable[..., Any], what: str) -> None:
         object.__setattr__(self, "_ask", ask)
-        object.__setattr__(self, "_methods", methods)
+        object.__setattr__(self, "_methods", set())  # names that are known to be methods
         object.__setattr__(self, "_what", what)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"{self._what} has no {name}")
-        if name in self._methods:
-            return partial(self._ask, "call", name)
-        can_be_called, value = self._ask("get", name)
-        return partial(self._ask, "call", name) if can_be_called else value
+        if name not in self._methods:
+            can_be_called, value = self._ask("get", name)
+            if not can_be_called:
+                return value
+            self._methods.add(name)
+        return partial(self._ask, "call", name)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model itself."""
