@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,6 +175,15 @@ def serve(
     host, workers = options["host"], options["workers"]
     if options["writable"] and workers > 1:
         raise RagDemoError("--writable needs --workers 1: other workers would miss the changes")
+    if call_timeout is not None and isolation == "thread":
+        raise RagDemoError("--call-timeout needs --isolation process: a thread cannot be ended")
+    if no_token and token_file is not None:
+        raise RagDemoError("give either --no-token or --token-file")
+    for origin in cors_origin:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+            raise RagDemoError(
+                f"--cors-origin is a scheme and a host, such as https://example.org, not {origin!r}"
+            )
     facts_of(options["index"])
     token = _token(TOKEN, token_file)
     if token is None and not is_loopback(host):

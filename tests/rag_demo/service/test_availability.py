@@ -170,3 +170,24 @@ def test_requests_of_other_clients(index: Path) -> None:
     assert invalid.status_code == 422 and set(invalid.json()) == {"error", "error_type"}
     assert info.json()["model_id"] == "hashed"
     assert "/v1/embeddings" in docs.text and "http" not in docs.text.partition("<article")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--call-timeout", "5"], "--call-timeout needs --isolation process"),
+        (["--cors-origin", "https://x/"], "not 'https://x/'"),
+        (["--no-token", "--token-file", "token"], "either --no-token or --token-file"),
+        (["--writable", "--workers", "2"], "--writable needs --workers 1"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    index: Path, options: list[str], message: str
+) -> None:
+    from click.testing import CliRunner
+
+    from rag_demo.commands.serve import serve
+
+    done = CliRunner().invoke(serve, ["--index", str(index), *options])
+    assert done.exit_code != 0
+    assert message in f"{done.output} {done.exception}"
