@@ -20,7 +20,8 @@ class DaemonThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # Not a SimpleQueue: a thread that waits in C seems to `release` to use a tensor.
+        self._calls: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:

@@ -107,6 +107,20 @@ def test_registering_twice_is_fine() -> None:
     assert done.stdout == "1.0 1.0\n"
 
 
+def test_release_frees_at_once_while_metrics_are_counted() -> None:
+    """The thread that counts uses no tensor."""
+    done = program(
+        """
+        import time, torch
+        register()
+        for _ in range(20):
+            assert release(torch.zeros(10)).freed_bytes == {"host": 40}
+            time.sleep(0.01)
+        """
+    )
+    assert_clean(done)
+
+
 def test_release_within_a_release_is_counted_once() -> None:
     """By the outer one, which counts the bytes of both."""
     done = program(

@@ -123,6 +123,9 @@ Place = tuple[int, int, int]  # a thread, a frame by its id, and the instruction
 # A thread whose innermost function is one of these is inside no tensor, and may wait for ever.
 _WAITING = {
     *(("threading", "wait"), ("threading", "_wait_for_tstate_lock"), ("threading", "join")),
+    *(("torch_utils.hosting.host", "_expire"), ("torch_utils.hosting.host", "wait")),
+    *(("torch_utils.hosting.messages", "_read"), ("torch_utils.hosting.messages", "send")),
+    ("torch_utils.prometheus", "_run"),
     *(("queue", "get"), ("subprocess", "_try_wait"), ("execnet.gateway_base", "read")),
     *(("concurrent.futures.thread", "_worker"), ("selectors", "select")),
     *(("multiprocessing.connection", "_recv"), ("socket", "accept"), ("socket", "readinto")),
