@@ -114,7 +114,8 @@ def test_release_frees_at_once_while_metrics_are_counted() -> None:
         import time, torch
         register()
         for _ in range(20):
-            assert release(torch.zeros(10)).freed_bytes == {"host": 40}
+            tensor = torch.zeros(10)  # In a variable: a temporary one would go by itself.
+            assert release(tensor).freed_bytes == {"host": 40}
             time.sleep(0.01)
         """
     )

@@ -125,7 +125,7 @@ _WAITING = {
     *(("threading", "wait"), ("threading", "_wait_for_tstate_lock"), ("threading", "join")),
     *(("torch_utils.hosting.host", "_expire"), ("torch_utils.hosting.host", "wait")),
     *(("torch_utils.hosting.messages", "_read"), ("torch_utils.hosting.messages", "send")),
-    ("torch_utils.prometheus", "_run"),
+    *(("torch_utils.prometheus", "_run"), ("logging.handlers", "dequeue")),
     *(("queue", "get"), ("subprocess", "_try_wait"), ("execnet.gateway_base", "read")),
     *(("concurrent.futures.thread", "_worker"), ("selectors", "select")),
     *(("multiprocessing.connection", "_recv"), ("socket", "accept"), ("socket", "readinto")),

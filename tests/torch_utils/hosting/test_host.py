@@ -319,7 +319,8 @@ def test_release_frees_at_once_while_models_are_hosted() -> None:
     with ModelHost(Stub) as host:
         host.load()
         wait_for(lambda: "_expire" in str(sys._current_frames().values()))  # noqa: SLF001
-        assert release(torch.zeros(1000)).freed_bytes == {"host": 4000}
+        tensor = torch.zeros(1000)  # In a variable: a temporary one would go by itself.
+        assert release(tensor).freed_bytes == {"host": 4000}
 
 
 # Closing
