@@ -288,8 +288,7 @@ def open_for_reading(folder: Path) -> sqlite3.Connection:
     with reading_errors(folder):
         # Read-only volumes and full ones have no room for the file that readers share.
         ways = ["mode=rw", "mode=ro"] if os.access(folder, os.W_OK) else ["mode=ro"]
-        wal = Path(f"{path}-wal")
-        if not wal.exists() or not wal.stat().st_size:  # Else it has changes that count.
+        if not _has_log(path):  # SQLite would ignore the changes in the log.
             ways.append("immutable=1")
         for way in ways:
             database = sqlite3.connect(
@@ -312,6 +311,13 @@ def open_for_reading(folder: Path) -> sqlite3.Connection:
                 database.close()
                 raise
     raise AssertionError("a way to open it has returned or raised")
+
+
+def _has_log(path: Path) -> bool:
+    try:
+        return Path(f"{path}-wal").stat().st_size > 0
+    except FileNotFoundError:  # The last connection removes it when it closes.
+        return False
 
 
 def open_regular(path: Path) -> int:
