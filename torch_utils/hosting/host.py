@@ -23,7 +23,7 @@ from typing import Any, Generic, Literal, TypeVar
 from torch_utils._deferral import DeferredSignals
 from torch_utils._events import tell
 from torch_utils._registry import REGISTRY, Entry
-from torch_utils._runtime import ERROR, early_bound, is_shutting_down, log
+from torch_utils._runtime import ERROR, early_bound, is_finalizing, is_shutting_down, log
 from torch_utils.errors import (
     ModelInUseError,
     NoRoomError,
@@ -136,9 +136,14 @@ class ModelLender(Resource):
         super().__del__()
 
     def register_in_child(self) -> None:
-        """In a forked child: let this process close it, too. The parent's entry is not its own."""
-        release = type(self)._release
-        REGISTRY.add(Entry(id(self), type(self).__name__, weakref.ref(self), release))
+        """In a forked child: let this process close it. The parent's entry is not its own.
+
+        Not at the fork itself: multiprocessing then forgets what its child has to do at its end.
+        """
+        entry = REGISTRY.get(id(self))
+        if entry is not None and entry.pid != os.getpid():
+            release = type(self)._release
+            REGISTRY.add(Entry(id(self), entry.name, weakref.ref(self), release))
 
     def _close_deadline(self) -> float:
         return min(time.monotonic() + self._deadline_s, self._closes_by)
@@ -164,6 +169,7 @@ class ModelLender(Resource):
         check_seconds("deadline_s", deadline_s)
         if deadline_s is not None:
             self._deadline_s = deadline_s
+        self.register_in_child()
         return super().close()
 
     async def aclose(self, deadline_s: float | None = None) -> bool:
@@ -519,6 +525,7 @@ class ModelHost(ModelLender, Generic[M]):
     ) -> Tenant:
         began = time.monotonic()
         tenant = self._new_tenant()
+        self.register_in_child()
         try:
             if self._admit is not None:
                 self._admit(self, transition, self.declared, deadline)
@@ -692,6 +699,8 @@ class ModelHost(ModelLender, Generic[M]):
             self._changed.notify_all()
 
     def _release(self) -> None:
+        if is_finalizing():  # Daemon threads have stopped, perhaps while one held the lock.
+            self._changed = threading.Condition()
         self.stop_lending()
         began, at_exit = time.monotonic(), is_shutting_down()
         ends = self._close_deadline()
@@ -753,8 +762,6 @@ class ModelHost(ModelLender, Generic[M]):
         self._changed = threading.Condition()
         self._reset()
         self._is_closing = self.closed
-        if not self._is_closing:
-            self.register_in_child()
 
     def __repr__(self) -> str:
         return f"<ModelHost {self.name!r}, {self.state}, {len(self._leases)} leases>"

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from torch_utils._runtime import is_shutting_down
+from torch_utils._runtime import is_finalizing, is_shutting_down
 from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
 from torch_utils.hosting.host import (
     LONGEST_WAIT_S,
@@ -151,6 +151,8 @@ class ModelPool(ModelLender):
         return {name: host.status() for name, host in list(self._hosts.items())}
 
     def _release(self) -> None:
+        if is_finalizing():
+            self.renew_lock()
         hosts = list(self._hosts.values())[::-1]
         for host in hosts:  # All first: while one waits for its leases, others would go on lending.
             host.stop_lending()
@@ -232,10 +234,8 @@ class ModelPool(ModelLender):
                 return f"the budget is {format_bytes(budget)}{on}"
         return ""
 
-    def start_over_in_child(self) -> None:
-        """In a forked child: a thread of the parent may have held the lock."""
-        if not self.closed:
-            self.register_in_child()
+    def renew_lock(self) -> None:
+        """Replace the lock: a thread that a fork or the teardown has ended may hold it."""
         self._changed = threading.Condition()
         for host in self._hosts.values():
             host.join(self._changed, self._admit, host.declared)
@@ -282,7 +282,7 @@ _POOLS: weakref.WeakSet[ModelPool] = weakref.WeakSet()
 def _after_fork() -> None:
     for pool in list(_POOLS):
         if not is_shutting_down():
-            pool.start_over_in_child()
+            pool.renew_lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
