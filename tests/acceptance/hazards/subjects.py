@@ -16,9 +16,8 @@ _count = 0
 _numbers_of_scopes: dict[int, int] = {}
 _ended_scopes: list[int] = []
 
-_has_threads = KIND in ("retriever", "model") and sys.version_info >= (3, 12)  # torch's, of OpenMP
-# Up to 3.13.9 a fork warns of threads that are made right after it (gh-137109): the timer's.
-if _has_threads or (KIND == "host" and (3, 13) <= sys.version_info < (3, 13, 10)):
+# OpenMP's threads in torch, and the one in which a host waits for its model's keep_alive.
+if KIND in ("retriever", "model", "host") and sys.version_info >= (3, 12):
     import warnings
 
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
