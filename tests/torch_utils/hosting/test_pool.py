@@ -513,7 +513,7 @@ class Pools(RuleBasedStateMachine):
             name, lease, _ = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
             lease.__exit__(None, None, None)
             if name in self.closed and name not in self.lent():
-                assert self.state(name) == "closed"
+                wait_for(lambda: self.state(name) == "closed")  # By this thread or the expiry's.
 
     @rule(name=NAMES)
     def unload(self, name: str) -> None:
@@ -556,7 +556,7 @@ class Pools(RuleBasedStateMachine):
         for _, lease, _ in self.leases:
             lease.__exit__(None, None, None)
         self.pool.close()
-        assert {one.state for one in self.pool.status().values()} == {"closed"}
+        wait_for(lambda: {one.state for one in self.pool.status().values()} == {"closed"})
 
 
 class NaivePool(ModelPool):
