@@ -1,4 +1,4 @@
-"""The log on stderr, written by a thread of its own, so that no request waits for its reader."""
+"""The log on stderr. A thread writes it, so that requests never wait for a blocked stderr."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ from rag_demo.service.guard import REQUEST_ID
 __all__ = ["configure_logging"]
 
 log = logging.getLogger("rag_demo.service")
-_MAX_LINES = 2048  # that wait to be written
+_MAX_LINES = 2048  # in the queue
 _FLUSH_S = 1.0  # at exit
 _TEXT = "%(asctime)s %(levelname)s %(name)s [%(request_id)s] %(message)s"
 
 
 def configure_logging(layout: str, level: str) -> None:
-    """Write the log to stderr, as "text" or as "json". For programs, not for libraries.
+    """Write the log to stderr. Call it in programs, not in libraries.
 
-    Lines beyond 2,048 that nobody reads are dropped; the next line that is written says how many.
+    At most 2,048 lines wait to be written. Further lines are dropped; the next line says how many.
+
+    Args:
+        layout: "text" or "json".
+        level: The lowest level that is logged.
     """
-    lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    handler = _BoundedQueueHandler(lines)
+    records: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    handler = _QueueHandler(records)
     handler.setFormatter(_JSONFormatter() if layout == "json" else logging.Formatter(_TEXT))
     handler.addFilter(_add_request_id)
-    logging.handlers.QueueListener(lines, _StderrHandler()).start()
-    atexit.register(_flush, lines)
+    _StderrListener(records).start()
+    atexit.register(_flush, records)
     for name in ("rag_demo", "torch_utils", "uvicorn", "asyncio"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(level)
         logger.propagate = False
-    # Clients can cause uvicorn's warnings, and asyncio's DEBUG lines are of no use.
+    # Clients can cause warnings of uvicorn; DEBUG lines of asyncio do not help.
     logging.getLogger("asyncio").setLevel("WARNING")
     logging.getLogger("uvicorn.error").setLevel("ERROR")
 
@@ -49,15 +53,15 @@ def _add_request_id(record: logging.LogRecord) -> bool:
     return True
 
 
-def _flush(lines: queue.SimpleQueue[Any]) -> None:
-    """Wait until the lines so far are written, or for a second if nobody reads them."""
+def _flush(records: queue.SimpleQueue[Any]) -> None:
+    """Wait until the lines so far are written, for at most a second."""
     written = threading.Event()
-    lines.put(logging.makeLogRecord({"levelno": logging.CRITICAL, "written": written}))
+    records.put(logging.makeLogRecord({"levelno": logging.CRITICAL, "written": written}))
     written.wait(_FLUSH_S)
 
 
-class _BoundedQueueHandler(logging.handlers.QueueHandler):
-    # A SimpleQueue, which a signal handler may use at any moment, has no bound of its own.
+class _QueueHandler(logging.handlers.QueueHandler):
+    # A SimpleQueue is safe in signal handlers but has no limit.
     queue: queue.SimpleQueue[Any]
     _dropped = 0
 
@@ -67,35 +71,34 @@ class _BoundedQueueHandler(logging.handlers.QueueHandler):
             return
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
-            log.warning("%d lines of the log were dropped: nobody read them", dropped)
-        self.queue.put_nowait(record)
+            log.warning("%d lines of the log were dropped: stderr was blocked", dropped)
+        self.queue.put(record)
 
 
-class _StderrHandler(logging.Handler):
-    # Not by `sys.stderr`: the interpreter would wait at exit for the lock of a blocked write.
-    def emit(self, record: logging.LogRecord) -> None:
-        written: threading.Event | None = getattr(record, "written", None)
-        if written is not None:
+class _StderrListener(logging.handlers.QueueListener):
+    # Neither a handler nor sys.stderr: the end of the program would wait for their locks while a
+    # write is blocked.
+    def handle(self, record: logging.LogRecord) -> None:
+        if written := getattr(record, "written", None):
             written.set()
             return
-        line = memoryview(f"{self.format(record)}\n".encode(errors="backslashreplace"))
-        with contextlib.suppress(OSError, ValueError):  # Nobody reads it, or the disk is full.
-            descriptor = sys.stderr.fileno()
+        line = memoryview(f"{record.getMessage()}\n".encode(errors="backslashreplace"))
+        with contextlib.suppress(OSError, ValueError):  # The reader is gone, or the disk is full.
             while line:
-                line = line[os.write(descriptor, line) :]
+                line = line[os.write(sys.stderr.fileno(), line) :]
 
 
 class _JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        extra = record.__dict__
         line: dict[str, Any] = {
             "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{record.msecs:03.0f}",
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            "request_id": getattr(record, "request_id", ""),
+            "request_id": extra.get("request_id", ""),
+            **{key: extra[key] for key in ("route", "status", "ms") if key in extra},
         }
-        extra = record.__dict__
-        line.update((key, extra[key]) for key in ("route", "status", "ms") if key in extra)
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line)

