@@ -32,7 +32,7 @@ def main() -> None:
                     viewport={"width": 1100, "height": 700}, color_scheme=scheme
                 )
                 page.goto(url)
-                page.get_by_label("Answers", exact=True).first.fill("3")
+                page.get_by_label("Results", exact=True).first.fill("3")
                 page.get_by_label("Question").fill("when is the memory of a model given back?")
                 for _ in range(2):  # Asked again it is loaded again: one sees both.
                     page.keyboard.press("Enter")

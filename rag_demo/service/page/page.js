@@ -1,4 +1,4 @@
-// Whatever comes from the index is put in as text, never as markup.
+// Content of the index is inserted as text, never as markup.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
@@ -7,35 +7,35 @@ const COMMON = new Set(("a about an and any are as at be been but by can could d
   + "into is it its me my no not of on or our so than that the their them then there these they this to was we were what when "
   + "where which who whose why will with would you your").split(" "));
 const WIDTH = 600, HEIGHT = 160;
-const BEST_FUSED = 2 / 61;  // of a document that is first by words and by meaning
-const LABEL_ROOM = 0.16;  // of the width, that the label of a load or unload needs
-const LONGEST = 4000;  // characters of a text that are shown; a megabyte would stop the browser
-const ANSWER_MS = 90000, LOOK_MS = 10000;  // longer than the service itself takes at most
+const BEST_FUSED = 2 / 61;  // the score of a document that is first by words and by meaning
+const LABEL_ROOM = 0.16;  // share of the width for the label of an event
+const LONGEST = 4000;  // characters of a text; a megabyte would block the browser
+const ANSWER_MS = 90000, MEMORY_MS = 10000;  // longer than the limits of the service
 
-async function ask(path, options = {}, limit = ANSWER_MS) {
+async function fetchJSON(path, options = {}, limit = ANSWER_MS) {
   const headers = { ...options.headers };
   const token = sessionStorage.getItem("token");
   if (token) headers.authorization = `Bearer ${token}`;
-  const answer = await fetch(path, { ...options, headers, signal: AbortSignal.timeout(limit) });
-  if (answer.status === 401) byId("token-form").hidden = false;
-  const body = await answer.json().catch(() => null);  // A proxy answers in HTML.
-  if (!answer.ok || body === null) {
+  const response = await fetch(path, { ...options, headers, signal: AbortSignal.timeout(limit) });
+  if (response.status === 401) byId("token-form").hidden = false;
+  const body = await response.json().catch(() => null);  // A proxy sends HTML.
+  if (!response.ok || body === null) {
     const errors = (body?.errors || []).map((each) => each.detail).join("; ");
-    throw new Error(errors || body?.detail || `status ${answer.status}, and no answer of the service`);
+    throw new Error(errors || body?.detail || `the service did not answer (status ${response.status})`);
   }
   return body;
 }
 
-// A screen reader says what changes: what stays must not be written again.
-function say(id, text) {
+// A screen reader reads each change, so equal text must not be set again.
+function setText(id, text) {
   if (byId(id).textContent !== text) byId(id).textContent = text;
 }
 
 function element(name, className, text) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
+  const node = document.createElement(name);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  return node;
 }
 
 const wordsOf = (text) => text.toLowerCase().match(/[\p{L}\p{N}]+/gu) || [];
@@ -50,8 +50,8 @@ function bestSentence(sentences, wanted) {
 }
 
 function marked(text, wanted) {
-  const shown = element("p", "text");
-  shown.dir = "auto";
+  const paragraph = element("p", "text");
+  paragraph.dir = "auto";
   // A sentence ends before white space: "0.82" is one word.
   const sentences = text.split(/(?<=[.!?]\s+|\n+)(?=\S)/u);
   const best = bestSentence(sentences, wanted);
@@ -61,32 +61,32 @@ function marked(text, wanted) {
       if (wanted.has(piece.toLowerCase())) part.append(element("mark", "", piece));
       else part.append(piece);
     }
-    shown.append(part, sentence.slice(sentence.trimEnd().length));
+    paragraph.append(part, sentence.slice(sentence.trimEnd().length));
   });
-  return shown;
+  return paragraph;
 }
 
-// Metadata is any JSON: an object may have a toString that is none.
-const written = (value) => typeof value === "string" ? value : JSON.stringify(value);
+// Metadata may be any JSON, even an object with a toString that is not a function.
+const asText = (value) => typeof value === "string" ? value : JSON.stringify(value);
 
 function sourceOf(result) {
   const { path, source, line, page } = result.metadata;
-  let place = written(path ?? source ?? result.id);
-  if (path !== undefined && line !== undefined) place += `:${written(line)}`;
-  if (path !== undefined && page !== undefined) place += `, page ${written(page)}`;
+  let place = asText(path ?? source ?? result.id);
+  if (path !== undefined && line !== undefined) place += `:${asText(line)}`;
+  if (path !== undefined && page !== undefined) place += `, page ${asText(page)}`;
   return place;
 }
 
-// Only addresses of the web become links: another scheme could be a script.
+// Only http addresses become links; another scheme could be a script.
 function sourceElement(result) {
   const { path, source } = result.metadata;
   const place = [source, path].find((each) => typeof each === "string" && /^https?:\/\//i.test(each));
-  const shown = element(place ? "a" : "span", "source", sourceOf(result));
-  if (place) Object.assign(shown, { href: place, rel: "noreferrer" });
-  return shown;
+  const link = element(place ? "a" : "span", "source", sourceOf(result));
+  if (place) Object.assign(link, { href: place, rel: "noreferrer" });
+  return link;
 }
 
-// A fused score only says the order: it is shown as a share of the best possible one.
+// A fused score has no unit, so the page shows it as a share of the best score.
 function about(result, mode, [worst, best]) {
   const line = element("p", "about");
   line.append(sourceElement(result));
@@ -113,38 +113,38 @@ function show(results, query, mode) {
   }));
 }
 
-let asked = 0;  // An answer that comes after a later question's is not shown.
+let lastSearch = 0;  // A response that arrives after a later search is ignored.
 
 byId("search").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const number = ++asked;
+  const number = ++lastSearch;
   const form = event.target, query = form.query.value;
   const address = new URLSearchParams({ q: query, mode: form.mode.value });
   if (new URLSearchParams(location.search).get("q") !== query) history.pushState(null, "", `?${address}`);
-  byId("said").textContent = "searching";
+  byId("status").textContent = "searching";
   try {
     const started = performance.now();
-    const { results } = await ask("search", {
+    const { results } = await fetchJSON("search", {
       method: "POST",
       headers: { "content-type": "application/json" },
       body: JSON.stringify({ query, mode: form.mode.value, top_k: Number(form.top_k.value) }),
     });
-    if (number !== asked) return;
+    if (number !== lastSearch) return;
     show(results, query, form.mode.value);
-    const count = `${results.length} ${results.length === 1 ? "answer" : "answers"}`;
-    const hint = results.length ? "" : ": try other words, or compare by meaning";
-    byId("said").textContent = `${count} in ${Math.round(performance.now() - started)} ms${hint}`;
+    const count = `${results.length} ${results.length === 1 ? "result" : "results"}`;
+    const hint = results.length ? "" : "; try other words, or search by meaning";
+    byId("status").textContent = `${count} in ${Math.round(performance.now() - started)} ms${hint}`;
   } catch (error) {
-    if (number === asked) byId("said").textContent = `That did not work: ${error.message}`;
+    if (number === lastSearch) byId("status").textContent = `The search failed: ${error.message}`;
   }
 });
 
 byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  // No header takes other characters than these, and no token has them.
+  // Headers and tokens are printable ASCII.
   sessionStorage.setItem("token", byId("token").value.trim().replace(/[^!-~]/g, "?"));
   byId("token-form").hidden = true;
-  look();
+  update();
 });
 
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
@@ -168,9 +168,9 @@ function draw({ samples, events }) {
   const y = (bytes) => HEIGHT * (1 - bytes / most);
   const parts = [], labels = [];
   const add = (name, attributes) => {
-    const made = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    parts.push(made);
+    const node = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    parts.push(node);
   };
   const step = roundStep(most / 3);
   for (let bytes = step; bytes < 0.92 * most; bytes += step) {
@@ -184,9 +184,9 @@ function draw({ samples, events }) {
   add("polygon", { points: `${x(first)},${HEIGHT} ${host} ${WIDTH},${HEIGHT}` });
   add("polyline", { class: "host", points: host });
   if (samples.some(devicesOf)) add("polyline", { class: "device", points: line(devicesOf) });
-  const shown = events.filter((event) => event.at >= start);
-  let free = 1;  // The newest have their labels; those for which there is no room have none.
-  for (const event of [...shown].reverse()) {
+  const visible = events.filter((event) => event.at >= start);
+  let free = 1;  // Newer events get their labels first; an older label must fit beside them.
+  for (const event of [...visible].reverse()) {
     const at = x(event.at), place = at / WIDTH;
     add("line", { class: event.what, x1: at, x2: at, y1: 0, y2: HEIGHT });
     if (place > free) continue;
@@ -202,7 +202,7 @@ function draw({ samples, events }) {
   const device = devicesOf(last);
   byId("memory-now").textContent =
     `${megabytes(last.host)} of host memory${device ? `, ${megabytes(device)} on devices` : ""}`;
-  say("memory-events", shown.slice(-3).map((event) => `${event.what} of ${event.model}`).join(", "));
+  setText("memory-events", visible.slice(-3).map((event) => `${event.what} of ${event.model}`).join(", "));
 }
 
 function listModels(models) {
@@ -219,8 +219,8 @@ function listModels(models) {
       item.append(element("span"), button);
       list.append(item);
     }
-    const told = `${name}: ${state}`;
-    if (item.firstChild.textContent !== told) item.firstChild.textContent = told;
+    const text = `${name}: ${state}`;
+    if (item.firstChild.textContent !== text) item.firstChild.textContent = text;
     item.lastChild.disabled = state !== "loaded";
   });
   [...list.children].filter((each) => !Object.hasOwn(models, each.dataset.name)).forEach((each) => each.remove());
@@ -229,40 +229,40 @@ function listModels(models) {
 async function unload(name) {
   try {
     const path = `admin/models/${encodeURIComponent(name)}/unload`;
-    const report = await ask(path, { method: "POST" });
+    const report = await fetchJSON(path, { method: "POST" });
     byId("returned").textContent = `${name}: ${report.summary}`;
   } catch (error) {
     byId("returned").textContent = `${name} was not unloaded: ${error.message}`;
   }
-  look();
+  update();
 }
 
-function tell(state, text) {
+function setState(state, text) {
   byId("state").className = `pill ${state}`;
-  say("state", text);
+  setText("state", text);
 }
 
-async function look() {
+async function update() {
   try {
-    const memory = await ask("memory", {}, LOOK_MS);
+    const memory = await fetchJSON("memory", {}, MEMORY_MS);
     const count = memory.documents.toLocaleString("en");
     const stops = memory.draining;
-    tell(stops ? "away" : "ready", stops ? "stopping" : `ready, ${count} documents`);
+    setState(stops ? "away" : "ready", stops ? "stopping" : `ready, ${count} documents`);
     draw(memory);
     listModels(memory.samples[memory.samples.length - 1].models);
   } catch (error) {
-    tell("away", "cannot be asked");
-    byId("memory-now").textContent = `not known: ${error.message}`;
+    setState("away", "not reachable");
+    byId("memory-now").textContent = `unknown: ${error.message}`;
   }
 }
 
-async function keepLooking() {
-  if (!document.hidden) await look();
-  setTimeout(keepLooking, 1000);
+async function keepUpdating() {
+  if (!document.hidden) await update();
+  setTimeout(keepUpdating, 1000);
 }
 
-// The question stands in the address, to be kept, shared and gone back to.
-function askAddress() {
+// The address contains the question, so that it can be saved, shared and revisited.
+function searchFromAddress() {
   const address = new URLSearchParams(location.search), form = byId("search");
   if (!address.get("q")) return;
   form.query.value = address.get("q");
@@ -270,6 +270,6 @@ function askAddress() {
   form.requestSubmit();
 }
 
-addEventListener("popstate", askAddress);
-askAddress();
-keepLooking();
+addEventListener("popstate", searchFromAddress);
+searchFromAddress();
+keepUpdating();

@@ -1,4 +1,4 @@
-"""The page: its files by a parser, and what it does in a real browser."""
+"""The page: its files, and its behaviour in a real browser."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Elements(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
-def test_files_come_from_here_and_have_no_inline_code() -> None:
-    """As the policy wants it; every field has a label."""
+def test_page_has_no_inline_code_or_foreign_files() -> None:
+    """Every field has a label."""
     parser = Elements()
     parser.feed((FOLDER / "page.html").read_text(encoding="utf-8"))
     labels = {attrs.get("for") for tag, attrs in parser.found if tag == "label"}
@@ -45,8 +45,7 @@ def test_files_come_from_here_and_have_no_inline_code() -> None:
         assert dangerous not in script
 
 
-def test_page_is_served_with_its_policy(index: Path) -> None:
-    """To whoever asks, without a token too: it holds nothing."""
+def test_page_is_served_without_token_and_with_policy(index: Path) -> None:
 
     async def main() -> list[Any]:
         async with serving(index, token="secret") as client:
@@ -60,7 +59,7 @@ def test_page_is_served_with_its_policy(index: Path) -> None:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """One browser for all tests of this module."""
+    """Return a browser for all tests of this module."""
     from support.browsing import CHROMIUM, HOW, browser
 
     pytest.importorskip("playwright", reason=HOW)
@@ -71,16 +70,16 @@ def chromium() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def shown(
+def open_page(
     chromium: Any, index: Path, *, scheme: str = "light", width: int = 1100, **options: Any
 ) -> Iterator[tuple[Any, list[str]]]:
-    """Show the page of a service of its own; yields it, and whatever it complains of."""
+    """Open the page of a new service; yield it and the list of its messages."""
     from support.browsing import serving_on_a_port
 
     with serving_on_a_port(index, **options) as url:
         page = chromium.new_page(viewport={"width": width, "height": 740}, color_scheme=scheme)
         complaints: list[str] = []
-        page.on("console", lambda said: complaints.append(said.text))
+        page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         page.goto(url)
@@ -95,9 +94,8 @@ def ask(page: Any, query: str) -> None:
 
 
 @pytest.mark.slow
-def test_search_works_in_a_browser(chromium: Any, index: Path) -> None:
-    """What is indexed stays text; the memory is seen to come back."""
-    with shown(chromium, index, scheme="dark", width=360) as (page, complaints):
+def test_search_shows_results_as_text(chromium: Any, index: Path) -> None:
+    with open_page(chromium, index, scheme="dark", width=360) as (page, complaints):
         page.keyboard.type("script indexed")  # The field has the focus.
         page.keyboard.press("Enter")
         page.locator("#results li").first.wait_for()
@@ -122,8 +120,8 @@ def test_search_works_in_a_browser(chromium: Any, index: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1100, 320])
-def test_everybody_can_use_it(chromium: Any, index: Path, scheme: str, width: int) -> None:
-    """By axe: WCAG 2.2 AA, and nothing wider than the screen. Pale text is the control."""
+def test_page_is_accessible(chromium: Any, index: Path, scheme: str, width: int) -> None:
+    """By axe: WCAG 2.2 AA, and nothing is wider than the screen. Pale text is the control."""
     from support.browsing import HOW
 
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason=HOW).Axe()
@@ -133,7 +131,7 @@ def test_everybody_can_use_it(chromium: Any, index: Path, scheme: str, width: in
         found = axe.run(page, options={"runOnly": rules}).response["violations"]
         return [f"{each['id']}: {[node['html'] for node in each['nodes']]}" for each in found]
 
-    with shown(chromium, index, scheme=scheme, width=width) as (page, _):
+    with open_page(chromium, index, scheme=scheme, width=width) as (page, _):
         assert violations() == []
         ask(page, "script indexed")
         page.get_by_role("button", name="Unload index").click()
@@ -143,14 +141,14 @@ def test_everybody_can_use_it(chromium: Any, index: Path, scheme: str, width: in
         assert page.evaluate(fits), "it is wider than the screen"
         page.evaluate("document.documentElement.style.fontSize = '200%'")
         assert page.evaluate(fits), "it is wider than the screen where letters are larger"
-        page.evaluate("document.getElementById('said').style.color = 'var(--edge)'")
+        page.evaluate("document.getElementById('status').style.color = 'var(--edge)'")
         assert any("color-contrast" in each for each in violations())
 
 
 @pytest.mark.slow
-def test_by_keyboard_alone(chromium: Any, index: Path) -> None:
-    """All that can be done is reached by Tab, and where one is can be seen."""
-    with shown(chromium, index) as (page, complaints):
+def test_page_works_by_keyboard(chromium: Any, index: Path) -> None:
+    """Tab reaches every control, and the focus is visible."""
+    with open_page(chromium, index) as (page, complaints):
         page.get_by_text("index: loaded").wait_for()
         focused: list[str] = []
         name = "(document.activeElement.ariaLabel || document.activeElement.id)"
@@ -173,9 +171,8 @@ def test_by_keyboard_alone(chromium: Any, index: Path) -> None:
 
 
 @pytest.mark.slow
-def test_policy_holds_in_a_browser(chromium: Any, index: Path) -> None:
-    """A script that got into the page would not run, and nothing is asked of elsewhere."""
-    with shown(chromium, index) as (page, complaints):
+def test_policy_blocks_inline_scripts_and_foreign_files(chromium: Any, index: Path) -> None:
+    with open_page(chromium, index) as (page, complaints):
         page.evaluate(
             "document.body.insertAdjacentHTML('beforeend', "
             "'<img src=x onerror=\"window.ran = 1\"><img src=http://elsewhere.test/a.png>');"
@@ -194,8 +191,8 @@ def test_policy_holds_in_a_browser(chromium: Any, index: Path) -> None:
 
 
 @pytest.mark.slow
-def test_page_shows_odd_documents_and_error_responses(chromium: Any, index: Path) -> None:
-    """One odd document hides no other; a late answer, or one of a proxy, is no other question's."""
+def test_page_shows_unusual_metadata_and_error_responses(chromium: Any, index: Path) -> None:
+    """A late response does not replace the results of a later query."""
     texts = {f"{row}": {"path": path} for row, path in enumerate(["a.txt", 7, None, ["x"]])}
     texts["object"] = {"path": {"toString": 1, "valueOf": 1}, "line": {"toString": None}}
     texts["__proto__"] = {"__proto__": {"path": "wrong"}, "constructor": 1}
@@ -216,12 +213,12 @@ def test_page_shows_odd_documents_and_error_responses(chromium: Any, index: Path
             ]
             route.fulfill(json={"results": made})
 
-    with shown(chromium, index) as (page, complaints):
+    with open_page(chromium, index) as (page, complaints):
         page.route("**/search", answer)
         page.get_by_label("Question").fill("late")
         page.keyboard.press("Enter")
         ask(page, "memory")
-        page.get_by_text("7 answers in").wait_for()
+        page.get_by_text("7 results in").wait_for()
         assert page.locator(".source").all_inner_texts() == [
             "a.txt", "7", "2", '["x"]', '{"toString":1,"valueOf":1}:{"toString":null}',
             "__proto__", "long.txt",
@@ -230,15 +227,14 @@ def test_page_shows_odd_documents_and_error_responses(chromium: Any, index: Path
         late[0].fulfill(json={"results": []})
         page.get_by_label("Question").fill("proxy")
         page.keyboard.press("Enter")
-        page.get_by_text("status 502, and no answer of the service").wait_for()
+        page.get_by_text("the service did not answer (status 502)").wait_for()
         assert page.locator("#results li").count() == 7
         assert all("502" in each for each in complaints), complaints
 
 
 @pytest.mark.slow
-def test_a_token_that_no_header_takes_can_be_corrected(chromium: Any, index: Path) -> None:
-    """It is asked for again, as any other that is wrong; one that was pasted is trimmed."""
-    with shown(chromium, index, token="right") as (page, _):
+def test_invalid_token_can_be_corrected(chromium: Any, index: Path) -> None:
+    with open_page(chromium, index, token="right") as (page, _):
         for token in ("g\u03b5heim", "wrong"):
             page.locator("#token").fill(token)
             with page.expect_response("**/memory") as answer:
