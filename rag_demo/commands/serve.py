@@ -1,4 +1,4 @@
-"""``rag-demo serve``: answers questions to an index over HTTP."""
+"""``rag-demo serve``: searches an index over HTTP."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ TOKEN, ADMIN_TOKEN = "RAG_DEMO_TOKEN", "RAG_DEMO_ADMIN_TOKEN"
 
 @contextlib.contextmanager
 def _without_hangups() -> Iterator[None]:
-    """Ignore SIGHUP, which would end what is not ready yet; later it reloads, until the end."""
+    """Ignore SIGHUP until the server handles it, and after the server has stopped."""
     if not hasattr(signal, "SIGHUP"):
         yield
         return
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
-    finally:  # None is what was not made by Python, and cannot be put back.
+    finally:  # None: the handler was not installed from Python, so it cannot be restored.
         signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
 @click.command(
-    short_help="Answer questions to an index over HTTP.",
+    short_help="Search an index over HTTP.",
     context_settings={"auto_envvar_prefix": "RAG_DEMO"},
 )
 @click.option(
@@ -58,71 +58,71 @@ def _without_hangups() -> Iterator[None]:
     default=8000,
     show_default=True,
     type=Count(0, 65535),
-    help="Port to listen on; 0 takes a free one.",
+    help="Port to listen on; 0 for a free port.",
 )
 @click.option(
     "--keep-alive",
     default="5m",
     show_default=True,
-    help="How long an idle model is kept: seconds, 90s, 10m, 1h, 0 (not at all), -1 (for ever).",
+    help="How long an idle model stays loaded: 90, 90s, 10m, 1h, 0 (not at all), -1 (for ever).",
 )
 @click.option(
     "--isolation",
     type=click.Choice(["thread", "process"]),
     default="thread",
     show_default=True,
-    help="A model in a process of its own gives back everything when it is unloaded.",
+    help="Run models in this process, or in processes whose end returns all memory.",
 )
 @click.option(
     "--call-timeout",
     type=Number(0, 60, min_open=True),
-    help="Seconds for one call of a model in a process of its own. [default: 60]",
+    help="Seconds for one call of a model; needs --isolation process. [default: 60]",
 )
 @click.option(
     "--workers",
     type=Count(1),
     default=1,
     show_default=True,
-    help="Processes that serve, each with a model of its own.",
+    help="Number of processes that serve, each with its own model.",
 )
 @retriever_option
 @made_by_option
 @device_option
-@click.option("--reranker", metavar="NAME", help="A cross-encoder for /rerank: folder or name.")
+@click.option("--reranker", metavar="NAME", help="Cross-encoder for /rerank: folder or name.")
 @click.option(
     "--trust-remote-code", is_flag=True, help="Run code that comes with the models. [default: no]"
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help=f"A file with the token that clients must send. [default: the variable {TOKEN}]",
+    help=f"File with the token that clients must send. [default: the variable {TOKEN}]",
 )
 @click.option(
     "--admin-token-file",
     type=click.Path(path_type=Path),
-    help="A file with the token for administration and changes. "
+    help="File with the token for administration and changes. "
     f"[default: the variable {ADMIN_TOKEN}, else the clients' token]",
 )
-@click.option("--no-token", is_flag=True, help="Answer anybody who can reach --host.")
+@click.option("--no-token", is_flag=True, help="Answer every client that can reach --host.")
 @click.option("--writable", is_flag=True, help="Let clients add and delete documents.")
 @click.option(
     "--cors-origin",
     multiple=True,
     metavar="ORIGIN",
-    help="An origin whose pages may call the service, or *. May be given several times.",
+    help="Origin of pages that may call the service, or *. May be repeated.",
 )
 @click.option(
     "--drain",
     type=Number(0, 3600),
     default=0.0,
-    help="Seconds to go on answering after the signal to stop, while /readyz says 503.",
+    help="Seconds to accept requests after a signal to stop, while /readyz returns 503.",
 )
 @click.option(
     "--batch",
     type=Count(1),
     default=64,
     show_default=True,
-    help="Texts of several clients that are embedded together; 1 for one request at a time.",
+    help="Texts of several clients that are embedded together; 1 turns batches off.",
 )
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
@@ -149,9 +149,9 @@ def serve(
     log_level: str,
     **options: Any,
 ) -> int:
-    """Answer questions to the index in DIR over HTTP, until SIGTERM or Ctrl-C."""
-    # A core that spins until the next product of matrices comes is missing to everybody else; it
-    # is read when torch is loaded, here or in another process.
+    """Search the index in DIR over HTTP, until SIGTERM or Ctrl-C."""
+    # OpenMP threads that spin between two calls take their cores from other threads. OpenMP reads
+    # the variable when torch is loaded, here or in another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from rag_demo.service.logs import configure_logging
@@ -161,42 +161,42 @@ def serve(
     except ModuleNotFoundError as error:
         raise RagDemoError(
             f"serve needs {error.name}; install it with: "
-            "pip install '.[service]', in a clone of torch-cleanup"
+            "pip install '.[service]' in a clone of torch-cleanup"
         ) from None
     from torch_utils import ModelHost, exit_on_signals
 
-    kept: float | str = keep_alive
+    keep_alive_s: float | str = keep_alive
     with contextlib.suppress(ValueError):
-        kept = float(keep_alive)
+        keep_alive_s = float(keep_alive)
     try:
-        ModelHost(dict, keep_alive=kept).close()
+        ModelHost(dict, keep_alive=keep_alive_s).close()
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="'--keep-alive'") from None
     host, workers = options["host"], options["workers"]
     if options["writable"] and workers > 1:
-        raise RagDemoError("--writable needs --workers 1: other workers would miss the changes")
+        raise RagDemoError("--writable needs --workers 1; other workers would miss the changes")
     if call_timeout is not None and isolation == "thread":
-        raise RagDemoError("--call-timeout needs --isolation process: a thread cannot be ended")
+        raise RagDemoError("--call-timeout needs --isolation process; a thread cannot be ended")
     if no_token and token_file is not None:
-        raise RagDemoError("give either --no-token or --token-file")
+        raise RagDemoError("use either --no-token or --token-file, not both")
     for origin in cors_origin:
         if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
             raise RagDemoError(
-                f"--cors-origin is a scheme and a host, such as https://example.org, not {origin!r}"
+                f"--cors-origin must be like https://example.org, without a path, not {origin!r}"
             )
     facts_of(options["index"])
     token = _token(TOKEN, token_file)
     if token is None and not is_loopback(host):
         if not no_token:
             raise RagDemoError(
-                f"{host or 'this machine'} can be reached from elsewhere, and there is no token; "
-                f"put one into {TOKEN} or a --token-file, or say --no-token to serve anybody"
+                f"{host or 'this machine'} can be reached by other machines without a token; "
+                f"set {TOKEN} or --token-file, or use --no-token to answer every client"
             )
-        warn(f"WARNING: there is no token: whoever reaches {host} can read the whole index")
+        warn(f"WARNING: without a token every client that reaches {host} can read the whole index")
     settings = Settings(
         **options,
         retriever=cast(Literal["torch", "faiss"], retriever),
-        keep_alive=kept,
+        keep_alive=keep_alive_s,
         isolation=cast(Literal["thread", "process"], isolation),
         call_timeout_s=call_timeout,
         token=token,
@@ -209,8 +209,8 @@ def serve(
     configure_logging(log_format, log_level)
     if workers > 1:
         return 128 + run_workers(settings, listener, (log_format, log_level))
-    exit_on_signals()  # The server stops in order, and raises its signal again when it has.
-    return 128 + run_server(settings, listener)  # A signal that is ignored is raised in vain.
+    exit_on_signals()  # The server raises its signal again after it has stopped.
+    return 128 + run_server(settings, listener)  # It returns only if the signal is ignored.
 
 
 for _option in serve.params:
@@ -218,7 +218,7 @@ for _option in serve.params:
 
 
 def _token(variable: str, file: Path | None) -> str | None:
-    # Other bytes than ASCII are refused below, whatever their encoding.
+    # Bytes that are not ASCII are refused below in any encoding.
     try:
         token = (
             os.environ.get(variable) if file is None else file.read_text("utf-8", "surrogateescape")
@@ -232,5 +232,5 @@ def _token(variable: str, file: Path | None) -> str | None:
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         where = f"the variable {variable}" if file is None else f"the file '{file}'"
         what = "is not printable ASCII without spaces" if token else "is empty"
-        raise RagDemoError(f"the token in {where} {what}; put another one there, or remove it")
+        raise RagDemoError(f"the token in {where} {what}; set another token, or remove it")
     return token
