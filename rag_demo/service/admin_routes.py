@@ -1,69 +1,64 @@
-"""Probes, metrics, information, and administration."""
+"""Probes, metrics, information, administration, and the page."""
 
 from __future__ import annotations
 
 import datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from rag_demo.service import metrics
 from rag_demo.service.problems import Problem
-from rag_demo.service.responses import JSONAnswer
-from rag_demo.service.schemas import responses
 from rag_demo.service.service import service_of
 
 __all__ = ["router"]
 
 _NEVER = "0001-01-01T00:00:00Z"  # what `ollama ps` gets for a model that stays loaded
+_PAGE = Path(__file__).parent / "page"
 
 router = APIRouter()
 
 
-@router.get("/livez", response_model=None, responses=responses(dict[str, str], 503))
-async def livez(request: Request) -> JSONAnswer:
-    """Say that requests are worked on; 503 if only a restart helps."""
+@router.get("/livez")
+async def livez(request: Request) -> JSONResponse:
+    """Return 503 if the service does not work on requests and needs a restart."""
     if reason := service_of(request).batcher.failure:
         raise Problem(503, reason)
-    return JSONAnswer({"status": "ok"})
+    return JSONResponse({"status": "ok"})
 
 
-@router.get("/readyz", response_model=None, responses=responses(dict[str, Any], 503))
-@router.get("/health", response_model=None, responses=responses(dict[str, Any], 503))
-async def readyz(request: Request) -> JSONAnswer:
-    """Say whether requests can be answered."""
+@router.get("/readyz")
+@router.get("/health")
+async def readyz(request: Request) -> JSONResponse:
+    """Return 503 if requests cannot be answered now."""
     service = service_of(request)
     if reason := await service.not_ready():
         raise Problem(503, reason, headers={"retry-after": "1"})
-    return JSONAnswer({"status": "ok", "documents": service.engine.documents})
+    return JSONResponse({"status": "ok", "documents": service.engine.documents})
 
 
-@router.get(
-    "/metrics",
-    response_model=None,
-    response_class=PlainTextResponse,
-    responses={**responses(), 200: {"content": {"text/plain": {}}, "description": "Metrics."}},
-)
+@router.get("/metrics", response_class=PlainTextResponse)
 async def exposition() -> Response:
     """Return all metrics for Prometheus."""
     media_type, text = metrics.exposition()
     return Response(text, media_type=media_type)
 
 
-@router.get("/memory", response_model=None, responses=responses())
-async def memory(request: Request) -> JSONAnswer:
-    """Return the memory of the last minutes, with the loads and unloads in it."""
-    return JSONAnswer(service_of(request).memory())
+@router.get("/memory")
+async def memory(request: Request) -> JSONResponse:
+    """Return the memory of the last minutes, with the loads and unloads."""
+    return JSONResponse(service_of(request).memory())
 
 
-@router.get("/info", response_model=None, responses=responses())
-async def info(request: Request) -> JSONAnswer:
+@router.get("/info")
+async def info(request: Request) -> JSONResponse:
     """Describe the model and the limits, as text-embeddings-inference does."""
     service = service_of(request)
     engine, limits = service.engine, service.settings.limits
-    return JSONAnswer(
+    return JSONResponse(
         {
             "model_id": engine.model_name,
             "model_sha": None,
@@ -82,9 +77,9 @@ async def info(request: Request) -> JSONAnswer:
     )
 
 
-@router.get("/admin/models", response_model=None, responses=responses())
-async def models(request: Request) -> JSONAnswer:
-    """Say what this process has loaded, how large it is and until when, as `ollama ps` does."""
+@router.get("/admin/models")
+async def models(request: Request) -> JSONResponse:
+    """List the models of this process with size, state and expiry, as `ollama ps` does."""
     service = service_of(request)
     now = datetime.datetime.now(datetime.timezone.utc)
     found: list[dict[str, Any]] = []
@@ -107,19 +102,27 @@ async def models(request: Request) -> JSONAnswer:
                 "failed": status.last_error is not None,
             }
         )
-    return JSONAnswer({"models": found, **service.process})
+    return JSONResponse({"models": found, **service.process})
 
 
-@router.post("/admin/models/{name:path}/unload", response_model=None, responses=responses())
-async def unload(request: Request, name: str) -> JSONAnswer:
+@router.post("/admin/models/{name:path}/unload")
+async def unload(request: Request, name: str) -> JSONResponse:
     """Unload a model or the index of this process; the next request loads it again."""
-    return JSONAnswer(await service_of(request).unload(name))
+    return JSONResponse(await service_of(request).unload(name))
 
 
-@router.post("/admin/reload", response_model=None, responses=responses())
-async def reload(request: Request) -> JSONAnswer:
-    """Open the index as it is now; the old one answers until the new one can."""
+@router.post("/admin/reload")
+async def reload(request: Request) -> JSONResponse:
+    """Open the index again; the old one answers until the new one is open."""
     service = service_of(request)
     report = await service.reload()
     service.on_reload()
-    return JSONAnswer(report)
+    return JSONResponse(report)
+
+
+@router.get("/", include_in_schema=False)
+@router.get("/page.css", include_in_schema=False)
+@router.get("/page.js", include_in_schema=False)
+async def page(request: Request) -> FileResponse:
+    """Return the page, its style or its script."""
+    return FileResponse(_PAGE / (request.url.path[1:] or "page.html"))

@@ -10,21 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from rag_demo.service import (
-    admin_routes,
-    openai_routes,
-    page_routes,
-    rerank_routes,
-    search_routes,
-)
+from rag_demo.service import admin_routes, openai_routes, search_routes
 from rag_demo.service.engine import LoadModel
 from rag_demo.service.guard import Guard
-from rag_demo.service.problems import (
-    Problem,
-    handle_http_exception,
-    handle_problem,
-    handle_validation_error,
-)
+from rag_demo.service.problems import raise_problem
 from rag_demo.service.service import Service
 from rag_demo.service.settings import Settings
 from torch_utils import SafePyTorchCleanup
@@ -34,18 +23,19 @@ from torch_utils.prometheus import register
 __all__ = ["create_app"]
 
 _CLOSING_S = 60.0
+_ERRORS: dict[str, Any] = {"content": {"application/problem+json": {}, "application/json": {}}}
 
 
 def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> FastAPI:
-    """Make the application. Its lifespan opens the index and closes everything at the end.
+    """Create the application. Its lifespan opens the index and closes everything at the end.
 
     Args:
-        settings: What to serve, and to whom.
-        load_model: Loads another embedding model than the one that the index names; see
-            `torch_utils.ModelHost`.
+        settings: The service's settings.
+        load_model: Loads the embedding model. By default the service loads the model that
+            the settings or the index name. See `torch_utils.ModelHost`.
 
     Returns:
-        An application whose ``state.service`` is the `Service` while it runs.
+        An application with the `Service` as ``state.service`` while it runs.
     """
 
     @lifespan(deadline_s=_CLOSING_S)
@@ -67,16 +57,13 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
         summary="Search an index of documents.",
         version="1",
         lifespan=cast(Any, serving),  # Its type does not say that it always yields a mapping.
-        docs_url=None,  # FastAPI's load scripts from a CDN.
+        docs_url=None,  # FastAPI's pages load scripts from a CDN.
         redoc_url=None,
         redirect_slashes=False,  # A redirect would go to the host that the client names.
-        exception_handlers={
-            Problem: handle_problem,
-            HTTPException: handle_http_exception,
-            RequestValidationError: handle_validation_error,
-        },
+        responses={"default": {"description": "An error.", **_ERRORS}},
+        exception_handlers={HTTPException: raise_problem, RequestValidationError: raise_problem},
     )
-    for routes in (search_routes, openai_routes, rerank_routes, admin_routes, page_routes):
+    for routes in (search_routes, openai_routes, admin_routes):
         app.include_router(routes.router)
     app.add_middleware(Guard, settings=settings)
     if settings.cors_origins:

@@ -1,6 +1,6 @@
-"""Batches: requests of several clients are embedded and searched together, in one thread.
+"""Batcher: embeds and searches for the requests of several clients together, in one thread.
 
-A batch does not wait for more requests: while one is worked on, the next one gathers.
+A batch never waits for more requests; requests that arrive while a batch runs form the next batch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rag_demo.service.threads import DaemonThread
 __all__ = ["Batcher", "Job"]
 
 log = logging.getLogger("rag_demo.service")
-_CLOSING_S = 5.0  # for a call that has no client any more
+_CLOSING_S = 5.0  # for a call without a client
 _POLL_S = 0.05
-_CHANGES_TAKE = 9  # times as long as an answer before they count as hung
+_CHANGE_FACTOR = 10  # A change embeds and saves, so it may take longer than an answer.
 
 
 @dataclass(eq=False)
@@ -35,12 +35,13 @@ class Job:
         kind: What to do with the texts. "query" and "document" embed them.
         texts: Queries, or texts to embed or rerank.
         options: Options of a search.
-        query: What to rerank by.
+        query: The query of a rerank.
         tokens: Whether to count tokens; "limit" also refuses texts that are too long.
         request_id: For the log.
-        answer: Results of a search for each query; ``(vector, tokens)`` for each text to embed;
-            scores of a rerank.
-        is_started: Whether a batch has taken it.
+        answer: The results for each query of a search, ``(vector, tokens)`` for each text to
+            embed, or the scores of a rerank.
+        is_started: Whether a batch contains the job.
+        queued_at: Time of creation, by ``time.perf_counter``.
     """
 
     kind: Literal["search", "query", "document", "rerank"]
@@ -55,13 +56,13 @@ class Job:
 
 
 class Batcher:
-    """A queue of jobs and the thread that does them. Belongs to one event loop.
+    """A queue of jobs and the thread that runs them. Belongs to one event loop.
 
-    When a batch fails, its jobs are tried again one by one, so that only the culprit fails.
+    If a batch fails, its jobs run again one by one, so that only the job at fault fails.
 
     Args:
-        engine: Returns what answers, at the moment when a batch begins.
-        limits: The service's.
+        engine: Returns the engine for a batch when the batch starts.
+        limits: The service's limits.
     """
 
     def __init__(self, engine: Callable[[], Engine], limits: Limits) -> None:
@@ -71,33 +72,36 @@ class Batcher:
         self._wake = asyncio.Event()
         self._closed = False
         self._thread = DaemonThread("rag_demo.batches")
-        self._call_started: float | None = None
+        self._call_due: float | None = None  # when the call under way counts as hung
         self._texts_per_s = 100.0  # measured, for Retry-After
         self._task = asyncio.get_running_loop().create_task(self._work(), name="batches")
 
     @property
     def failure(self) -> str:
-        """Why no requests are worked on; "" if they are."""
+        """Why the service does not work on requests; "" if it does."""
         if self._task.done() and not self._closed:
-            return "requests are not worked on any more; restart the service"
-        started, limit_s = self._call_started, self._limits.answer_s
-        if started is None or time.monotonic() - started <= limit_s or self._engine().is_loading:
+            return "the service has stopped working on requests; restart it"
+        due = self._call_due
+        if due is None or time.monotonic() <= due or self._engine().is_loading:
             return ""
-        return f"a call of the model has not returned for more than {limit_s:g} s"
+        return f"a call of the model has not returned for more than {self._limits.answer_s:g} s"
 
     async def run(
         self, request: Any, job: Job, deadline: float, *, is_continuation: bool = False
     ) -> Any:
-        """Do a job for a request.
+        """Run a job for a request.
 
         Args:
-            request: The client's; its end cancels the job.
-            job: What to do.
-            deadline: When the answer is due, by the loop's clock.
+            request: The client's request; if the client disconnects, the job is cancelled.
+            job: The job.
+            deadline: When the answer is due, in seconds of the event loop's clock.
             is_continuation: Whether an earlier job of the same request was accepted.
 
+        Returns:
+            The job's answer.
+
         Raises:
-            Problem: The queue is full, the time is over, or the job failed.
+            Problem: The queue is full, the deadline has passed, or the job failed.
             ClientGoneError: The client has closed its connection.
         """
         if self._closed:
@@ -122,7 +126,7 @@ class Batcher:
                 return job.answer.result()
             if gone.done():
                 raise ClientGoneError
-            message = f"there was no answer within {self._limits.answer_s:g} s"
+            message = f"the answer was not ready within {self._limits.answer_s:g} s"
             raise overloaded(5, message, status=504 if job.is_started else 503)
         finally:
             job.answer.cancel()
@@ -130,15 +134,14 @@ class Batcher:
             await asyncio.gather(gone, return_exceptions=True)
 
     async def between_batches(self, function: Callable[[], Any]) -> Any:
-        """Call a function in the thread that does the batches."""
+        """Call a function in the thread of the batches."""
 
         def call() -> Any:
-            # A change embeds and saves, so it may take longer than an answer.
-            self._call_started = time.monotonic() + _CHANGES_TAKE * self._limits.answer_s
+            self._call_due = time.monotonic() + _CHANGE_FACTOR * self._limits.answer_s
             try:
                 return function()
             finally:
-                self._call_started = None
+                self._call_due = None
 
         return await self._thread.call(call)
 
@@ -146,13 +149,13 @@ class Batcher:
         """Finish the queue and stop.
 
         Returns:
-            Whether the thread has ended; a call that hangs is left behind.
+            Whether the thread is idle. A call that hangs goes on in its daemon thread.
         """
         self._closed = True
         self._wake.set()
         await asyncio.wait([self._task], timeout=_CLOSING_S)
         self._thread.stop()
-        return self._task.done() and self._call_started is None
+        return self._task.done() and self._call_due is None
 
     def _count(self, change: int) -> None:
         self._queued_texts += change
@@ -185,7 +188,7 @@ class Batcher:
                     job.answer.set_result(outcome)
 
     def _next_batch(self) -> list[Job]:
-        """Take the jobs that fit together; those without a client are dropped."""
+        """Take jobs up to the size of a batch; skip jobs without a client."""
         batch: list[Job] = []
         texts = 0
         while self._queue:
@@ -202,17 +205,17 @@ class Batcher:
 
     def _do(self, batch: list[Job]) -> list[Any]:
         """Return the result of each job, or a `Problem`. Runs in the thread."""
-        self._call_started = time.monotonic()
+        self._call_due = time.monotonic() + self._limits.answer_s
         try:
             return _answers(self._engine(), batch)
         except BaseException as error:
-            # A tokenizer's panic and a model's sys.exit() are answers too: the thread goes on.
+            # A tokenizer's panic or a model's sys.exit() must not end the thread.
             if len(batch) == 1:
                 return [_problem(error, batch[0])]
-            log.debug("a batch of %d failed and is retried one by one: %r", len(batch), error)
+            log.debug("a batch of %d jobs failed and is retried one by one: %r", len(batch), error)
             return [None if job.answer.done() else self._do([job])[0] for job in batch]
         finally:
-            self._call_started = None
+            self._call_due = None
 
 
 def _problem(error: BaseException, job: Job) -> Problem:
@@ -220,7 +223,7 @@ def _problem(error: BaseException, job: Job) -> Problem:
         return error
     extra = {"request_id": job.request_id}
     log.error("a request failed: %r", error, exc_info=error, extra=extra)
-    detail = "the model or the index cannot be used at the moment; the log says why"
+    detail = "the model or the index cannot be used now; the service's log says why"
     return Problem(503, detail, code="unavailable", headers={"retry-after": "5"})
 
 
@@ -230,7 +233,7 @@ def _answers(engine: Engine, batch: list[Job]) -> list[Any]:
         if job.tokens:
             try:
                 answers[job] = _tokens(engine, job)
-            except Problem as problem:  # Of this job alone.
+            except Problem as problem:  # Only this job is refused.
                 answers[job] = problem
     jobs_of_all, batch = batch, [j for j in batch if not isinstance(answers.get(j), Problem)]
     queries = [
@@ -262,10 +265,10 @@ def _answers(engine: Engine, batch: list[Job]) -> list[Any]:
 
 
 def _tokens(engine: Engine, job: Job) -> list[int] | None:
-    """Count the tokens that the model reads of each text.
+    """Count the tokens of each text that the model reads.
 
     Raises:
-        Problem: A text is too long, and the job does not allow cutting it.
+        Problem: A text is too long, and the job does not allow truncation.
     """
     counts = engine.count_tokens(job.texts, are_queries=job.kind == "query")
     most = engine.embedder.max_tokens
@@ -274,7 +277,7 @@ def _tokens(engine: Engine, job: Job) -> list[int] | None:
     if job.tokens == "limit" and max(counts) > most:
         row = next(row for row, count in enumerate(counts) if count > most)
         detail = f"inputs[{row}] has {counts[row]} tokens; the model reads {most}"
-        raise Problem(413, f"{detail}; shorten it or set truncate", param="inputs")
+        raise Problem(413, f"{detail}; shorten it or set truncate to true", param="inputs")
     counts = [min(count, most) for count in counts]
     metrics.TOKENS.inc(sum(counts))
     return counts

@@ -1,6 +1,6 @@
 """Engine: the embedding model, the index and the reranker, each in a `ModelHost`.
 
-A reload makes another `Engine` with the same models beside the one that answers.
+A reload makes a second `Engine` with the same models and a new index.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rag_demo.encoding.embedder import completed
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import ModelMismatchError
 from rag_demo.retriever import Retriever, SearchResult
-from rag_demo.service.metadata import PublicFilters
+from rag_demo.service.filters import public_filter
 from rag_demo.service.settings import Settings
 from rag_demo.store.facts import read_facts
 from rag_demo.vectors import Vectors
@@ -40,21 +40,27 @@ class SearchOptions(NamedTuple):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """A hashable form."""
+        """The options in a hashable form."""
         return self.top_k, self.min_score, repr(self.where), self.mode
+
+
+@contextlib.contextmanager
+def _close_on_error(close: Callable[..., Any], *arguments: Any) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.callback(close, *arguments)
+        yield
+        stack.pop_all()
 
 
 def load_model(
     name: str | None, device: str | None, dtype: str | None, trust_remote_code: bool
 ) -> Any:
-    """Load the embedding model, in whichever process its host says."""
+    """Load the embedding model. The host calls this in the process of the model."""
     from rag_demo.embedding_model import EmbeddingModel
 
     model = EmbeddingModel(name, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    with contextlib.ExitStack() as stack:
-        stack.callback(model.close)
+    with _close_on_error(model.close):
         model.load_model()
-        stack.pop_all()
     return model
 
 
@@ -62,15 +68,17 @@ def _load_reranker(name: str, device: str | None, trust_remote_code: bool) -> An
     from rag_demo.reranker import Reranker
 
     reranker = Reranker(name, device=device, trust_remote_code=trust_remote_code)
-    with contextlib.ExitStack() as stack:
-        stack.callback(reranker.close)
+    with _close_on_error(reranker.close):
         reranker.score("warm", ["up"])
-        stack.pop_all()
     return reranker
 
 
 class _HostedModel:
-    """The embedding model as a retriever uses it: leased from its host for each call."""
+    """The embedding model for a retriever: each call leases the model from its host.
+
+    Attributes:
+        error: Why the last load failed; None if it succeeded.
+    """
 
     def __init__(self, host: ModelHost[Any]) -> None:
         self.host = host
@@ -108,15 +116,13 @@ class _HostedModel:
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Any]:
-        """Lend the model, which must be the one that it was when it was first loaded."""
-        try:
-            lease = self.host.lease(_LEASE_S)
-            model = lease.__enter__()
-        except Exception as error:  # The service is not ready until a load succeeds.
-            self.error = error
-            raise
+        """Lend the model, which must have the same identity as at its first load."""
         with contextlib.ExitStack() as stack:
-            stack.push(lease.__exit__)
+            try:
+                model = stack.enter_context(self.host.lease(_LEASE_S))
+            except Exception as error:  # The service is not ready until a load succeeds.
+                self.error = error
+                raise
             loads = self.host.status().loads
             if loads != self._checked_loads:
                 self._check(model)
@@ -125,7 +131,7 @@ class _HostedModel:
             yield model
 
     def _check(self, model: Any) -> None:
-        """Compare identities: the model's files may have changed while it was not loaded."""
+        """Compare identities: the model's files may have changed since the last load."""
         identity = getattr(model, "identity", None) or completed(model).identity
         self.dimension = int(model.dimension)
         self.max_tokens = getattr(model, "max_tokens", None)
@@ -137,13 +143,13 @@ class _HostedModel:
 
 
 class Engine:
-    """The embedding model, the index and the reranker. Loads nothing until `open`.
+    """The embedding model, the index and the reranker. Nothing is loaded until `open`.
 
-    Threads: any number may search.
+    Any number of threads may search.
 
     Args:
-        settings: The service's.
-        load: Loads another embedding model than the one that the index names.
+        settings: The service's settings.
+        load: Loads the embedding model; None for the model that the settings or the index name.
     """
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
@@ -151,22 +157,15 @@ class Engine:
         made_by = read_facts(settings.index).model
         self.model_id = settings.model or made_by.name
         self.dtype = made_by.dtype or "float32"
+        device, trust = settings.device, settings.trust_remote_code
         if load is None:
-            load = partial(
-                load_model,
-                self.model_id,
-                settings.device,
-                made_by.dtype,
-                settings.trust_remote_code,
-            )
+            load = partial(load_model, self.model_id, device, made_by.dtype, trust)
         name = Path(self.model_id).name
         self.model_name = "model" if name in ("", "index") else name
         self.model = self._host(load, self.model_name)
         self.reranker: ModelHost[Any] | None = None
         if settings.reranker is not None:
-            load = partial(
-                _load_reranker, settings.reranker, settings.device, settings.trust_remote_code
-            )
+            load = partial(_load_reranker, settings.reranker, device, trust)
             self.reranker = self._host(load, f"reranker {Path(settings.reranker).name}")
         self.embedder = _HostedModel(self.model)
         self.documents = 0
@@ -183,8 +182,7 @@ class Engine:
         )
 
     def _host_index(self) -> ModelHost[Retriever]:
-        self._filters = PublicFilters()
-        # Kept until somebody unloads it: it is mapped from its file.
+        # The index is mapped from its file, so an idle index costs little.
         return ModelHost(self._open_index, name="index", keep_alive=-1)
 
     def _open_index(self) -> Retriever:
@@ -197,10 +195,8 @@ class Engine:
             from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
 
             retriever = PyTorchGPURetriever(self.embedder, device=self.settings.device)
-        with contextlib.ExitStack() as stack:
-            stack.callback(retriever.close)
+        with _close_on_error(retriever.close):
             retriever.load(self.settings.index)
-            stack.pop_all()
         self._facts = read_facts(self.settings.index)
         self.documents = len(retriever)
         return retriever
@@ -217,31 +213,28 @@ class Engine:
         return any(host.status().state == "loading" for host in self.hosts.values())
 
     def open(self) -> None:
-        """Load everything and search once.
+        """Load the models, open the index and search once.
 
         Raises:
-            RagDemoError: Something cannot be opened; everything is closed then.
+            RagDemoError: A model cannot be loaded, or the index cannot be opened. Everything is
+                closed then.
         """
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.close, 0)
-            self.model.load()  # First: the index must not be charged with the model's size.
+        with _close_on_error(self.close, 0):
+            self.model.load()  # First: otherwise the model's size would count for the index.
             self._warm_up()
             if self.reranker is not None:
                 self.reranker.load()
-            stack.pop_all()
 
     def reopened(self) -> Engine:
-        """Return an engine with the same models and the index as it is now.
+        """Return an engine with the same models and a new index from the same folder.
 
         Raises:
-            RagDemoError: The index cannot be opened, or another model made it.
+            RagDemoError: The index cannot be opened, or was made with another model.
         """
         engine = copy.copy(self)
         engine.index = engine._host_index()
-        with contextlib.ExitStack() as stack:
-            stack.callback(engine.index.close, 0)
+        with _close_on_error(engine.index.close, 0):
             engine._warm_up()
-            stack.pop_all()
         return engine
 
     def _warm_up(self) -> None:
@@ -254,7 +247,7 @@ class Engine:
         return np.asarray(embed(texts), np.float32)
 
     def count_tokens(self, texts: Sequence[str], *, are_queries: bool) -> list[int] | None:
-        """Count the tokens of each text before it is cut off; None if the model cannot tell."""
+        """Count the tokens of each text before truncation; None if the model cannot count."""
         with self.embedder.lease() as model:
             try:
                 count = model.count_tokens
@@ -266,18 +259,18 @@ class Engine:
     def search(
         self, queries: Sequence[str], vectors: Mapping[str, Any], options: SearchOptions
     ) -> list[list[SearchResult]]:
-        """Search for queries; ``vectors`` has those of all queries unless the mode is bm25."""
+        """Search for queries; ``vectors`` must have a vector of each, unless the mode is bm25."""
         known = None if options.mode == "bm25" else np.stack([vectors[query] for query in queries])
+        where = None if options.where is None else public_filter(options.where)
         with self.index.lease(_LEASE_S) as retriever:
-            where, done = (None, None)
-            if options.where is not None:
-                where, done = self._filters.apply(options.where)
-            found = retriever.search_batch(
-                queries, options.top_k, options.min_score, where, mode=options.mode, vectors=known
+            return retriever.search_batch(
+                queries,
+                options.top_k,
+                options.min_score,
+                where,
+                mode=options.mode,
+                vectors=known,
             )
-            if done is not None:
-                done()
-            return found
 
     def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
         """Score texts as answers to a query."""
@@ -288,20 +281,23 @@ class Engine:
     def change(self, change: Callable[[Retriever], Any]) -> Any:
         """Change the index and save it. A change that cannot be saved is undone."""
         if self.index.status().state == "loaded" and read_facts(self.settings.index) != self._facts:
-            self.index.unload()  # Another process has written to it.
+            self.index.unload()  # Another process has changed the files.
         try:
             with self.index.lease(_LEASE_S) as retriever:
                 result = change(retriever)
                 retriever.save(self.settings.index)
                 self._facts, self.documents = read_facts(self.settings.index), len(retriever)
-        except BaseException:  # Whatever it was, memory must be what the files are.
+        except BaseException:  # After any failure the index must match its files again.
             self.index.unload()
             raise
-        self._filters = PublicFilters()
         return result
 
     def close(self, deadline_s: float = 30.0) -> None:
-        """Close all hosts, the index first; wait ``deadline_s`` for leases of each."""
+        """Close all hosts, the index first.
+
+        Args:
+            deadline_s: How long to wait for the leases of each host, in seconds.
+        """
         with contextlib.ExitStack() as stack:
             for host in (self.model, self.reranker, self.index):
                 if host is not None:

@@ -1,7 +1,10 @@
-"""Filters in requests: their description, and the conversion of OpenAI's filters to ours."""
+"""Filters in requests: their description, their limits, and what they may compare."""
 
 from __future__ import annotations
 
+import ntpath
+import posixpath
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WrapValidator
@@ -9,19 +12,29 @@ from pydantic import BaseModel, ConfigDict, Field, WrapValidator
 from rag_demo.errors import shown
 from rag_demo.service.problems import Problem, invalid_status
 from rag_demo.service.settings import Limits
-from rag_demo.store.filters import OPERATORS, parse_filter
+from rag_demo.store.filters import OPERATORS, parse_filter, predicate
+from rag_demo.store.filters import Where as AnyFilter
 
-__all__ = ["StoreFilter", "Where", "check_limits", "where_of"]
+__all__ = [
+    "StoreFilter",
+    "Where",
+    "check_limits",
+    "convert_filter",
+    "public_filter",
+    "public_metadata",
+]
 
 _MAX_FLOAT = 1.7e308
 _LOGICAL = ("$and", "$or", "$not")
+_PATH_KEYS = frozenset({"path", "source", "file"})
 
 Scalar = str | int | float | bool | None
 Comparable = str | int | float | bool
+Key = Annotated[str, Field(pattern=r"^([^$]|$)")]
 
 
 class Operators(BaseModel):
-    """Operators below a key of the metadata."""
+    """Operators for one key of the metadata."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
 
@@ -51,13 +64,13 @@ class Conditions(BaseModel):
 
 
 def _check(where: Any, _: Any) -> dict[str, Any]:
-    """Check a filter by the store's own parser, whose messages say what is wrong."""
+    """Check a filter with the store's parser, whose messages say what is wrong."""
     if not isinstance(where, dict):
         raise ValueError("must be a JSON object")
     for key in where:
         if key.startswith("$") and key not in _LOGICAL:
             raise ValueError(
-                f"{shown(key)[:40]} is unknown; use a key of the metadata, or one of "
+                f"{shown(key)[:40]} is unknown; use a key of the metadata or one of "
                 f"{', '.join(_LOGICAL)}, and below a key a value or {', '.join(OPERATORS)}"
             )
     try:
@@ -68,35 +81,35 @@ def _check(where: Any, _: Any) -> dict[str, Any]:
 
 
 Where = Annotated[Conditions, WrapValidator(_check)]
-"""A filter of ``/search``: described by `Conditions`, checked by `parse_filter`, and a dict."""
+"""A filter of ``/search``: a dict, described by `Conditions` and checked by `parse_filter`."""
 
 
 class Equality(BaseModel):
-    """A key equals a value."""
+    """The value of a key equals a value, or differs from it."""
 
     type: Literal["eq", "ne"]
-    key: str = Field(pattern=r"^([^$]|$)")
+    key: Key
     value: Scalar | list[Scalar]
 
 
 class Range(BaseModel):
-    """A key is greater or less than a value."""
+    """The value of a key is greater or less than a value."""
 
     type: Literal["gt", "gte", "lt", "lte"]
-    key: str = Field(pattern=r"^([^$]|$)")
+    key: Key
     value: Comparable
 
 
 class Membership(BaseModel):
-    """A key is one of several values, or is none of them."""
+    """The value of a key is in a list of values, or is not in it."""
 
     type: Literal["in", "nin"]
-    key: str = Field(pattern=r"^([^$]|$)")
+    key: Key
     value: list[Scalar]
 
 
 class Compound(BaseModel):
-    """All of several filters, or any of them."""
+    """All or any of several filters match."""
 
     type: Literal["and", "or"]
     filters: list[StoreFilter] = Field(min_length=1)
@@ -110,18 +123,18 @@ StoreFilter = Annotated[
 Compound.model_rebuild()
 
 
-def where_of(store_filter: Any) -> dict[str, Any]:
-    """Convert a filter of OpenAI's vector stores."""
+def convert_filter(store_filter: Any) -> dict[str, Any]:
+    """Convert a filter of OpenAI's vector stores to one of ``/search``."""
     if isinstance(store_filter, Compound):
-        return {f"${store_filter.type}": [where_of(part) for part in store_filter.filters]}
+        return {f"${store_filter.type}": [convert_filter(part) for part in store_filter.filters]}
     return {store_filter.key: {f"${store_filter.type}": store_filter.value}}
 
 
 def check_limits(where: Any, limits: Limits, path: str, param: str) -> None:
-    """Refuse a filter that is too deep or too large, or has a number that is not finite.
+    """Check the depth, the size and the numbers of a filter.
 
     Raises:
-        Problem: It is.
+        Problem: The filter is too deep or too large, or a number in it is not finite.
     """
     left = limits.where_values
 
@@ -130,9 +143,9 @@ def check_limits(where: Any, limits: Limits, path: str, param: str) -> None:
         left -= 1
         problem = ""
         if depth < 0:
-            problem = f"it is nested deeper than {limits.where_depth}"
+            problem = f"nested deeper than {limits.where_depth} levels"
         elif left < 0:
-            problem = f"it has more than {limits.where_values:,} values"
+            problem = f"more than {limits.where_values:,} values"
         elif isinstance(value, (int, float)) and not abs(value) <= _MAX_FLOAT:
             problem = "a number must be finite and at most 1.7e308"
         if problem:
@@ -143,3 +156,25 @@ def check_limits(where: Any, limits: Limits, path: str, param: str) -> None:
 
     if where is not None:
         check(where, limits.where_depth)
+
+
+def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata with absolute paths cut to the file's name."""
+    public = dict(metadata)
+    for key in _PATH_KEYS.intersection(public):
+        value = public[key]
+        if isinstance(value, str) and (posixpath.isabs(value) or ntpath.splitdrive(value)[0]):
+            public[key] = ntpath.basename(value)
+    return public
+
+
+def public_filter(where: Mapping[str, Any]) -> AnyFilter:
+    """Return a filter that compares public metadata.
+
+    A filter on the whole path would let a client guess folders of the server step by step.
+    """
+    text = repr(where)
+    if not any(repr(key) in text for key in _PATH_KEYS):
+        return where
+    matches = predicate(where)
+    return lambda metadata: matches(public_metadata(metadata))

@@ -1,7 +1,7 @@
-"""Guard: what every request passes before its route.
+"""Middleware that every request passes before its route.
 
-A plain ASGI middleware: request ids, tokens, bodies that are limited in size and time, security
-headers, a line of the log for each request, and no traceback in any answer.
+It assigns request ids, checks tokens and host names, reads bodies under limits of size and time,
+adds security headers, and writes one line to the log for each request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from rag_demo.service import metrics
-from rag_demo.service.problems import ClientGoneError, Problem, error_body, overloaded
+from rag_demo.service.problems import ClientGoneError, Problem, overloaded, problem_response
 from rag_demo.service.settings import Settings, is_loopback
 
 __all__ = ["REQUEST_ID", "Guard"]
@@ -33,9 +33,8 @@ REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("rag_demo_reque
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN_PATHS = {"/livez", "/readyz", "/health", "/", "/page.css", "/page.js"}
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
-_ABSOLUTE = re.compile(r"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 _FORWARDED = re.compile(rb"forwarded|x-forwarded-.*|x-real-ip|via")
-_CLIENT_GONE = 499  # nginx's status for a client that went away
+_CLIENT_GONE = 499  # nginx's status for a client that closed its connection
 _SECURITY_HEADERS = [
     (
         b"content-security-policy",
@@ -52,8 +51,8 @@ class Guard:
     """Admit requests or refuse them.
 
     Args:
-        app: The application behind it.
-        settings: The service's.
+        app: The application behind the guard.
+        settings: The service's settings.
     """
 
     def __init__(self, app: Any, settings: Settings) -> None:
@@ -65,10 +64,7 @@ class Guard:
         self._body_bytes = 0  # of all requests
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Pass one request on."""
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -77,24 +73,43 @@ class Guard:
         request_id = client_id.decode() if _ID.fullmatch(client_id) else uuid.uuid4().hex
         scope["request_id"] = request_id
         REQUEST_ID.set(request_id)
-        request = _origin_form(scope, headers)
-        answer = _Answer(send, request_id, scope.get("state", {}).get("service"))
+        # The server omits the body of a response to HEAD.
+        request = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        service = scope.get("state", {}).get("service")
+        status = _CLIENT_GONE
         started = time.perf_counter()
         body = bytearray()
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                added = [(b"x-request-id", request_id.encode()), *_SECURITY_HEADERS]
+                if service is not None and service.draining:
+                    added.append((b"connection", b"close"))
+                known = {name for name, _ in message["headers"]}
+                added = [each for each in added if each[0] not in known]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        async def refuse(problem: Problem) -> None:
+            if status == _CLIENT_GONE:  # Otherwise a response has begun.
+                response = problem_response(problem, request["path"], request_id)
+                await response(scope, receive, send_with_headers)
+
         metrics.IN_FLIGHT.inc()
         try:
             self._admit(request, headers)
             await self._read(body, scope, headers, receive)
-            await self._app(request, _replay(bytes(body), receive), answer.send)
+            await self._app(request, _replay(bytes(body), receive), send_with_headers)
         except Problem as problem:
-            await answer.refuse(problem, request["path"])
+            await refuse(problem)
         except ClientGoneError:
             return
         except Exception as error:
-            # The last place before the server: the text of an unknown error is for the log only.
+            # The last handler before the server: the text of an unknown error is for the log only.
             log.error("the request failed: %r", error, exc_info=error)
-            detail = "the service failed; its log says why"
-            await answer.refuse(Problem(500, detail), request["path"])
+            await refuse(Problem(500, "the service failed; its log says why"))
         finally:
             metrics.IN_FLIGHT.dec()
             self._body_bytes -= len(body)
@@ -102,11 +117,10 @@ class Guard:
             route = getattr(request.get("route"), "path", "") or "unknown"
             # Labels that clients can invent would be kept for ever.
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            metrics.REQUESTS.labels(route, method, str(answer.status)).inc()
+            metrics.REQUESTS.labels(route, method, str(status)).inc()
             metrics.SECONDS.labels(route).observe(seconds)
-            extra = {"status": answer.status, "route": route, "ms": round(seconds * 1e3, 1)}
-            line = "%s %s %s %.1f ms"
-            log.info(line, method, route, answer.status, seconds * 1e3, extra=extra)
+            extra = {"status": status, "route": route, "ms": round(seconds * 1e3, 1)}
+            log.info("%s %s %s %.1f ms", method, route, status, seconds * 1e3, extra=extra)
 
     def _admit(self, scope: Message, headers: Headers) -> None:
         path = scope["path"]
@@ -118,7 +132,7 @@ class Guard:
             if path not in _OPEN_PATHS and not (kind.lower() == b"bearer" and any(known)):
                 raise Problem(
                     401,
-                    "a valid token is required: Authorization: Bearer TOKEN",
+                    "a valid token is required; send Authorization: Bearer TOKEN",
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
                 )
@@ -127,34 +141,34 @@ class Guard:
             self._admit_admin(scope, headers)
         host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
         name = host[0] if host[1] and host[2].isdigit() else "".join(host)
-        # Without a Host header, as in HTTP/1.0, it is not a browser.
+        # Browsers always send a Host header; HTTP/1.0 clients may not.
         if (self._on_loopback or is_admin) and b"host" in headers and not is_loopback(name):
             # A site whose name resolves to this machine could read everything (DNS rebinding).
             what = "administration" if is_admin else "this service"
-            raise Problem(421, f"{what} is available as localhost only, not under that host name")
+            raise Problem(421, f"{what} is not available under this host name; use localhost")
 
     def _admit_admin(self, scope: Message, headers: Headers) -> None:
         client = (scope.get("client") or (None,))[0]
         if not is_loopback(client) or any(map(_FORWARDED.fullmatch, headers)):
-            raise Problem(403, "administration needs a token, or a client on this machine")
+            raise Problem(403, "administration needs a token, or a client on the same machine")
         origin, host = headers.get(b"origin"), headers.get(b"host", b"")
         is_foreign = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
         if is_foreign or (origin is not None and origin.partition(b"://")[2] != host):
-            raise Problem(403, "pages of other sites may not administer this service")
+            raise Problem(403, "pages of other sites must not administer this service")
 
     async def _read(
         self, body: bytearray, scope: Message, headers: Headers, receive: Receive
     ) -> None:
-        """Read the whole body; no work begins before it is complete."""
+        """Read the whole body; the route starts only when the body is complete."""
         close = {"connection": "close"}
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # Two lengths allow request smuggling (RFC 9112, 6.1).
-            detail = "a body has a content-length or is chunked, not both"
+            detail = "send either content-length or transfer-encoding, not both"
             raise Problem(400, detail, headers=close)
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            detail = "compressed bodies are not supported; send it without content-encoding"
+            detail = "compressed bodies are not supported; send the body without content-encoding"
             raise Problem(415, detail, headers={"accept-encoding": "identity", **close})
         most = self._limits.body_bytes
         too_large = Problem(413, f"the body has more than {most:,} bytes", headers=close)
@@ -174,7 +188,8 @@ class Guard:
                     raise too_large
                 if self._body_bytes > self._limits.all_bodies_bytes:
                     metrics.REFUSED.inc()
-                    raise overloaded(1, "too much is being sent; try again after Retry-After")
+                    detail = "too many large bodies are in memory; try again after Retry-After"
+                    raise overloaded(1, detail)
                 if not message.get("more_body", False):
                     return
 
@@ -185,29 +200,8 @@ class Guard:
             raise Problem(408, detail, headers=close) from None
 
 
-def _origin_form(scope: Message, headers: Headers) -> Message:
-    """Return the scope with GET for HEAD, and with the path of a target ``http://host/path``.
-
-    The server leaves out the body of an answer to HEAD. The host of a target replaces the Host
-    header (RFC 9112, 3.2.2).
-    """
-    request = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-    target = _ABSOLUTE.fullmatch(scope["path"])
-    if target is None:
-        return request
-    headers[b"host"] = target[1].encode("utf-8", "surrogateescape")
-    path = target[2] or "/"
-    others = (each for each in scope["headers"] if each[0] != b"host")
-    return {
-        **request,
-        "path": path,
-        "raw_path": path.encode("utf-8", "surrogateescape"),
-        "headers": [(b"host", headers[b"host"]), *others],
-    }
-
-
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that returns the body, then whatever the server sends."""
+    """Return a ``receive`` that returns the body first and then the server's messages."""
     parts = [body]
 
     async def replay() -> Message:
@@ -216,36 +210,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return replay
-
-
-class _Answer:
-    """Sends an answer with the headers that all answers have; remembers its status."""
-
-    def __init__(self, send: Send, request_id: str, service: Any) -> None:
-        self._send, self._service = send, service
-        self._request_id = request_id
-        self.status = _CLIENT_GONE
-
-    async def send(self, message: Message) -> None:
-        """Send a message of the application."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers = list(message.get("headers", ()))
-            known = {name for name, _ in headers}
-            added = [(b"x-request-id", self._request_id.encode()), *_SECURITY_HEADERS]
-            if self._service is not None and self._service.draining:
-                added.append((b"connection", b"close"))
-            headers += [each for each in added if each[0] not in known]
-            message = {**message, "headers": headers}
-        await self._send(message)
-
-    async def refuse(self, problem: Problem, path: str) -> None:
-        """Answer with a problem, unless an answer has begun."""
-        if self.status != _CLIENT_GONE:
-            return
-        media_type, body = error_body(problem, path, self._request_id)
-        headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % len(body))]
-        headers += [(name.encode(), value.encode()) for name, value in problem.headers.items()]
-        start = {"type": "http.response.start", "status": problem.status, "headers": headers}
-        await self.send(start)
-        await self.send({"type": "http.response.body", "body": body})

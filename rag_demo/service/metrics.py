@@ -1,4 +1,4 @@
-"""Metrics of the service; `torch_utils.prometheus` counts models and memory."""
+"""Metrics of requests and batches; `torch_utils.prometheus` has those of models and memory."""
 
 from __future__ import annotations
 
@@ -28,35 +28,33 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0,
 
 REQUESTS = client.Counter("rag_demo_requests", "Requests.", ["route", "method", "status"])
 SECONDS = client.Histogram(
-    "rag_demo_request_duration_seconds", "Time of a request.", ["route"], buckets=_BUCKETS
+    "rag_demo_request_duration_seconds", "Time to answer a request.", ["route"], buckets=_BUCKETS
 )
 IN_FLIGHT = client.Gauge(
-    "rag_demo_requests_in_flight", "Requests without an answer yet.", multiprocess_mode="livesum"
+    "rag_demo_requests_in_flight", "Requests under way.", multiprocess_mode="livesum"
 )
 QUEUE_SECONDS = client.Histogram(
-    "rag_demo_queue_seconds", "Time that a job waits for its batch.", buckets=_BUCKETS
+    "rag_demo_queue_seconds", "Time that a job waits in the queue.", buckets=_BUCKETS
 )
 INFERENCE_SECONDS = client.Histogram(
     "rag_demo_inference_seconds", "Time of a batch in the model and the index.", buckets=_BUCKETS
 )
-TOKENS = client.Counter("rag_demo_tokens", "Tokens of texts for clients that ask for usage.")
+TOKENS = client.Counter("rag_demo_tokens", "Tokens of embedded texts, for requests with usage.")
 BATCH = client.Histogram(
     "rag_demo_batch_texts",
-    "Texts that were embedded together.",
+    "Texts in a batch.",
     buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
 )
-WAITING = client.Gauge(
-    "rag_demo_waiting_texts", "Texts that wait for a batch.", multiprocess_mode="livesum"
-)
-REFUSED = client.Counter("rag_demo_refused", "Requests refused because too many waited.")
+WAITING = client.Gauge("rag_demo_waiting_texts", "Texts in the queue.", multiprocess_mode="livesum")
+REFUSED = client.Counter("rag_demo_refused", "Requests refused with 429.")
 IDLE_CLOSED = client.Counter("rag_demo_silent_connections", "Idle connections that were closed.")
 
 
 def exposition() -> tuple[str, bytes]:
-    """Return the media type and the text of all metrics, of all workers.
+    """Return the media type and the text of the metrics of all workers.
 
     Raises:
-        Problem: The workers' files were removed.
+        Problem: The files with the workers' metrics are missing.
     """
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if folder and not any(Path(folder).glob(f"*_{os.getpid()}.db")):

@@ -4,65 +4,37 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
-from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from rag_demo.retriever import SearchResult
 from rag_demo.service.batcher import Job
-from rag_demo.service.engine import Engine, SearchOptions
-from rag_demo.service.filters import check_limits, where_of
-from rag_demo.service.metadata import public_metadata
+from rag_demo.service.engine import SearchOptions
+from rag_demo.service.filters import check_limits, convert_filter, public_metadata
 from rag_demo.service.problems import Problem
-from rag_demo.service.responses import JSONAnswer
-from rag_demo.service.schemas import (
-    EmbeddingsAnswer,
-    EmbeddingsRequest,
-    ModelCard,
-    ModelList,
-    StorePage,
-    StoreSearchRequest,
-    responses,
-)
-from rag_demo.service.search_routes import check_texts, embed_texts, send
+from rag_demo.service.responses import json_response
+from rag_demo.service.schemas import EmbeddingsRequest, StoreSearchRequest
+from rag_demo.service.search_routes import check_model, check_texts, embed_texts
 from rag_demo.service.service import service_of
 
-__all__ = ["check_model", "router"]
+__all__ = ["router"]
 
 _STORE = "index"
 _MAX_ATTRIBUTE_CHARS = 512  # OpenAI's limit
-_BEST_FUSED = 2 / 61  # of a document that is first by words and by meaning
-_VECTOR_BYTES = 5_000
+_BEST_FUSED = 2 / 61  # the score of a document that is first by words and by meaning
 Store = Annotated[str, Path(json_schema_extra={"enum": [_STORE]})]
 
 router = APIRouter(prefix="/v1")
 
 
-def check_model(model: str, name: str, model_id: str) -> None:
-    """Refuse a model that is not served.
-
-    Raises:
-        Problem: The client names another one.
-    """
-    if model not in (name, model_id, FilePath(model_id).name, "default"):
-        detail = f"the model {model[:200]!r} does not exist; available: {name!r}, 'default'"
-        raise Problem(404, detail, param="model", code="model_not_found")
-
-
-def _check_embedding_model(model: str, engine: Engine) -> None:
-    check_model(model, engine.model_name, engine.model_id)
-
-
-@router.post(
-    "/embeddings", response_model=None, responses=responses(EmbeddingsAnswer, 400, 404, 413)
-)
+@router.post("/embeddings")
 async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
-    """Embed texts; ``input_type`` "query" embeds them as questions."""
+    """Embed texts; ``input_type`` "query" embeds them as queries."""
     service = service_of(request)
-    _check_embedding_model(body.model, service.engine)
+    limits, engine = service.settings.limits, service.engine
+    check_model(body.model, engine.model_name, engine.model_id)
     texts: Any = [body.input] if isinstance(body.input, str) else body.input
     if not all(isinstance(text, str) for text in texts):
         raise Problem(
@@ -72,7 +44,7 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
             param="input",
             code="token_arrays_unsupported",
         )
-    check_texts(request, texts, service.settings.limits.texts, "input")
+    check_texts(request, texts, limits.texts, "input")
     if not all(texts):
         raise Problem(400, "input has an empty text", param="input")
     vectors, tokens = await embed_texts(
@@ -82,7 +54,7 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
         dimensions=body.dimensions,
         tokens=True,
     )
-    rows: Sequence[Any] = list(vectors)
+    rows: list[Any] = list(vectors)
     if body.encoding_format == "base64":
         rows = [base64.b64encode(row.tobytes()).decode("ascii") for row in vectors]
     content = {
@@ -91,38 +63,34 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
             {"object": "embedding", "index": index, "embedding": row}
             for index, row in enumerate(rows)
         ],
-        "model": service.engine.model_name,
+        "model": engine.model_name,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    return await send(request, content, len(rows) * _VECTOR_BYTES)
+    return await json_response(content, limits.answer_bytes)
 
 
-@router.get("/models", response_model=None, responses=responses(ModelList))
-async def models(request: Request) -> JSONAnswer:
+@router.get("/models")
+async def models(request: Request) -> JSONResponse:
     """List the embedding model."""
-    name = service_of(request).engine.model_name
-    return JSONAnswer({"object": "list", "data": [_card(name)]})
+    card = _model_card(service_of(request).engine.model_name)
+    return JSONResponse({"object": "list", "data": [card]})
 
 
-@router.get("/models/{model:path}", response_model=None, responses=responses(ModelCard, 404))
-async def model(request: Request, model: str) -> JSONAnswer:
+@router.get("/models/{model:path}")
+async def model(request: Request, model: str) -> JSONResponse:
     """Describe the embedding model."""
     engine = service_of(request).engine
-    _check_embedding_model(model, engine)
-    return JSONAnswer(_card(engine.model_name))
+    check_model(model, engine.model_name, engine.model_id)
+    return JSONResponse(_model_card(engine.model_name))
 
 
-def _card(name: str) -> dict[str, Any]:
+def _model_card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "rag-demo"}
 
 
-@router.post(
-    "/vector_stores/{store}/search",
-    response_model=None,
-    responses=responses(StorePage, 400, 404, 413),
-)
+@router.post("/vector_stores/{store}/search")
 async def search(request: Request, store: Store, body: StoreSearchRequest) -> Response:
-    """Search the index, the only store. Scores are at most 1; cosines if there is a threshold."""
+    """Search the index. Scores are shares of the best one; with a threshold they are cosines."""
     service = service_of(request)
     if store != _STORE:
         detail = f"the vector store does not exist; available: {_STORE!r}"
@@ -132,7 +100,7 @@ async def search(request: Request, store: Store, body: StoreSearchRequest) -> Re
     check_texts(request, queries, limits.queries, "query")
     if not all(query.strip() for query in queries):
         raise Problem(400, "query is empty", param="query")
-    where = None if body.filters is None else where_of(body.filters)
+    where = None if body.filters is None else convert_filter(body.filters)
     check_limits(where, limits, "/v1/", "filters")
     threshold = body.ranking_options.score_threshold if body.ranking_options else None
     mode = "dense" if threshold else "hybrid"
@@ -151,7 +119,7 @@ async def search(request: Request, store: Store, body: StoreSearchRequest) -> Re
         "has_more": False,
         "next_page": None,
     }
-    return await send(request, content, sum(len(each.text) + 512 for each in results))
+    return await json_response(content, limits.answer_bytes)
 
 
 def _store_result(result: SearchResult, scale: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""JSON answers: written by orjson, limited in size, and off the event loop when they are large."""
+"""JSON responses: written by orjson in parts, and limited in size."""
 
 from __future__ import annotations
 
@@ -12,44 +12,32 @@ from starlette.responses import Response
 
 from rag_demo.service.problems import Problem
 
-__all__ = ["JSONAnswer", "large_answer"]
+__all__ = ["json_response"]
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-_DEPTH = 3  # Lists and mappings down to here are written item by item.
+_DEPTH = 3  # Lists and mappings down to this level are written item by item.
+_TURN_BYTES = 1 << 16
 
 
-class JSONAnswer(Response):
-    """A small answer, written at once."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        """Return the content as JSON."""
-        return _dumps(content)
-
-
-async def large_answer(content: Any, max_bytes: int) -> Response:
-    """Write an answer of any size in a thread, so that the event loop goes on.
+async def json_response(content: Any, max_bytes: int) -> Response:
+    """Write a response; other requests get their turn every 64 KB.
 
     Raises:
         Problem: It has more than ``max_bytes``.
     """
-    body = await asyncio.to_thread(_bounded, content, max_bytes)
-    return Response(body, media_type="application/json")
-
-
-def _bounded(content: Any, max_bytes: int) -> bytes:
-    parts, size = [], 0
+    parts, size, turn = [], 0, 0
     for part in _parts(content, _DEPTH):
         parts.append(part)
         size += len(part)
         if size > max_bytes:
-            raise Problem(413, f"the answer has more than {max_bytes:,} bytes; ask for less")
-    return b"".join(parts)
+            raise Problem(413, f"the response has more than {max_bytes:,} bytes; request less")
+        if size - turn > _TURN_BYTES:
+            turn = size
+            await asyncio.sleep(0)
+    return Response(b"".join(parts), media_type="application/json")
 
 
 def _parts(value: Any, depth: int) -> Iterator[bytes]:
-    """Yield JSON in parts: one call of orjson would hold the interpreter's lock throughout."""
     if depth and isinstance(value, dict):
         for number, (key, item) in enumerate(value.items()):
             yield (b"," if number else b"{") + _dumps(str(key)) + b":"
@@ -68,6 +56,6 @@ def _dumps(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=_OPTIONS)
     except TypeError:
-        # Lone surrogates, whole numbers over 64 bits and deep nesting, which metadata may have.
+        # Metadata may have lone surrogates, integers over 64 bits and deep nesting.
         plain = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
         return json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")

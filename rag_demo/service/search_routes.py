@@ -1,45 +1,41 @@
-"""``/search``, ``/embed`` of text-embeddings-inference, and changes of the index."""
+"""``/search``, ``/embed``, reranking, and changes of the index."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from rag_demo.retriever import SearchResult
 from rag_demo.service.batcher import Job
 from rag_demo.service.engine import SearchOptions
-from rag_demo.service.filters import check_limits
-from rag_demo.service.metadata import public_metadata
+from rag_demo.service.filters import check_limits, public_metadata
 from rag_demo.service.problems import Problem, invalid_status
-from rag_demo.service.responses import JSONAnswer, large_answer
+from rag_demo.service.responses import json_response
 from rag_demo.service.schemas import (
     DocumentsRequest,
     EmbedRequest,
-    SearchAnswer,
+    OpenAIRerankRequest,
+    RerankRequest,
     SearchRequest,
-    responses,
 )
 from rag_demo.service.service import Service, service_of
 from rag_demo.vectors import Vectors
 
-__all__ = ["check_texts", "embed_texts", "router", "send"]
-
-_SMALL_BYTES = 1 << 16
-_RESULT_BYTES = 512  # of a result's JSON, about, without its text
-_NUMBER_BYTES = 12
+__all__ = ["check_model", "check_texts", "embed_texts", "router"]
 
 router = APIRouter()
 
 
 def check_texts(request: Request, texts: Sequence[str], most: int, param: str) -> None:
-    """Refuse too many texts, texts that are too long, and lone surrogates.
+    """Check the number, the length and the encoding of texts.
 
     Raises:
-        Problem: There are some.
+        Problem: There are none or too many, or one is too long or has a lone surrogate.
     """
     chars = service_of(request).settings.limits.query_chars
     status = invalid_status(request.url.path)
@@ -58,11 +54,15 @@ def check_texts(request: Request, texts: Sequence[str], most: int, param: str) -
             raise Problem(status, f"{param}[{row}] has a lone surrogate", param=param) from None
 
 
-async def send(request: Request, content: Any, size: int) -> Response:
-    """Answer with content of about ``size`` bytes."""
-    if size <= _SMALL_BYTES:
-        return JSONAnswer(content)
-    return await large_answer(content, service_of(request).settings.limits.answer_bytes)
+def check_model(model: str, name: str, model_id: str) -> None:
+    """Check that a request names the model that is served.
+
+    Raises:
+        Problem: It names another model.
+    """
+    if model not in (name, model_id, Path(model_id).name, "default"):
+        detail = f"the model {model[:200]!r} does not exist; available: {name!r}, 'default'"
+        raise Problem(404, detail, param="model", code="model_not_found")
 
 
 async def embed_texts(
@@ -73,13 +73,13 @@ async def embed_texts(
     dimensions: int | None,
     tokens: Any,
 ) -> tuple[Vectors, int]:
-    """Embed texts in jobs of a batch's size, so that other requests get their turn between them.
+    """Embed texts in jobs of a batch's size, so that other requests get their turn in between.
 
     Returns:
-        The vectors, shape (n, d), float32, and the count of tokens.
+        The vectors, shape (n, d), float32, and the number of tokens.
 
     Raises:
-        Problem: The vectors have another dimension than the client wants.
+        Problem: The client requests another dimension than the model's.
     """
     service = service_of(request)
     size, deadline = service.settings.limits.batch_texts, service.deadline()
@@ -94,45 +94,45 @@ async def embed_texts(
     return np.asarray([vector for vector, _ in rows], "<f4"), sum(count for _, count in rows)
 
 
-@router.post("/search", response_model=None, responses=responses(SearchAnswer, 400, 413, 422))
+@router.post("/search")
 async def search(request: Request, body: SearchRequest) -> Response:
-    """Find the documents nearest to a query, or to each of several."""
+    """Find the documents nearest to a query, or to each of several queries."""
     service = service_of(request)
     limits = service.settings.limits
     if (body.query is None) == (body.queries is None):
-        raise Problem(422, "give either query or queries")
+        raise Problem(422, "exactly one of query and queries is required")
     queries = body.queries if body.query is None else [body.query]
     assert queries is not None
     check_texts(request, queries, limits.queries, "queries")
     if not all(query.strip() for query in queries):
         raise Problem(422, "a query is empty")
     if body.top_k > limits.top_k:
-        raise Problem(422, f"top_k is at most {limits.top_k}", param="top_k")
+        raise Problem(422, f"top_k must be at most {limits.top_k}", param="top_k")
     check_limits(body.where, limits, "/search", "where")
     most = len(queries) * min(body.top_k, service.engine.documents)
     if most > limits.results:
-        detail = f"the answer would have {most:,} results; at most {limits.results:,} are allowed"
+        detail = f"the response would have {most:,} results; at most {limits.results:,} are allowed"
         raise Problem(413, detail, param="top_k")
     mode = body.mode or ("hybrid" if body.min_score is None else "dense")
     options = SearchOptions(body.top_k, body.min_score, body.where, mode)  # type: ignore[arg-type]
     found: list[list[SearchResult]] = await service.run(request, Job("search", queries, options))
-    size = sum(len(result.text) + _RESULT_BYTES for results in found for result in results)
-    shaped = [
+    batches = [
         [{**each._asdict(), "metadata": public_metadata(each.metadata)} for each in results]
         for results in found
     ]
-    content = {"batches": shaped} if body.query is None else {"results": shaped[0]}
-    return await send(request, content, size)
+    content = {"batches": batches} if body.query is None else {"results": batches[0]}
+    return await json_response(content, limits.answer_bytes)
 
 
-@router.post("/", include_in_schema=False, response_model=None)
-@router.post("/embed", response_model=None, responses=responses(list[list[float]], 413, 422))
+@router.post("/", include_in_schema=False)
+@router.post("/embed")
 async def embed(request: Request, body: EmbedRequest) -> Response:
-    """Embed texts, as text-embeddings-inference does; ``prompt_name`` "query" for questions."""
+    """Embed texts as text-embeddings-inference does; ``prompt_name`` "query" embeds queries."""
+    limits = service_of(request).settings.limits
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not body.normalize:
-        raise Problem(422, "vectors of this service have length 1; leave normalize true")
-    check_texts(request, texts, service_of(request).settings.limits.texts, "inputs")
+        raise Problem(422, "vectors always have length 1; omit normalize or set it to true")
+    check_texts(request, texts, limits.texts, "inputs")
     vectors, _ = await embed_texts(
         request,
         texts,
@@ -140,45 +140,92 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
         dimensions=body.dimensions,
         tokens="limit" if body.truncate is False else False,
     )
-    return await send(request, list(vectors), vectors.size * _NUMBER_BYTES)
+    return await json_response(list(vectors), limits.answer_bytes)
+
+
+async def _rank(request: Request, query: str, texts: Sequence[str]) -> list[tuple[float, int]]:
+    """Return the score and the place of each text, best first; equal scores by place.
+
+    Raises:
+        Problem: There is no reranker, or the request is too large.
+    """
+    service = service_of(request)
+    if service.engine.reranker is None:
+        raise Problem(404, "no reranker is configured; start the service with --reranker NAME")
+    check_texts(request, [query], 1, "query")
+    check_texts(request, texts, service.settings.limits.texts, "texts")
+    size, deadline = service.settings.limits.batch_texts, service.deadline()
+    scores: list[float] = []
+    for start in range(0, len(texts), size):  # Other requests get their turn in between.
+        job = Job("rerank", texts[start : start + size], query=query)
+        scores += await service.batcher.run(request, job, deadline, is_continuation=start > 0)
+    return sorted(((score, row) for row, score in enumerate(scores)), key=lambda p: (-p[0], p[1]))
+
+
+@router.post("/rerank")
+async def rerank(request: Request, body: RerankRequest) -> Response:
+    """Score texts as answers to a query, as text-embeddings-inference does."""
+    ranks = await _rank(request, body.query, body.texts)
+    content: list[dict[str, Any]] = [{"index": row, "score": score} for score, row in ranks]
+    if body.return_text:
+        content = [{**each, "text": body.texts[each["index"]]} for each in content]
+    return await json_response(content, service_of(request).settings.limits.answer_bytes)
+
+
+@router.post("/v1/rerank")
+@router.post("/v2/rerank")
+async def rerank_documents(request: Request, body: OpenAIRerankRequest) -> Response:
+    """Score documents as answers to a query, as Cohere and Jina do."""
+    settings = service_of(request).settings
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    model_id = settings.reranker or ""
+    name = Path(model_id).name  # Without folders of the server.
+    if model_id:
+        check_model(body.model, name, model_id)
+    ranks = await _rank(request, body.query, texts)
+    results: list[dict[str, Any]] = []
+    for score, row in ranks[: body.top_n]:
+        document = {"document": {"text": texts[row]}} if body.return_documents else {}
+        results.append({"index": row, "relevance_score": score, **document})
+    request_id = request.scope.get("request_id", "")
+    content = {"id": request_id, "model": name, "results": results, "meta": {}}
+    return await json_response(content, settings.limits.answer_bytes)
 
 
 def _writable(request: Request) -> Service:
     service = service_of(request)
     if not service.settings.writable:
-        raise Problem(403, "this index is read-only; start the service with --writable")
+        raise Problem(403, "the index is read-only; start the service with --writable")
     return service
 
 
-@router.put("/documents", response_model=None, responses=responses(dict[str, Any], 403, 422))
-async def put_documents(request: Request, body: DocumentsRequest) -> JSONAnswer:
-    """Add documents and save the index; a document with a known id replaces the old one."""
+@router.put("/documents")
+async def put_documents(request: Request, body: DocumentsRequest) -> JSONResponse:
+    """Add documents and save the index; a document replaces one with the same id."""
     service = _writable(request)
     ids, texts = [each.id for each in body.documents], [each.text for each in body.documents]
     limits = service.settings.limits
     if not texts:
         raise Problem(422, "documents is empty", param="documents")
     if len(texts) > limits.texts or sum(map(len, texts)) > limits.change_chars:
-        detail = f"send at most {limits.texts:,} documents of {limits.change_chars:,} characters"
-        raise Problem(413, f"{detail} together at a time: requests wait for a change")
+        detail = f"at most {limits.texts:,} documents with {limits.change_chars:,} characters"
+        raise Problem(413, f"{detail} in total are allowed; send them in several requests")
     if len(set(ids)) < len(ids):
-        raise Problem(422, "an id occurs twice", param="documents")
+        raise Problem(422, "an id occurs twice; ids must be unique", param="documents")
     try:
         "".join([*ids, *texts]).encode()
     except UnicodeEncodeError:
         raise Problem(422, "a document has a lone surrogate", param="documents") from None
     metadata = [each.metadata for each in body.documents]
     await service.change(lambda retriever: retriever.add(texts, metadata, ids))
-    return JSONAnswer({"ids": ids, "documents": service.engine.documents})
+    return JSONResponse({"ids": ids, "documents": service.engine.documents})
 
 
-@router.delete(
-    "/documents/{document_id:path}", response_model=None, responses=responses(dict[str, Any], 404)
-)
-async def delete_document(request: Request, document_id: str) -> JSONAnswer:
-    """Remove a document and save the index."""
+@router.delete("/documents/{document_id:path}")
+async def delete_document(request: Request, document_id: str) -> JSONResponse:
+    """Delete a document and save the index."""
     service = _writable(request)
     deleted = await service.change(lambda retriever: retriever.delete([document_id]))
     if not deleted:
-        raise Problem(404, "there is no document with this id")
-    return JSONAnswer({"deleted": deleted, "documents": service.engine.documents})
+        raise Problem(404, "no document has this id")
+    return JSONResponse({"deleted": deleted, "documents": service.engine.documents})

@@ -1,4 +1,4 @@
-"""The server: uvicorn with a listener, reloads by SIGHUP, and an end that loses no request."""
+"""The server: uvicorn with reloads by SIGHUP and a shutdown that loses no request."""
 
 from __future__ import annotations
 
@@ -23,16 +23,25 @@ from rag_demo.service.app import create_app
 from rag_demo.service.engine import LoadModel
 from rag_demo.service.settings import Settings
 
-__all__ = ["ALIVE", "RELOADED", "RELOAD_OTHERS", "SERVES", "Report", "bind", "run_server"]
+__all__ = [
+    "ALIVE",
+    "RELOADED",
+    "RELOAD_OTHERS",
+    "SERVES",
+    "Report",
+    "bind",
+    "run_server",
+    "supervisor_ended",
+]
 
 log = logging.getLogger("rag_demo.service")
 SERVES, ALIVE, RELOADED, RELOAD_OTHERS = "serves", "alive", "reloaded", "reload others"
-"""What a worker reports to its supervisor."""
+"""Reports of a worker to its supervisor."""
 Report = Callable[[str], None]
 _BACKLOG = 2048  # connections that the system holds until they are accepted
 _ACCEPTED_AT_ONCE = 64
-_NEW_CONNECTION_S = 1.0  # for the first request of a connection made before the end
-_OTHER_FILES = 256  # for connections being closed, the index and a model's process
+_NEW_CONNECTION_S = 1.0  # for the first request of a connection at shutdown
+_OTHER_FILES = 256  # for connections that are closing, the index and a model's process
 _ALIVE_S = 1.0
 
 
@@ -40,17 +49,17 @@ def bind(settings: Settings) -> socket.socket:
     """Open the listening socket.
 
     Raises:
-        RagDemoError: The address is invalid or taken.
+        RagDemoError: The address is invalid or in use.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only for sockets that name TCP. With it each answer
+    # asyncio turns Nagle's algorithm off only for sockets that name TCP. With it each response
     # waits 40 ms for the acknowledgement of its head.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
         listener.listen(_BACKLOG)
-    except (OSError, OverflowError, TypeError) as error:  # TypeError: not a name at all
+    except (OSError, OverflowError, TypeError) as error:  # TypeError: the host is not a name.
         listener.close()
         raise RagDemoError(
             f"{settings.host}:{settings.port} cannot be listened on: {error}; "
@@ -68,22 +77,23 @@ def run_server(
     supervisor: socket.socket | None = None,
     report: Report = lambda line: None,
 ) -> int:
-    """Serve until a signal; answer every accepted request before the end. For the main thread.
+    """Serve until a signal, and answer every accepted request before returning.
 
-    Afterwards the signal is raised again: `torch_utils.exit_on_signals` makes it an orderly exit.
+    Call it in the main thread. Afterwards the signal is raised again, so that
+    `torch_utils.exit_on_signals` ends the program.
 
     Args:
-        settings: The service's.
-        listener: The listening socket; closed at the end.
+        settings: The service's settings.
+        listener: The listening socket. It is closed at the end.
         load_model: See `rag_demo.service.app.create_app`.
-        supervisor: A socket whose end of file says that all workers stop.
+        supervisor: A socket; when its other end closes, the server stops.
         report: Called with `SERVES`, `ALIVE` every second, `RELOADED` and `RELOAD_OTHERS`.
 
     Returns:
-        The number of the signal, if the program ignores it; 0 if the supervisor ended.
+        The number of the signal if the program ignores it; 0 if the supervisor has ended.
 
     Raises:
-        Exception: It could not start.
+        Exception: The service could not start.
     """
     app = create_app(settings, load_model=load_model)
     connections = _allowed_connections(settings.limits.connections)
@@ -94,9 +104,9 @@ def run_server(
         lifespan="on",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # Anybody can send them.
+        proxy_headers=False,  # Any client can send them.
         server_header=False,
-        limit_concurrency=4 * connections,  # Idle ones are closed long before.
+        limit_concurrency=4 * connections,  # Idle connections are closed long before.
         timeout_keep_alive=math.ceil(settings.limits.header_s),
         backlog=max(1, min(_ACCEPTED_AT_ONCE, connections // 4)),
         timeout_graceful_shutdown=math.ceil(settings.limits.answer_s),
@@ -106,7 +116,7 @@ def run_server(
         with listener:
             server.run([listener])
     except SystemExit as error:
-        if server.started or error.code != 3:  # uvicorn's code for a start that failed
+        if server.started or error.code != 3:  # uvicorn's code for a startup that failed
             raise
     if server.started:
         return server.first_signal
@@ -121,23 +131,34 @@ def _allowed_connections(connections: int) -> int:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    needed = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
         return connections
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     with contextlib.suppress(OSError, ValueError):  # Some systems have a lower limit.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        soft = allowed
-    fewer = max(4, min(connections, soft - min(_OTHER_FILES, soft * 3 // 4)))
-    if fewer < connections:
-        log.warning("%d open files are allowed: at most %d connections at once", soft, fewer)
-    return fewer
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    possible = min(connections, soft - min(_OTHER_FILES, soft // 2))
+    if possible < connections:
+        log.warning("the limit of %d open files allows %d connections", soft, possible)
+    return possible
+
+
+def supervisor_ended(supervisor: socket.socket) -> bool:
+    """Return whether the other end of a worker's socket is closed."""
+    try:
+        return not supervisor.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 class _Server(uvicorn.Server):
-    """Reloads on SIGHUP, drains, and closes idle connections.
+    """A server that reloads on SIGHUP, drains, and closes idle connections.
 
-    Of uvicorn's connections it uses ``cycle``, the request under way, and ``transport``.
+    It uses two attributes of uvicorn's connections: ``cycle``, the current request, and
+    ``transport``.
     """
 
     def __init__(
@@ -153,28 +174,27 @@ class _Server(uvicorn.Server):
         self._supervisor, self._report = supervisor, report
         self._idle_since: dict[Any, float] = {}
         self._stops_at: float | None = None
-        self._reload_early = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._service: Any = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the service and listen."""
         self._loop = loop = asyncio.get_running_loop()
-        if hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, self._reload)
-        # `run_server` raises what fails here; uvicorn would print its traceback too.
-        lifespan: Any = self.lifespan
-        lifespan.logger, logger = logging.Logger("silent", logging.CRITICAL), lifespan.logger
+        # `run_server` raises the error of a startup that fails; uvicorn would log it as well.
+        errors = logging.getLogger("uvicorn.error")
+        errors.disabled = True
         await super().startup(sockets)
-        lifespan.logger = logger
+        errors.disabled = False
         if not self.started:
             return
-        if self._supervisor is not None:
-            loop.add_reader(self._supervisor, self._check_supervisor)
+        self._service = self.config.app.state.service  # type: ignore[union-attr]
         self._service.on_reload = lambda: self._report(RELOAD_OTHERS)
+        if self._supervisor is not None:
+            loop.add_reader(self._supervisor, self._check_supervisor, self._supervisor)
+        if hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._report(SERVES)
         self._alive = loop.create_task(self._report_alive())
-        if self._reload_early:
-            self._reload()
         for listener in sockets or ():
             listener.listen(_BACKLOG)
             host, port = listener.getsockname()[:2]
@@ -183,18 +203,16 @@ class _Server(uvicorn.Server):
 
     @property
     def first_signal(self) -> int:
-        """The number of the first signal to stop; 0 without one."""
+        """The number of the first signal to stop; 0 without a signal."""
         return next(iter(self._captured_signals), 0)
 
-    @property
-    def _service(self) -> Any:
-        return getattr(self.config.app.state, "service", None)  # type: ignore[union-attr]
-
     def _reload(self) -> None:
-        service = self._service
-        self._reload_early = service is None
-        if service is not None and not service.draining:
-            service.start(self._reload_and_report())
+        if not self._service.draining:
+            self._service.start(self._reload_and_report())
+
+    async def _reload_and_report(self) -> None:
+        await self._service.reload_on_signal()
+        self._report(RELOADED)
 
     async def _report_alive(self) -> None:
         """Report every second, also while the last requests are answered."""
@@ -203,27 +221,20 @@ class _Server(uvicorn.Server):
                 self._report(ALIVE)
             await asyncio.sleep(_ALIVE_S)
 
-    async def _reload_and_report(self) -> None:
-        await self._service.reload_on_signal()
-        self._report(RELOADED)
-
-    def _check_supervisor(self) -> None:
-        """Stop when the supervisor says so or has ended."""
-        assert self._supervisor is not None and self._loop is not None
-        with contextlib.suppress(BlockingIOError):
-            if not _received(self._supervisor):
-                self._loop.remove_reader(self._supervisor)
-                self._begin_to_stop()
+    def _check_supervisor(self, supervisor: socket.socket) -> None:
+        if supervisor_ended(supervisor) and self._loop is not None:
+            self._loop.remove_reader(supervisor)
+            self._begin_to_stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop. A second signal ends draining; a second SIGINT cuts connections off."""
+        """Begin to stop. A second signal ends draining; a second SIGINT aborts connections."""
         if self._captured_signals or self._settings.drain_s == 0:
             super().handle_exit(sig, frame)
         else:
             self._captured_signals.append(sig)
         self._begin_to_stop()
         if self.force_exit and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cut_off)
+            self._loop.call_soon_threadsafe(self._abort_connections)
 
     def _begin_to_stop(self) -> None:
         if self._service is not None:
@@ -231,13 +242,13 @@ class _Server(uvicorn.Server):
         if self._stops_at is None:
             self._stops_at = time.monotonic() + self._settings.drain_s
 
-    def _cut_off(self) -> None:
+    def _abort_connections(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what was accepted, then close everything."""
-        log.info("stopping: %d requests are answered first", len(self.server_state.tasks))
+        """Answer the accepted requests, then close everything."""
+        log.info("stopping after %d more requests", len(self.server_state.tasks))
         for listener in sockets or ():
             await self._accept_waiting(listener)
         for server in self.servers:
@@ -249,16 +260,16 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(0.01)
         await super().shutdown()
         if self.force_exit:
-            # uvicorn would end the loop now, in the middle of closing.
-            self._cut_off()
+            # uvicorn would end the loop now, before everything is closed.
+            self._abort_connections()
             await self.lifespan.shutdown()
 
     async def _accept_waiting(self, listener: socket.socket) -> None:
-        """Accept the connections in the backlog, which closing the listener would reset."""
+        """Accept the connections in the backlog; closing the listener would reset them."""
         loop = asyncio.get_running_loop()
         protocol: Any = self.config.http_protocol_class
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}
-        with contextlib.suppress(OSError):  # No more connections.
+        with contextlib.suppress(OSError):  # The backlog is empty.
             for _ in range(_BACKLOG):
                 connection, _ = listener.accept()
                 connection.setblocking(False)
@@ -271,17 +282,17 @@ class _Server(uvicorn.Server):
         return [each for each in found if not each.transport.is_closing()]
 
     async def on_tick(self, counter: int) -> bool:
-        """Close idle connections, and stop when draining is over; ten times a second."""
+        """Close idle connections, and stop after draining. uvicorn calls it ten times a second."""
         self._close_idle()
         if self._stops_at is not None and time.monotonic() >= self._stops_at:
             self.should_exit = True
         return await super().on_tick(counter)
 
     def _close_idle(self) -> None:
-        """Close connections without a request: after ``header_s``, or if there are too many."""
+        """Close connections that are idle for ``header_s``, and the oldest ones above the limit."""
         now, connections = time.monotonic(), self._open()
         idle = [each for each in connections if each.cycle is None or each.cycle.response_complete]
-        # With the request, or a connection that is busy between two ticks would seem idle.
+        # The key has the request: a connection may have answered another one between two ticks.
         keys = [(each, each.cycle) for each in idle]
         self._idle_since = {key: self._idle_since.get(key, now) for key in keys}
         excess = len(connections) - self._connections
@@ -289,12 +300,3 @@ class _Server(uvicorn.Server):
             if place < excess or now - self._idle_since[key] > self._settings.limits.header_s:
                 metrics.IDLE_CLOSED.inc()
                 key[0].transport.abort()
-
-
-def _received(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(1, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        raise
-    except OSError:  # The other end is gone.
-        return b""

@@ -1,4 +1,4 @@
-"""Service: what all routes share. Answers requests, reloads, unloads, and knows if it is ready."""
+"""Service: the state that all routes share. It answers requests, reloads and unloads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import contextlib
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fastapi import Request
 
@@ -16,18 +18,19 @@ from rag_demo.errors import IndexFileError, ModelError, ModelMismatchError, RagD
 from rag_demo.retriever import Retriever
 from rag_demo.service.batcher import Batcher, Job
 from rag_demo.service.engine import Engine, LoadModel
-from rag_demo.service.history import History
 from rag_demo.service.problems import Problem
 from rag_demo.service.settings import Settings
 from rag_demo.service.threads import DaemonThread
 from rag_demo.store.facts import read_facts
-from torch_utils import CleanupReport, ModelInUseError
+from torch_utils import CleanupReport, ModelInUseError, memory_snapshot
 from torch_utils.report import format_bytes
 
 __all__ = ["Service", "service_of"]
 
 log = logging.getLogger("rag_demo.service")
 _SAMPLE_S = 1.0
+_SAMPLES = 300
+_EVENTS = 50
 _LONGEST_RETRY_S = 30.0
 
 
@@ -35,12 +38,12 @@ class Service:
     """A running service. Belongs to one event loop.
 
     Args:
-        settings: The service's.
-        load: Loads another embedding model than the one that the index names.
+        settings: The service's settings.
+        load: Loads the embedding model; None for the model that the settings or the index name.
 
     Attributes:
-        draining: Whether it is stopping.
-        on_reload: Called when an administrator has had the index reloaded.
+        draining: Whether the service is stopping.
+        on_reload: Called after a reload by ``/admin/reload``.
     """
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
@@ -56,10 +59,10 @@ class Service:
         self._thread = DaemonThread("rag_demo.administration")
 
     async def open(self) -> None:
-        """Load the models, open the index and begin to answer.
+        """Load the models, open the index and start to answer requests.
 
         Raises:
-            RagDemoError: Something cannot be opened.
+            RagDemoError: A model cannot be loaded, or the index cannot be opened.
         """
 
         def open_engine() -> Engine:
@@ -73,35 +76,35 @@ class Service:
         self.start(self._load_again())
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine beside the requests, until the end."""
+        """Run a coroutine in the background, at most until `close`."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Finish the queue, then close the engine. Does not wait for a call that hangs."""
+        """Finish the queue, then close the engine; do not wait for a call that hangs."""
         self.draining = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         is_idle = await self.batcher.close()
-        closing = DaemonThread("rag_demo.closing")  # The other one may be in a load that hangs.
+        closing = DaemonThread("rag_demo.closing")  # A load may hang in the other thread.
         try:
-            await closing.call(*((self.engine.close,) if is_idle else (self.engine.close, 0)))
+            await closing.call(self.engine.close, 30.0 if is_idle else 0.0)
         except ModelInUseError as error:
-            log.error("a call of the model hangs and is left behind: %s", error)
+            log.error("a call of the model hangs and cannot be ended: %s", error)
             return
         finally:
             self._thread.stop()
             closing.stop()
-        log.info("stopped: the model and the index were given back")
+        log.info("stopped: the models and the index are closed")
 
     def deadline(self) -> float:
-        """Return when the answer to a request that comes now is due, by the loop's clock."""
+        """Return when the answer to a new request is due, in seconds of the event loop's clock."""
         return asyncio.get_running_loop().time() + self.settings.limits.answer_s
 
     async def run(self, request: Request, job: Job) -> Any:
-        """Do a job that is a whole request; see `Batcher.run`."""
+        """Run the only job of a request; see `Batcher.run`."""
         return await self.batcher.run(request, job, self.deadline())
 
     async def not_ready(self) -> str:
@@ -110,19 +113,20 @@ class Service:
             return "the service is stopping"
         if reason := self.batcher.failure:
             log.warning("not ready: %s", reason)
-        elif error := self.engine.embedder.error:
-            log.warning("not ready: %s", error)
-            reason = _public_reason(error)
-        elif self.engine.index.status().state != "loaded":
+            return reason
+        error = self.engine.embedder.error
+        if error is None and self.engine.index.status().state != "loaded":
             try:
                 await self._thread.call(read_facts, self.settings.index)
-            except RagDemoError as error:
-                log.warning("not ready: %s", error)
-                reason = "the index cannot be opened"
-        return reason
+            except RagDemoError as facts_error:
+                error = facts_error
+        if error is None:
+            return ""
+        log.warning("not ready: %s", error)
+        return _public_reason(error)
 
     async def _load_again(self) -> None:
-        """Load a model that could not be loaded again, until it can: no request would come."""
+        """Retry a load that failed: an unready service gets no request that would retry it."""
         wait_s = _SAMPLE_S
         while True:
             await asyncio.sleep(wait_s)
@@ -131,8 +135,8 @@ class Service:
                 continue
             try:
                 await self._thread.call(self._lease_once)
-                log.info("the model could be loaded again")
-            except Exception as error:  # Whatever loading raises, the next attempt may succeed.
+                log.info("the model is loaded again")
+            except Exception as error:  # After any error of a load the next attempt may succeed.
                 wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
                 log.error("the model cannot be loaded, next attempt in %g s: %s", wait_s, error)
 
@@ -141,10 +145,13 @@ class Service:
             pass
 
     async def reload(self) -> dict[str, Any]:
-        """Open the index as it is now. The old one answers until the new one can.
+        """Open the index again. The old one answers until the new one is open.
+
+        Returns:
+            The number of documents now and before, the duration in seconds, and the process.
 
         Raises:
-            Problem: It cannot be opened; the old one goes on answering.
+            Problem: The new index cannot be opened; the old one stays in use.
         """
         async with self._reloading:
             return await self._reload()
@@ -154,50 +161,50 @@ class Service:
         try:
             engine = await self._thread.call(self.engine.reopened)
         except Exception as error:
-            # Whatever is wrong with the new index, the old one still works.
-            log.error("reload failed, the old index goes on: %s", error, exc_info=error)
+            # After any error of the new index the old one still works.
+            log.error("reload failed, the old index stays in use: %s", error, exc_info=error)
             raise Problem(409, f"{_public_reason(error)}; the old index is still in use") from None
         old, self.engine = self.engine, engine
         await self.batcher.between_batches(old.index.close)
         self.history.add_event("reload", "index")
         seconds = time.perf_counter() - started
         log.info(
-            "reloaded: %d documents instead of %d, %.1f s", engine.documents, old.documents, seconds
+            "reloaded: %d documents, %d before, in %.1f s", engine.documents, old.documents, seconds
         )
         counts = {"documents": engine.documents, "documents_before": old.documents}
         return {**counts, "duration_s": seconds, **self.process}
 
     async def reload_on_signal(self) -> None:
-        """Reload; many signals at once cause the reload under way and one more."""
+        """Reload once more after the current reload, however many signals arrive meanwhile."""
         if self._reload_queued:
             return
         self._reload_queued = True
         async with self._reloading:
             self._reload_queued = False
-            with contextlib.suppress(Problem):  # The log has it.
+            with contextlib.suppress(Problem):  # It is in the log.
                 await self._reload()
 
     async def unload(self, name: str) -> dict[str, Any]:
         """Unload a model or the index between two batches.
 
         Returns:
-            What came back.
+            The report of the release.
 
         Raises:
-            Problem: The name is unknown, or it is in use.
+            Problem: The name is unknown, or the model is in use.
         """
 
         def unload() -> CleanupReport:
             hosts = self.engine.hosts
             if name not in hosts:
-                raise Problem(404, f"unknown model; known are: {', '.join(hosts)}")
+                raise Problem(404, f"unknown model; available: {', '.join(hosts)}")
             return hosts[name].unload()
 
         self.history.samples.append(self.history.sample(self.engine))
         try:
             report = await self.batcher.between_batches(unload)
         except ModelInUseError:
-            raise Problem(409, "it is in use at the moment; try again") from None
+            raise Problem(409, "the model is in use; try again") from None
         self.history.samples.append(self.history.sample(self.engine))
         answer = {**_public_report(report), **self.process}
         if self.settings.workers > 1:
@@ -207,27 +214,32 @@ class Service:
     async def change(self, change: Callable[[Retriever], Any]) -> Any:
         """Change the index and save it between two batches.
 
+        Returns:
+            The result of ``change``.
+
         Raises:
-            Problem: It cannot be changed or saved; the old index goes on answering.
+            Problem: The index cannot be changed or saved; the old index stays in use.
         """
         async with self._reloading:
             try:
                 return await self.batcher.between_batches(lambda: self.engine.change(change))
             except Problem:
                 raise
-            except (TypeError, ValueError) as error:  # Of what the client sent.
+            except (TypeError, ValueError) as error:  # The client's documents are invalid.
                 raise Problem(422, str(error)[:500], param="documents") from None
-            except Exception as error:  # Whatever the model or the disk raises.
+            except Exception as error:  # From the model or the disk.
                 log.error("the index cannot be changed: %s", error, exc_info=error)
-                raise Problem(409, "the index cannot be changed; the log says why") from None
+                raise Problem(
+                    409, "the index cannot be changed; the service's log says why"
+                ) from None
 
     @property
     def process(self) -> dict[str, int]:
-        """Which process answers, of how many with a model and an index each."""
+        """The id of this process and the number of workers."""
         return {"process": os.getpid(), "workers": self.settings.workers}
 
     def memory(self) -> dict[str, Any]:
-        """Describe the memory now and in the last minutes."""
+        """Return samples of the memory, with loads, unloads and the number of documents."""
         return {
             "samples": [*self.history.samples, self.history.sample(self.engine)],
             "events": list(self.history.events),
@@ -241,6 +253,38 @@ class Service:
             await asyncio.sleep(_SAMPLE_S)
 
 
+class History:
+    """Samples of the memory, and events; oldest first."""
+
+    def __init__(self) -> None:
+        self.samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
+        self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
+        self._counts: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()  # by host
+
+    def add_event(self, what: str, model: str) -> None:
+        """Record an event at the current time."""
+        self.events.append({"at": round(time.time(), 3), "what": what, "model": model})
+
+    def sample(self, engine: Engine) -> dict[str, Any]:
+        """Return the memory now; record the loads and unloads since the last sample."""
+        models, elsewhere = {}, 0
+        for name, host in engine.hosts.items():
+            status = host.status()
+            loads, unloads = self._counts.get(host, (0, 0))
+            if status.loads > loads:
+                self.add_event("load", name)
+            if status.unloads > unloads:
+                self.add_event("unload", name)
+            self._counts[host] = status.loads, status.unloads
+            models[name] = status.state
+            if host.isolation == "process":
+                elsewhere += status.nbytes
+        now = memory_snapshot()
+        devices = {name: memory.reserved_bytes for name, memory in now.devices.items()}
+        at, host_bytes = round(time.time(), 3), now.host.rss_bytes + elsewhere
+        return {"at": at, "host": host_bytes, "devices": devices, "models": models}
+
+
 def service_of(request: Request) -> Service:
     """Return the service that answers a request."""
     service: Service = request.state.service
@@ -248,7 +292,7 @@ def service_of(request: Request) -> Service:
 
 
 def _public_reason(error: BaseException) -> str:
-    """Return what is wrong, without the names of files of this machine."""
+    """Return the reason of an error without names of files of the server."""
     if isinstance(error, ModelMismatchError):
         return "the index was made with another model"
     if isinstance(error, IndexFileError):
@@ -259,7 +303,7 @@ def _public_reason(error: BaseException) -> str:
 
 
 def _public_report(report: CleanupReport) -> dict[str, Any]:
-    """Return a report without holders, whose names may be files of this machine."""
+    """Return a report without the names of holders, which may be files of the server."""
     freed = ", ".join(f"{format_bytes(n)} on {d}" for d, n in report.freed_bytes.items() if n)
     return {
         "freed_bytes": dict(report.freed_bytes),

@@ -1,4 +1,4 @@
-"""Settings: what a service is told when it starts."""
+"""Settings of a service and limits of its requests."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ __all__ = ["Limits", "Settings", "is_loopback"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may ask for, and how long anything may take.
+    """Limits of requests: sizes, counts and times in seconds.
 
     Attributes:
         query_chars: Characters of one query, or of one text to embed or rerank.
         queries: Queries in one search request.
-        texts: Texts in one request to embed, rerank or store.
-        change_chars: Characters of all documents in one request to store.
+        texts: Texts in one request to embed, rerank or add.
+        change_chars: Characters of all documents in one request to add.
         top_k: Results for one query.
-        results: Results in one answer, over all of its queries.
+        results: Results in one response, for all of its queries.
         where_depth: Nesting of mappings and lists in a filter.
         where_values: Values in a filter.
         body_bytes: Size of a request's body.
-        all_bodies_bytes: Size of all bodies in memory; requests beyond it are answered with 429.
-        answer_bytes: Size of an answer; larger ones are refused with 413.
+        all_bodies_bytes: Size of all bodies in memory; further requests get 429.
+        answer_bytes: Size of a response; larger responses are replaced by 413.
         body_s: Time to send a body.
         header_s: Time that a connection may be idle before and between requests.
-        answer_s: Time to answer a request, with all waiting.
-        waiting_texts: Texts in the queue; requests beyond it are answered with 429.
+        answer_s: Time to answer a request, including the time in the queue.
+        waiting_texts: Texts in the queue; further requests get 429.
         batch_texts: Texts that are embedded together; 1 turns batches off.
-        connections: Open connections; beyond it the one that has been idle longest is closed.
+        connections: Open connections; beyond it the connection with the longest idle time is
+            closed.
     """
 
     query_chars: int = 8_000
@@ -55,28 +56,28 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a service is told when it starts. Can be pickled, for its workers.
+    """Settings of a service. They can be pickled, for workers.
 
     Attributes:
         index: Folder of the saved index.
-        model: Folder or name of the embedding model; None for the one that made the index.
-        device: torch's name of a device; None for the best.
-        retriever: What compares vectors.
+        model: Folder or name of the embedding model; None for the model of the index.
+        device: A torch device such as "cuda:0"; None for the best device.
+        retriever: Library that compares vectors.
         reranker: Folder or name of a cross-encoder; None for no reranking.
         trust_remote_code: Run code that comes with the models.
         keep_alive: How long an idle model stays loaded; see `torch_utils.ModelHost`.
-        isolation: Whether the models live in this process or in processes of their own.
-        call_timeout_s: Limit of one call of a model in a process of its own; at most
+        isolation: Whether the models run in this process or in processes of their own.
+        call_timeout_s: Limit of one call of a model in a process of its own, in seconds; at most
             ``limits.answer_s``, which is the default.
         host: Address to listen on.
-        port: Port to listen on; 0 for a free one.
-        workers: Processes that serve.
+        port: Port to listen on; 0 for a free port.
+        workers: Number of processes that serve.
         token: Bearer token that every client must send; None for no token.
-        admin_token: Bearer token for administration and changes; None for the same as ``token``.
+        admin_token: Bearer token for administration and changes; None for ``token``.
         writable: Whether clients may change the index.
-        cors_origins: Origins whose pages may call the service; ("*",) for all.
-        drain_s: Seconds between the signal to stop and the end of accepting requests.
-        limits: What clients may ask for.
+        cors_origins: Origins of pages that may call the service; ("*",) for all.
+        drain_s: Seconds during which the service still accepts requests after a signal to stop.
+        limits: Limits of requests.
     """
 
     index: Path
@@ -105,7 +106,7 @@ class Settings:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether an address or a name can only be this machine."""
+    """Return whether an address or a host name is always the local machine."""
     if host is None:
         return False
     name = host.strip("[]").lower()
@@ -115,5 +116,5 @@ def is_loopback(host: str | None) -> bool:
         address = ipaddress.ip_address(name)
     except ValueError:
         return False
-    # ::ffff:127.0.0.1 is how a listener on :: reports 127.0.0.1; Python knows that since 3.13.
+    # A listener on :: reports 127.0.0.1 as ::ffff:127.0.0.1. Python 3.13 knows that as loopback.
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback

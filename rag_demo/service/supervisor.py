@@ -1,12 +1,15 @@
-"""Several worker processes behind one address, and the supervisor that looks after them."""
+"""The supervisor and its workers: several processes that serve one address."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import logging
 import math
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,66 +17,72 @@ import sys
 import tempfile
 import time
 from types import FrameType
-from typing import Any
 
 from rag_demo.errors import RagDemoError
-from rag_demo.service.server import ALIVE, RELOAD_OTHERS, RELOADED, SERVES
+from rag_demo.service.logs import configure_logging
+from rag_demo.service.server import (
+    ALIVE,
+    RELOAD_OTHERS,
+    RELOADED,
+    SERVES,
+    run_server,
+    supervisor_ended,
+)
 from rag_demo.service.settings import Settings
+from torch_utils import exit_on_signals
 
-__all__ = ["run_workers", "worker_command"]
+__all__ = ["run_worker", "run_workers", "worker_command"]
 
 log = logging.getLogger("rag_demo.service")
-_PROGRAM = "import sys; sys.path[:] = {}; from rag_demo.service.worker import main; main()"
-_LOOK_S = 0.1
-_SILENT_S = 15.0  # without a sign of life a worker is killed
-_RELOAD_S = 120.0  # for one worker's turn
+_PROGRAM = "import sys; sys.path[:] = {}; import {} as workers; workers.run_worker()"
+_POLL_S = 0.1
+_SILENT_S = 15.0  # A worker that does not report for so long is killed.
+_RELOAD_S = 120.0  # for one worker
 _CLOSING_S = 70.0  # after the last answer
-_SOON_S = 10.0  # A worker that served no longer than this is replaced after a growing wait.
-_LONGEST_WAIT_S = 30.0
+_SOON_S = 10.0  # If a worker ends sooner after its start, its replacement waits.
 _MULTIPROC_DIR = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def run_workers(settings: Settings, listener: socket.socket, log_options: tuple[str, str]) -> int:
     """Run ``settings.workers`` processes until a signal.
 
-    SIGTERM and SIGINT stop all workers, which answer what they have accepted. SIGHUP makes them
-    reload one after the other. A worker that ends or hangs is replaced, unless none serves and
-    the new one cannot start.
+    SIGTERM and SIGINT stop all workers, which answer the accepted requests first. On SIGHUP the
+    workers reload one after the other. A worker that ends or hangs is replaced.
 
     Args:
-        settings: The service's.
-        listener: The listening socket; closed at the end.
-        log_options: Layout and level of the log.
+        settings: The service's settings.
+        listener: The listening socket. It is closed at the end.
+        log_options: Format and level of the log.
 
     Returns:
         The number of the signal.
 
     Raises:
-        RagDemoError: A worker could not start.
+        RagDemoError: A worker cannot start and no other worker serves.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(listener)
         folder = os.environ.get(_MULTIPROC_DIR)
         is_temporary = folder is None
         if folder is None:
-            temporary: Any = tempfile.TemporaryDirectory(
-                prefix="rag-demo-metrics-", ignore_cleanup_errors=True
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="rag-demo-metrics-", ignore_cleanup_errors=True)
             )
-            folder = stack.enter_context(temporary)
-        told = pickle.dumps((settings, listener.fileno(), log_options, is_temporary))
-        return _Supervisor(settings, listener, told, folder).run()
+        setup = pickle.dumps((settings, listener.fileno(), log_options, is_temporary))
+        return _Supervisor(settings, listener, setup, {**os.environ, _MULTIPROC_DIR: folder}).run()
 
 
 def worker_command() -> list[str]:
-    """Return the command of a worker: with this process's path, without the current folder."""
-    return [sys.executable, "-c", _PROGRAM.format([entry for entry in sys.path if entry])]
+    """Return the command of a worker: the same import path without the current folder."""
+    path = [entry for entry in sys.path if entry]
+    return [sys.executable, "-c", _PROGRAM.format(path, __name__)]
 
 
 class _Worker:
-    """A worker process and the socket to it, through which it gets its settings and reports."""
+    """A worker process and the socket for its settings and reports."""
 
-    def __init__(self, told: bytes, listener: int, environment: dict[str, str]) -> None:
-        self._line, theirs = socket.socketpair()
+    def __init__(self, setup: bytes, listener: int, environment: dict[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
                 worker_command(),
@@ -82,170 +91,192 @@ class _Worker:
                 pass_fds=[listener],
                 start_new_session=True,  # A terminal's Ctrl-C is for the supervisor.
             )
-        self.served_since = self.alive_at = math.inf
+        self.served_since = self._alive_at = math.inf
+        self.reloads_until = 0.0
+        self.failure = "the log says why"
         self._unread = b""
-        with contextlib.suppress(OSError):  # It has ended already, which is noticed soon.
-            self._line.sendall(len(told).to_bytes(8, "little") + told)
-        self._line.setblocking(False)
+        with contextlib.suppress(OSError):  # The worker has ended already.
+            self._socket.sendall(setup)
+        self._socket.setblocking(False)
 
     @property
     def serves(self) -> bool:
         return self.served_since < math.inf and self.process.poll() is None
 
-    def reports(self) -> list[str]:
-        """Return the lines since the last call."""
-        with contextlib.suppress(OSError):  # Nothing more, or the worker has ended.
-            while part := self._line.recv(65536):
+    def reload(self) -> None:
+        self.reloads_until = time.monotonic() + _RELOAD_S
+        self.process.send_signal(signal.SIGHUP)
+
+    def read_reports(self) -> bool:
+        """Read the reports so far; return whether the other workers must reload."""
+        with contextlib.suppress(OSError):  # Nothing to read, or the worker has ended.
+            while part := self._socket.recv(65536):
                 self._unread += part
         *lines, self._unread = self._unread.split(b"\n")
-        return [line.decode(errors="replace") for line in lines]
-
-    def send(self, number: int) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
+        reports = [line.decode(errors="replace") for line in lines]
+        for report in reports:
+            self._alive_at = time.monotonic()
+            if report == SERVES:
+                self.served_since = self._alive_at
+            elif report == RELOADED:
+                self.reloads_until = 0.0
+            elif report not in (ALIVE, RELOAD_OTHERS):
+                self.failure = report
+        return RELOAD_OTHERS in reports
 
     def kill_if_silent(self) -> None:
-        if time.monotonic() - self.alive_at > _SILENT_S and self.process.poll() is None:
+        if time.monotonic() - self._alive_at > _SILENT_S and self.process.poll() is None:
             log.error("worker %d does not answer and is killed", self.process.pid)
             self.process.kill()
 
-    def stop(self) -> None:
-        with contextlib.suppress(OSError):  # It has closed its end.
-            self._line.shutdown(socket.SHUT_WR)
-        self.send(signal.SIGTERM)
-        self.send(signal.SIGCONT)  # A stopped process would not get the other one.
-
     def close(self) -> None:
-        self._line.close()
+        """Kill the process if it has not ended."""
+        if self.process.poll() is None:
+            log.error("worker %d has not ended in time and is killed", self.process.pid)
+            self.process.kill()
+        self.process.wait()
+        self._socket.close()
 
 
 class _Supervisor:
     def __init__(
-        self, settings: Settings, listener: socket.socket, told: bytes, folder: str
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        setup: bytes,
+        environment: dict[str, str],
     ) -> None:
-        self._settings, self._listener, self._told = settings, listener, told
-        self._folder = folder
+        self._settings, self._listener = settings, listener
+        self._setup, self._environment = setup, environment
         self._workers: list[_Worker] = []
         self._signal = 0
-        self._turns: list[_Worker] = []  # workers to reload; the first one is reloading
-        self._turn_ends = 0.0
-        self._reload = False
-        self._failure = "the log says why"
+        self._got_sighup = False
+        self._to_reload: list[_Worker] = []
         self._early_ends = 0  # in a row
         self._next_start = 0.0
 
     def run(self) -> int:
-        """Look after the workers; return the signal that ended it."""
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        environment = {**os.environ, _MULTIPROC_DIR: self._folder}
+        """Run the workers; return the signal that ended them."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
         try:
             while not self._signal:
                 is_missing = len(self._workers) < self._settings.workers
                 if is_missing and time.monotonic() >= self._next_start:
-                    self._start(environment)
+                    self._start()
                     continue
-                time.sleep(_LOOK_S)
-                for worker in self._look():
-                    if not self._signal:
-                        self._replace(worker)
-                for worker in self._workers:
-                    if not self._signal:
-                        worker.kill_if_silent()
-                self._give_turns()
+                time.sleep(_POLL_S)
+                self._check_workers()
+                self._reload_next()
         finally:
             self._stop()
-            for number, handler in before.items():
-                signal.signal(number, handler)
         return self._signal
-
-    def _start(self, environment: dict[str, str]) -> None:
-        try:
-            self._workers.append(_Worker(self._told, self._listener.fileno(), environment))
-        except OSError as error:  # Too many processes or open files.
-            if not self._workers:
-                raise RagDemoError(f"no worker can be started: {error}") from error
-            log.error("no worker can be started: %s; another is tried", error)
-            self._next_start = time.monotonic() + _LONGEST_WAIT_S
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            self._reload = True
+            self._got_sighup = True
             return
-        if self._signal:  # The workers are stopping already, and a second signal is for them.
+        if self._signal:  # The workers are stopping; a second signal is for them.
             for worker in self._workers:
-                worker.send(number)
+                worker.process.send_signal(number)
         self._signal = number
 
-    def _look(self) -> list[_Worker]:
-        """Read the reports and kill silent workers; return those that have ended."""
-        ended = [worker for worker in self._workers if worker.process.poll() is not None]
-        for worker in self._workers:
-            for line in worker.reports():
-                self._read(worker, line)
-        return ended
+    def _start(self) -> None:
+        try:
+            worker = _Worker(self._setup, self._listener.fileno(), self._environment)
+        except OSError as error:  # Too many processes or open files.
+            self._delay_start(f"a worker could not start: {error}")
+        else:
+            self._workers.append(worker)
 
-    def _read(self, worker: _Worker, line: str) -> None:
-        worker.alive_at = time.monotonic()
-        if line == SERVES:
-            worker.served_since = time.monotonic()
-        elif line == RELOADED:
-            if self._turn_ends and self._turns[0] is worker:
-                self._turns.pop(0)
-                self._turn_ends = 0.0
-        elif line == RELOAD_OTHERS:
-            self._turns += [each for each in self._workers if each is not worker]
-        elif line != ALIVE:
-            self._failure = line
-
-    def _give_turns(self) -> None:
-        """Have the next worker reload once the one before it has."""
-        if self._reload:
-            self._reload = False
-            self._turns += self._workers
-        if self._turn_ends and time.monotonic() > self._turn_ends:
-            self._turns.pop(0)
-            self._turn_ends = 0.0
-        if not self._turn_ends and self._turns and self._turns[0].serves:
-            self._turn_ends = time.monotonic() + _RELOAD_S
-            self._turns[0].send(signal.SIGHUP)
-
-    def _replace(self, worker: _Worker) -> None:
-        """Schedule the start of another worker.
+    def _delay_start(self, reason: str, served_s: float = 0.0) -> None:
+        """Log why a worker is missing, and wait longer each time in a row that it ended early.
 
         Raises:
-            RagDemoError: It never served, and none does: another could not start either.
+            RagDemoError: The worker never served and no other worker serves.
         """
+        if not served_s and not any(worker.serves for worker in self._workers):
+            raise RagDemoError(reason)
+        log.error("%s; another starts", reason)
+        self._early_ends = self._early_ends + 1 if served_s < _SOON_S else 0
+        self._next_start = time.monotonic() + 2.0 ** min(self._early_ends, 5) - 1
+
+    def _check_workers(self) -> None:
+        ended = [worker for worker in self._workers if worker.process.poll() is not None]
+        for worker in self._workers:
+            if worker.read_reports():
+                self._to_reload += [each for each in self._workers if each is not worker]
+            worker.kill_if_silent()
+        for worker in ended:
+            if not self._signal:
+                self._replace(worker)
+
+    def _reload_next(self) -> None:
+        """Let the next worker reload when the one before it has finished."""
+        if self._got_sighup:
+            self._got_sighup = False
+            self._to_reload += self._workers
+        self._to_reload = [worker for worker in self._to_reload if worker in self._workers]
+        is_reloading = any(each.reloads_until > time.monotonic() for each in self._workers)
+        if self._to_reload and not is_reloading and self._to_reload[0].serves:
+            self._to_reload.pop(0).reload()
+
+    def _replace(self, worker: _Worker) -> None:
         self._workers.remove(worker)
-        if self._turns[:1] == [worker]:
-            self._turn_ends = 0.0
-        self._turns = [each for each in self._turns if each is not worker]
         worker.close()
         number, code = worker.process.pid, worker.process.returncode
-        if worker.served_since == math.inf:
-            if not any(other.serves for other in self._workers):
-                raise RagDemoError(f"a worker could not start (exit code {code}): {self._failure}")
-            log.error("worker %d could not start: %s; another is tried", number, self._failure)
+        if worker.served_since < math.inf:
+            served_s = time.monotonic() - worker.served_since
+            self._delay_start(f"worker {number} ended with exit code {code}", served_s)
         else:
-            log.error("worker %d ended with %s; another starts", number, code)
-        is_early = time.monotonic() - worker.served_since < _SOON_S
-        self._early_ends = self._early_ends + 1 if is_early else 0
-        wait_s = min(2.0 ** min(self._early_ends, 5), _LONGEST_WAIT_S) if self._early_ends else 0.0
-        self._next_start = time.monotonic() + wait_s
+            self._delay_start(f"a worker could not start (exit code {code}): {worker.failure}")
 
     def _stop(self) -> None:
-        """Stop the workers, and kill those that have not ended in time."""
-        # While this process listens the system accepts connections that nobody would answer.
+        """Stop the workers, and kill those that do not end in time."""
+        # While this process listens, the system accepts connections that nobody would answer.
         self._listener.close()
         for worker in self._workers:
-            worker.stop()
+            worker.process.send_signal(signal.SIGTERM)
+            worker.process.send_signal(signal.SIGCONT)  # A stopped one handles SIGTERM only then.
         limits = self._settings.limits
         ends = time.monotonic() + self._settings.drain_s + limits.answer_s + _CLOSING_S
-        while len(self._look()) < len(self._workers) and time.monotonic() < ends:
-            time.sleep(_LOOK_S / 2)
+        while any(each.process.poll() is None for each in self._workers):
+            if time.monotonic() > ends:
+                break
+            for worker in self._workers:
+                worker.read_reports()  # A full socket would block the worker.
+            time.sleep(_POLL_S / 2)
         for worker in self._workers:
-            if worker.process.poll() is None:
-                log.error("worker %d has not ended in time and is killed", worker.process.pid)
-                worker.process.kill()
-            worker.process.wait()
             worker.close()
+
+
+def run_worker() -> None:
+    """Serve as a worker process, until a signal or the end of the supervisor."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until the server handles it.
+    exit_on_signals()
+    atexit.register(gc.freeze)  # As in `rag_demo.cli`.
+    supervisor = socket.socket(fileno=0)
+    try:
+        # The supervisor wrote it, to a socket that no other process has.
+        settings, descriptor, log_options, is_temporary = pickle.load(supervisor.makefile("rb"))
+    except (EOFError, OSError):  # The supervisor has ended.
+        sys.exit(1)
+    configure_logging(*log_options)
+
+    def report(text: str) -> None:
+        with contextlib.suppress(OSError):  # The supervisor has ended.
+            supervisor.sendall(text.replace("\n", " ").encode(errors="replace") + b"\n")
+
+    listener = socket.socket(fileno=descriptor)
+    try:
+        run_server(settings, listener, supervisor=supervisor, report=report)
+    except Exception as error:
+        # The supervisor raises it, once for all workers.
+        if not isinstance(error, (RagDemoError, OSError)):
+            log.error("the service could not start", exc_info=error)
+        report(str(error) or type(error).__name__)
+        sys.exit(1)
+    finally:
+        # A supervisor that was killed cannot remove its files.
+        if is_temporary and supervisor_ended(supervisor):
+            shutil.rmtree(os.environ["PROMETHEUS_MULTIPROC_DIR"], ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A thread that the end of the program does not wait for."""
+"""DaemonThread: a thread that the interpreter does not join at exit."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["DaemonThread"]
 class DaemonThread:
     """Runs calls one after the other in a daemon thread, until `stop`.
 
-    The threads of `concurrent.futures` are joined at exit, so a call that hangs would keep the
-    process from ending.
+    The interpreter joins the threads of `concurrent.futures` at exit, so a call that hangs would
+    keep the process from ending.
     """
 
     def __init__(self, name: str) -> None:
-        # Not a SimpleQueue: a thread that waits in C seems to `release` to use a tensor.
+        # A thread that waits in C, as in SimpleQueue, would make `release` keep tensors.
         self._calls: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Return a future of the running event loop for the call."""
+        """Queue a call and return its future in the running event loop."""
         future: Future[Any] = Future()
         self._calls.put((future, function, arguments))
         return asyncio.wrap_future(future)
 
     def stop(self) -> None:
-        """End the thread after the calls so far."""
+        """End the thread after the calls that are queued now."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -41,7 +41,7 @@ class DaemonThread:
                 continue
             try:
                 result = function(*arguments)
-            except Exception as error:  # The caller gets it.
+            except Exception as error:  # For the caller.
                 future.set_exception(error)
             except BaseException as error:  # A panic or SystemExit must not end the event loop.
                 future.set_exception(RuntimeError(f"the call raised {error!r}"))

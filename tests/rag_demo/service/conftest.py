@@ -1,4 +1,4 @@
-"""What the service's tests share."""
+"""Fixtures of the service's tests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def heap_of_others_put_aside() -> Iterator[None]:
-    """Let the collections of a service's releases walk what it has made, not pytest and torch.
+def freeze_heap() -> Iterator[None]:
+    """Keep the garbage collections of releases short.
 
-    A service releases its models when it ends: most of what a test of one would cost. What those
-    collections are worth on a whole heap is tested in tests/torch_utils/releasing.
+    A service releases its models when it stops, and each release collects garbage. Frozen objects
+    of pytest and torch are not traversed.
     """
     gc.freeze()
     yield
@@ -23,7 +23,7 @@ def heap_of_others_put_aside() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small index, which no test changes."""
+    """Return the folder of a small index that no test changes."""
     from support.serving import make_index
 
     return make_index(tmp_path_factory.mktemp("service") / "index")

@@ -1,10 +1,9 @@
-"""Administration: what is loaded, giving it back, and a new index while the old one answers."""
+"""Administration: models and their unloading, reloads, and access."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from support.serving import TEXTS, Embedder, ask, make_index, serving
 from support.waiting import wait_for_async
 
 
-def test_models_are_shown_and_given_back(index: Path) -> None:
-    """With the report of what came back; the next question loads them again."""
+def test_unload_reports_and_next_query_loads_again(index: Path) -> None:
 
     async def main() -> None:
         async with serving(index) as client:
@@ -43,28 +41,25 @@ def test_models_are_shown_and_given_back(index: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_model_in_a_folder_named_index_is_not_the_index(index: Path) -> None:
-    """Both are shown, and can be given back."""
-    (shown,) = ask(index, ("GET", "/admin/models", {}), model="somewhere/index")
-    assert [each["name"] for each in shown.json()["models"]] == ["model", "index"]
+def test_model_folder_named_index_is_renamed(index: Path) -> None:
+    (models,) = ask(index, ("GET", "/admin/models", {}), model="somewhere/index")
+    assert [each["name"] for each in models.json()["models"]] == ["model", "index"]
 
 
-def test_answers_say_whose_they_are(index: Path) -> None:
-    """Each of several processes has a model and an index of its own."""
-    shown, unloaded, reloaded = ask(
+def test_admin_responses_name_process_and_workers(index: Path) -> None:
+    models, unloaded, reloaded = ask(
         index,
         ("GET", "/admin/models", {}),
         ("POST", "/admin/models/index/unload", {}),
         ("POST", "/admin/reload", {}),
         workers=3,
     )
-    for answer in (shown, unloaded, reloaded):
+    for answer in (models, unloaded, reloaded):
         assert (answer.json()["process"], answer.json()["workers"]) == (os.getpid(), 3)
     assert "one of 3 processes" in unloaded.json()["summary"]
 
 
 def test_reload_fails_no_request(tmp_path: Path) -> None:
-    """The old index answers until the new one is ready; afterwards the new one does."""
     folder = make_index(tmp_path / "index")
 
     async def main() -> None:
@@ -96,8 +91,8 @@ def test_reload_fails_no_request(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_model_that_changed_is_found(index: Path) -> None:
-    """One that is loaded again as another must not answer for the old one's vectors."""
+def test_changed_model_is_refused(index: Path) -> None:
+    """Its vectors could not be compared with those of the index."""
     embedder = Embedder()
 
     async def main() -> list[int]:
@@ -129,8 +124,10 @@ def test_a_model_that_changed_is_found(index: Path) -> None:
         ("::ffff:203.0.113.5", {}, 403),
     ],
 )
-def test_who_may_administer(index: Path, client: str, headers: Any, status: int) -> None:
-    """This machine itself, neither a proxy nor a page of another site on it."""
+def test_only_local_clients_administer_without_token(
+    index: Path, client: str, headers: Any, status: int
+) -> None:
+    """Proxies and pages of other sites on the same machine are refused."""
 
     async def main() -> int:
         async with serving(index, client=client) as http:
@@ -139,31 +136,24 @@ def test_who_may_administer(index: Path, client: str, headers: Any, status: int)
     assert asyncio.run(main()) == status
 
 
-def test_requests_during_an_unload_wait(index: Path) -> None:
-    """They are answered after it, by a model that is loaded again."""
-    threads: set[str] = set()
-    embedder = Embedder(lambda texts: threads.add(threading.current_thread().name))
-
+def test_requests_during_unload_are_answered(index: Path) -> None:
     async def main() -> list[int]:
-        async with serving(index, embedder) as client:
-            asked = [client.post("/search", json={"query": f"q{n}"}) for n in range(10)]
-            unloaded = [client.post("/admin/models/hashed/unload") for _ in range(3)]
-            return [each.status_code for each in await asyncio.gather(*asked, *unloaded)]
+        async with serving(index) as client:
+            searches = [client.post("/search", json={"query": f"q{n}"}) for n in range(10)]
+            unloads = [client.post("/admin/models/hashed/unload") for _ in range(3)]
+            return [each.status_code for each in await asyncio.gather(*searches, *unloads)]
 
     assert set(asyncio.run(main())) == {200}
 
 
-def test_the_log_ends_with_what_was_given_back(
-    index: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once it was, as its last line."""
+def test_last_log_line_reports_closing(index: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "rag_demo.service"):
         ask(index)
-    assert caplog.messages[-1] == "stopped: the model and the index were given back"
+    assert caplog.messages[-1] == "stopped: the models and the index are closed"
 
 
 def test_reload_keeps_the_model(index: Path) -> None:
-    """Only the index is opened anew: a model that fills half of a device could not load twice."""
+    """A model that fills half of a device could not be loaded twice."""
 
     async def main() -> None:
         async with serving(index) as client:

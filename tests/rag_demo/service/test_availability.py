@@ -1,4 +1,4 @@
-"""Calls that hang, models that cannot be loaded, tokens, and changes of the index."""
+"""Calls that hang, loads that fail, tokens, and changes of the index."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from support.serving import (
 from support.waiting import wait_for_async
 
 
-def test_hung_call_is_answered_and_fails_the_probes(index: Path) -> None:
-    """The end does not wait for it: this test ends."""
+def test_hung_call_gets_504_and_fails_probes(index: Path) -> None:
+    """The service stops without waiting for the call."""
     never = threading.Event()
 
     def hang(texts: list[str]) -> None:
@@ -48,8 +48,7 @@ def test_hung_call_is_answered_and_fails_the_probes(index: Path) -> None:
         never.set()
 
 
-def test_hung_call_of_a_model_in_a_process_ends_the_process(index: Path) -> None:
-    """And nothing else: the next request starts a new one."""
+def test_hung_call_in_process_gets_503_and_new_process(index: Path) -> None:
 
     async def main() -> list[int]:
         options = {"isolation": "process", "call_timeout_s": 0.5, "load": load_what_hangs}
@@ -62,7 +61,7 @@ def test_hung_call_of_a_model_in_a_process_ends_the_process(index: Path) -> None
     assert asyncio.run(main()) == [503, 200]
 
 
-def test_model_that_cannot_be_loaded_is_loaded_again(index: Path) -> None:
+def test_failed_load_is_retried_until_ready(index: Path) -> None:
     broken = threading.Event()
 
     def load() -> Any:
@@ -97,7 +96,7 @@ def test_model_that_cannot_be_loaded_is_loaded_again(index: Path) -> None:
     asyncio.run(main())
 
 
-def test_long_answers_are_refused(index: Path, tmp_path: Path) -> None:
+def test_response_over_limit_gets_413(index: Path, tmp_path: Path) -> None:
     long = make_index(tmp_path / "long", ["x" * 100_000])
     body = {"query": "x", "mode": "dense"}
     statuses = [
@@ -108,7 +107,7 @@ def test_long_answers_are_refused(index: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["search", "admin"])
-def test_tokens_for_search_and_administration(index: Path, token: str) -> None:
+def test_search_token_does_not_administer(index: Path, token: str) -> None:
     headers = {"headers": {"authorization": f"Bearer {token}"}}
     found, models = ask(
         index,
@@ -121,7 +120,7 @@ def test_tokens_for_search_and_administration(index: Path, token: str) -> None:
     assert models.status_code == (200 if token == "admin" else 401)
 
 
-def test_documents_of_a_writable_index(tmp_path: Path) -> None:
+def test_writable_index_adds_and_deletes_documents(tmp_path: Path) -> None:
     folder = make_index(tmp_path / "index")
     new = {"documents": [{"id": "new", "text": "a zebra", "metadata": {"lang": "en"}}]}
     refused = ask(folder, ("PUT", "/documents", {"json": new}))[0]
@@ -151,9 +150,8 @@ def test_documents_of_a_writable_index(tmp_path: Path) -> None:
     assert ready.json()["documents"] == len(TEXTS)
 
 
-def test_requests_of_other_clients(index: Path) -> None:
-    """Unknown models, rewriting of queries, reranking without a reranker, info and docs."""
-    unknown, rewrite, rerank, invalid, info, docs = ask(
+def test_other_clients_get_their_error_format(index: Path) -> None:
+    unknown, rewrite, null, rerank, invalid, info = ask(
         index,
         ("POST", "/v1/embeddings", {"json": {"input": "a", "model": "other"}}),
         (
@@ -161,17 +159,17 @@ def test_requests_of_other_clients(index: Path) -> None:
             "/v1/vector_stores/index/search",
             {"json": {"query": "a", "rewrite_query": True}},
         ),
+        ("POST", "/v1/embeddings", {"json": {"input": "a", "encoding_format": None}}),
         ("POST", "/rerank", {"json": {"query": "a", "texts": ["b"]}}),
         ("POST", "/embed", {"json": {}}),
         ("GET", "/info", {}),
-        ("GET", "/docs", {}),
     )
     assert unknown.status_code == 404 and "hashed" in unknown.json()["error"]["message"]
     assert rewrite.status_code == 400
     assert rerank.status_code == 404 and "--reranker" in rerank.json()["error"]
     assert invalid.status_code == 422 and set(invalid.json()) == {"error", "error_type"}
     assert info.json()["model_id"] == "hashed"
-    assert "/v1/embeddings" in docs.text and "http" not in docs.text.partition("<article")[0]
+    assert isinstance(null.json()["data"][0]["embedding"], list)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +181,7 @@ def test_requests_of_other_clients(index: Path) -> None:
         (["--writable", "--workers", "2"], "--writable needs --workers 1"),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(
-    index: Path, options: list[str], message: str
-) -> None:
+def test_options_without_effect_are_refused(index: Path, options: list[str], message: str) -> None:
     command = [sys.executable, "-m", "rag_demo", "serve", "--index", str(index), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2

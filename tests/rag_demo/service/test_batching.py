@@ -1,4 +1,4 @@
-"""Many clients at once: batches, a queue with an end, and clients that pay for themselves only."""
+"""Batches, the limit of the queue, and requests that fail or lose their client."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from support.serving import TEXTS, Embedder, Limits, serving
+from support.serving import TEXTS, Embedder, Limits, ask, search, serving
 from support.waiting import wait_for_async
 
 CLIENTS = 20
 
 
 class Gate:
-    """Holds up the first question, until it is opened, so that the others gather."""
+    """Blocks the query "first" until ``open`` is set, so that other queries fill the queue."""
 
     def __init__(self) -> None:
-        self.entered, self.opened = threading.Event(), threading.Event()
+        self.entered, self.open = threading.Event(), threading.Event()
 
     def __call__(self, texts: list[str]) -> None:
         if "first" in texts:
             self.entered.set()
-            assert self.opened.wait(60)
+            assert self.open.wait(60)
 
 
 async def post(client: Any, query: str, **more: Any) -> Any:
@@ -33,7 +33,7 @@ async def post(client: Any, query: str, **more: Any) -> Any:
 
 
 async def wait_for_texts(client: Any, count: int) -> None:
-    """Wait until so many texts are in the queue."""
+    """Wait until ``count`` texts are in the queue."""
 
     async def texts_are_waiting() -> bool:
         return f"\nrag_demo_waiting_texts {count}.0\n" in (await client.get("/metrics")).text
@@ -41,8 +41,8 @@ async def wait_for_texts(client: Any, count: int) -> None:
     await wait_for_async(texts_are_waiting)
 
 
-def test_concurrent_requests_are_embedded_together(index: Path) -> None:
-    """However they differ, each gets its own answer. One by one is the control."""
+def test_concurrent_requests_share_a_batch(index: Path) -> None:
+    """Each gets its own answer. Without batches there is a call for each request."""
 
     async def main(batch_texts: int) -> tuple[int, list[Any]]:
         gate = Gate()
@@ -57,7 +57,7 @@ def test_concurrent_requests_are_embedded_together(index: Path) -> None:
                 for n in range(CLIENTS)
             ]
             await wait_for_texts(client, CLIENTS)
-            gate.opened.set()
+            gate.open.set()
             answers = await asyncio.gather(*others)
             assert (await first).status_code == 200
             return len(embedder.calls) - before, answers
@@ -71,8 +71,7 @@ def test_concurrent_requests_are_embedded_together(index: Path) -> None:
             assert results[0]["id"] == str(n % 4)
 
 
-def test_a_full_queue_refuses(index: Path) -> None:
-    """With 429 and when to come again; what was let in is answered."""
+def test_full_queue_gets_429(index: Path) -> None:
 
     async def main() -> list[Any]:
         gate = Gate()
@@ -82,7 +81,7 @@ def test_a_full_queue_refuses(index: Path) -> None:
             tasks += [asyncio.create_task(post(client, "a")) for _ in range(3)]
             await wait_for_texts(client, 3)
             refused = await post(client, "a")
-            gate.opened.set()
+            gate.open.set()
             return [refused, *await asyncio.gather(*tasks)]
 
     refused, *answered = asyncio.run(main())
@@ -91,8 +90,7 @@ def test_a_full_queue_refuses(index: Path) -> None:
     assert [answer.status_code for answer in answered] == [200] * 4
 
 
-def test_a_bad_neighbour_harms_nobody(index: Path) -> None:
-    """What fails together is tried one by one; the failure's text is not told."""
+def test_failing_request_does_not_fail_its_batch(index: Path) -> None:
 
     def poisoned(texts: list[str]) -> None:
         gate(texts)
@@ -107,7 +105,7 @@ def test_a_bad_neighbour_harms_nobody(index: Path) -> None:
             await wait_for_async(gate.entered.is_set)
             tasks = [asyncio.create_task(post(client, each)) for each in ("a", "poison", "b")]
             await wait_for_texts(client, 3)
-            gate.opened.set()
+            gate.open.set()
             return [await first, *await asyncio.gather(*tasks)]
 
     answers = asyncio.run(main())
@@ -116,12 +114,12 @@ def test_a_bad_neighbour_harms_nobody(index: Path) -> None:
 
 
 class Panic(BaseException):
-    """As pyo3 has it, whose panics are no Exceptions."""
+    """Like a panic of pyo3, which is not an Exception."""
 
 
 @pytest.mark.parametrize("kind", [Panic, SystemExit, KeyboardInterrupt])
-def test_what_is_no_exception_ends_no_work(index: Path, kind: type[BaseException]) -> None:
-    """The one who asked is answered, so are all who come later; and the service is alive."""
+def test_base_exception_in_model_gets_503(index: Path, kind: type[BaseException]) -> None:
+    """Later requests are answered, and the service stays alive."""
 
     def poisoned(texts: list[str]) -> None:
         if "poison" in texts:
@@ -136,7 +134,7 @@ def test_what_is_no_exception_ends_no_work(index: Path, kind: type[BaseException
     assert asyncio.run(main()) == [503, 200, 200]
 
 
-def test_a_service_that_works_no_more_is_not_alive(index: Path) -> None:
+def test_livez_fails_when_batch_task_ends(index: Path) -> None:
     async def main() -> tuple[int, int]:
         async with serving(index, Embedder()) as client:
             before = (await client.get("/livez")).status_code
@@ -148,8 +146,8 @@ def test_a_service_that_works_no_more_is_not_alive(index: Path) -> None:
     assert asyncio.run(main()) == (200, 503)
 
 
-def test_a_time_limit(index: Path) -> None:
-    """Who has waited for too long is told so; the question is not asked any more."""
+def test_request_past_deadline_gets_503(index: Path) -> None:
+    """The model does not get its query."""
 
     async def main() -> tuple[Any, list[list[str]]]:
         gate = Gate()
@@ -158,7 +156,7 @@ def test_a_time_limit(index: Path) -> None:
             first = asyncio.create_task(post(client, "first"))
             await wait_for_async(gate.entered.is_set)
             late = await post(client, "late")
-            gate.opened.set()
+            gate.open.set()
             await first
             await post(client, "after")
             return late, embedder.calls
@@ -170,9 +168,8 @@ def test_a_time_limit(index: Path) -> None:
     assert ["late"] not in calls
 
 
-@pytest.mark.parametrize("goes_away", [True, False])
-def test_a_client_that_goes_away_costs_nothing_more(index: Path, goes_away: bool) -> None:
-    """Its question is never asked; that of one who stays, the control, is."""
+@pytest.mark.parametrize("disconnects", [True, False])
+def test_query_of_disconnected_client_is_skipped(index: Path, disconnects: bool) -> None:
 
     async def main() -> list[list[str]]:
         gate = Gate()
@@ -182,7 +179,7 @@ def test_a_client_that_goes_away_costs_nothing_more(index: Path, goes_away: bool
             await wait_for_async(gate.entered.is_set)
             gone = asyncio.Event()
             sent = []
-            body = json.dumps({"query": "who is there?", "mode": "dense"}).encode()
+            body = json.dumps({"query": "lost", "mode": "dense"}).encode()
             waiting: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
 
             async def receive() -> Any:
@@ -207,16 +204,28 @@ def test_a_client_that_goes_away_costs_nothing_more(index: Path, goes_away: bool
                 "client": ("127.0.0.1", 1),
                 "server": ("127.0.0.1", 8000),
             }
-            asked = asyncio.create_task(client.app(scope, receive, send))
+            request = asyncio.create_task(client.app(scope, receive, send))
             await wait_for_texts(client, 1)
-            if goes_away:
+            if disconnects:
                 gone.set()
-                await asked
+                await request
                 assert sent == []
-            gate.opened.set()
-            await asyncio.gather(first, asked)
+            gate.open.set()
+            await asyncio.gather(first, request)
             await post(client, "after")
             return embedder.calls
 
     calls = asyncio.run(main())
-    assert (["who is there?"] in calls) is not goes_away
+    assert (["lost"] in calls) is not disconnects
+
+
+def test_log_line_of_503_has_request_id(index: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(texts: list[str]) -> None:
+        if "poison" in texts:
+            raise RuntimeError("no weights")
+
+    request = search({"query": "poison", "mode": "dense"}, **{"x-request-id": "trace-1"})
+    (answer,) = ask(index, request, embedder=Embedder(fail))
+    assert answer.status_code == 503
+    lines = [record for record in caplog.records if "no weights" in record.getMessage()]
+    assert [record.request_id for record in lines] == ["trace-1"]  # type: ignore[attr-defined]

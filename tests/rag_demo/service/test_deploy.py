@@ -1,4 +1,4 @@
-"""The files that deploy the service, as far as they can be tried without a container."""
+"""The files for deployment, as far as they can be tested without a container."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from support.programs import ROOT
 from support.serving import serving  # noqa: F401  (Skips where the service's packages are missing.)
 
 DEPLOY = ROOT / "deploy"
-MADE_BY_THE_USER = {"../index", "./token"}
+MADE_BY_USER = {"../index", "./token"}
 
 
-def test_dockerfile() -> None:
-    """It stops by SIGTERM, under an init, as a user that is not root, with extras that exist."""
+def test_dockerfile_names_user_init_and_extras() -> None:
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     assert re.search(r"^STOPSIGNAL SIGTERM$", text, re.M)
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.M)[0])
@@ -33,8 +32,7 @@ def test_dockerfile() -> None:
     assert all(re.search(rf"^{extra} = \[", project, re.M) for extra in extras)
 
 
-def test_health_check(index: Path) -> None:
-    """What the Dockerfile asks says yes to a service, and no to none."""
+def test_health_check_needs_a_service(index: Path) -> None:
     from support.browsing import serving_on_a_port
 
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
@@ -47,16 +45,14 @@ def test_health_check(index: Path) -> None:
     assert done.returncode == 1
 
 
-def test_compose_mounts_what_is_there() -> None:
-    """Each file and folder but those that the user makes; the dashboard is one of them."""
+def test_compose_mounts_existing_files() -> None:
     text = re.sub("#.*", "", (DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
-    paths = set(re.findall(r"(?<![\w/])(\.\.?/[\w./-]+)", text)) - MADE_BY_THE_USER
+    paths = set(re.findall(r"(?<![\w/])(\.\.?/[\w./-]+)", text)) - MADE_BY_USER
     assert "../docs/grafana-dashboard.json" in paths
     assert all((DEPLOY / path).exists() for path in paths), paths
 
 
-def test_promtool_reads_the_configuration() -> None:
-    """And would not read another."""
+def test_promtool_accepts_the_configuration() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: Debian's package prometheus has it")
@@ -77,8 +73,7 @@ PROXIES = {
 
 
 @pytest.mark.parametrize("name", PROXIES)
-def test_proxy_passes_requests_on(name: str, index: Path, tmp_path: Path) -> None:
-    """Its configuration is valid, and a search goes through it."""
+def test_proxy_forwards_a_search(name: str, index: Path, tmp_path: Path) -> None:
     import httpx
 
     from support.browsing import serving_on_a_port

@@ -1,4 +1,4 @@
-"""The service against its own OpenAPI description, by schemathesis."""
+"""The service against its own OpenAPI description."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = """
 [checks.negative_data_rejection]
 expected-statuses = [400, 401, 403, 404, 405, 406, 408, 413, 415, 422, 429]
 [[operations]]
-# The number of dimensions that is right is the model's, which no description knows.
+# A description cannot contain the number of dimensions of a model.
 include-name = "POST /v1/embeddings"
 checks.positive_data_acceptance.expected-statuses = [200, 400, 413, 429]
 [[operations]]
@@ -27,7 +27,7 @@ checks.positive_data_acceptance.expected-statuses = [200, 413, 422, 429]
 
 
 def fuzz(tmp_path: Path, index: Path, load_model: Any, *options: str) -> tuple[int, str]:
-    """Let schemathesis ask a service whatever its description allows, and what it does not."""
+    """Run schemathesis against a service; return its exit code and output."""
     from support.browsing import serving_on_a_port
 
     pytest.importorskip("schemathesis", reason="needs schemathesis: the extra service-test")
@@ -47,15 +47,14 @@ def fuzz(tmp_path: Path, index: Path, load_model: Any, *options: str) -> tuple[i
 
 
 @pytest.mark.slow
-def test_fuzzed_by_its_own_description(tmp_path: Path, index: Path) -> None:
-    """No error of the server, no answer of another shape, and bad input is refused."""
+def test_schemathesis_finds_nothing(tmp_path: Path, index: Path) -> None:
     code, output = fuzz(tmp_path, index, Embedder, "--max-time", str(FUZZ_S))
     assert code == 0, output
 
 
 @pytest.mark.slow
-def test_the_fuzzer_finds_what_is_wrong(tmp_path: Path, index: Path) -> None:
-    """A model whose vectors are none: the control."""
+def test_schemathesis_finds_a_broken_model(tmp_path: Path, index: Path) -> None:
+    """The control."""
 
     class Broken(Embedder):
         def embed_documents(self, texts: Any) -> Any:
@@ -80,8 +79,7 @@ def validator(described: Any, request: str) -> Any:
     return jsonschema.Draft202012Validator(schema)
 
 
-def test_every_answer_is_described(described: Any) -> None:
-    """Each route's, in good times and bad."""
+def test_every_response_is_described(described: Any) -> None:
     assert len(described["paths"]) > 10
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
@@ -110,36 +108,37 @@ FILTERS = [
 ]
 
 
-def test_searches_are_described_as_they_are_checked(index: Path, described: Any) -> None:
-    """Above all what a filter may be."""
+def test_description_of_search_agrees_with_its_checks(index: Path, described: Any) -> None:
     check = validator(described, "SearchRequest")
     answers = ask(index, *(search(body) for body, _ in WHERES))
-    for (body, is_right), answer in zip(WHERES, answers, strict=True):
-        assert check.is_valid(body) is is_right, body
-        assert answer.status_code == (200 if is_right else 422), body
+    for (body, is_valid), answer in zip(WHERES, answers, strict=True):
+        assert check.is_valid(body) is is_valid, body
+        assert answer.status_code == (200 if is_valid else 422), body
 
 
-def test_filters_of_openai_are_described_as_they_are_checked(index: Path, described: Any) -> None:
+def test_description_of_openai_filters_agrees_with_their_checks(
+    index: Path, described: Any
+) -> None:
     check = validator(described, "StoreSearchRequest")
     bodies = []
-    for kind, value, is_right in FILTERS:
+    for kind, value, is_valid in FILTERS:
         one = {"type": kind, "key": "a", "value": value}
         bodies += [
-            ({"query": "a", "filters": filters}, is_right)
+            ({"query": "a", "filters": filters}, is_valid)
             for filters in (one, {"type": "and", "filters": [one]})
         ]
     path = "/v1/vector_stores/index/search"
     answers = ask(index, *(("POST", path, {"json": body}) for body, _ in bodies))
-    for (body, is_right), answer in zip(bodies, answers, strict=True):
-        assert check.is_valid(body) is is_right, body
-        assert answer.status_code == (200 if is_right else 400), body
+    for (body, is_valid), answer in zip(bodies, answers, strict=True):
+        assert check.is_valid(body) is is_valid, body
+        assert answer.status_code == (200 if is_valid else 400), body
 
 
 @pytest.mark.parametrize(
     ("request_name", "name", "most"),
     [("SearchRequest", "top_k", 1000), ("StoreSearchRequest", "max_num_results", 50)],
 )
-def test_bounds_of_numbers_are_described(
+def test_description_has_bounds_of_numbers(
     described: Any, request_name: str, name: str, most: int
 ) -> None:
     found = described["components"]["schemas"][request_name]["properties"][name]

@@ -1,4 +1,4 @@
-"""The clients that exist: OpenAI's own, and what text-embeddings-inference is asked."""
+"""Clients of OpenAI, LangChain and text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ openai: Any = None
 
 @pytest.fixture(scope="module", autouse=True)
 def import_openai() -> None:
-    """In the one worker that runs these tests, not in all that collect them: it takes seconds."""
+    """Import openai only in the worker that runs these tests; the import takes seconds."""
     global openai
     openai = pytest.importorskip("openai", reason="needs openai: the extra test")
 
 
 def with_client(index: Path, use: Any, **options: Any) -> Any:
-    """Let OpenAI's client talk to the service."""
+    """Call ``use`` with OpenAI's client of a service."""
 
     async def main() -> Any:
         async with serving(index, **options) as http:
@@ -35,8 +35,7 @@ def with_client(index: Path, use: Any, **options: Any) -> Any:
     return asyncio.run(main())
 
 
-def test_embeddings(index: Path) -> None:
-    """Base64, which the client asks for by itself, and numbers are the same vectors."""
+def test_base64_and_float_embeddings_are_equal(index: Path) -> None:
 
     async def use(client: Any) -> Any:
         by_default = await client.embeddings.create(model="default", input=TEXTS)
@@ -57,12 +56,12 @@ def test_embeddings(index: Path) -> None:
         assert vector == pytest.approx(other.embedding)
         assert math.hypot(*vector) == pytest.approx(1)
     assert one.data[0].embedding == pytest.approx(vectors[1])
-    assert by_default.model == models[0].id  # the model that it really was
+    assert by_default.model == models[0].id
 
 
 @pytest.mark.parametrize("tokens", [[1, 2, 3], [[1, 2], [3]]])
-def test_tokens_are_refused_with_the_way_out(index: Path, tokens: Any) -> None:
-    """LangChain sends them by default; its setting is named."""
+def test_token_arrays_get_400_with_a_hint(index: Path, tokens: Any) -> None:
+    """LangChain sends them by default; the message names its setting."""
 
     async def use(client: Any) -> Any:
         with pytest.raises(openai.BadRequestError) as caught:
@@ -75,8 +74,7 @@ def test_tokens_are_refused_with_the_way_out(index: Path, tokens: Any) -> None:
     assert error.param == "input"
 
 
-def test_errors_are_those_of_openai(index: Path) -> None:
-    """The client raises its own kinds, for a wrong token too."""
+def test_openai_client_raises_its_own_errors(index: Path) -> None:
 
     async def use(client: Any) -> Any:
         found = []
@@ -103,8 +101,7 @@ def test_errors_are_those_of_openai(index: Path) -> None:
     with_client(index, without_token, token="secret")
 
 
-def test_vector_stores(index: Path) -> None:
-    """Filters hold, and so does the threshold; the best is first."""
+def test_vector_store_search_applies_filters_and_threshold(index: Path) -> None:
 
     async def use(client: Any) -> Any:
         everything = await client.vector_stores.search("index", query=TEXTS[1])
@@ -132,8 +129,7 @@ def test_vector_stores(index: Path) -> None:
     assert {each.file_id for each in found[4]} == {"1", "2"}
 
 
-def test_embed_of_text_embeddings_inference(index: Path) -> None:
-    """One text or several, of length 1."""
+def test_embed_accepts_one_text_or_several(index: Path) -> None:
     dimension = Embedder.dimension
 
     async def main() -> list[Any]:
@@ -151,15 +147,14 @@ def test_embed_of_text_embeddings_inference(index: Path) -> None:
                 )
             ]
 
-    one, several, nothing_said, *refused = asyncio.run(main())
+    one, several, nulls, *refused = asyncio.run(main())
     assert several.json()[0] == pytest.approx(one.json()[0])
-    assert nothing_said.json() == one.json()
+    assert nulls.json() == one.json()
     assert len(several.json()) == len(TEXTS)
     assert [each.status_code for each in refused] == [422] * 4
 
 
-def test_langchain(index: Path) -> None:
-    """With the setting that the refusal of tokens names; without it, that refusal."""
+def test_langchain_embeds_without_token_arrays(index: Path) -> None:
     langchain = pytest.importorskip(
         "langchain_openai", reason="needs langchain-openai: the extra service-test"
     )
@@ -180,17 +175,3 @@ def test_langchain(index: Path) -> None:
     documents, query = asyncio.run(main())
     assert len(documents) == len(TEXTS)
     assert query == pytest.approx(documents[0])
-
-
-def test_over_a_real_connection(index: Path) -> None:
-    """The client as everybody uses it, with its own pool of connections."""
-    from support.browsing import serving_on_a_port
-
-    with serving_on_a_port(index) as url:
-        with openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as client:
-            made = client.embeddings.create(model="default", input=TEXTS)
-            found = client.vector_stores.search("index", query=TEXTS[1]).data
-            with pytest.raises(openai.BadRequestError):
-                client.embeddings.create(model="default", input=[1, 2])
-        assert found[0].content[0].text == TEXTS[1]
-    assert [len(each.embedding) for each in made.data] == [Embedder.dimension] * len(TEXTS)

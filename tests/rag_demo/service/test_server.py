@@ -1,4 +1,4 @@
-"""The server as a program: it answers what it has let in, gives back, and leaves cleanly."""
+"""The server as a program: signals, exit codes and options."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HELD_UP = {"query": "held up", "mode": "dense"}
 INFO = {**os.environ, "LEVEL": "INFO"}
 
 
-def test_sigterm_in_the_middle_of_requests(tmp_path: Path) -> None:
-    """What was accepted is answered; the exit is 143, and clean. SIGHUP before that reloads."""
+def test_sigterm_answers_accepted_requests(tmp_path: Path) -> None:
+    """The exit code is 143 and the exit is clean. SIGHUP before it reloads."""
     index = make_index(tmp_path / "index")
     answers: list[tuple[int, str]] = []
     with service(index, under=UNDER_CLEAN_EXIT, env=INFO) as served:
@@ -33,7 +33,7 @@ def test_sigterm_in_the_middle_of_requests(tmp_path: Path) -> None:
         for _ in range(20):
             served.process.send_signal(signal.SIGHUP)
         make_index(index, ["one", "two"])
-        served.process.send_signal(signal.SIGHUP)  # Whatever the others have begun.
+        served.process.send_signal(signal.SIGHUP)  # One more reload follows the current one.
         wait_for(lambda: served.ask_json("/readyz")["documents"] == 2)
         clients = [
             threading.Thread(target=lambda: answers.append(served.ask("/search", HELD_UP)))
@@ -47,7 +47,7 @@ def test_sigterm_in_the_middle_of_requests(tmp_path: Path) -> None:
         with socket.create_connection(("127.0.0.1", served.port), TIMEOUT_S) as new:
             served.process.send_signal(signal.SIGTERM)
             wait_for(lambda: not served.is_listening())
-            # Connected before, this one was let in; what it was made for comes now.
+            # This connection was made before SIGTERM; its request comes now.
             new.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
             last = b"".join(iter(lambda: new.recv(65536), b""))
         assert last.startswith(b"HTTP/1.1 200"), last
@@ -62,18 +62,18 @@ def test_sigterm_in_the_middle_of_requests(tmp_path: Path) -> None:
     assert [status for status, _ in answers] == [200] * 3, output
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert all(line["request_id"] for line in lines if line.get("route") == "/search")
-    assert "stopped: the model and the index were given back" in lines[-1].values()
+    assert "stopped: the models and the index are closed" in lines[-1].values()
 
 
-def test_end_does_not_wait_for_a_call_that_hangs(index: Path) -> None:
+def test_exit_does_not_wait_for_a_hung_call(index: Path) -> None:
     with service(index, "answer_s=1") as served:
         assert served.search("hang")[0] == 504
         wait_for(lambda: served.ask("/livez")[0] == 503)
         assert served.stop() == 143, served.output()
 
 
-def test_second_interrupt_waits_for_no_answer(index: Path) -> None:
-    """All is given back in order all the same, before the interrupt goes its way."""
+def test_second_interrupt_aborts_requests(index: Path) -> None:
+    """The service still closes everything before the signal is raised again."""
     with service(index) as served:
         assert served.process.stdin is not None and served.process.stdout is not None
         client = http.client.HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
@@ -91,8 +91,8 @@ def test_second_interrupt_waits_for_no_answer(index: Path) -> None:
         assert "CancelledError" not in served.output()  # Of the closing, in the middle.
 
 
-def test_interrupt_that_is_ignored_stops_it_all_the_same(index: Path) -> None:
-    """A script's `&` has SIGINT ignored: the exit code tells the number, as nothing is raised."""
+def test_ignored_interrupt_still_stops_the_service(index: Path) -> None:
+    """A script's ``&`` makes its programs ignore SIGINT."""
 
     def ignore() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -120,14 +120,13 @@ def test_interrupt_that_is_ignored_stops_it_all_the_same(index: Path) -> None:
         *((["--drain", value], "--drain") for value in ("nan", "inf", "-1", "1e999", "1,5", "")),
     ],
 )
-def test_wrong_options_are_refused(
+def test_invalid_options_are_refused_before_loading(
     index: Path,
     tmp_path: Path,
     arguments: list[str],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before anything is loaded; another host without a token first of all."""
     monkeypatch.delenv("RAG_DEMO_TOKEN", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "TOKEN").write_text("secret\n")
@@ -140,7 +139,7 @@ def test_wrong_options_are_refused(
 
 
 def test_missing_index_is_refused(tmp_path: Path) -> None:
-    """With the command that makes one; SIGHUP means afterwards what it meant before."""
+    """The message names the command that makes one; the handler of SIGHUP is restored."""
 
     def handler(number: int, frame: Any) -> None: ...
 

