@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rag_demo.evaluate import Score
-    from rag_demo.give_back import GivenBack
+    from rag_demo.memory_comparison import MemoryRelease
 
-__all__ = ["Printer", "counting", "print_given_back", "print_scores", "progress"]
+__all__ = ["Printer", "counting", "print_releases", "print_scores", "progress"]
 
 _TABLE_CHARS = 300  # of an answer's text in a table
 _Around = Mapping[str, tuple[list[str], list[str]]]
@@ -255,7 +255,7 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
-def print_given_back(found: Sequence[GivenBack]) -> None:
+def print_releases(found: Sequence[MemoryRelease]) -> None:
     """Print what was given back, way by way, as a table."""
     from rich.table import Table
 

@@ -19,6 +19,7 @@ from rag_demo.documents.docstrings import (
     opening_paragraph,
 )
 from rag_demo.documents.document import Document
+from rag_demo.documents.extracted_text import ExtractedText, lines_of
 from rag_demo.documents.files import (
     MOST_BYTES,
     UnreadableError,
@@ -30,7 +31,6 @@ from rag_demo.documents.files import (
 )
 from rag_demo.documents.html import read_html
 from rag_demo.documents.json_lines import read_json_lines
-from rag_demo.documents.located import LocatedText, lines_of
 from rag_demo.documents.notebook import read_notebook
 from rag_demo.documents.passages import PASSAGE_CHARS, cut
 from rag_demo.documents.pdf import MissingReaderError, read_pdf
@@ -216,7 +216,7 @@ def _documents_of(path: Path, name: str, reading: Reading) -> Iterator[Document]
     yield from _passages(located, name, reading)
 
 
-def _extracted(kind: str, read: Callable[[], LocatedText]) -> LocatedText:
+def _extracted(kind: str, read: Callable[[], ExtractedText]) -> ExtractedText:
     try:
         return read()
     except MissingReaderError as error:
@@ -225,7 +225,7 @@ def _extracted(kind: str, read: Callable[[], LocatedText]) -> LocatedText:
         raise UnreadableError(f"that is no whole {kind}", error) from None
 
 
-def _passages(located: LocatedText, source: str, reading: Reading) -> Iterator[Document]:
+def _passages(located: ExtractedText, source: str, reading: Reading) -> Iterator[Document]:
     for passage in cut(located.text, reading.chunk_size):
         metadata = {"source": source, "start": passage.start, "stop": passage.stop}
         metadata |= located.place(passage.start)

@@ -1,10 +1,9 @@
-"""EmbeddingModel: texts to vectors, loaded when needed, and given back completely.
+"""EmbeddingModel: turns texts into vectors, loads on first use, and releases its memory.
 
-What to copy for a model of your own: `load_model` opens it, on first use; `_embed` uses it, and
-refuses once it is closed; `unload_model` takes the weights out in place, even if other variables
-still refer to them; and `torch_utils.Resource` calls `_release` exactly once: at ``close()``, at
-the end of ``with``, when nobody has it any more, or before the interpreter is taken apart. In
-thirty lines: ``examples/own_model.py``.
+A pattern for models of your own: `load_model` loads the weights on first use, `_embed` checks that
+the object is open, and `unload_model` releases the weights in place, even if other variables refer
+to them. `torch_utils.Resource` calls `_release` exactly once: at ``close()``, at the end of
+``with``, at garbage collection, or at exit. ``examples/own_model.py`` does this in thirty lines.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rag_demo.encoding.ahead import ahead
 from rag_demo.encoding.embedding_cache import EmbeddingCache, make_key
 from rag_demo.encoding.encoder import Encoder, Kind
 from rag_demo.encoding.load_encoder import load_encoder
 from rag_demo.encoding.model_identity import ModelIdentity, identify
 from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
-from rag_demo.errors import NAME_MODEL, ModelError
+from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError
 from rag_demo.vectors import Vectors
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
 from torch_utils.resource import closes_on_error
@@ -33,7 +32,7 @@ __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
 _SLICE = 256  # texts between two calls of on_progress
 
-_DESCRIBES = ("config.json", "modules.json", "adapter_config.json")  # One stands beside a model.
+_MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")  # Every model has one.
 
 log = logging.getLogger("rag_demo")
 log.addHandler(logging.NullHandler())
@@ -42,26 +41,30 @@ log.addHandler(logging.NullHandler())
 class EmbeddingModel(Resource):
     """A sentence-transformers model, loaded on first use.
 
-    A BERT with mean or CLS pooling in a folder of its own is run without sentence-transformers
-    and without padding: see `rag_demo.encoding.bert_encoder`. Every other model runs by its own
-    ``encode``; a DEBUG line says why. Lone surrogates in texts are replaced by "?". Vectors do
-    not depend on batch size, order and neighbours, but for what float32 rounds.
+    A BERT with mean or CLS pooling in a local folder runs without sentence-transformers and
+    without padding; see `rag_demo.encoding.bert_encoder`. Every other model runs with
+    sentence-transformers, and a DEBUG line of the log says why. Lone surrogates in texts are
+    replaced by "?". Vectors depend on batch size, order and neighbours only within the rounding
+    of float32.
 
-    Closed at exit at the latest; see `torch_utils.Resource`. Threads: one encodes at a time,
-    because the tokenizers are not safe for more; closing waits for the one that does.
+    The model is closed at exit at the latest; see `torch_utils.Resource`. Threads take turns to
+    encode, because tokenizers are not thread-safe, and `close` waits for them.
 
     Args:
         model_name_or_path: A folder, or a name on the hub. By default the weights of
-            all-MiniLM-L6-v2 that the extra ``model`` installs; no hub is asked for them.
-        device: torch's name of the device; by default the best there is.
-        batch_size: Texts per forward pass, 32 by default; a text stands for 64 tokens where
-            padding is avoided.
-        dtype: Of the weights: "float32" (default), "bfloat16" or "float16".
-        trust_remote_code: Run code that comes with the model. Never on unless asked for.
-        cache: A file in which embeddings are kept, of models in a folder of their own: see
-            `rag_demo.encoding.embedding_cache`. None for none.
-        workers: Processes that embed, for machines with many cores; each loads the model. 0
-            embeds in this process.
+            all-MiniLM-L6-v2 that the extra ``model`` installs, without a download.
+        device: torch's name of the device; by default the best one available.
+        batch_size: Texts per forward pass; 32 by default. Without padding, a text counts as 64
+            tokens.
+        dtype: The dtype of the weights: "float32" (the default), "bfloat16" or "float16".
+        trust_remote_code: Whether to run code that comes with the model.
+        cache: A file to store embeddings in, see `rag_demo.encoding.embedding_cache`. Embeddings
+            are stored if the model's files are known. None stores nothing.
+        workers: How many processes embed; each loads the model. 0 embeds in this process.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has an impossible value.
     """
 
     @closes_on_error
@@ -77,7 +80,9 @@ class EmbeddingModel(Resource):
         workers: int = 0,
     ) -> None:
         if not isinstance(model_name_or_path, (str, Path, type(None))):
-            raise TypeError(f"the model is a folder or a name, not {model_name_or_path!r}")
+            raise TypeError(
+                f"model_name_or_path must be a folder or a name, not {model_name_or_path!r}"
+            )
         for name, number in (("batch_size", batch_size or 1), ("workers", workers)):
             if type(number) is not int:
                 raise TypeError(f"{name} must be a whole number, not {number!r}")
@@ -108,10 +113,10 @@ class EmbeddingModel(Resource):
 
     @property
     def identity(self) -> ModelIdentity:
-        """Which model this is, by the content of its files; loads one that has to be fetched.
+        """The identity of the model, by the content of its files. A missing model is downloaded.
 
         Raises:
-            ModelError: They are missing, or cannot be read.
+            ModelError: The files are missing or cannot be read.
         """
         with self._in_use:
             if self._identity is None:
@@ -122,22 +127,26 @@ class EmbeddingModel(Resource):
 
     @property
     def dimension(self) -> int:
-        """Length of its vectors; loads the model to find out."""
+        """Length of the vectors. Loads the model."""
         with self._in_use:
             return self._loaded().dimension
 
     @property
     def max_tokens(self) -> int | None:
-        """How many tokens of a text it reads; None where it does not tell. Loads the model."""
+        """How many tokens of a text the model reads; None if unknown. Loads the model."""
         with self._in_use:
             return getattr(self._loaded(), "max_tokens", None)
 
     def count_tokens(self, texts: Sequence[str], kind: Kind = "document") -> list[int] | None:
         """Count the tokens of each text, with its prompt, before it is cut off.
 
+        Args:
+            texts: The texts.
+            kind: "query" or "document"; each has a prompt.
+
         Returns:
-            The counts. Of a text far beyond `max_tokens` the count is a lower bound above it.
-            None where the model does not tell.
+            The counts, or None if they are unknown. For a text far beyond `max_tokens`, a lower
+            bound that is above `max_tokens`.
         """
         with self._in_use:
             count = getattr(self._loaded(), "count_tokens", None)
@@ -153,7 +162,7 @@ class EmbeddingModel(Resource):
             True if this call loaded them, False if they were in memory.
 
         Raises:
-            ModelError: They are missing, damaged, or not what they should be.
+            ModelError: The model's files are missing, damaged, or have changed.
             ResourceClosedError: This object is closed.
         """
         with self._in_use:
@@ -170,9 +179,9 @@ class EmbeddingModel(Resource):
                     self._identity = expected
                     raise ModelError(
                         f"the files of {self.name} have changed since this object first read them; "
-                        "create another EmbeddingModel, and embed again what this one has embedded"
+                        "create another EmbeddingModel, and embed the texts again"
                     )
-            except BaseException:  # An interrupt too: nobody else has it yet.
+            except BaseException:  # After an interrupt too, nothing else would release it.
                 release(encoder)
                 raise
             self._encoder = encoder
@@ -181,10 +190,10 @@ class EmbeddingModel(Resource):
             return True
 
     def unload_model(self) -> CleanupReport:
-        """Give back the weights; `load_model` brings them back.
+        """Release the weights. `load_model` loads them again.
 
         Returns:
-            What was freed and what is still held. Nothing, if nothing was loaded.
+            A report of what was freed and what is still held; empty if nothing was loaded.
         """
         with self._in_use:
             encoder, self._encoder = self._encoder, None
@@ -192,15 +201,17 @@ class EmbeddingModel(Resource):
             return release(encoder)
 
     def _release(self) -> None:
-        # Runs once, while torch is intact: no destructor has to find out what is left of it.
-        if not hasattr(self, "_in_use"):
-            return  # `__init__` has refused its arguments.
-        self.unload_model()  # Waits for a thread that is encoding.
-        if self._cache is not None:
-            self._cache.close()
+        # Runs once, while torch is intact. Waits for a thread that is encoding.
+        if hasattr(self, "_in_use"):  # `__init__` may have raised.
+            self.unload_model()
+            if self._cache is not None:
+                self._cache.close()
 
     def embed_query(self, text: str) -> Vectors:
-        """Embed one question.
+        """Embed one query.
+
+        Args:
+            text: The query.
 
         Returns:
             Shape (d,), float32, of length 1.
@@ -209,7 +220,10 @@ class EmbeddingModel(Resource):
         return vector
 
     def embed_queries(self, texts: Sequence[str]) -> Vectors:
-        """Embed questions, with the model's query prompt where it has one.
+        """Embed queries, with the model's query prompt if it has one.
+
+        Args:
+            texts: The queries.
 
         Returns:
             Shape (n, d), float32, each row of length 1.
@@ -219,17 +233,17 @@ class EmbeddingModel(Resource):
     def embed_documents(
         self, texts: Sequence[str], *, on_progress: Callable[[int], object] | None = None
     ) -> Vectors:
-        """Embed documents, with the model's document prompt where it has one.
+        """Embed documents, with the model's document prompt if it has one.
 
         Args:
-            texts: What to embed; what is longer than the model reads is cut off by it.
-            on_progress: Called now and then with the count of texts done since the last call.
+            texts: The documents. The model cuts off long ones, see `max_tokens`.
+            on_progress: Called with the number of texts embedded since the last call.
 
         Returns:
             Shape (n, d), float32, each row of length 1.
 
         Raises:
-            TypeError: A text is no string.
+            TypeError: A text is not str.
         """
         return self._embed(texts, "document", on_progress)
 
@@ -237,7 +251,7 @@ class EmbeddingModel(Resource):
         self, texts: Sequence[str], kind: Kind, on_progress: Callable[[int], object] | None
     ) -> Vectors:
         if isinstance(texts, str):
-            raise TypeError("expected a sequence of texts, not one text")
+            raise TypeError("expected a sequence of texts, not one text; pass a list")
         for row, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"texts[{row}] must be str, got {type(text).__name__}")
@@ -249,24 +263,24 @@ class EmbeddingModel(Resource):
             if on_progress is not None and len(missing) < len(texts):
                 on_progress(len(texts) - len(missing))
 
-            # When memory runs out the batch is halved, and stays so for the texts that follow.
+            # When memory runs out, the batch is halved for this and the following texts.
             @find_batch_size(starting_batch_size=self.batch_size)
             def encode(batch_size: int, prepared: Any) -> Vectors:
                 return encoder.encode(prepared, batch_size)
 
             truncated = encoder.truncated
-            # By length, longest first: what does not fit into memory shows at once.
+            # The longest texts come first, so that a lack of memory shows at once.
             order = sorted(missing, key=lambda row: -len(texts[row]))
             step = _SLICE * max(1, self._worker_count)
             slices = [order[start : start + step] for start in range(0, len(order), step)]
-            inputs = ahead(
+            inputs = _prefetch(
                 lambda rows: encoder.prepare([_encodable(texts[row]) for row in rows], kind), slices
             )
             with contextlib.closing(inputs):
                 for rows, prepared in zip(slices, inputs, strict=True):
-                    self.ensure_open()  # Another thread may be waiting to close it.
+                    self.ensure_open()  # Another thread may have called `close`.
                     vectors[rows] = encode(prepared)
-                    self._keep([keys.get(row) for row in rows], vectors[rows])
+                    self._store([keys.get(row) for row in rows], vectors[rows])
                     if on_progress is not None:
                         on_progress(len(rows))
             cut_off = encoder.truncated - truncated
@@ -279,7 +293,7 @@ class EmbeddingModel(Resource):
         """Fill in the vectors that the cache has.
 
         Returns:
-            For each row its key, or None if its vector was there; nothing without a cache.
+            For each row its key, or None if its vector was found. Empty without a cache.
         """
         fingerprint = self._identity and self._identity.fingerprint
         if self._cache is None or not fingerprint:
@@ -292,7 +306,7 @@ class EmbeddingModel(Resource):
                 vectors[row] = known[key]
         return {row: None if key in known else key for row, key in enumerate(keys)}
 
-    def _keep(self, keys: list[bytes | None], vectors: Vectors) -> None:
+    def _store(self, keys: list[bytes | None], vectors: Vectors) -> None:
         if self._cache is not None:
             rows = [row for row, key in enumerate(keys) if key is not None]
             if rows:
@@ -303,10 +317,10 @@ class EmbeddingModel(Resource):
 
     def _identify(self, path: str) -> ModelIdentity:
         folder = Path(path)
-        if folder.is_dir() and not any((folder / each).exists() for each in _DESCRIBES):
+        if folder.is_dir() and not any((folder / each).exists() for each in _MODEL_FILES):
             raise ModelError(
-                f"the folder {path!r} holds no model (no config.json, no modules.json); "
-                f"name one that does, or a model on the hub: {NAME_MODEL}"
+                f"the folder {path!r} holds no model (neither config.json nor modules.json); "
+                f"name one that does, or a model on the hub: {HOW_TO_NAME_MODEL}"
             )
         try:
             return identify(path, self._dtype, DEFAULT_MODEL if self._is_default else None)
@@ -332,6 +346,20 @@ class EmbeddingModel(Resource):
         return load_encoder(**options)
 
 
+def _prefetch(prepare: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
+    """Yield ``prepare(item)`` for each item. A thread prepares the next one meanwhile."""
+    if len(items) < 2:
+        yield from map(prepare, items)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="rag_demo-prefetch") as thread:
+        waiting = thread.submit(prepare, items[0])
+        for item in items[1:]:
+            prepared = waiting.result()
+            waiting = thread.submit(prepare, item)
+            yield prepared
+        yield waiting.result()
+
+
 def _encodable(text: str) -> str:
-    """Replace lone surrogates, which no tokenizer takes."""
+    """Replace lone surrogates, which tokenizers refuse."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

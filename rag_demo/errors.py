@@ -1,4 +1,4 @@
-"""Every error that this package raises on purpose: what happened, and what to do about it."""
+"""The errors that this package raises on purpose. Each message says what to do."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import errno
 from pathlib import Path
 
 __all__ = [
-    "AGAIN",
-    "MAKE_ONE",
-    "NAME_MODEL",
-    "IndexFileError",
+    "HOW_TO_CREATE",
+    "HOW_TO_INSTALL",
+    "HOW_TO_NAME_MODEL",
+    "HOW_TO_REBUILD",
     "DamagedIndexError",
+    "IndexFileError",
     "ModelError",
     "ModelMismatchError",
     "NewerIndexError",
@@ -20,28 +21,26 @@ __all__ = [
     "UnreadableIndexError",
     "WriterBusyError",
     "damaged",
-    "shown",
+    "short_repr",
     "unwritable",
 ]
 
-_SHOWN_CHARS = 200
-
-MAKE_ONE = "make one with: rag-demo index SOURCE --out FOLDER"
-AGAIN = "make it again with: rag-demo index SOURCE --out"
-
-NAME_MODEL = "--model FOLDER, or EmbeddingModel(FOLDER)"
-
+HOW_TO_CREATE = "make one with: rag-demo index SOURCE --out FOLDER"
+HOW_TO_REBUILD = "make it again with: rag-demo index SOURCE --out"
+HOW_TO_NAME_MODEL = "--model FOLDER, or EmbeddingModel(FOLDER)"
 HOW_TO_INSTALL = (
     "install what is missing with: pip install '.[rag,model]', in a clone of torch-cleanup"
 )
 
+_MOST_CHARS = 200  # of a quoted value
+
 
 class RagDemoError(Exception):
-    """The base of this package's errors; its text is one line."""
+    """The base class of this package's errors. The message is one line."""
 
 
 class SourceError(RagDemoError):
-    """A source of documents is missing, empty or cannot be read."""
+    """A source of documents is missing, empty or unreadable."""
 
 
 class IndexFileError(RagDemoError):
@@ -49,7 +48,7 @@ class IndexFileError(RagDemoError):
 
 
 class DamagedIndexError(IndexFileError):
-    """A saved index is not what was written."""
+    """A saved index differs from what was written."""
 
 
 class ModelMismatchError(IndexFileError):
@@ -57,51 +56,51 @@ class ModelMismatchError(IndexFileError):
 
 
 class NewerIndexError(IndexFileError):
-    """A saved index was made by a newer version."""
+    """A saved index has another format version than this program reads."""
 
 
 class OtherIndexError(IndexFileError):
-    """A folder holds an index that is not to be replaced unasked: ask, or ``replace=True``."""
+    """A folder holds an index of another source or model, and ``replace`` is false."""
 
 
 class UnreadableIndexError(IndexFileError):
-    """A saved index cannot be read at present, and may be whole: it is not to be replaced."""
+    """A saved index cannot be read at present. It may be intact, so nothing replaces it."""
 
 
 class WriterBusyError(IndexFileError):
-    """Another process, or another thread, is writing the index."""
+    """Another process or thread is writing the index."""
 
 
 class ModelError(RagDemoError):
-    """An embedding model cannot be loaded."""
+    """An embedding model or a reranker cannot be loaded."""
 
 
-# What the system says of a file that is not there, or is something else. Whatever else it says,
-# too many open files, no memory, no permission, is no word about what is in the file.
-_OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+# These say that the file is missing or is something else. Other errors, such as too many open
+# files or a missing permission, say nothing about the content.
+_ABOUT_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 
 def damaged(path: Path, reason: object) -> IndexFileError:
-    """Make the error for a file that is not what was written, or cannot be read at all."""
-    if isinstance(reason, OSError) and reason.errno not in _OF_THE_FILE:
+    """Make the error for an index file that is damaged or cannot be read."""
+    if isinstance(reason, OSError) and reason.errno not in _ABOUT_THE_FILE:
         return UnreadableIndexError(
             f"'{path}' cannot be read: {reason.strerror}; fix that, and try again"
         )
-    return DamagedIndexError(f"'{path}' is damaged ({reason}); {AGAIN} {path.parent}")
+    return DamagedIndexError(f"'{path}' is damaged ({reason}); {HOW_TO_REBUILD} {path.parent}")
 
 
-def unwritable(folder: Path, error: OSError, what: str = "") -> IndexFileError:
-    """Make the error for an index that the system lets nobody write."""
+def unwritable(folder: Path, error: OSError) -> IndexFileError:
+    """Make the error for an index folder that cannot be written."""
     return IndexFileError(
-        f"the index cannot be written to '{folder}': {what}{error.strerror or error}; "
+        f"the index cannot be written to '{folder}': {error.strerror or error}; "
         "fix that, or name another folder"
     )
 
 
-def shown(value: object) -> str:
-    """Return what a message quotes of a value that somebody gave: the beginning of its repr."""
+def short_repr(value: object) -> str:
+    """Return the beginning of a value's repr, for messages."""
     try:
         text = repr(value)
-    except Exception:  # The program's own code; or a number of more digits than Python writes.
+    except Exception:  # The repr is the caller's code; and long integers have no repr.
         return f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."

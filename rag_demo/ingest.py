@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from rag_demo.documents.document import Document, checked_document
-from rag_demo.encoding.embedder import BasicEmbedder, Embedder, completed
+from rag_demo.encoding.embedder import BasicEmbedder, Embedder, as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import DamagedIndexError, IndexFileError, OtherIndexError
 from rag_demo.searching.arguments import texts_to_embed
@@ -87,11 +87,11 @@ def ingest(
     with ExitStack() as stack:
         stack.enter_context(sigterm_ends_in_order())
         writer = stack.enter_context(_open_writer(folder))
-        if writer.facts is not None and not replace and writer.facts.source != source:
-            of = writer.facts.source
+        if writer.manifest is not None and not replace and writer.manifest.source != source:
+            of = writer.manifest.source
             what = f"the index of {of}" if of else "an index that a program made"
             raise _other(folder, f"{what}, not of {source or 'what a program gives'}")
-        embedder = completed(embedding_model)
+        embedder = as_embedder(embedding_model)
         _use_model(writer, embedder.identity, replace=replace)
         run = _Run(writer, embedder, source)
         try:
@@ -107,7 +107,7 @@ def ingest(
 def _open_writer(folder: Path) -> IndexWriter:
     """Open an index for changes, and begin anew in place of one of which anything is damaged."""
     writer = open_or_replace(folder)
-    if writer.facts is not None:
+    if writer.manifest is not None:
         try:
             saved = SavedIndex(folder)
             try:
@@ -115,7 +115,7 @@ def _open_writer(folder: Path) -> IndexWriter:
             finally:
                 saved.close()
         except DamagedIndexError:
-            writer.clear(writer.facts.model, source=writer.facts.source)
+            writer.clear(writer.manifest.model, source=writer.manifest.source)
         except BaseException:  # An interrupt too: nobody else closes the writer.
             writer.__exit__()
             raise
@@ -131,10 +131,10 @@ def sigterm_ends_in_order() -> AbstractContextManager[object]:
 
 
 def _use_model(writer: IndexWriter, model: ModelIdentity, *, replace: bool) -> None:
-    facts = writer.facts
-    if facts is not None and facts.rows and not facts.model.is_same(model) and not replace:
-        raise _other(writer.folder, f"vectors of the model {facts.model}, not of {model}")
-    if facts is None or not facts.model.is_same(model):
+    manifest = writer.manifest
+    if manifest is not None and manifest.rows and not manifest.model.is_same(model) and not replace:
+        raise _other(writer.folder, f"vectors of the model {manifest.model}, not of {model}")
+    if manifest is None or not manifest.model.is_same(model):
         writer.clear(model)
 
 
@@ -196,9 +196,9 @@ class _Run:
             return
         texts, owners, passages = texts_to_embed(documents, passages=True)
         vectors = normalized(self._embedder.embed_documents(texts), len(texts))
-        facts = self._writer.facts
-        assert facts is not None
-        first, end = facts.next_number, facts.next_number + len(documents)
+        manifest = self._writer.manifest
+        assert manifest is not None
+        first, end = manifest.next_number, manifest.next_number + len(documents)
         pairs = enumerate(documents, first)
         self._writer.append(pairs, owners + first, passages, [vectors], end)
         self._numbers.update(range(first, end))
@@ -218,7 +218,7 @@ class _Run:
     def _commit(self, *, finished: bool) -> None:
         self._writer.describe(source=self._source, finished=finished)
         if finished:
-            self._writer.catch_up_words(0)
+            self._writer.catch_up_text(0)
         self._writer.commit(more=not finished)
 
 

@@ -1,8 +1,7 @@
-"""PyTorchGPURetriever: the vectors are one tensor on the device; it runs on a CPU too.
+"""PyTorchGPURetriever: the vectors are a tensor on a GPU or a CPU.
 
-The life of the tensor: `TensorVectors.extended` and `opened` make it (``torch.from_numpy`` and
-``.to(device)``), `candidates` multiplies with it, and `PyTorchGPURetriever._release` gives its
-memory back in place, even if other variables still refer to it.
+`TensorVectors.extended` and `opened` create the tensor, `candidates` multiplies with it, and
+`PyTorchGPURetriever._release` releases its memory in place, even if other variables refer to it.
 """
 
 from __future__ import annotations
@@ -11,16 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from rag_demo.documents.growing import Growing
 from rag_demo.exact_search.candidates import find_candidates, suits_int8
 from rag_demo.exact_search.exact_scores import FEW_ROWS, Pairs, all_candidates, some_candidates
 from rag_demo.exact_search.rounding import BLOCK
 from rag_demo.exact_search.scan import Scan, StreamedScan, make_scan
 from rag_demo.retriever import BasicEmbedder, Retriever
 from rag_demo.store.reader import SavedIndex
-from rag_demo.vectors import Rows, Vectors
+from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
 from torch_utils import get_optimal_device, release
 from torch_utils.resource import closes_on_error
 
@@ -28,28 +25,31 @@ __all__ = ["PyTorchGPURetriever"]
 
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 _FEW_ALLOWED = 1 << 12
-_ROUNDED_AT_ONCE = 1 << 11  # rows that are added before their int8 copies are made
+_ROUNDED_AT_ONCE = 1 << 11  # new rows before their int8 copies are made
 
 
 class PyTorchGPURetriever(Retriever):
-    """Exact cosine top-k with PyTorch. See `Retriever` for what it does.
+    """Exact cosine search with PyTorch; see `Retriever` for the methods.
 
-    A search scans rounded vectors, bounds the rounding error, and scores every possible answer
-    from the float32 vectors: see `rag_demo.exact_search`. With float32 on a CPU it scans an int8
-    copy, which a saved index has and which else the first search makes.
+    A search scans rounded vectors, bounds the rounding error, and scores every possible result
+    from the float32 vectors; see `rag_demo.exact_search`. With float32 on a CPU it scans an int8
+    copy, which comes from the saved index or is made by the first search.
 
     Args:
-        embedding_model: What turns texts into vectors; it is not closed with this.
-        device: torch's name of the device; by default the best there is.
-        dtype: Of the tensor on the device: "float32", "float16", "bfloat16" or "int8".
-        exact: Whether the float32 vectors are kept, in host memory or in the index's file, and
-            answers are theirs whatever the dtype. If not, answers are those of the rounded
-            vectors, and only these are kept.
-        memory_budget: Bytes that vectors and a search may take, on the device and in host memory.
-            A loaded index of more than that is streamed from its file by each search, in
-            float32, through two buffers that take a quarter of it; scores and candidates take
-            another quarter. None for no limit. It does not cover what is not a vector, nor
-            documents that were added since.
+        embedding_model: The embedding model. The retriever does not own it and does not close it.
+        device: torch's name of the device; by default the best one available.
+        dtype: The dtype of the tensor: "float32", "float16", "bfloat16" or "int8".
+        exact: Whether to keep the float32 vectors, in host memory or in the index's file, and
+            return their exact results whatever the dtype. Otherwise only the rounded vectors are
+            kept, and the results are theirs.
+        memory_budget: Bytes for vectors and a search, on the device and in host memory; None for
+            no limit. Each search streams a larger loaded index from its file, in float32, through
+            two buffers of a quarter of the budget. Scores and candidates take another quarter.
+            Documents, and vectors added after the load, are not counted.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has an impossible value.
     """
 
     @closes_on_error
@@ -72,14 +72,14 @@ class PyTorchGPURetriever(Retriever):
         self.dtype = dtype
         self.exact = exact
         self.memory_budget = memory_budget
-        # Open: the tensor is created in here, by the first `add` or `load`.
+        # The first `add` or `load` creates the tensor in here.
         super().__init__(embedding_model, TensorVectors(self.device, dtype, exact, memory_budget))
 
     @property
     def embeddings_tensor(self) -> Any:
-        """Shape (n, d), on the device; None while empty, while streamed, and once closed.
+        """The vectors on the device: shape (n, d). None if empty, streamed or closed.
 
-        Asking puts together what was added and deleted since.
+        The tensor includes all changes so far, which may need a copy.
         """
         with self._changing:
             contents = self._contents
@@ -92,38 +92,34 @@ class PyTorchGPURetriever(Retriever):
             return vectors.tensor
 
     def _release(self) -> None:
-        # Runs once, while torch is intact: at close, when this is garbage, at exit at the latest.
-        if not hasattr(self, "_contents"):
-            return  # `__init__` has refused its arguments.
-        tensors = cast(TensorVectors, self._take_out()).tensors
-        # In place: other variables that refer to the tensor have an empty one afterwards. As one
-        # list: what else refers to a tensor is taken for a thread that computes with it.
-        release(tensors)
+        # Runs once, while torch is intact: at close, at garbage collection, or at exit.
+        if hasattr(self, "_contents"):  # `__init__` may have raised.
+            tensors = cast(TensorVectors, self._take_out()).tensors
+            # As one list: any other reference to a tensor looks like a thread that uses it.
+            release(tensors)
 
 
 @dataclass(frozen=True)
 class TensorVectors:
     """Vectors on a device, and in float32 where they are needed; see `VectorRows`.
 
-    ======================  =======================  ===============  =======
-    what is searched        ``saved`` (its file)     ``host``         ``copy``
-    ======================  =======================  ===============  =======
-    float32 on a CPU        the first rows, mapped   the others       int8, lazily
-    rounded, exact          the first rows, mapped   the others       of all
-    rounded, not exact      none                     without a copy   of the others
-    float32 on a GPU        none                     without a copy   of the others
-    more than the budget    the first rows, streamed the others       none
-    ======================  =======================  ===============  =======
+    ======================  ========================  =================  ================
+    case                    ``saved`` (its file)      ``host``           ``copy``
+    ======================  ========================  =================  ================
+    float32 on a CPU        the first rows, mapped    the other rows     int8, on demand
+    rounded, exact          the first rows, mapped    the other rows     all rows
+    rounded, not exact      none                      rows not copied    the other rows
+    float32 on a GPU        none                      rows not copied    the other rows
+    above the budget        the first rows, streamed  the other rows     none
+    ======================  ========================  =================  ================
 
     Attributes:
         device, dtype, exact, memory_budget: See `PyTorchGPURetriever`.
-        saved: The index whose vectors are the first ones, and stay in its file.
-        host: Those behind them in float32, in host memory: all of them where these are what is
-            searched (a CPU and float32) or what decides (``exact``), else those without a copy.
-        copy: The copies of the first rows on the device, in the dtype; on a CPU in int8, once a
-            search has made them.
-        streamed: The vectors in the file, if they are larger than the memory budget.
-        tensor: What `PyTorchGPURetriever.embeddings_tensor` has returned.
+        saved: The saved index that holds the first rows.
+        host: Float32 vectors in host memory.
+        copy: Copies of the first rows on the device.
+        streamed: The vectors in the file, if they exceed the memory budget.
+        tensor: The tensor that `PyTorchGPURetriever.embeddings_tensor` returned.
     """
 
     device: str
@@ -131,7 +127,7 @@ class TensorVectors:
     exact: bool
     memory_budget: int | None
     saved: SavedIndex | None = None
-    host: Growing | None = None
+    host: GrowableRows | None = None
     copy: GrowingScan | None = None
     streamed: Scan | None = None
     tensor: Any = None
@@ -140,7 +136,7 @@ class TensorVectors:
     def dimension(self) -> int:
         """See `VectorRows`."""
         if self.saved is not None:
-            return self.saved.facts.dimension
+            return self.saved.manifest.dimension
         return 0 if self.host is None else int(self.host.rows.shape[1])
 
     def __len__(self) -> int:
@@ -148,7 +144,7 @@ class TensorVectors:
 
     @property
     def _in_host(self) -> bool:
-        """Whether vectors are searched where they are: in host memory, in float32."""
+        """Whether the float32 vectors in host memory are searched."""
         return self.device == "cpu" and self.dtype == "float32"
 
     @property
@@ -159,7 +155,7 @@ class TensorVectors:
     def _host_start(self) -> int:
         """The number of the first row in ``host``."""
         if self._keeps_floats or self.copy is None:
-            return 0 if self.saved is None else self.saved.facts.rows
+            return 0 if self.saved is None else self.saved.manifest.rows
         return len(self.copy)
 
     @property
@@ -169,7 +165,7 @@ class TensorVectors:
 
     @property
     def tensors(self) -> list[Any]:
-        """All tensors, to be given back."""
+        """All tensors, to release them."""
         copies = [] if self.copy is None else [*self.copy.scan.tensors]
         return copies if self.tensor is None else [*copies, self.tensor]
 
@@ -179,26 +175,26 @@ class TensorVectors:
 
     def extended(self, vectors: Vectors) -> TensorVectors:
         """See `VectorRows`."""
-        host = self.host or Growing(np.empty((0, vectors.shape[1]), np.float32))
+        host = self.host or GrowableRows(np.empty((0, vectors.shape[1]), np.float32))
         if self._in_host or self.streamed is not None:
             return replace(self, host=host.append(vectors))
         copy = self.copy or GrowingScan.of(vectors[:0], self.dtype, self.device)
         new = vectors
         if len(copy) < len(self):
             new = np.concatenate([self.take(np.arange(len(copy), len(self))), vectors])
-        # Blocks of int8 are copied when they are full, and searched in float32 until then.
+        # An int8 block is copied when it is complete. Until then its rows are searched in float32.
         whole = len(new) // BLOCK * BLOCK if self.dtype == "int8" else len(new)
         copy = copy.extended(new[:whole], self.dtype)
-        host = host.append(vectors) if self._keeps_floats else Growing(new[whole:])
+        host = host.append(vectors) if self._keeps_floats else GrowableRows(new[whole:])
         return replace(self, host=host, copy=copy)
 
     def opened(self, saved: SavedIndex) -> TensorVectors:
         """See `VectorRows`."""
-        empty, rows, budget = self.emptied(), saved.facts.rows, self.memory_budget
+        empty, rows, budget = self.emptied(), saved.manifest.rows, self.memory_budget
         if not rows:
             return empty
-        if budget is not None and self._bytes_of(rows * saved.facts.dimension) > budget:
-            shape = (rows, saved.facts.dimension)
+        if budget is not None and self._bytes_of(rows * saved.manifest.dimension) > budget:
+            shape = (rows, saved.manifest.dimension)
             scan = StreamedScan(shape, self.device, budget, saved.read_into)
             return replace(empty, saved=saved, streamed=scan)
         if self._in_host:
@@ -227,7 +223,7 @@ class TensorVectors:
         return result
 
     def _take_first(self, rows: Rows) -> Vectors:
-        """Return vectors that are not in ``host``: from the file, or from the device."""
+        """Return vectors that are not in ``host``, from the file or the device."""
         saved = self.saved
         if self.streamed is not None:
             assert saved is not None
@@ -243,7 +239,7 @@ class TensorVectors:
         return vectors
 
     def in_one_tensor(self) -> TensorVectors:
-        """Return the same with ``tensor``: all rows in one tensor on the device."""
+        """Return the same vectors with ``tensor`` set to all rows, on the device."""
         import torch
 
         if self._in_host:
@@ -251,7 +247,7 @@ class TensorVectors:
                 return self
             host = self.host
             if self.saved is not None or host is None:
-                host = Growing(self.take(np.arange(len(self))))
+                host = GrowableRows(self.take(np.arange(len(self))))
             return replace(self, saved=None, host=host, tensor=torch.from_numpy(host.rows))
         assert self.copy is not None
         tensor = self.copy.scan.vectors
@@ -268,9 +264,7 @@ class TensorVectors:
         nbytes += 0 if self.saved is None else self.saved.vectors.nbytes
         return self.device, self.dtype, nbytes
 
-    def candidates(
-        self, queries: Vectors, top_k: int, allowed: npt.NDArray[np.bool_] | None
-    ) -> Pairs:
+    def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None) -> Pairs:
         """See `VectorRows`."""
         if self.saved is not None:
             self.saved.check_length()
@@ -289,7 +283,7 @@ class TensorVectors:
         )  # fmt: skip
 
     def _floats(self) -> list[Vectors]:
-        """Return all vectors in float32, in host memory, checked."""
+        """Return all float32 vectors in host memory, checked."""
         parts = []
         if self.saved is not None:
             self.saved.check_vectors()
@@ -297,7 +291,7 @@ class TensorVectors:
         return parts if self.host is None else [*parts, self.host.rows]
 
     def _scans(self, queries: int) -> list[Scan]:
-        """Return what is scanned for so many queries: all rows, in their order."""
+        """Return the scans for so many queries: all rows, in order."""
         import torch
 
         if self.streamed is not None:
@@ -317,39 +311,39 @@ class TensorVectors:
         return scans
 
     def _int8_copy(self) -> GrowingScan:
-        """Return the int8 copies of the first rows, of a saved index from its file."""
+        """Return the int8 copies of the first rows; a saved index has them in a file."""
         import torch
 
         copy, whole = self.copy, len(self) // BLOCK * BLOCK
         if copy is None and self.saved is not None:
-            codes, scales, errors = map(torch.from_numpy, self.saved.scan())
-            copy = GrowingScan(Scan(codes, scales, errors))
+            parts: list[Any] = [torch.from_numpy(part) for part in self.saved.scan()]
+            copy = GrowingScan(Scan(*parts))
         elif copy is None:
             copy = GrowingScan.of(self._floats()[0][:whole], "int8", "cpu")
         if whole - len(copy) >= _ROUNDED_AT_ONCE:
             copy = copy.extended(self.take(np.arange(len(copy), whole)), "int8")
-        # Of rows that never change: any search may keep what it has computed of them.
+        # These rows never change, so any search may store their copies.
         object.__setattr__(self, "copy", copy)
         return copy
 
 
 class GrowingScan:
-    """A `Scan` that grows with the rows that it is a copy of; a snapshot, see `Growing`."""
+    """A snapshot of a `Scan` that can be extended; see `GrowableRows`."""
 
-    def __init__(self, scan: Scan, parts: tuple[Growing, ...] | None = None) -> None:
+    def __init__(self, scan: Scan, parts: tuple[GrowableRows, ...] | None = None) -> None:
         self.scan = scan
-        self._parts = parts or tuple(map(Growing, scan.tensors))
+        self._parts = parts or tuple(map(GrowableRows, scan.tensors))
 
     def __len__(self) -> int:
         return len(self.scan)
 
     @classmethod
     def of(cls, vectors: Vectors, dtype: str, device: str) -> GrowingScan:
-        """Copy vectors to a device; of int8 whole blocks."""
+        """Copy vectors to a device; for int8 pass complete blocks."""
         return cls(make_scan(vectors, dtype, device))
 
     def extended(self, vectors: Vectors, dtype: str) -> GrowingScan:
-        """Return one with the copies of more vectors behind these; of int8 whole blocks."""
+        """Return a scan with more vectors at the end; for int8 pass complete blocks."""
         if not len(vectors):
             return self
         device = str(self.scan.vectors.device)

@@ -1,8 +1,9 @@
-"""Reranker: a cross-encoder that reads a question together with each answer.
+"""Reranker: a cross-encoder that reads a query together with each result.
 
-What to copy for a model of your own: ``__init__`` only notes what to open, `_model` opens it on
-first use, `rerank` uses it and refuses once it is closed, and `_release` gives it back, exactly
-once: at ``close()``, at the end of ``with``, when nobody has it any more, or at exit.
+A pattern for models of your own: ``__init__`` only stores the arguments, `_model` loads the model
+on first use, `score` checks that the object is open, and `_release` releases the model.
+`torch_utils.Resource` calls it exactly once: at ``close()``, at the end of ``with``, at garbage
+collection, or at exit.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ __all__ = ["Reranker"]
 class Reranker(Resource):
     """A cross-encoder of sentence-transformers, loaded on first use.
 
-    Closed at exit at the latest. Threads: one reranks at a time; closing waits for it.
+    It is closed at exit at the latest. Threads take turns, and `close` waits for them.
 
     Args:
         model_name_or_path: A folder, or a name on the hub, such as
             "cross-encoder/ms-marco-MiniLM-L6-v2".
-        device: torch's name of the device; by default the best there is.
-        batch_size: Pairs of a question and a text per forward pass; halved when memory runs out.
-        trust_remote_code: Run code that comes with the model.
+        device: torch's name of the device; by default the best one available.
+        batch_size: Pairs of a query and a text per forward pass. It is halved when memory runs
+            out.
+        trust_remote_code: Whether to run code that comes with the model.
     """
 
     @closes_on_error
@@ -54,15 +56,15 @@ class Reranker(Resource):
     def rerank(
         self, query: str, results: Sequence[SearchResult], top_k: int | None = None
     ) -> list[SearchResult]:
-        """Order results by how well they answer a question.
+        """Order results by how well they answer a query.
 
         Args:
-            query: The question.
-            results: Of a search. Of a result with a passage, the passage is read.
+            query: The query.
+            results: The results of a search. The model reads a result's passage, if it has one.
             top_k: How many of the best to return; None for all.
 
         Returns:
-            The results with new ranks, and with the model's scores; equal scores by id.
+            The results with new ranks and the model's scores. Equal scores are ordered by id.
 
         Raises:
             ModelError: The model cannot be loaded.
@@ -77,14 +79,13 @@ class Reranker(Resource):
         ]
 
     def score(self, query: str, texts: Sequence[str]) -> Any:
-        """Score texts as answers to a question: shape (n,), float32; more is better."""
+        """Score texts as answers to a query: shape (n,), float32. Higher is better."""
         with self._in_use:
             self.ensure_open()
             if not texts:
                 return np.empty(0, np.float32)
             encoder = self._model()
 
-            # When memory runs out the batch is halved.
             @find_batch_size(starting_batch_size=self.batch_size)
             def predict(batch_size: int) -> Any:
                 pairs = [(query, text) for text in texts]
@@ -104,7 +105,7 @@ class Reranker(Resource):
                     self.name, device=self.device, trust_remote_code=self._trust_remote_code
                 )
             except Exception as error:
-                # What it raises depends on what is wrong with which file.
+                # The libraries raise many types of errors for a damaged file.
                 reason = str(error).strip().partition("\n")[0] or type(error).__name__
                 raise ModelError(
                     f"the reranker {self.name!r} cannot be loaded: {reason}; name a folder with a "
@@ -122,8 +123,6 @@ class Reranker(Resource):
 
     def _release(self) -> None:
         # Runs once, while torch is intact. Waits for a thread that reranks.
-        if not hasattr(self, "_in_use"):
-            return  # `__init__` has refused its arguments.
         with self._in_use:
             encoder, self._encoder = self._encoder, None
             release(encoder)

@@ -1,43 +1,47 @@
-"""Vectors: their types, their length, and how far a float32 product of them can err."""
+"""Vectors: their types, normalisation, float32 rounding, and arrays of rows that grow."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Rows", "Vectors", "normalized", "rounding"]
+__all__ = ["GrowableRows", "Mask", "Rows", "Vectors", "normalized", "rounding"]
 
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_SPARE_ROWS = 64  # at least, in each new buffer
 
 
 def rounding(dimension: int) -> float:
-    """Bound the difference of two float32 products of vectors of length 1 from exact ones.
+    """Bound the difference of two float32 dot products of unit vectors from the exact ones.
 
-    Each errs by at most d * 2**-24 (Higham, Accuracy and Stability of Numerical Algorithms,
-    section 3.1), whatever the order of summation.
+    Each product errs by at most d * 2**-24, whatever the order of summation: Higham, Accuracy
+    and Stability of Numerical Algorithms, section 3.1.
     """
     return 4 * dimension * 2.0**-24
 
 
-def normalized(vectors: Any, texts: int | None = None) -> Vectors:
-    """Return what a model made as float32 vectors of length 1.
+def normalized(vectors: Any, count: int | None = None) -> Vectors:
+    """Return a model's vectors as float32 vectors of length 1.
 
     Args:
         vectors: Shape (n, d).
-        texts: How many there have to be; None where they are nobody's.
+        count: How many vectors there must be; None accepts any number.
 
     Raises:
-        ValueError: There are more or fewer, or one is zero or not finite; the message names its
-            row.
+        ValueError: The shape or the number is wrong, or a vector is zero or not finite. The
+            message names the row.
     """
     array = np.asarray(vectors, np.float32)
     if array.ndim != 2:
         raise ValueError(f"the model's vectors must have the shape (n, d), not {array.shape}")
-    if texts is not None and len(array) != texts:
-        raise ValueError(f"the model made {len(array)} vectors of {texts} texts")
+    if count is not None and len(array) != count:
+        raise ValueError(f"the model returned {len(array)} vectors for {count} texts")
     lengths = np.linalg.norm(array.astype(np.float64), axis=1)
     bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
     if len(bad):
@@ -45,3 +49,43 @@ def normalized(vectors: Any, texts: int | None = None) -> Vectors:
         raise ValueError(f"the vector of row {bad[0]} is {what} and has no direction to compare")
     result: Vectors = (array / lengths[:, None]).astype(np.float32)
     return result
+
+
+class GrowableRows:
+    """A snapshot of the first rows of a buffer. These rows never change.
+
+    `append` writes behind them and returns another snapshot. So an interrupted append changes
+    nothing. Append to the newest snapshot only: appending to an older one overwrites rows.
+
+    Args:
+        buffer: A numpy array or a tensor.
+        count: How many of its rows belong to the snapshot; all by default.
+    """
+
+    __slots__ = ("_buffer", "_count")
+
+    def __init__(self, buffer: Any, count: int | None = None) -> None:
+        self._buffer = buffer
+        self._count = len(buffer) if count is None else count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def rows(self) -> Any:
+        """A view of the rows."""
+        return self._buffer[: self._count]
+
+    def append(self, rows: Sequence[Any] | Any) -> GrowableRows:
+        """Return a snapshot with these rows at the end, in amortised linear time."""
+        count = self._count + len(rows)
+        buffer = self._buffer
+        if count > len(buffer):
+            shape = (count + count // 4 + _SPARE_ROWS, *buffer.shape[1:])
+            if isinstance(buffer, np.ndarray):
+                buffer = np.empty(shape, buffer.dtype)
+            else:
+                buffer = buffer.new_empty(shape)
+            buffer[: self._count] = self.rows
+        buffer[self._count : count] = rows
+        return GrowableRows(buffer, count)

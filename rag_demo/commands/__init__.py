@@ -7,7 +7,7 @@ import click
 from rag_demo.commands.demo import demo
 from rag_demo.commands.evaluate import evaluate
 from rag_demo.commands.indexing import add, index
-from rag_demo.commands.managing import delete, info, verify
+from rag_demo.commands.maintenance import delete, info, verify
 from rag_demo.commands.search import search
 from rag_demo.commands.serve import serve
 from rag_demo.errors import RagDemoError

@@ -22,10 +22,10 @@ QUESTIONS = (
 @progress_option
 def demo(top_k: int, show: str) -> None:
     """Search torch's docstrings, and give a model back: by del, and by a scope."""
-    from rag_demo.console import Printer, print_given_back, progress
+    from rag_demo.console import Printer, print_releases, progress
     from rag_demo.corpus import Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.give_back import WAYS, give_back_in_processes
+    from rag_demo.memory_comparison import WAYS, compare_releases
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from torch_utils import SafePyTorchCleanup
     from torch_utils.report import format_bytes
@@ -56,5 +56,5 @@ def demo(top_k: int, show: str) -> None:
     say("")
     say("giving the same model back in three ways, each in a process of its own ...")
     with progress("giving back", len(WAYS), show) as advance:
-        found = give_back_in_processes(advance)
-    print_given_back(found)
+        found = compare_releases(advance)
+    print_releases(found)

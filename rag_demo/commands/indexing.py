@@ -17,8 +17,8 @@ from rag_demo.commands.options import (
     Embedding,
     dtype_option,
     embedding_options,
-    facts_of,
     folder_argument,
+    load_manifest,
     made_by_option,
     model_option,
     progress_option,
@@ -32,7 +32,7 @@ from rag_demo.printable import on_one_line
 
 if TYPE_CHECKING:
     from rag_demo.store.document_table import DocumentTable
-    from rag_demo.store.facts import IndexFacts
+    from rag_demo.store.index_format import Manifest
 
 __all__ = ["add", "index"]
 
@@ -96,7 +96,7 @@ def index(
     folder's text, Markdown, reStructuredText, HTML, Python, notebooks, PDF and JSON lines are
     read; hidden files are not.
     """
-    from rag_demo.store.facts import refuse_foreign_folder
+    from rag_demo.store.index_format import refuse_foreign_folder
 
     _refuse_dangling(out)
     refuse_foreign_folder(out)  # Before minutes of work, not after them.
@@ -132,12 +132,12 @@ def add(
     from rag_demo.encoding.model_identity import refuse_other_model
     from rag_demo.store.reader import SavedIndex
 
-    facts = facts_of(folder)
+    manifest = load_manifest(folder)
     files: set[str | None] = set()  # that were read to their end
     run = _Run(source, show, {**reading, "lines_are_named": True, "on_read": files.add})
     new = run.documents()
-    together = _together(facts.source, run.source)
-    _refuse_unfinished(folder, facts, together)
+    together = _together(manifest.source, run.source)
+    _refuse_unfinished(folder, manifest, together)
     earlier = SavedIndex(folder).documents
 
     def renamed() -> Iterator[Document]:
@@ -148,8 +148,8 @@ def add(
                 name += "~"
             yield document._replace(id=name)
 
-    with embedding.open(model or facts.model.name, facts.model.dtype) as embedder:
-        refuse_other_model(folder, facts.model, embedder.identity)
+    with embedding.open(model or manifest.model.name, manifest.model.dtype) as embedder:
+        refuse_other_model(folder, manifest.model, embedder.identity)
         run.ingest(
             renamed(),
             embedder,
@@ -158,7 +158,7 @@ def add(
             replace=True,
             keep=lambda document: document.file is None or document.file not in files,
         )
-    say(f"added {run.name} to {folder}: {_count(folder)} texts, {facts.count} before")
+    say(f"added {run.name} to {folder}: {_count(folder)} texts, {manifest.count} before")
     run.tell_skipped()
 
 
@@ -263,7 +263,7 @@ class _Run:
 
     @staticmethod
     def _tell_interrupted(folder: Path) -> None:
-        from rag_demo.store.facts import DATABASE
+        from rag_demo.store.index_format import DATABASE
 
         if (folder / DATABASE).exists():
             there = f"{_count(folder)} texts are in {folder}"
@@ -291,11 +291,11 @@ def _together(earlier: str | None, source: str) -> str:
     return _AND.join([together[:_MOST_CHARS].rpartition(_AND)[0] or _UNKNOWN, _OTHERS])
 
 
-def _refuse_unfinished(folder: Path, facts: IndexFacts, together: str) -> None:
+def _refuse_unfinished(folder: Path, manifest: Manifest, together: str) -> None:
     """Refuse to add to a part of something, which would pass for all of it then."""
-    if facts.finished or facts.source == together:
+    if manifest.finished or manifest.source == together:
         return
-    interrupted = (facts.source or _UNKNOWN).split(_AND)[-1]
+    interrupted = (manifest.source or _UNKNOWN).split(_AND)[-1]
     raise IndexFileError(
         f"'{folder}' holds only a part of {interrupted}, which was interrupted; "
         "repeat that command first, it goes on from there"
@@ -303,7 +303,7 @@ def _refuse_unfinished(folder: Path, facts: IndexFacts, together: str) -> None:
 
 
 def _count(folder: Path) -> int:
-    return facts_of(folder).count
+    return load_manifest(folder).count
 
 
 def _refuse_dangling(out: Path) -> None:

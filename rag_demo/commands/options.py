@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from rag_demo.errors import MAKE_ONE, IndexFileError, RagDemoError
+from rag_demo.errors import HOW_TO_CREATE, IndexFileError, RagDemoError
 from rag_demo.printable import printable
 from rag_demo.searching.arguments import MODES
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.store.facts import IndexFacts
+    from rag_demo.store.index_format import Manifest
 
 __all__ = [
     "Count",
@@ -29,7 +29,7 @@ __all__ = [
     "embedding_options",
     "folder_argument",
     "made_by_option",
-    "facts_of",
+    "load_manifest",
     "mode_option",
     "model_option",
     "open_retriever",
@@ -195,17 +195,17 @@ def _line(text: object) -> str:
     return printable(text).replace("\n", "\\n")
 
 
-def facts_of(folder: Path) -> IndexFacts:
+def load_manifest(folder: Path) -> Manifest:
     """Read what describes an index; cheap, and done before a model is loaded in vain.
 
     Raises:
         IndexFileError: There is none, or it is damaged.
     """
-    from rag_demo.store.facts import read_facts
+    from rag_demo.store.index_format import read_manifest
 
     if not folder.exists():
-        raise IndexFileError(f"the folder '{folder}' was not found; {MAKE_ONE}")
-    return read_facts(folder)
+        raise IndexFileError(f"the folder '{folder}' was not found; {HOW_TO_CREATE}")
+    return read_manifest(folder)
 
 
 def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:

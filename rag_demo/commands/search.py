@@ -9,18 +9,18 @@ from typing import Any
 
 import click
 
-from rag_demo.commands.conditions import conditions_of
 from rag_demo.commands.options import (
     Count,
     Number,
     device_option,
-    facts_of,
     folder_argument,
+    load_manifest,
     made_by_option,
     mode_option,
     open_retriever,
     retriever_option,
 )
+from rag_demo.commands.where_option import parse_conditions
 from rag_demo.errors import RagDemoError
 
 __all__ = ["search"]
@@ -91,11 +91,11 @@ def search(
 
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; put some words between the quotes")
-    where = conditions_of(conditions)
+    where = parse_conditions(conditions)
     source = ctx.get_parameter_source("mode")
     if min_score is not None and source is click.core.ParameterSource.DEFAULT:
         mode = "dense"
-    made_by = facts_of(folder).model
+    made_by = load_manifest(folder).model
     batches = _questions(questions)
     first = next(batches, None)
     if first is None:

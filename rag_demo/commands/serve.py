@@ -16,7 +16,7 @@ from rag_demo.commands.options import (
     Count,
     Number,
     device_option,
-    facts_of,
+    load_manifest,
     made_by_option,
     retriever_option,
     warn,
@@ -184,7 +184,7 @@ def serve(
             raise RagDemoError(
                 f"--cors-origin must be like https://example.org, without a path, not {origin!r}"
             )
-    facts_of(options["index"])
+    load_manifest(options["index"])
     token = _token(TOKEN, token_file)
     if token is None and not is_loopback(host):
         if not no_token:

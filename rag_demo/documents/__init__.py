@@ -1,1 +1,1 @@
-"""What is indexed: documents, their passages, and the rows of vectors that stand for them."""
+"""Documents and passages, and the readers of files."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rag_demo.documents.metadata import checked_metadata
-from rag_demo.errors import shown
+from rag_demo.errors import short_repr
 
 __all__ = ["Document", "checked_document"]
 
@@ -35,10 +35,10 @@ def checked_document(document: object) -> Document:
         ValueError: See `rag_demo.documents.metadata.checked_metadata`.
     """
     if not isinstance(document, Document):
-        raise TypeError(f"{shown(document)} is not a Document")
+        raise TypeError(f"{short_repr(document)} is not a Document")
     for what in ("id", "text"):
         if not isinstance(getattr(document, what), str):
-            raise TypeError(f"the {what} of {shown(document)} must be str")
+            raise TypeError(f"the {what} of {short_repr(document)} must be str")
     if not isinstance(document.file, (str, type(None))):
-        raise TypeError(f"the file of {shown(document)} must be str or None")
-    return document._replace(metadata=checked_metadata(document.metadata, shown(document.id)))
+        raise TypeError(f"the file of {short_repr(document)} must be str or None")
+    return document._replace(metadata=checked_metadata(document.metadata, short_repr(document.id)))

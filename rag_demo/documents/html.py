@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import re
 
-from rag_demo.documents.located import LocatedText, TextBuilder
+from rag_demo.documents.extracted_text import ExtractedText, TextBuilder
 
 __all__ = ["read_html"]
 
@@ -36,7 +36,7 @@ _SPACES = re.compile(r"\s*")
 _KEY_CHARS = 64  # before an "=", in which a name of an attribute is looked for
 
 
-def read_html(page: str) -> LocatedText:
+def read_html(page: str) -> ExtractedText:
     """Return its text: blocks are paragraphs, headings are marked as in Markdown.
 
     Places are lines of the page, and anchors the ids of elements before. What is in scripts,
@@ -58,7 +58,7 @@ class _Page:
         self._broken = True  # whether a new paragraph has begun, and nothing is in it
         self._spaced = True  # whether the text ends with a space, which stands for any number
 
-    def read(self) -> LocatedText:
+    def read(self) -> ExtractedText:
         page, position = self._page, 0
         while position < len(page):
             found = _MARKUP.search(page, position)

@@ -11,7 +11,7 @@ from rag_demo.documents.document import Document
 from rag_demo.documents.files import MOST_BYTES, UnreadableError
 from rag_demo.documents.metadata import checked_metadata
 from rag_demo.documents.skipped import CANNOT_BE_READ
-from rag_demo.errors import shown
+from rag_demo.errors import short_repr
 
 __all__ = ["read_json_lines"]
 
@@ -86,7 +86,7 @@ def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str
     if not isinstance(record, dict):
         raise ValueError(f'expected an object with a string "{text_field}"')
     if not isinstance(record.get(text_field), str):
-        fields = f"its fields are {shown(', '.join(record))}" if record else "it has no fields"
+        fields = f"its fields are {short_repr(', '.join(record))}" if record else "it has no fields"
         raise ValueError(
             f'expected an object with a string "{text_field}"; {fields}; '
             "say which one has the text: --text-field"
@@ -99,4 +99,4 @@ def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str
     record.setdefault("source", f"{name}:{number}")
     if isinstance(title, str) and title:
         text = f"{title}\n{text}"
-    return Document(str(key), text, checked_metadata(record, f"the id {shown(key)}"))
+    return Document(str(key), text, checked_metadata(record, f"the id {short_repr(key)}"))

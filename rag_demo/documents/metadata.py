@@ -1,4 +1,4 @@
-"""Metadata: plain JSON, which is checked and copied on its way in and on its way out."""
+"""Metadata are plain JSON. They are checked and copied when they go in and come out."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rag_demo.errors import shown
+from rag_demo.errors import short_repr
 
 __all__ = ["checked_metadata", "copied"]
 
-_MOST_BITS = 13_287  # of a whole number: 4,000 digits; Python refuses to write or read 4,300
-_MOST_DEPTH = 100  # of lists and mappings in each other: what any reader of JSON takes
+_MOST_BITS = 13_287  # of an integer: 4,000 digits; Python refuses to convert more than 4,300
+_MOST_DEPTH = 100  # of nested lists and mappings; every JSON reader accepts that many
 
 
 def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
-    """Copy metadata, all the way down.
+    """Return a deep copy of metadata.
 
     Args:
-        metadata: A mapping.
-        where: What it belongs to, for the message.
+        metadata: A mapping of JSON values.
+        where: The document they belong to, for the error message.
 
     Raises:
-        TypeError: It is no mapping, or holds what JSON has not: another type, or a key that is
-            no text.
-        ValueError: It holds a number that is not finite, or is nested without an end.
+        TypeError: They are not a mapping, or a key or value is not JSON.
+        ValueError: A number is not finite or too long, or the nesting is too deep.
     """
     if not isinstance(metadata, Mapping):
-        raise TypeError(f"the metadata of {where} must be a mapping, not {shown(metadata)}")
+        raise TypeError(f"the metadata of {where} must be a mapping, not {short_repr(metadata)}")
     plain: dict[str, Any] = _plain(metadata, where, 0)
     return plain
 
@@ -40,7 +39,9 @@ def _plain(value: Any, where: str, depth: int) -> Any:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"the metadata of {where} hold {shown(value)}, which JSON has not")
+            raise ValueError(
+                f"the metadata of {where} hold {short_repr(value)}, which JSON does not have"
+            )
         return float(value)
     if isinstance(value, str):
         return str.__str__(value)
@@ -51,18 +52,20 @@ def _plain(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise TypeError(f"the metadata of {where} have the key {shown(key)}: keys are text")
+                raise TypeError(
+                    f"the metadata of {where} have the key {short_repr(key)}; keys must be str"
+                )
         return {str(key): _plain(value[key], where, depth + 1) for key in value}
     if isinstance(value, (list, tuple)):
         return [_plain(item, where, depth + 1) for item in value]
     raise TypeError(
-        f"the metadata of {where} hold {shown(value)} of the type {kind.__name__}; "
-        "JSON has text, numbers, true, false, null, lists and mappings"
+        f"the metadata of {where} hold {short_repr(value)} of the type {kind.__name__}; "
+        "JSON has strings, numbers, true, false, null, lists and mappings"
     )
 
 
 def copied(value: Any) -> Any:
-    """Copy what is plain already; only lists and dictionaries can be changed."""
+    """Copy checked metadata. Only lists and dictionaries need a copy."""
     kind = type(value)
     if kind is dict:
         return {key: copied(item) for key, item in value.items()} if value else {}

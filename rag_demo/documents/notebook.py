@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from rag_demo.documents.located import LocatedText, TextBuilder
+from rag_demo.documents.extracted_text import ExtractedText, TextBuilder
 
 __all__ = ["read_notebook"]
 
 
-def read_notebook(content: str) -> LocatedText:
+def read_notebook(content: str) -> ExtractedText:
     """Return the sources of all cells as paragraphs; places are the numbers of cells.
 
     Raises:

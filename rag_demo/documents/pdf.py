@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 
-from rag_demo.documents.located import LocatedText, TextBuilder
+from rag_demo.documents.extracted_text import ExtractedText, TextBuilder
 
 __all__ = ["MissingReaderError", "read_pdf"]
 
@@ -14,7 +14,7 @@ class MissingReaderError(Exception):
     """The library that reads a kind of file is not installed."""
 
 
-def read_pdf(content: bytes) -> LocatedText:
+def read_pdf(content: bytes) -> ExtractedText:
     """Return the text of all pages as paragraphs; places are the numbers of pages.
 
     Raises:

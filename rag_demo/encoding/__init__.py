@@ -1,1 +1,1 @@
-"""How a model computes: one `Encoder` for each way, and what makes them fast."""
+"""Encoders: loaded models that turn texts into vectors."""

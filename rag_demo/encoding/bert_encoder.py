@@ -1,8 +1,8 @@
-"""A BERT that computes nothing for padding, from its published files: no other package's model.
+"""A BERT without padding, from its published files.
 
-Tokens of all texts of a batch stand behind each other, so matrix products are over real tokens,
-but for a few rows at the end; attention is computed for texts of one length together. Needs
-torch, tokenizers and safetensors, and is checked against sentence-transformers in the tests.
+The tokens of all texts of a batch are concatenated, so matrix products cover real tokens only,
+apart from a few rows at the end. Attention is computed for texts of equal length together. It
+needs torch, tokenizers and safetensors. Tests compare it with sentence-transformers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rag_demo.vectors import Vectors
 
 __all__ = ["BertEncoder"]
 
-TOKENS_PER_TEXT = 64  # what a batch size of texts stands for
+TOKENS_PER_TEXT = 64  # tokens in a batch for each text of the batch size
 _LONG_CHARS = 20_000
-_CHARS_PER_TOKEN = 512  # at most, of any text that is not made to have more
-# To whose multiples rows are filled up where oneDNN makes, and keeps, code for each count of rows.
+_CHARS_PER_TOKEN = 512  # at most, in any ordinary text
+# oneDNN compiles and keeps code for each number of rows, so rows are padded to these multiples.
 _FEW_ROWS, _MANY_ROWS = 16, 128
 _FREED_BYTES = 31 << 20
 
@@ -33,12 +33,12 @@ class BertEncoder(nn.Module):
     """An `Encoder` of a BERT with mean or CLS pooling.
 
     Args:
-        settings: Of the model.
+        settings: The model's settings.
         device: torch's name of the device.
-        dtype: Of the weights and of the computation; vectors are float32.
+        dtype: The dtype of weights and computation; vectors are float32.
 
     Raises:
-        UnsupportedModelError: The weights are not what the settings say.
+        UnsupportedModelError: The weights do not fit the settings.
     """
 
     def __init__(self, settings: Settings, device: str, dtype: torch.dtype) -> None:
@@ -68,15 +68,15 @@ class BertEncoder(nn.Module):
         return self.settings.hidden
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> list[list[int]]:
-        """Turn texts into tokens, cut off where the model's limit is; any thread may do so.
+        """Turn texts into tokens, cut off at the model's limit. Any thread may call it.
 
         Args:
             texts: Any strings.
-            kind: "query" or "document", which decides on the prompt.
+            kind: "query" or "document"; each has a prompt.
         """
         prompt = self.settings.prompts[kind]
         cleaned = [self._cleaned(prompt + text) for text in texts]
-        # The fast one leaves out the places of the tokens in their texts.
+        # The fast method omits the positions of tokens in the text.
         encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
         encodings = encode(cleaned)
         self.truncated += sum(bool(encoding.overflowing) for encoding in encodings)
@@ -84,7 +84,7 @@ class BertEncoder(nn.Module):
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens of a text are read."""
+        """How many tokens of a text the model reads."""
         return self.settings.max_tokens
 
     def count_tokens(self, texts: Sequence[str], kind: Kind) -> list[int]:
@@ -106,8 +106,8 @@ class BertEncoder(nn.Module):
         """Embed tokenised texts.
 
         Args:
-            tokens: Of each text.
-            batch_size: Times `TOKENS_PER_TEXT`: about how many tokens are computed at once.
+            tokens: The tokens of each text.
+            batch_size: About how many texts of `TOKENS_PER_TEXT` tokens to compute at once.
 
         Returns:
             Shape (n, d), float32, each row of length 1.
@@ -115,9 +115,8 @@ class BertEncoder(nn.Module):
         order = sorted(range(len(tokens)), key=lambda row: -len(tokens[row]))
         vectors = np.empty((len(tokens), self.dimension), np.float32)
         if not self._has_grown and self.get_buffer("words").device.type == "cpu":
-            # glibc returns the end of its heap to the system once it is twice as large as the
-            # largest block of up to 32 MB that was ever freed. Without this one, the memory of
-            # each layer is returned and faulted in again, for a sixth of the time in float32.
+            # Freeing a large block raises glibc's threshold for returning heap memory. Otherwise
+            # each layer's memory is returned and faulted in again, a sixth of the time.
             torch.empty(_FREED_BYTES, dtype=torch.uint8)
             self._has_grown = True
         with torch.inference_mode():
@@ -130,7 +129,7 @@ class BertEncoder(nn.Module):
         words = self.get_buffer("words")
         device = words.device
         lengths = [len(text) for text in texts]
-        # MKL keeps no code; oneDNN, which torch takes for other types and without MKL, does.
+        # MKL keeps no code. torch uses oneDNN for other types and without MKL.
         keeps_code = words.dtype != torch.float32 or not _has_mkl()
         multiple = _FEW_ROWS if sum(lengths) < 4 * _MANY_ROWS else _MANY_ROWS
         spare = [0] * (-sum(lengths) % multiple if keeps_code else 0)
@@ -151,7 +150,7 @@ class BertEncoder(nn.Module):
     def _layer(self, hidden: Tensor, number: int, groups: list[tuple[int, int]]) -> Tensor:
         attended = self._attend(self._linear(hidden, f"{number}_attention"), groups)
         hidden = self._norm(self._linear(attended, f"{number}_out").add_(hidden), f"{number}_norm")
-        # In place: a new tensor of this size costs more than the function does.
+        # In place, because a new tensor of this size costs more than the function.
         inner = torch.ops.aten.gelu_(self._linear(hidden, f"{number}_up"))
         inner = self._linear(inner, f"{number}_down")
         return self._norm(inner.add_(hidden), f"{number}_last_norm")
@@ -185,12 +184,12 @@ def _has_mkl() -> bool:
 
 
 def _beginning(text: str, tokens: int) -> str:
-    """Return as much of a long text as so many tokens can be of; a word is at least one."""
+    """Return as much of a long text as so many tokens can cover. A word has at least one."""
     return " ".join(text.split(None, tokens)[:tokens])[: tokens * _CHARS_PER_TOKEN]
 
 
 def _names(layers: int) -> dict[str, tuple[str, ...]]:
-    """Say which of the file's tensors make up which of the encoder's."""
+    """Map each tensor of the encoder to the file's tensors that it consists of."""
     names: dict[str, tuple[str, ...]] = {
         "words": ("embeddings.word_embeddings.weight",),
         "places": ("embeddings.position_embeddings.weight",),
@@ -213,7 +212,7 @@ def _names(layers: int) -> dict[str, tuple[str, ...]]:
 
 
 def _packed(order: list[int], tokens: Sequence[list[int]], budget: int) -> Iterator[list[int]]:
-    """Yield texts that together have about so many tokens; one text at least."""
+    """Yield batches of texts of about so many tokens, with at least one text."""
     batch: list[int] = []
     total = 0
     for row in order:
@@ -227,6 +226,6 @@ def _packed(order: list[int], tokens: Sequence[list[int]], budget: int) -> Itera
 
 
 def _unpacked(packed: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
-    """Return the rows of each group, of so many texts of one length."""
+    """Return the rows of each group of texts of equal length."""
     ends = list(itertools.accumulate((length * count for length, count in groups), initial=0))
     return [packed[start:stop] for start, stop in itertools.pairwise(ends)]

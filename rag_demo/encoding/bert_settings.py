@@ -1,4 +1,4 @@
-"""What the files of a sentence-transformers model say, and whether it is a BERT that we can run."""
+"""The settings of a sentence-transformers model, if it is a BERT that `BertEncoder` can run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "
 
 
 class UnsupportedModelError(Exception):
-    """The model's files say that it is another kind; sentence-transformers can run it."""
+    """`BertEncoder` cannot run the model; sentence-transformers can."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the files of a sentence-transformers model say about it.
+    """The settings of a BERT.
 
     Attributes:
-        folder: Where the transformer's files are.
+        folder: The folder with the transformer's files.
         hidden: Width of the layers.
-        layers, heads: How many.
-        norm_eps: Of the layer norms.
-        max_tokens: What is longer is cut off.
+        layers, heads: How many layers there are, and how many heads each has.
+        norm_eps: The epsilon of the layer norms.
+        max_tokens: Longer texts are cut off.
         pooling: "mean" or "cls".
-        prompts: What is put before a text, by "query" and "document".
+        prompts: The prefix of texts, by "query" and "document".
         lower: Whether texts are lower-cased before they are tokenised.
     """
 
@@ -43,10 +43,10 @@ class Settings:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Read a model's files.
+    """Read the settings from a model's files.
 
     Raises:
-        UnsupportedModelError: It is not a BERT with mean or CLS pooling, as files of safetensors.
+        UnsupportedModelError: The model is not a BERT with mean or CLS pooling in safetensors.
     """
     modules = _json(folder / "modules.json")
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
@@ -97,7 +97,7 @@ def _pooling(config: dict[str, Any]) -> str:
         chosen = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
         mode = _POOLING_KEYS.get(chosen[0]) if len(chosen) == 1 else None
     if mode not in _POOLING_KEYS.values() or not config.get("include_prompt", True):
-        raise UnsupportedModelError("its pooling is neither that of means nor of CLS tokens")
+        raise UnsupportedModelError("its pooling is neither mean nor CLS")
     return str(mode)
 
 

@@ -1,4 +1,4 @@
-"""Embedder: all that is asked of an embedding model, and what stands in for what one lacks."""
+"""The interface of embedding models, and an adapter that completes a minimal one."""
 
 from __future__ import annotations
 
@@ -7,44 +7,45 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import short_repr
 
-__all__ = ["BasicEmbedder", "Embedder", "completed"]
+__all__ = ["BasicEmbedder", "Embedder", "as_embedder", "check_embedding_model"]
 
 
 class BasicEmbedder(Protocol):
-    """The least that an embedding model has to have; `completed` makes the rest of it."""
+    """The minimal embedding model; `as_embedder` adds the rest."""
 
     @property
     def dimension(self) -> int:
         """Length of its vectors."""
 
     def embed_query(self, text: str) -> Any:
-        """Embed one question: shape (d,)."""
+        """Embed one query: shape (d,)."""
 
     def embed_documents(self, texts: Sequence[str]) -> Any:
         """Embed documents: shape (n, d)."""
 
 
 class Embedder(Protocol):
-    """All that is asked of an embedding model."""
+    """A complete embedding model."""
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name for messages."""
 
     @property
     def identity(self) -> ModelIdentity:
-        """Says which model it is; a saved index is opened with the model that made it only."""
+        """The identity. A saved index opens only with the model that made it."""
 
     @property
     def dimension(self) -> int:
         """Length of its vectors."""
 
     def embed_query(self, text: str) -> Any:
-        """Embed one question: shape (d,)."""
+        """Embed one query: shape (d,)."""
 
     def embed_queries(self, texts: Sequence[str]) -> Any:
-        """Embed questions: shape (n, d)."""
+        """Embed queries: shape (n, d)."""
 
     def embed_documents(
         self, texts: Sequence[str], *, on_progress: Callable[[int], object] | None = None
@@ -53,38 +54,39 @@ class Embedder(Protocol):
 
         Args:
             texts: The documents.
-            on_progress: Called now and then with the count of texts done since the last call.
+            on_progress: Called with the number of texts embedded since the last call.
         """
 
 
 def check_embedding_model(model: object) -> None:
-    """Refuse what cannot embed, before anything is done with it.
+    """Check that an object has the members of `BasicEmbedder`.
 
     Raises:
-        TypeError: It lacks a method that every embedding model has.
+        TypeError: It lacks one, or is a class.
     """
-    lacking = [
+    missing = [
         name
         for name in ("dimension", "embed_query", "embed_documents")
         if not hasattr(type(model), name) and name not in getattr(model, "__dict__", ())
     ]
-    if lacking or isinstance(model, type):
+    if missing or isinstance(model, type):
         raise TypeError(
-            f"{model!r} is no embedding model: it has no {', '.join(lacking) or 'instance'}; pass "
-            "an EmbeddingModel, or an object with dimension, embed_query and embed_documents"
+            f"{short_repr(model)} is not an embedding model: "
+            f"{'it lacks ' + ', '.join(missing) if missing else 'it is a class'}; pass an "
+            "EmbeddingModel, or an object with dimension, embed_query and embed_documents"
         )
 
 
-def completed(model: BasicEmbedder) -> Embedder:
-    """Make an embedding model answer to all that is asked of one.
+def as_embedder(model: BasicEmbedder) -> Embedder:
+    """Return an embedding model as a complete `Embedder`.
 
-    What it has is used; without it, its class names it and its name identifies it, questions are
-    embedded one by one, and progress is told once, at the end.
+    The defaults for missing members: the name of its class, an identity by name, queries that are
+    embedded one by one, and one report of progress at the end.
     """
-    return _Completed(model)
+    return _Adapter(model)
 
 
-class _Completed:
+class _Adapter:
     def __init__(self, model: BasicEmbedder) -> None:
         self._model = model
 
@@ -126,5 +128,5 @@ class _Completed:
 def _takes_on_progress(function: Callable[..., Any]) -> bool:
     try:
         return "on_progress" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # A function of C that does not say what it takes.
+    except (TypeError, ValueError):  # A C function may have no signature.
         return False

@@ -1,7 +1,7 @@
-"""Embeddings on disk, by what made them: the model's files, the type, the prompt and the text.
+"""A cache of embeddings on disk, by model, dtype, device, prompt and text.
 
-One table of an SQLite file, which several processes may use at once and which survives being
-killed. Each vector has a checksum, so what comes out is what went in.
+It is one table of a SQLite file. Several processes may use it at once, and a killed process does
+not damage it. Each vector has a checksum.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from typing import TypeVar
 
 import numpy as np
 
+from rag_demo.database import Database
 from rag_demo.vectors import Vectors
 
 __all__ = ["EmbeddingCache", "default_cache_path", "make_key"]
 
 MAX_BYTES = 1 << 30
-BUSY_S = 1.0  # what another process's lock is waited for
-_APPLICATION = 0x72616764  # says that a database is ours: "ragd"
-_VERSION = 3
-_AT_ONCE = 500  # keys of one question
+BUSY_S = 1.0  # how long to wait for another process's lock
+_APPLICATION = 0x72616764  # "ragd", SQLite's application id of our file
+_BATCH = 500  # keys of one statement
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS embeddings"
     " (id INTEGER PRIMARY KEY, key BLOB UNIQUE, vector BLOB, checksum INTEGER)"
 )
-_OF_PARENTS: list[object] = []  # connections, in a forked child
 
 _Result = TypeVar("_Result")
 
@@ -39,37 +38,39 @@ log = logging.getLogger("rag_demo")
 
 
 class EmbeddingCache:
-    """Vectors by key; the oldest go when the file becomes too large.
+    """Vectors by key. The oldest are dropped when the file becomes too large.
 
-    A kill loses nothing that was put; a power failure may. A cache that cannot be used is not
-    used, and the log says so once: texts are embedded. A vector that is damaged is not returned; a
-    damaged file is renamed to ``.damaged`` and begun anew; another program's is left alone.
-    Threads may share it.
+    A kill loses nothing that was stored; a power failure may. If the cache cannot be used, one
+    warning is logged and texts are embedded. A damaged vector is not returned. A damaged file is
+    renamed to ``.damaged`` and replaced; another program's database is left alone. Threads may
+    share a cache.
 
     Args:
-        path: The file; it is made, with its folder.
-        max_bytes: Of the file, about.
+        path: The file. It is created with its folder.
+        max_bytes: The approximate limit of its size.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        if max_bytes < 1:
-            raise ValueError(f"max_bytes must be positive, not {max_bytes}")
         self._path, self._max_bytes = path, max_bytes
         self._lock = threading.Lock()
-        self._database: sqlite3.Connection | None = None
-        self._pid = os.getpid()
+        self._database = Database(self._connect)
         self._is_usable = True
 
     def get(self, keys: Sequence[bytes], dimension: int) -> dict[bytes, Vectors]:
-        """Return the vectors that are there, by key."""
+        """Return the stored vectors by key.
 
-        def read(database: sqlite3.Connection) -> dict[bytes, Vectors]:
+        Args:
+            keys: The keys, see `make_key`.
+            dimension: Length of the vectors.
+        """
+
+        def read(connection: sqlite3.Connection) -> dict[bytes, Vectors]:
             found = {}
-            for start in range(0, len(keys), _AT_ONCE):
-                some = keys[start : start + _AT_ONCE]
-                marks = ",".join("?" * len(some))
-                question = f"SELECT key, vector, checksum FROM embeddings WHERE key IN ({marks})"
-                for key, data, checksum in database.execute(question, some):
+            for start in range(0, len(keys), _BATCH):
+                batch = keys[start : start + _BATCH]
+                marks = ",".join("?" * len(batch))
+                query = f"SELECT key, vector, checksum FROM embeddings WHERE key IN ({marks})"
+                for key, data, checksum in connection.execute(query, batch):
                     is_whole = isinstance(data, bytes) and len(data) == 4 * dimension
                     if is_whole and _checksum(key, data) == checksum:
                         found[key] = np.frombuffer(data, np.float32)
@@ -78,99 +79,89 @@ class EmbeddingCache:
         return self._try(read) or {}
 
     def put(self, keys: Sequence[bytes], vectors: Vectors) -> None:
-        """Store vectors: shape (n, d), float32."""
+        """Store vectors.
+
+        Args:
+            keys: The keys, see `make_key`.
+            vectors: Shape (n, d), float32.
+        """
         rows = []
         for key, vector in zip(keys, vectors, strict=True):
             data = np.ascontiguousarray(vector, np.float32).tobytes()
             rows.append((key, data, _checksum(key, data)))
 
-        def write(database: sqlite3.Connection) -> None:
-            with database:  # All of it, or nothing if this is killed.
-                database.execute("BEGIN IMMEDIATE")
-                question = (
-                    "INSERT OR REPLACE INTO embeddings (key, vector, checksum) VALUES (?,?,?)"
-                )
-                database.executemany(question, rows)
-                (pages,) = database.execute("PRAGMA page_count").fetchone()
-                (free,) = database.execute("PRAGMA freelist_count").fetchone()
-                (page_bytes,) = database.execute("PRAGMA page_size").fetchone()
+        def write(connection: sqlite3.Connection) -> None:
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                query = "INSERT OR REPLACE INTO embeddings (key, vector, checksum) VALUES (?,?,?)"
+                connection.executemany(query, rows)
+                (pages,) = connection.execute("PRAGMA page_count").fetchone()
+                (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+                (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
                 if (pages - free) * page_bytes > self._max_bytes:
                     oldest = "SELECT id FROM embeddings ORDER BY id LIMIT MAX(?, 1 + (SELECT"
                     oldest += " COUNT(*) FROM embeddings) / 16)"
-                    database.execute(f"DELETE FROM embeddings WHERE id IN ({oldest})", (len(rows),))
+                    connection.execute(
+                        f"DELETE FROM embeddings WHERE id IN ({oldest})", (len(rows),)
+                    )
 
         self._try(write)
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is needed."""
+        """Close the file. It is opened again when it is needed."""
         with self._lock:
-            database, self._database = self._database, None
-            if database is not None and self._pid == os.getpid():
-                database.close()
-            elif database is not None:  # Nor may it be collected, which closes it.
-                _OF_PARENTS.append(database)
+            self._database.close()
 
     def _try(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
-        """Do something with the database; None if it cannot be used."""
+        """Call a function with the connection. Return None if the cache cannot be used."""
         with self._lock:
+            if not self._is_usable:
+                return None
             try:
-                if not self._is_usable:
-                    return None
                 try:
-                    return action(self._open())
+                    return self._do(action)
                 except sqlite3.OperationalError:
-                    raise  # It is busy, full or read-only, and may be whole.
+                    raise  # The file is busy, full or read-only, and may be intact.
                 except sqlite3.DatabaseError as error:
-                    self._set_aside(error)
-                    return action(self._open())
+                    self._replace_damaged(error)
+                    return self._do(action)
             except (sqlite3.Error, OSError) as error:
                 log.warning("the embedding cache %s is not used: %s", self._path, error)
                 self._is_usable = False
                 return None
 
-    def _open(self) -> sqlite3.Connection:
-        if self._pid != os.getpid():
-            # SQLite forbids to use, or to close, a connection of the parent process.
-            _OF_PARENTS.append(self._database)
-            self._database, self._pid = None, os.getpid()
-        if self._database is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._path.exists() and not self._path.is_file():
-                raise OSError("it is not a regular file")
-            database = sqlite3.connect(
-                self._path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
-            )
-            try:
-                (application,) = database.execute("PRAGMA application_id").fetchone()
-                (version,) = database.execute("PRAGMA user_version").fetchone()
-                if application not in (0, _APPLICATION) or version > _VERSION:
-                    raise OSError("it is a newer version's, or another program's; move it away")
-                if application == _APPLICATION and version < _VERSION:
-                    raise sqlite3.DatabaseError("it is an earlier version's")
-                is_empty = not database.execute("SELECT 1 FROM sqlite_master").fetchone()
-                if application == 0 and not is_empty:
-                    raise OSError("it is another program's; move it away")
-                # Nothing waits for the disk: what a power failure damages is noticed.
-                database.execute("PRAGMA synchronous = OFF")
-                database.execute("PRAGMA journal_mode = WAL")
-                if is_empty:  # All of it, or nothing if this is killed.
-                    database.execute("BEGIN IMMEDIATE")
-                    database.execute(_TABLE)
-                    database.execute(f"PRAGMA application_id = {_APPLICATION}")
-                    database.execute(f"PRAGMA user_version = {_VERSION}")
-                    database.execute("COMMIT")
-            except BaseException:  # Whatever it is, an interruption too: nothing stays open.
-                database.close()
-                raise
-            self._database = database
-        return self._database
+    def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        with self._database.use() as connection:
+            return action(connection)
 
-    def _set_aside(self, error: sqlite3.Error) -> None:
-        """Rename the file, to begin a new one."""
-        if self._database is not None:
-            self._database.close()
-            self._database = None
-        log.warning("the embedding cache %s begins anew: %s", self._path, error)
+    def _connect(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists() and not self._path.is_file():
+            raise OSError("it is not a regular file")
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
+        )
+        try:
+            is_empty = not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            if application != _APPLICATION and not is_empty:
+                raise OSError("it is another program's database; move it away")
+            # Nothing waits for the disk: checksums find what a power failure damages.
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("PRAGMA journal_mode = WAL")
+            if is_empty:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(_TABLE)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute("COMMIT")
+        except BaseException:  # An interrupt must not leave it open.
+            connection.close()
+            raise
+        return connection
+
+    def _replace_damaged(self, error: sqlite3.Error) -> None:
+        self._database.close()
+        log.warning("the embedding cache %s is replaced, it is damaged: %s", self._path, error)
         self._path.replace(f"{self._path}.damaged")
         for suffix in ("-wal", "-shm"):
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
@@ -181,7 +172,7 @@ def _checksum(key: bytes, data: bytes) -> int:
 
 
 def make_key(model: bytes, dtype: str, kind: str, text: str) -> bytes:
-    """Make the key of one text: 16 bytes."""
+    """Return the key of one text: 16 bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (model, dtype.encode(), kind.encode(), text.encode("utf-8", "surrogatepass")):
         digest.update(len(part).to_bytes(8, "little"))
@@ -190,6 +181,6 @@ def make_key(model: bytes, dtype: str, kind: str, text: str) -> bytes:
 
 
 def default_cache_path() -> Path:
-    """Return where the commands keep it: in the user's folder for caches."""
+    """Return the commands' cache file, in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "rag-demo" / "embeddings.sqlite"

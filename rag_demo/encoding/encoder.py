@@ -1,4 +1,4 @@
-"""Encoder: what turns texts into vectors, whichever way that is done."""
+"""The interface of loaded models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Prepared = TypeVar("Prepared")
 
 
 class Encoder(Protocol[Prepared]):
-    """A loaded model, in this process or in others. One thread encodes at a time."""
+    """A loaded model, in this process or in worker processes. One thread encodes at a time."""
 
     @property
     def dimension(self) -> int:
@@ -22,15 +22,18 @@ class Encoder(Protocol[Prepared]):
 
     @property
     def truncated(self) -> int:
-        """How many texts were cut off so far; 0 where the model does not tell."""
+        """How many texts were cut off so far; 0 if that is unknown."""
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> Prepared:
-        """Do what comes before the model: tokens, for most. Any thread may do so."""
+        """Prepare texts for `encode`, for example make tokens. Any thread may call it."""
 
     def encode(self, prepared: Prepared, batch_size: int, /) -> Vectors:
-        """Embed what `prepare` made: shape (n, d), float32, each row of length 1.
+        """Embed prepared texts.
 
         Args:
-            prepared: Of n texts.
-            batch_size: Texts that are computed at once, about.
+            prepared: What `prepare` returned for n texts.
+            batch_size: About how many texts to compute at once.
+
+        Returns:
+            Shape (n, d), float32, each row of length 1.
         """

@@ -1,4 +1,4 @@
-"""Load a model with the encoder that suits it."""
+"""Choose an encoder for a model, and load it."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from rag_demo.encoding.encoder import Encoder
-from rag_demo.errors import NAME_MODEL, ModelError
+from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError
 
 __all__ = ["load_encoder"]
 
 log = logging.getLogger("rag_demo")
-_MOVED = f"if it lies elsewhere now, say where: {NAME_MODEL}"
+_MOVED = f"if it has moved, name its folder: {HOW_TO_NAME_MODEL}"
 
 
 def load_encoder(
     path: str, *, name: str, device: str, dtype: str, trust_remote_code: bool = False
 ) -> Encoder[Any]:
-    """Load the encoder that needs no padding where it can be, else the model's own way.
+    """Load a model without padding if that is possible, else with sentence-transformers.
 
     Args:
         path: A folder, or a name on the hub.
-        name: What errors call it.
+        name: The name for error messages.
         device: torch's name of the device.
-        dtype: Of the weights: torch's name of the type.
-        trust_remote_code: Run code that comes with the model.
+        dtype: torch's name of the weights' dtype.
+        trust_remote_code: Whether to run code that comes with the model.
 
     Raises:
-        ModelError: It cannot be loaded.
+        ModelError: The model cannot be loaded.
     """
     import torch
 
     where = Path(path)
-    if where.is_absolute() and not where.exists():  # No hub has such a name.
+    if where.is_absolute() and not where.exists():  # The hub has no such names.
         raise ModelError(f"the model {name!r} cannot be loaded: there is no such folder; {_MOVED}")
     try:
         if where.is_dir() and not trust_remote_code:
@@ -50,10 +50,10 @@ def load_encoder(
     except ModelError:
         raise
     except Exception as error:
-        # The libraries that read a model's files raise what they like at a damaged one.
+        # The libraries raise many types of errors for a damaged model.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         if not where.is_dir():
             reason = (
-                f"there is no such folder, and asking the hub for it failed: {reason}; {_MOVED}"
+                f"there is no such folder, and the hub did not return the model: {reason}; {_MOVED}"
             )
         raise ModelError(f"the model {name!r} cannot be loaded: {reason}") from error

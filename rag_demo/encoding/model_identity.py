@@ -1,23 +1,22 @@
-"""Which model made vectors: known by the content of its files, not by where they lie."""
+"""The identity of an embedding model: the content of its files, wherever they are."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import stat
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from rag_demo.errors import AGAIN, NAME_MODEL, ModelMismatchError
+from rag_demo.errors import HOW_TO_NAME_MODEL, HOW_TO_REBUILD, ModelMismatchError
 
 __all__ = ["ModelIdentity", "file_digest", "fingerprint", "identify", "refuse_other_model"]
 
-# What cannot change a vector. All else is taken to: a file too many costs a second embedding,
-# one too few is a wrong answer.
+# Files that cannot change a vector. An unknown file counts: a needless embedding is better than
+# a wrong result.
 _IDLE_SUFFIXES = frozenset(
     {
         *(".md", ".rst", ".html", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf"),
@@ -26,23 +25,18 @@ _IDLE_SUFFIXES = frozenset(
         *(".onnx", ".h5", ".ot", ".msgpack", ".tflite", ".mlmodel", ".gguf"),
     }
 )
-# The last: what training leaves beside a model, with its optimizer, many times its size.
 _IDLE_FOLDERS = re.compile(r"__pycache__|onnx|openvino|checkpoint-\d+")
-_KNOWN_AT_MOST = 1 << 14
-
-_known: dict[tuple[object, ...], str] = {}
-_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What says whether vectors can be compared.
+    """Tells whether vectors can be compared.
 
     Attributes:
-        name: What a person calls the model, and loads it by: a name, or a folder's full path.
-        dtype: What it computes in; None where that is not known.
-        fingerprint: Of its files, see `fingerprint`; None for a model without files, which its
-            name alone identifies.
+        name: The name by which the model is loaded: a name on the hub or a folder's full path.
+        dtype: The dtype that it computes in, or None if that is unknown.
+        fingerprint: The digest of its files, see `fingerprint`. None for a model without files,
+            which is identified by its name.
     """
 
     name: str
@@ -50,7 +44,7 @@ class ModelIdentity:
     fingerprint: str | None = None
 
     def is_same(self, other: ModelIdentity) -> bool:
-        """Whether both make the same vectors; names matter only where there are no files."""
+        """Tell whether both models make the same vectors. Names count only without files."""
         if self.dtype != other.dtype or self.fingerprint != other.fingerprint:
             return False
         return self.fingerprint is not None or self.name == other.name
@@ -65,25 +59,25 @@ def refuse_other_model(folder: Path, made_by: ModelIdentity, wanted: ModelIdenti
     """Refuse an index that another model made.
 
     Raises:
-        ModelMismatchError: It was.
+        ModelMismatchError: The models differ.
     """
     if not made_by.is_same(wanted):
         raise ModelMismatchError(
-            f"the index in '{folder}' was made with the model {made_by}, "
-            f"not with {wanted}; name that one: {NAME_MODEL}; or {AGAIN} {folder} --yes"
+            f"the index in '{folder}' was made with the model {made_by}, not with {wanted}; "
+            f"name that one: {HOW_TO_NAME_MODEL}; or {HOW_TO_REBUILD} {folder} --yes"
         )
 
 
 def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:
-    """Find out which model lies in a folder, or in the hub's cache by its name.
+    """Identify the model in a folder, or in the hub's local cache. Makes no request.
 
     Args:
-        path: A folder, or a name on the hub. Nobody is asked who is not on this machine.
-        dtype: What the model computes in.
-        name: What it is called, if not by its folder's full path or its name on the hub.
+        path: A folder, or a name on the hub.
+        dtype: The dtype that the model computes in.
+        name: The model's name; by default the folder's full path or the name on the hub.
 
     Returns:
-        Without a fingerprint, if the files are not on this machine.
+        The identity; without a fingerprint if the files are not on this machine.
 
     Raises:
         OSError: A file cannot be read.
@@ -96,11 +90,9 @@ def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:
 
 
 def fingerprint(folder: Path) -> str:
-    """Digest all files of a model that can decide on its vectors, those of subfolders too.
+    """Return the SHA-256 of all files in a model's folder that can change its vectors.
 
-    Reads them once in a process, 1 GB a second or more, as long as the system says that they
-    have not changed; after that it takes a millisecond. Links are followed, so that it does not
-    matter by which path a model is reached.
+    Unchanged files are read once in a process, at 1 GB a second or more. Links are followed.
 
     Raises:
         OSError: A file cannot be read.
@@ -115,25 +107,20 @@ def fingerprint(folder: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Compute the SHA-256 of a file; once, as long as it stays the same."""
+    """Return the SHA-256 of a file. An unchanged file is read once in a process."""
+    status = path.stat()
+    # Programs can set the time of modification back, but not the time of change.
+    changed = (status.st_mtime_ns, status.st_ctime_ns)
+    return _digest(path, status.st_dev, status.st_ino, status.st_size, *changed)
+
+
+@lru_cache(maxsize=1 << 14)
+def _digest(path: Path, *_status: int) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        # The time of change too: unlike that of modification nobody can set it back.
-        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        known = _known.get(key)
-        if known is not None:
-            return known
-        digest = hashlib.sha256()
         while block := file.read(1 << 20):
             digest.update(block)
-        after = os.fstat(file.fileno())
-    found = digest.hexdigest()
-    if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) == key[2:]:
-        with _lock:
-            if len(_known) >= _KNOWN_AT_MOST:
-                _known.clear()
-            _known[key] = found
-    return found
+    return digest.hexdigest()
 
 
 def _in_hub_cache(name: str) -> Path | None:
@@ -141,23 +128,23 @@ def _in_hub_cache(name: str) -> Path | None:
         from huggingface_hub import snapshot_download
     except ImportError:
         return None
-    # sentence-transformers looks under its own name too, for names without an owner.
+    # For a name without an owner, sentence-transformers tries its own organization first.
     for repository in [name] if "/" in name else [f"sentence-transformers/{name}", name]:
         try:
             return Path(snapshot_download(repository, local_files_only=True))
         except (OSError, ValueError):
-            continue  # Not there, or no name for a model.
+            continue  # It is missing, or the name is invalid.
     return None
 
 
 def _files(
     folder: Path, inside: str = "", above: frozenset[object] = frozenset()
 ) -> Iterator[tuple[str, Path]]:
-    """Yield the files that count, each with its name inside the folder."""
+    """Yield the files that count, with their names inside the folder."""
     status = folder.stat()
     here = (status.st_dev, status.st_ino)
     if here in above:
-        return  # A link that leads back up.
+        return  # A link leads back to a parent folder.
     for path in folder.iterdir():
         name = f"{inside}{path.name}"
         if path.name.startswith("."):

@@ -1,4 +1,4 @@
-"""Any model that sentence-transformers can run, by its own ``encode``."""
+"""An encoder for any model that sentence-transformers can run."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from rag_demo.vectors import Vectors
 
 __all__ = ["SentenceTransformersEncoder"]
 
-_CHARS_PER_TOKEN = 512  # at most, of any text that is not made to have more
+_CHARS_PER_TOKEN = 512  # at most, in any ordinary text
 
 
 class SentenceTransformersEncoder(nn.Module):
-    """An `Encoder` of a model that has its own way to vectors of length 1.
+    """An `Encoder` that calls a sentence-transformers model.
 
     Args:
         path: A folder, or a name on the hub.
         device: torch's name of the device.
-        dtype: Of the weights: torch's type.
-        trust_remote_code: Run code that comes with the model.
+        dtype: torch's dtype of the weights.
+        trust_remote_code: Whether to run code that comes with the model.
 
     Raises:
         ModelError: sentence-transformers is missing, or cannot load the model.
     """
 
-    truncated = 0  # It does not tell.
+    truncated = 0  # unknown
 
     def __init__(self, path: str, device: str, dtype: Any, trust_remote_code: bool) -> None:
         super().__init__()
@@ -59,12 +59,12 @@ class SentenceTransformersEncoder(nn.Module):
 
     @property
     def max_tokens(self) -> int | None:
-        """How many tokens of a text are read; None where the model does not tell."""
+        """How many tokens of a text the model reads; None if that is unknown."""
         most: int | None = self.model.max_seq_length
         return most
 
     def count_tokens(self, texts: Sequence[str], kind: Kind) -> list[int] | None:
-        """Count the tokens of texts before they are cut off; None for an unusual tokenizer."""
+        """Count the tokens of texts before they are cut off. None if the tokenizer is unusual."""
         prompt = self.model.prompts.get(kind) or ""
         try:
             tokens = self.model.tokenizer([prompt + text for text in texts], verbose=False)
@@ -73,14 +73,14 @@ class SentenceTransformersEncoder(nn.Module):
             return None
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> tuple[Kind, list[str]]:
-        """Put down what `encode` takes."""
+        """Return the texts for `encode`."""
         return kind, list(texts)
 
     def encode(self, prepared: tuple[Kind, list[str]], batch_size: int) -> Vectors:
         """Embed texts as "query" or "document": shape (n, d), float32, of length 1."""
         kind, texts = prepared
         encode: Any = getattr(self.model, f"encode_{kind}")
-        # No tokens are made of what no model of that many tokens reads.
+        # Do not tokenise characters that the model cannot read.
         limit = self.model.max_seq_length
         most = None if limit is None else _CHARS_PER_TOKEN * limit
         vectors: Vectors = encode(

@@ -1,7 +1,7 @@
-"""Several processes that embed: started on first use, closed with the model.
+"""Worker processes that embed. They are started on first use and end with the model.
 
-Each is a `torch_utils.hosting.process.ModelProcess`, called by a thread. If one ends, the others
-are ended too; the next call starts new ones.
+Each is a `torch_utils.hosting.process.ModelProcess`, called by a thread. If one ends, all are
+ended, and the next call starts new ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """What each process has: an encoder, and how it is asked.
+    """The model of a worker process.
 
     Args:
         **options: The arguments of `load_encoder`.
@@ -39,7 +39,7 @@ class Worker:
         self.dimension = self._encoder.dimension
 
     def embed(self, texts: Sequence[str], kind: Kind, batch_size: int) -> tuple[Vectors, int]:
-        """Return the texts' vectors, and how many texts were cut off."""
+        """Embed texts. Return their vectors, and how many texts were cut off."""
         before = self._encoder.truncated
         prepared = self._encoder.prepare(texts, kind)
         vectors = self._encoder.encode(prepared, batch_size)
@@ -47,10 +47,10 @@ class Worker:
 
 
 class WorkerEncoder:
-    """An `Encoder` that deals its texts out to processes; and `close`.
+    """An `Encoder` that distributes texts to worker processes.
 
     Args:
-        count: How many processes.
+        count: How many processes to start.
         options: The arguments of `Worker`.
 
     Raises:
@@ -66,15 +66,15 @@ class WorkerEncoder:
         self.dimension = int(self._started()[0].get("dimension")[1])
 
     def prepare(self, texts: Sequence[str], kind: Kind) -> tuple[Kind, list[str]]:
-        """Put down what `encode` takes: the workers make tokens of it."""
+        """Return the texts for `encode`; the workers tokenise them."""
         return kind, list(texts)
 
     def encode(self, prepared: tuple[Kind, list[str]], batch_size: int) -> Vectors:
-        """Embed texts, dealt out in turns: shape (n, d), float32, each row of length 1.
+        """Embed texts: shape (n, d), float32, each row of length 1.
 
         Raises:
             ModelError: A worker has ended.
-            Exception: What a worker's encoder raised; memory ran out, mostly.
+            Exception: The error of a worker's encoder, usually out of memory.
         """
         kind, texts = prepared
         vectors = np.empty((len(texts), self.dimension), np.float32)
@@ -92,28 +92,19 @@ class WorkerEncoder:
         except ModelProcessError as error:
             self._end()
             raise ModelError(
-                f"an embedding worker ended in the middle of its work: {error}; if the system ran "
-                "out of memory, use fewer workers"
+                f"an embedding worker ended while it was working: {error}; "
+                "if the system ran out of memory, use fewer workers"
             ) from error
-        except (KeyboardInterrupt, SystemExit):  # The workers still compute what nobody wants.
+        except (KeyboardInterrupt, SystemExit):  # The workers are still computing.
             self._end()
             raise
-        for number, (answer, share) in enumerate(zip(answers, shares, strict=True)):
-            vectors[number :: len(workers)] = self._checked(answer, len(share))
-        return vectors
-
-    def _checked(self, answer: tuple[Vectors, int], count: int) -> Vectors:
-        vectors, truncated = answer
-        if vectors.shape != (count, self.dimension) or vectors.dtype != np.float32:
-            raise ModelError(
-                f"an embedding worker answered with {vectors.dtype}{list(vectors.shape)} "
-                f"to {count} texts of {self.dimension} dimensions"
-            )
-        self.truncated += truncated
+        for number, (share, truncated) in enumerate(answers):
+            vectors[number :: len(workers)] = share
+            self.truncated += truncated
         return vectors
 
     def _started(self) -> list[ModelProcess]:
-        """Return the workers; new ones where there are none, or only a forked parent's."""
+        """Return the workers; start them if one has ended or they belong to a forked parent."""
         if self._workers and all(worker.is_alive() for worker in self._workers):
             return self._workers
         self._end()
@@ -126,7 +117,7 @@ class WorkerEncoder:
                 name = f"embedding worker {number}"
                 self._workers.append(ModelProcess(self._load, name=name, environment=environment))
             _in_threads([worker.wait_until_loaded for worker in self._workers])
-        except BaseException as error:  # Whatever it is, no process may stay behind.
+        except BaseException as error:  # An interrupt must not leave processes either.
             self._end()
             if isinstance(error, ModelProcessError):
                 raise ModelError(f"an embedding worker cannot start: {error}") from error
@@ -139,17 +130,17 @@ class WorkerEncoder:
             worker.kill()
 
     def close(self) -> None:
-        """End the processes. They hold nothing that would have to be saved."""
+        """End the processes at once; they have nothing to save."""
         self._is_closed = True
         self._end()
 
 
 def _in_threads(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make calls at the same time and return what they return.
+    """Make calls at the same time, and return their results.
 
     Raises:
-        ModelProcessError: A process has ended; the first such error.
-        Exception: What another call raised, once all have ended.
+        ModelProcessError: A process has ended. This is raised at once.
+        Exception: The error of another call, after all calls have ended.
     """
     futures: list[Future[T]] = [Future() for _ in calls]
 
@@ -160,7 +151,7 @@ def _in_threads(calls: Sequence[Callable[[], T]]) -> list[T]:
             future.set_exception(error)
 
     for one in zip(calls, futures, strict=True):
-        # Not a pool's threads: the end of the program would wait for a call that hangs.
+        # Not a pool: at exit, its threads would wait for a call that hangs.
         threading.Thread(target=make, args=one, name="rag_demo-embed", daemon=True).start()
     waiting = set(futures)
     while waiting:

@@ -1,1 +1,1 @@
-"""Exact search: every row that may be among the best, by `rag_demo.exact_search.candidates`."""
+"""Exact search by a scan of rounded vectors with a proven bound."""

@@ -1,7 +1,7 @@
-"""Find every row that may be among the best by scanning rounded copies, with a proven bound.
+"""Find every row that may be among the best by a scan of rounded copies with a proven bound.
 
-By how much the product of rounded vectors can differ from the true one is known for every block,
-so whatever might belong to the best k is kept, and only that is scored exactly.
+For each block, the product of rounded vectors differs from the true product by at most a known
+bound. Only rows that might be among the best k are kept and scored exactly.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["find_candidates", "suits_int8"]
 Array = npt.NDArray[Any]
 Fetch = Callable[[Array], Any]
 
-_SCORES = 1 << 22  # at once: 16 MB
+_SCORES = 1 << 22  # computed at once: 16 MB
 _MOST_ROWS = 1 << 16
-_DEVICE_STEP = 8  # times that, where a step costs launches, and waits for what was found
-_PART = 8  # rows of a block, which are looked at together
-_CONVERTED_ROWS = 1 << 10  # at once: 1.5 MB
-_SMALL_PRODUCT = 1 << 14  # scores that are computed before a thread has started
+_DEVICE_STEP = 8  # times larger on a GPU, where each step costs launches and a wait
+_PART = 8  # rows of a block that are compared together
+_CONVERTED_ROWS = 1 << 10  # converted at once: 1.5 MB
+_SMALL_PRODUCT = 1 << 14  # scores; they are computed before a thread has started
 _FEW_QUERIES = 64
 _FAST = frozenset({"alder", "sierra", "icelake", "genoa", "sapphireamx", "neonsdot", "smebi32"})
-_POOL = 1 << 20  # candidates that are kept before they are thinned out: 24 MB
-# What float32 adds to all of it: vectors are of length 1 within 2**-23, and so are the products
-# of a scale and a sum of integers below 2**24, which are exact.
+_POOL = 1 << 20  # candidates before the worst are dropped: 24 MB
+# The error of float32: lengths are 1 within 2**-23, and so are the products of a scale and a sum
+# of integers. The sums are below 2**24 and therefore exact.
 _SLACK = 4e-6
 
 
@@ -51,17 +51,17 @@ def find_candidates(
     """Find every row that may be among the best, for each query.
 
     Args:
-        scans: The rounded copies of all rows, in their order, on one device.
+        scans: The rounded copies of all rows, in order, on one device.
         queries: Shape (b, d), float32, each of length 1.
-        top_k: How many of the best, at most as many as there are rows to search among.
-        fetch: Gives the true vectors of rows: float32, in host memory, shape (n, d).
-        allowed: Shape (n,), bool: the rows to search among; None for all.
-        exact: Whether the true vectors are others than the rounded ones.
-        scratch_bytes: What scores and candidates may take on the way; at least 1 MB is taken.
+        top_k: How many rows are wanted, at most as many as are allowed.
+        fetch: Returns the true vectors of rows: shape (n, d), float32, in host memory.
+        allowed: Which rows to search: shape (n,), bool; None for all.
+        exact: Whether the true vectors differ from the rounded ones.
+        scratch_bytes: Memory for scores and candidates; the minimum is 1 MB.
 
     Returns:
-        Pairs of a query and a row, sorted by the query. All rows are there
-        whose true score is that of the k-th best or more, and hardly any other.
+        Pairs of a query and a row, in the order of the queries. They include every row with a
+        true score of at least the k-th best, and hardly any other.
     """
     import torch
 
@@ -74,13 +74,13 @@ def find_candidates(
                 step = -(-len(scan) // BLOCK) * BLOCK
             search.begin(scan)
             for position, rows in scan.batches(max(step, BLOCK)):
-                search.look_at(position, rows)
+                search.compare(position, rows)
         return search.finish()
 
 
 def _limits(device: str, scratch_bytes: int | None) -> tuple[int, int, int]:
-    """Return how many rows and scores there may be at once, and how many candidates."""
-    if scratch_bytes is not None:  # Scores exist in up to five forms, a candidate in three.
+    """Return the most rows, scores and candidates at once."""
+    if scratch_bytes is not None:  # Up to five copies of scores and three of candidates.
         scores, pool = (max(1 << 15, min(n, scratch_bytes // 40)) for n in (_SCORES, _POOL))
         return _MOST_ROWS, scores, pool
     step = 1 if device == "cpu" else _DEVICE_STEP
@@ -88,7 +88,7 @@ def _limits(device: str, scratch_bytes: int | None) -> tuple[int, int, int]:
 
 
 class _Search:
-    """One batch of queries on its way through the blocks."""
+    """The search for one batch of queries, block by block."""
 
     def __init__(
         self,
@@ -109,15 +109,15 @@ class _Search:
         self._queries = torch.from_numpy(queries).to(device)
         self._count = len(queries)
         self._product_error = _product_error(torch, queries.shape[1])
-        self._is_rounded = False  # whether any score of the pool is of a rounded vector
-        # The k best lower bounds so far, each of another block: the k-th best is at least that.
+        self._is_rounded = False  # whether a score of the pool belongs to a rounded vector
+        # The k best lower bounds so far, of different blocks: the k-th best score is at least that.
         self._best = torch.full((top_k, self._count), -torch.inf, device=device)
         self._least = torch.full((self._count,), -torch.inf, device=device)
         self._pool: list[tuple[Array, Array, Array, Array]] = []
         self._pooled = 0
 
     def begin(self, scan: Scan) -> None:
-        """Go on with other rows: choose how to multiply them."""
+        """Begin with the rows of a scan, and choose how to multiply them."""
         torch = self._torch
         self._scan = scan
         is_int8 = scan.vectors.dtype == torch.int8
@@ -129,20 +129,20 @@ class _Search:
 
             codes, *parts = round_to_int8(self._in_host, 1)
             self._packed = numkong.dots_pack(codes)
-            self._query_scales, self._query_errors = map(torch.from_numpy, parts)
+            self._query_scales, self._query_bounds = map(torch.from_numpy, parts)
             return
         self._transposed = self._queries.T.contiguous()
         self._query_scales = torch.ones(self._count, device=device)
-        self._query_errors = self._query_scales * self._product_error
+        self._query_bounds = self._query_scales * self._product_error
 
     def _multiply(self, rows: Any) -> Any:
-        """Return the products of rows and queries: shape (rows, b)."""
+        """Multiply rows and queries: shape (rows, b)."""
         if self._packed is not None:
             return self._torch.from_numpy(_int8_product(rows.numpy(), self._packed, self._count))
         return _float_product(rows, self._transposed)
 
-    def look_at(self, position: int, rows: Any) -> None:
-        """Take the rows of a few blocks."""
+    def compare(self, position: int, rows: Any) -> None:
+        """Collect the candidates among the rows of some blocks."""
         torch, scan = self._torch, self._scan
         start = scan.start + position
         stop = start + len(rows)
@@ -159,14 +159,14 @@ class _Search:
             )
         parts = products.view(-1, _PART, self._count)
         scales = scan.scales[blocks, None] * self._query_scales
-        errors = scan.errors[blocks, None]
+        errors = scan.bounds[blocks, None]
         if not self._exact:
             errors = torch.zeros_like(errors)
-        errors = errors + (1 + errors) * self._query_errors + _SLACK
-        # Of the parts of each block: shape (blocks, parts of one, b).
+        errors = errors + (1 + errors) * self._query_bounds + _SLACK
+        # The largest product of each part of each block: shape (blocks, parts, b).
         largest = parts.amax(dim=1).view(-1, BLOCK // _PART, self._count) * scales[:, None]
         lower = torch.cat([self._best, largest.amax(dim=1) - errors])
-        if lower.device.type == "cpu":  # numpy does that four times as fast
+        if lower.device.type == "cpu":  # numpy is four times as fast as topk
             ordered = np.partition(lower.T.contiguous().numpy(), -self._top_k, axis=1)
             self._best = torch.from_numpy(ordered[:, -self._top_k :]).T
         else:
@@ -185,26 +185,26 @@ class _Search:
     def _collect(
         self, parts: Any, scales: Any, errors: Any, part: Any, query: Any, start: int
     ) -> None:
-        """Keep the rows of these pairs of part and query that may be among the best."""
+        """Put the rows of these pairs of a part and a query into the pool."""
         at_once = min(_SCORES, 4 * self._most) // _PART
         for first in range(0, len(part), at_once):
             some = slice(first, first + at_once)
-            its_part, its_query = part[some], query[some]
-            its_block = its_part // (BLOCK // _PART)
-            scores = parts[its_part, :, its_query] * scales[its_block, its_query, None]
-            its_errors = errors[its_block, its_query]
-            bars = self._least[its_query] - its_errors
-            # What is not allowed, or only fills up a block, is far below every true score.
+            of_part, of_query = part[some], query[some]
+            block = of_part // (BLOCK // _PART)
+            scores = parts[of_part, :, of_query] * scales[block, of_query, None]
+            error_of = errors[block, of_query]
+            bars = self._least[of_query] - error_of
+            # Rows that are not allowed, or only fill up a block, are far below every true score.
             good = (scores >= bars[:, None]) & (scores > -2.0)
             pair, place = good.nonzero(as_tuple=True)
-            rows = start + its_part[pair] * _PART + place
-            found = (its_query[pair], rows, scores[pair, place], its_errors[pair])
+            rows = start + of_part[pair] * _PART + place
+            found = (of_query[pair], rows, scores[pair, place], error_of[pair])
             query_of, row, score, error = (values.cpu().numpy() for values in found)
             self._pool.append((query_of, row, score, error))
             self._pooled += len(rows)
 
     def _thin(self) -> None:
-        """Keep of the pool what is at least as good as the k-th best of it."""
+        """Drop the candidates that are worse than the k-th best of the pool."""
         (query, row, _), true, errors, bars = self._rescored()
         self._pool, self._pooled = [(query, row, true.astype(np.float32), errors)], len(row)
         bars = (bars - (self._product_error + _SLACK)).astype(np.float32)
@@ -212,28 +212,28 @@ class _Search:
         self._least = self._torch.maximum(self._least, least)
 
     def finish(self) -> Pairs:
-        """Return what may be among the best."""
+        """Return the pairs that may be among the best."""
         return self._rescored()[0]
 
     def _rescored(self) -> tuple[Pairs, Array, Array, Array]:
-        """Score the pool, exactly if scores so far are of rounded vectors.
+        """Score the pool, exactly if its scores belong to rounded vectors.
 
         Returns:
-            What may be among the k best; its scores, and by how much they may err; and each
-            query's k-th best score, or less.
+            The pairs that may be among the k best; their scores; the errors of these scores; and
+            for each query a lower bound of its k-th best score.
         """
         query, row, score, error = self._sorted_pool()
         bars, first = _kth_best(query, score, self._count, self._top_k)
-        if not self._is_rounded:  # All scores are products in float32 already.
+        if not self._is_rounded:  # All scores are float32 products of true vectors.
             kept = score >= (bars - 2 * np.float32(self._product_error))[query]
             return Pairs(query[kept], row[kept]), score[kept], error[kept], bars
-        # First those that look best. None of the others matters that cannot reach the worst.
+        # First score the apparent k best. Rows that cannot reach the worst of them are dropped.
         true = np.full(len(query), -np.inf)
         true[first] = self._scores(query[first], row[first])
         bars, _ = _kth_best(query[first], true[first], self._count, self._top_k)
         rest = np.flatnonzero(~first & (score + error >= bars[query]))
-        its_bars = bars[query[rest]] - self._product_error
-        rest = rest[self._scores(query[rest], row[rest], np.float32) >= its_bars]
+        least = bars[query[rest]] - self._product_error
+        rest = rest[self._scores(query[rest], row[rest], np.float32) >= least]
         true[rest] = self._scores(query[rest], row[rest])
         kept = true >= bars[query]
         query, row, true = query[kept], row[kept], true[kept]
@@ -248,14 +248,14 @@ class _Search:
             empty = np.empty(0, np.int64)
             return empty, empty, np.empty(0, np.float32), np.empty(0, np.float32)
         query, row, score, error = (np.concatenate(each) for each in zip(*self._pool, strict=True))
-        # By a key of 16 bits, which numpy sorts in linear time.
+        # numpy sorts 16-bit keys in linear time.
         small = query.astype(np.uint16) if self._count < 1 << 16 else query
         order = np.argsort(small, kind="stable")
         return query[order], row[order], score[order], error[order]
 
 
 def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array, Array]:
-    """Return each query's k-th best score, -inf if it has fewer, and which are the k best.
+    """Return each query's k-th best score, or -inf if it has fewer, and which pairs are the k best.
 
     Args:
         query: Shape (p,), sorted.
@@ -281,10 +281,10 @@ def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array
 
 
 def suits_int8(queries: int) -> bool:
-    """Whether the int8 copy of vectors on a CPU is scanned for so many queries.
+    """Tell whether a CPU should scan the int8 copy for so many queries.
 
-    For few queries fewer bytes are read, on any processor. For many it takes instructions for
-    products of int8, which numkong lists.
+    For few queries, any processor gains by reading fewer bytes. For many queries, it needs
+    instructions for int8 products.
     """
     capabilities = _capabilities()
     return bool(capabilities) and (queries <= _FEW_QUERIES or bool(capabilities & _FAST))
@@ -292,7 +292,7 @@ def suits_int8(queries: int) -> bool:
 
 @cache
 def _capabilities() -> frozenset[str]:
-    """Return numkong's names of what this processor can do; nothing without numkong."""
+    """Return numkong's names of this processor's capabilities; nothing without numkong."""
     try:
         from numkong import get_capabilities
     except ImportError:
@@ -301,7 +301,7 @@ def _capabilities() -> frozenset[str]:
 
 
 def _int8_product(rows: Array, packed: Any, count: int) -> Array:
-    """Multiply int8 rows with packed queries, each half in a thread: int32, shape (rows, b)."""
+    """Multiply int8 rows with packed queries in two threads: int32, shape (rows, b)."""
     import numkong
 
     out = numkong.empty((len(rows), count), dtype="int32")
@@ -322,7 +322,7 @@ def _int8_product(rows: Array, packed: Any, count: int) -> Array:
 
 
 def _float_product(rows: Any, transposed: Any) -> Any:
-    """Multiply rows of any type as float32; what is converted stays in the processor's cache."""
+    """Multiply rows as float32, converting as many at once as fit into the processor's cache."""
     import torch
 
     if rows.dtype == torch.float32 or rows.device.type != "cpu":
@@ -335,10 +335,9 @@ def _float_product(rows: Any, transposed: Any) -> Any:
 
 
 def _product_error(torch: Any, dimension: int) -> float:
-    """Bound the error of a float32 matrix product of vectors of length 1.
+    """Bound the error of torch's float32 matrix product of vectors of length 1.
 
-    As `rounding` says, unless the program has allowed torch to round the factors first: to 8
-    bits at the worst.
+    The program may have allowed torch to round the factors first, to 8 bits at the worst.
     """
     exact = torch.get_float32_matmul_precision() == "highest"
     tf32 = torch.backends.cuda.matmul.allow_tf32

@@ -1,4 +1,4 @@
-"""What a search scans: vectors on a device, rounded or not, or passing by from a file."""
+"""Scans: vectors on a device, rounded or not, or streamed from a file."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from rag_demo.vectors import Vectors
 
 __all__ = ["Scan", "StreamedScan", "make_scan", "wait_for_device"]
 
-# By how much a number of these types may be off, relative to itself; float16's subnormals besides.
+# The largest relative rounding error of each type; float16 also has subnormals.
 _FLOAT_ERRORS = {"float32": 0.0, "float16": 2.0**-11 + 2.0**-20, "bfloat16": 2.0**-8}
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The copies of n vectors of length 1, in blocks of `BLOCK` rows.
+    """Copies of n vectors of length 1, in blocks of `BLOCK` rows.
 
     Attributes:
-        vectors: Shape (n, d): int8, or a float type of torch, on its device.
-        scales: Shape (blocks,), float32: a value of ``vectors`` times this is the true value,
-            rounded.
-        errors: Shape (blocks,), float32: no row of a block is further than this from its
-            copy, by Euclidean distance.
+        vectors: Shape (n, d): int8 or a float type, on a device.
+        scales: Shape (blocks,), float32: a copy times its scale approximates the true vector.
+        bounds: Shape (blocks,), float32: the largest Euclidean distance of a row of the block
+            from its copy.
         start: The number of the first row.
     """
 
     vectors: Any
     scales: Any
-    errors: Any
+    bounds: Any
     start: int = 0
 
     def __len__(self) -> int:
@@ -39,12 +38,12 @@ class Scan:
 
     @property
     def tensors(self) -> tuple[Any, Any, Any]:
-        """All of it."""
-        return self.vectors, self.scales, self.errors
+        """All tensors."""
+        return self.vectors, self.scales, self.bounds
 
     @classmethod
     def of_floats(cls, vectors: Any, start: int = 0) -> Scan:
-        """Scan a tensor of a float type as it is, on its device."""
+        """Make a scan of a float tensor, without a copy."""
         import torch
 
         device, blocks = vectors.device, -(-len(vectors) // BLOCK)
@@ -53,38 +52,35 @@ class Scan:
         return cls(vectors, ones, torch.full((blocks,), error, device=device), start)
 
     def unscaled(self, rows: Any) -> Any:
-        """Return what rows (a tensor of numbers; None for all) stand for, as float32."""
-        chosen = self.vectors if rows is None else self.vectors.index_select(0, rows)
+        """Return the approximate vectors of rows, a tensor of numbers, as float32."""
+        chosen = self.vectors.index_select(0, rows)
         if chosen.is_floating_point():
             return chosen.float()
-        scales = self.scales.repeat_interleave(BLOCK)[: len(self)]
-        return chosen.float() * (scales if rows is None else scales[rows])[:, None]
+        return chosen.float() * self.scales[rows // BLOCK][:, None]
 
     def batches(self, step: int) -> Iterator[tuple[int, Any]]:
-        """Yield the vectors, ``step`` rows at a time, with the position of the first."""
+        """Yield the vectors, ``step`` rows at a time, with the position of the first row."""
         for position in range(0, len(self), step):
             yield position, self.vectors[position : position + step]
 
 
 def make_scan(vectors: Vectors, kind: str, device: str) -> Scan:
-    """Copy vectors to a device: as "int8", "float16", "bfloat16" or "float32"."""
+    """Copy vectors to a device as "int8", "float16", "bfloat16" or "float32"."""
     import torch
 
     if kind == "int8":
-        codes, scales, errors = (
-            torch.from_numpy(each).to(device) for each in round_to_int8(vectors)
-        )
-        return Scan(codes, scales, errors)
+        parts: list[Any] = [torch.from_numpy(each).to(device) for each in round_to_int8(vectors)]
+        return Scan(*parts)
     return Scan.of_floats(torch.from_numpy(vectors).to(device=device, dtype=getattr(torch, kind)))
 
 
 class StreamedScan(Scan):
-    """Vectors that stay in a file, and pass through two buffers.
+    """Vectors in a file, which pass through two buffers.
 
     Args:
-        shape: Of the vectors: (n, d).
-        device: Where they are searched.
-        budget_bytes: Twice that of which the buffers take a quarter.
+        shape: The shape of the vectors: (n, d).
+        device: The device that searches them.
+        budget_bytes: The memory budget; the buffers take a quarter of it.
         read_into: Reads the vectors from a row on into an array: shape (m, d), float32.
 
     Raises:
@@ -106,7 +102,7 @@ class StreamedScan(Scan):
             least = 8 * BLOCK * 4 * dimension
             raise ValueError(f"memory_budget must be at least {least} bytes for these vectors")
         blocks = -(-count // BLOCK)
-        empty = torch.empty(0, dimension, device=device)  # Says the type and the device.
+        empty = torch.empty(0, dimension, device=device)  # It only carries type and device.
         ones, zeros = torch.ones(blocks, device=device), torch.zeros(blocks, device=device)
         super().__init__(empty, ones, zeros)
         for name, value in (("_count", count), ("_rows", buffer_rows), ("_read_into", read_into)):
@@ -117,7 +113,7 @@ class StreamedScan(Scan):
         return count
 
     def batches(self, step: int) -> Iterator[tuple[int, Any]]:
-        """Yield the vectors; while one batch is computed with, the next one is read."""
+        """Yield the vectors. The next batch is read while the caller works on one."""
         import torch
 
         step = min(step, self._rows)  # type: ignore[attr-defined]  # set by __init__
@@ -135,18 +131,17 @@ class StreamedScan(Scan):
             coming = reader.submit(read, 0)
             for number in range(count):
                 batch = coming.result()
-                # Into the buffer of the batch before: that was copied, or computed with.
+                # The caller has finished with the previous batch, so its buffer is free.
                 if number + 1 < count:
                     coming = reader.submit(read, number + 1)
                 if device.type != "cpu":
                     batch = batch.to(device, non_blocking=True)
-                    # The buffer is filled again two batches later, and must have been copied.
-                    wait_for_device(device)
+                    wait_for_device(device)  # The buffer is reused two batches later.
                 yield number * step, batch
 
 
 def wait_for_device(device: Any) -> None:
-    """Wait until what was asked of a device is done; of CUDA, what its current stream was asked."""
+    """Wait until a device has finished; on CUDA, until its current stream has."""
     import torch
 
     if device.type == "cuda":

@@ -1,1 +1,1 @@
-"""How the best are found: scans of vectors, words, filters, and the order of the answers."""
+"""Searches: contents, candidates, full text, filters, and the order of the answers."""

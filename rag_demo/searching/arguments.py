@@ -1,4 +1,4 @@
-"""What callers give to a retriever, checked and copied before anything is done with it."""
+"""Checks and copies of a retriever's arguments."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy.typing as npt
 from rag_demo.documents.document import Document
 from rag_demo.documents.metadata import checked_metadata
 from rag_demo.documents.passages import passages_of
-from rag_demo.errors import shown
+from rag_demo.errors import short_repr
 from rag_demo.vectors import Rows
 
-__all__ = ["MODES", "check_documents", "check_ids", "check_questions", "texts_to_embed"]
+__all__ = ["MODES", "check_documents", "check_ids", "check_queries", "texts_to_embed"]
 
 MODES = ("dense", "bm25", "hybrid")
-_MOST_BITS = 1000  # of a whole number that fits into a float
+_MOST_BITS = 1000  # of an integer that fits into a float
 
 
 def check_documents(
@@ -26,31 +26,31 @@ def check_documents(
     """Check and copy the arguments of `rag_demo.Retriever.add`.
 
     Raises:
-        TypeError: A text or an id is not a str, or metadata are not JSON.
-        ValueError: Lengths differ, or an id stands twice.
+        TypeError: A text or an id is not str, or metadata are not JSON.
+        ValueError: Lengths differ, or an id is repeated.
     """
     if isinstance(texts, str):
-        raise TypeError("add() takes a sequence of texts, not one text")
+        raise TypeError("add() takes a sequence of texts, not one text; pass a list")
     if isinstance(ids, str):
-        raise TypeError("add() takes a sequence of ids, not one id")
+        raise TypeError("expected a sequence of ids, not one id; pass a list")
     if isinstance(metadata, Mapping):
         raise TypeError(
-            "metadata must be a sequence of mappings, one for each text; got one mapping"
+            "metadata must be a sequence of mappings, one for each text, got one mapping"
         )
     texts, metadata, ids = (
-        None if given is None else list(given) for given in (texts, metadata, ids)
+        None if values is None else list(values) for values in (texts, metadata, ids)
     )
-    for what, given in (("metadata", metadata), ("ids", ids)):
-        if given is not None and len(given) != len(texts):
-            raise ValueError(f"{len(texts)} texts but {len(given)} {what}; give one for each")
+    for what, values in (("metadata", metadata), ("ids", ids)):
+        if values is not None and len(values) != len(texts):
+            raise ValueError(f"got {len(texts)} texts but {len(values)} {what}; pass one for each")
     copied = [_text(text, f"texts[{number}]") for number, text in enumerate(texts)]
     names = None if ids is None else check_ids(ids)
     if names is not None and len(set(names)) < len(names):
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise ValueError(f"the id {shown(twice)} stands twice; ids must differ")
+        repeated = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"the id {short_repr(repeated)} appears twice; ids must differ")
     known: Sequence[Mapping[str, Any]] = [{}] * len(copied) if metadata is None else metadata
     plain = [
-        checked_metadata(each, f"text {number}" if names is None else shown(names[number]))
+        checked_metadata(each, f"text {number}" if names is None else short_repr(names[number]))
         for number, each in enumerate(known)
     ]
     return copied, plain, names
@@ -59,15 +59,15 @@ def check_documents(
 def texts_to_embed(
     documents: Sequence[Document], *, passages: bool
 ) -> tuple[list[str], Rows, npt.NDArray[np.int32]]:
-    """Say what is embedded for documents: each of them, and the passages of long ones.
+    """Return the texts to embed: each document, and the passages of long ones.
 
     Args:
-        documents: Their metadata's "title" is put before passages.
-        passages: Whether long texts are cut.
+        documents: The documents. The "title" in their metadata is put before passages.
+        passages: Whether long texts are cut into passages.
 
     Returns:
-        The texts; the place of the document that each belongs to, shape (n,); and start and stop
-        of the passage in the document's text, 0 and 0 for the whole, shape (n, 2).
+        The texts; the place of each text's document, shape (n,); and start and stop of the
+        passage in the document's text, or 0 and 0 for the whole, shape (n, 2).
     """
     texts: list[str] = []
     owners: list[int] = []
@@ -84,35 +84,35 @@ def check_ids(ids: Any) -> list[str]:
     """Check a sequence of ids.
 
     Raises:
-        TypeError: One is not a str, or ids are one str.
+        TypeError: An id is not str, or ids are one str.
     """
     if isinstance(ids, str):
-        raise TypeError("expected a sequence of ids, got one str")
+        raise TypeError("expected a sequence of ids, not one id; pass a list")
     return [_text(name, f"ids[{number}]") for number, name in enumerate(ids)]
 
 
-def check_questions(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[str]:
-    """Check the arguments of `rag_demo.Retriever.search_batch`; return the questions.
+def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[str]:
+    """Check the arguments of `rag_demo.Retriever.search_batch`, and return the queries.
 
     Raises:
-        TypeError: A question is not a str, or ``min_score`` is not a number.
+        TypeError: A query is not str, or ``min_score`` is not a number.
         ValueError: ``top_k`` is not positive, ``min_score`` is NaN, or the mode is unknown.
     """
     if isinstance(queries, str):
-        raise TypeError("search_batch() takes a sequence of questions, not one; use search()")
+        raise TypeError("queries must be a sequence of str, got one str; use search()")
     if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
-        raise ValueError(f"top_k must be a positive whole number, not {shown(top_k)}")
+        raise ValueError(f"top_k must be a positive whole number, not {short_repr(top_k)}")
     if not isinstance(min_score, (int, float, np.integer, np.floating, type(None))):
-        raise TypeError(f"min_score must be a number, not {shown(min_score)}")
+        raise TypeError(f"min_score must be a number, not {short_repr(min_score)}")
     is_huge = isinstance(min_score, int) and min_score.bit_length() > _MOST_BITS
     if is_huge or min_score != min_score:
-        raise ValueError(f"min_score must be a number like scores, not {shown(min_score)}")
+        raise ValueError(f"min_score must be a float, not {short_repr(min_score)}")
     if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, not {shown(mode)}")
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, not {short_repr(mode)}")
     return [_text(query, f"queries[{number}]") for number, query in enumerate(queries)]
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{what} must be str, got {type(value).__name__} {shown(value)}")
+        raise TypeError(f"{what} must be str, got {type(value).__name__} {short_repr(value)}")
     return value

@@ -1,4 +1,4 @@
-"""What a retriever holds: documents, their vectors, and which of them still count. A snapshot."""
+"""The contents of a retriever: a snapshot of its documents and their vectors."""
 
 from __future__ import annotations
 
@@ -10,26 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.documents.document import Document
-from rag_demo.documents.growing import Growing
 from rag_demo.exact_search.exact_scores import Pairs
 from rag_demo.store.document_table import DocumentTable
-from rag_demo.store.facts import GONE
 from rag_demo.store.filters import Where
+from rag_demo.store.index_format import GONE
 from rag_demo.store.reader import SavedIndex
-from rag_demo.store.words import Words
-from rag_demo.vectors import Rows, Vectors
+from rag_demo.store.text_index import TextIndex
+from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
 
 __all__ = ["Contents", "VectorRows"]
 
-Mask = npt.NDArray[np.bool_]
-
-_MOST_GONE = 4  # One row in so many may be of a document that is gone.
-
 
 class VectorRows(Protocol):
-    """Rows of vectors of length 1, in order: a snapshot that never changes.
+    """Rows of vectors of length 1: a snapshot that never changes.
 
-    Two snapshots share what they can, so only the newer of two may be extended.
+    Snapshots share memory where they can, so extend the newest one only.
     """
 
     @property
@@ -40,82 +35,90 @@ class VectorRows(Protocol):
         """How many rows there are."""
 
     def extended(self, vectors: Vectors) -> VectorRows:
-        """Return a snapshot with more vectors behind these: shape (n, d)."""
+        """Return a snapshot with more vectors at the end: shape (n, d)."""
 
     def opened(self, saved: SavedIndex) -> VectorRows:
-        """Return a snapshot with the vectors of a saved index in place of these."""
+        """Return a snapshot with the vectors of a saved index instead of these."""
 
     def emptied(self) -> VectorRows:
         """Return a snapshot without vectors."""
 
     def take(self, rows: Rows) -> Vectors:
-        """Return the vectors of rows, a copy: shape (n, d), float32."""
+        """Return a copy of the vectors of rows: shape (n, d), float32."""
 
     def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None) -> Pairs:
         """Find the ``top_k`` best rows of each query, and all that might tie with them.
 
         Args:
             queries: Shape (b, d), each of length 1.
-            top_k: At most as many as are allowed.
-            allowed: Shape (rows,): look only at these; None for all.
+            top_k: How many, at most as many as are allowed.
+            allowed: Which rows to search: shape (rows,); None for all.
         """
 
     @property
     def stays_in_file(self) -> bool:
-        """Whether the vectors stay in a file because they are larger than the memory budget."""
+        """Whether the vectors stay in a file because they exceed the memory budget."""
 
     def storage(self) -> tuple[str, str, int]:
-        """Return the device, the dtype that is searched in, and the bytes of the vectors."""
+        """Return the device, the dtype that is searched, and the bytes of the vectors."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Documents, their rows of vectors, and which of them count.
+    """Documents, their rows of vectors, and which of them still exist.
 
-    Never changes: `added` and `without` return another one, or raise. A document has a number,
-    which is never used again; a document that is replaced or deleted only stops counting, and
-    when a quarter of all rows is of such ones, the others are put together.
+    Contents never change: `added` and `without` return others, or raise. Each document has a
+    number that is never used again. Replacing or deleting a document only marks its number. When
+    a quarter of all rows belongs to such documents, the other rows are copied together.
 
     Attributes:
-        vectors: One row for the whole of each document and for each of its passages.
-        owners: The number of the document that each row belongs to: `Growing`, int64.
-        passages: Start and stop of the passage that each row stands for, 0 and 0 for the whole
-            document: `Growing`, shape (rows, 2).
-        alive: Whether the document of a number counts: `Growing`, bool.
-        count: How many documents count.
-        next_name: The first number that was not tried as a name yet.
-        saved: The index that the first documents are read from; None for none.
-        first_recent: The number from which on documents are in ``recent``.
+        vectors: One row for each whole document and for each of its passages.
+        owners: The number of each row's document: int64.
+        passages: Start and stop of each row's passage; 0 and 0 for the whole: shape (rows, 2).
+        alive: Whether the document of each number exists: bool.
+        count: How many documents exist.
+        next_name: The first integer that was not yet tried as an id.
+        saved: The saved index with the first documents, or None.
+        first_recent: Documents from this number on are in ``recent``.
         recent: Documents in memory.
-        words: The words of documents, which learns of new ones when somebody asks.
-        origin: The same object in all that were made of each other without putting together.
+        text_index: The full-text index. It learns of new documents when it is searched.
+        origin: The same object in all contents that share their row numbers.
     """
 
     vectors: VectorRows
-    owners: Growing = field(default_factory=lambda: Growing(np.empty(0, np.int64)))
-    passages: Growing = field(default_factory=lambda: Growing(np.empty((0, 2), np.int32)))
-    alive: Growing = field(default_factory=lambda: Growing(np.empty(0, bool)))
+    owners: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, np.int64)))
+    passages: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty((0, 2), np.int32)))
+    alive: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, bool)))
     count: int = 0
     next_name: int = 0
     saved: SavedIndex | None = None
     first_recent: int = 0
     recent: DocumentTable = field(default_factory=DocumentTable.in_memory)
-    words: Words = field(default_factory=Words)
+    text_index: TextIndex = field(default_factory=TextIndex)
     origin: object = field(default_factory=object)
 
     @classmethod
     def opened(cls, empty: VectorRows, saved: SavedIndex) -> Contents:
-        """Make one of a saved index; its files are read when they are needed."""
-        end = saved.facts.next_number
+        """Open a saved index. Its files are read when they are needed."""
+        end = saved.manifest.next_number
         alive = np.zeros(end, bool)
         alive[saved.owners[saved.owners != GONE]] = True
-        owners, passages = Growing(saved.owners), Growing(saved.passages)
-        words = Words(saved.words)
-        return cls(empty.opened(saved), owners, passages, Growing(alive), saved.facts.count, end,
-                   saved=saved, first_recent=end, words=words)  # fmt: skip
+        owners, passages = GrowableRows(saved.owners), GrowableRows(saved.passages)
+        text_index = TextIndex(saved.text_index)
+        return cls(
+            empty.opened(saved),
+            owners,
+            passages,
+            GrowableRows(alive),
+            saved.manifest.count,
+            end,
+            saved=saved,
+            first_recent=end,
+            text_index=text_index,
+        )
 
     def emptied(self) -> Contents:
-        """Return one without documents."""
+        """Return contents without documents."""
         return Contents(self.vectors.emptied(), next_name=self.next_name)
 
     @property
@@ -124,7 +127,7 @@ class Contents:
         return len(self.alive)
 
     def choose_names(self, count: int) -> tuple[list[str], Contents]:
-        """Find so many names that no document has."""
+        """Choose ids that no document has."""
         names: list[str] = []
         number = self.next_name
         while len(names) < count:
@@ -137,16 +140,16 @@ class Contents:
     def added(
         self, documents: Sequence[Document], owners: Rows, passages: Any, vectors: Vectors
     ) -> Contents:
-        """Put documents behind these; one whose id is there replaces the old one.
+        """Add documents; a document replaces an older one with its id.
 
         Args:
-            documents: Their ids differ.
-            owners: Which of the documents each vector belongs to: shape (n,).
-            passages: See the class: shape (n, 2).
+            documents: Documents with different ids.
+            owners: The place in ``documents`` of each vector's document: shape (n,).
+            passages: Start and stop of each vector's passage: shape (n, 2).
             vectors: Shape (n, d).
 
         Raises:
-            ValueError: The vectors have another dimension than those that are here.
+            ValueError: The vectors have another dimension than the present ones.
         """
         old = list(self.find([document.id for document in documents]).values())
         here = self if self.count > len(old) else self.emptied()
@@ -170,7 +173,7 @@ class Contents:
         )._tidied()
 
     def without(self, ids: Sequence[str]) -> Contents:
-        """Remove documents; ids that are not there are passed over."""
+        """Remove documents; unknown ids are ignored."""
         return self._without(list(self.find(ids).values()))._tidied()
 
     def _without(self, numbers: Sequence[int]) -> Contents:
@@ -178,19 +181,19 @@ class Contents:
             return self
         alive = self.alive.rows.copy()
         alive[numbers] = False
-        return replace(self, alive=Growing(alive), count=self.count - len(numbers))
+        return replace(self, alive=GrowableRows(alive), count=self.count - len(numbers))
 
     def _tidied(self) -> Contents:
-        """Put together what counts, if much of the rest does not."""
+        """Compact the rows if many belong to documents that are gone."""
         if not self.count:
             return self.emptied()
         if self.vectors.stays_in_file or self.count * 64 > len(self.alive) * 63:
             return self
         gone = len(self.owners) - int(np.count_nonzero(self.live_rows))
-        return self.compacted() if gone * _MOST_GONE > len(self.owners) else self
+        return self.compacted() if 4 * gone > len(self.owners) else self
 
     def compacted(self) -> Contents:
-        """Return the same with the vectors of documents that count only, in memory."""
+        """Return the same with the rows of existing documents only, in memory."""
         rows = np.flatnonzero(self.live_rows)
         recent = self.recent
         in_recent = self.alive.rows[self.first_recent :]
@@ -202,24 +205,24 @@ class Contents:
         return replace(
             self,
             vectors=self.vectors.emptied().extended(self.vectors.take(rows)),
-            owners=Growing(self.owners.rows[rows]),
-            passages=Growing(self.passages.rows[rows]),
+            owners=GrowableRows(self.owners.rows[rows]),
+            passages=GrowableRows(self.passages.rows[rows]),
             recent=recent,
-            words=self.words if len(self.alive) < 4 * self.count else Words(),
+            text_index=self.text_index if len(self.alive) < 4 * self.count else TextIndex(),
             origin=object(),
         )
 
     @property
     def live_rows(self) -> Mask:
-        """Whether each row belongs to a document that counts: shape (rows,)."""
+        """Whether each row belongs to a document that exists: shape (rows,)."""
         owners = self.owners.rows
         live: Mask = self.alive.rows[owners]
-        if self.saved is not None:  # GONE is -1, which numpy takes for the last document.
+        if self.saved is not None:  # GONE is -1, which indexes the last document.
             live &= owners != GONE
         return live
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the numbers of the documents that have these ids and count."""
+        """Return the numbers of the existing documents with these ids."""
         found: dict[str, int] = {}
         if self.count:
             for table in self._tables():
@@ -237,9 +240,9 @@ class Contents:
         return self._by_table(numbers, DocumentTable.ids)
 
     def numbered(self, start: int = 0) -> Iterator[tuple[int, Document]]:
-        """Yield the documents that count with their numbers, from a number on."""
+        """Yield the existing documents with their numbers, from a number on."""
         for table in self._tables():
-            # Of later ones, which a save has put into the saved index too, those in memory count.
+            # A save also puts later documents into the saved index; those in memory are used.
             stop = self.next_number if table is self.recent else self.first_recent
             for number, document in table.stream(start):
                 if number >= stop:
@@ -248,7 +251,7 @@ class Contents:
                     yield number, document
 
     def matching(self, where: Where | None) -> Mask | None:
-        """Say which documents count and match, by their numbers; None if all of them do."""
+        """Tell which document numbers exist and match a filter; None if all do."""
         alive: Mask = self.alive.rows
         if where is None:
             return None if self.count == len(alive) else alive
@@ -259,37 +262,37 @@ class Contents:
         return np.asarray(np.concatenate(parts) & alive, bool)
 
     def rows_of(self, allowed: Mask | None) -> Mask | None:
-        """Turn what `matching` returned into rows."""
+        """Turn a mask of documents into a mask of rows."""
         if allowed is None:
             return None
         owners = self.owners.rows
         return np.asarray(allowed[owners] & (owners != GONE), bool)
 
-    def search_words(
+    def search_text(
         self, query: str, allowed: Mask | None, top_k: int
     ) -> tuple[Rows, npt.NDArray[np.float64]]:
-        """Find documents by their words; see `rag_demo.store.words.Words.search`."""
-        self.catch_up_words()
-        return self.words.search(query, self.alive.rows if allowed is None else allowed, top_k)
+        """Search the full text; see `rag_demo.store.text_index.TextIndex.search`."""
+        self.catch_up_text()
+        return self.text_index.search(query, self.alive.rows if allowed is None else allowed, top_k)
 
-    def catch_up_words(self) -> None:
-        """Let ``words`` learn of all documents.
+    def catch_up_text(self) -> None:
+        """Add the missing documents to the full-text index.
 
         Raises:
             RagDemoError: tantivy or PyStemmer is not installed, or the disk is full.
         """
-        self.words.catch_up(
+        self.text_index.catch_up(
             self.next_number,
             lambda start: ((number, each.text) for number, each in self.numbered(start)),
         )
 
     def released(self) -> Contents:
-        """Close files and databases, which nobody may be using, and return one without anything."""
-        self.words.close()
+        """Close all files and databases, and return empty contents. Nothing may be using these."""
+        self.text_index.close()
         self.recent.close()
         if self.saved is not None:
             self.saved.close()
-        empty = Growing(np.empty(0, np.int64))
+        empty = GrowableRows(np.empty(0, np.int64))
         return replace(
             self, vectors=self.vectors.emptied(), owners=empty, passages=empty, alive=empty,
             count=0, saved=None,

@@ -1,7 +1,4 @@
-"""Candidates into ranked documents, and two rankings into one.
-
-Scores are computed so that nothing else decides the order.
-"""
+"""Ranking: candidates become ranked documents, and two rankings become one."""
 
 from __future__ import annotations
 
@@ -10,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_demo.exact_search.exact_scores import Pairs, Scores, exact_scores
-from rag_demo.vectors import Rows, Vectors
+from rag_demo.vectors import Mask, Rows, Vectors
 
 __all__ = ["FUSED_FROM", "Ranked", "best_of_each", "best_scores", "fuse", "rank"]
 
@@ -25,13 +21,13 @@ _RANK_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 
 @dataclass(frozen=True)
 class Ranked:
-    """The best of several queries, one query behind the other, each from the best on.
+    """The best items of several queries, query after query, the best items first.
 
     Attributes:
-        starts: Where those of each query begin, and where the last ones end: shape (b + 1,).
-        items: Rows, or documents: shape (n,).
+        starts: Where the items of each query begin, and where the last ones end: shape (b + 1,).
+        items: Rows or documents: shape (n,).
         scores: Shape (n,).
-        rows: The row that an item's score is of: shape (n,); None where there is none.
+        rows: The row of each item's score: shape (n,). None if items have no rows.
     """
 
     starts: Rows
@@ -41,31 +37,31 @@ class Ranked:
 
     @classmethod
     def join(cls, several: Sequence[tuple[Rows, Scores]]) -> Ranked:
-        """Put those of one query behind those of another."""
+        """Join the items and scores of several queries."""
         starts = np.cumsum([0, *(len(items) for items, _ in several)])
         items = np.concatenate([items for items, _ in several] or [np.empty(0, np.int64)])
         scores = np.concatenate([scores for _, scores in several] or [np.empty(0)])
         return cls(starts, items, scores)
 
     def each(self) -> Iterator[slice]:
-        """Yield where the items of each query are."""
+        """Yield the places of each query's items."""
         return itertools.starmap(slice, itertools.pairwise(self.starts.tolist()))
 
     @property
     def widths(self) -> Rows:
-        """How many each query has: shape (b,)."""
-        return self.starts[1:] - self.starts[:-1]  # in a quarter of the time of np.diff
+        """How many items each query has: shape (b,)."""
+        return self.starts[1:] - self.starts[:-1]
 
     def first(self, count: int) -> Ranked:
-        """Leave only so many of each query."""
+        """Keep the first ``count`` items of each query."""
         widths = self.widths
         if (widths <= count).all():
             return self
         places = np.arange(len(self.items)) - np.repeat(self.starts[:-1], widths)
         return self.only(places < count)
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> Ranked:
-        """Leave only those that are chosen: shape (n,)."""
+    def only(self, chosen: Mask) -> Ranked:
+        """Keep the chosen items: shape (n,)."""
         starts = np.concatenate([[0], np.cumsum(chosen)])[self.starts]
         rows = None if self.rows is None else self.rows[chosen]
         return Ranked(starts, self.items[chosen], self.scores[chosen], rows)
@@ -84,11 +80,11 @@ def rank(
         vectors_of: Returns the vectors of rows: shape (p, d).
         queries: Shape (b, d).
         pairs: The candidates.
-        top_k: How many at most.
-        names_of: Returns the ids of the documents of rows, by which ties are ordered.
+        top_k: How many rows of each query, at most.
+        names_of: Returns the document ids of rows. Ties are ordered by them.
 
     Returns:
-        For each query the best rows with their scores.
+        The best rows of each query with their scores.
     """
     query, row, scores = pairs
     if scores is None:
@@ -101,21 +97,21 @@ def rank(
         places = np.arange(len(row)) - starts[query]
         for number in set(query[:-1][is_tie & (places[:-1] < top_k)].tolist()):
             one = slice(starts[number], starts[number + 1])
-            its = row[one].tolist()
-            hits = zip((-scores[one]).tolist(), names_of(its), its, strict=True)
+            rows = row[one].tolist()
+            hits = zip((-scores[one]).tolist(), names_of(rows), rows, strict=True)
             row[one] = [number for _, _, number in sorted(hits)]
     return Ranked(starts, row, scores, row).first(top_k)
 
 
 def best_of_each(ranked: Ranked, owners: Rows) -> Ranked:
-    """Turn rows into documents, each at its best row: its passages and its whole count as one.
+    """Turn rows into documents, and keep the best row of each document.
 
     Args:
         ranked: Rows.
-        owners: The document's number of each of them: shape (n,).
+        owners: The number of each row's document: shape (n,).
     """
     query = np.repeat(np.arange(len(ranked.starts) - 1), ranked.widths)
-    # Not np.unique, which imports a part of numpy that takes longer than a search.
+    # The first call of np.unique imports modules, which takes longer than a search.
     pair = query * (int(owners.max(initial=0)) + 1) + owners
     order = np.argsort(pair, kind="stable")
     chosen = np.zeros(len(owners), bool)
@@ -124,12 +120,12 @@ def best_of_each(ranked: Ranked, owners: Rows) -> Ranked:
 
 
 def best_scores(numbers: Rows, scores: Scores, top_k: int, names_of: Names) -> tuple[Rows, Scores]:
-    """Order documents by their scores, equal ones by their ids.
+    """Order documents by their scores, and equal scores by id.
 
     Args:
-        numbers: Of the documents, each once: shape (n,).
+        numbers: The numbers of different documents: shape (n,).
         scores: Shape (n,).
-        top_k: How many at most.
+        top_k: How many documents at most.
         names_of: Returns the ids of documents.
     """
     if len(numbers) > top_k:
@@ -140,18 +136,18 @@ def best_scores(numbers: Rows, scores: Scores, top_k: int, names_of: Names) -> t
     edges = np.flatnonzero(np.diff(scores, prepend=np.nan, append=np.nan)).tolist()
     best: list[int] = []
     for start, stop in itertools.pairwise(edges):
-        its = numbers[start:stop].tolist()
-        if len(its) > 1:
-            its = [number for _, number in sorted(zip(names_of(its), its, strict=True))]
-        best += its
+        tied = numbers[start:stop].tolist()
+        if len(tied) > 1:
+            tied = [number for _, number in sorted(zip(names_of(tied), tied, strict=True))]
+        best += tied
     return np.asarray(best[:top_k], np.int64), scores[: min(top_k, len(best))]
 
 
 def fuse(rankings: Sequence[Rows], top_k: int, names_of: Names) -> tuple[Rows, Scores]:
-    """Fuse rankings: each document gets the sum of 1 / (60 + its rank) over them.
+    """Fuse rankings: a document's score is the sum of 1 / (60 + rank) over the rankings.
 
     Returns:
-        The best ones with their scores; of equal scores the smaller id first.
+        The best documents with their scores, equal scores ordered by id.
     """
     scores: dict[int, float] = {}
     for ranking in rankings:

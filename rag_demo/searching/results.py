@@ -1,4 +1,4 @@
-"""What a retriever returns."""
+"""The results of a retriever."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ class SearchResult(NamedTuple):
 
     Attributes:
         rank: 1 for the best.
-        score: Cosine similarity to the question, from -1 to 1; BM25's of its words; or a sum of
-            ranks, if both were compared.
+        score: The cosine similarity to the query, from -1 to 1; in the mode "bm25" the BM25
+            score; in the mode "hybrid" a sum of reciprocal ranks.
         id: The document's id.
-        text: The document.
-        metadata: What was given with it.
-        passage: Start and stop of the span of the text that fits best, if it was split into
-            passages and one of them scored higher than the whole; else None.
+        text: The document's text.
+        metadata: A copy of the document's metadata.
+        passage: Start and stop of the best passage in the text. None if the document has no
+            passages or the whole text scored higher.
     """
 
     rank: int
     score: float
     id: str
     text: str
-    metadata: Mapping[str, Any] = MappingProxyType({})  # A default is everybody's.
+    metadata: Mapping[str, Any] = MappingProxyType({})  # All results share the default.
     passage: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What a retriever holds.
+    """The size of a retriever.
 
     Attributes:
-        size: Documents.
-        dimension: Of the vectors; 0 while there are none.
-        device: Where they are searched.
-        dtype: What they are searched in.
-        nbytes: Of the vectors, their rounded copies included; mapped files count as well.
+        size: How many documents there are.
+        dimension: Length of the vectors; 0 without documents.
+        device: The device that searches.
+        dtype: The dtype that is searched.
+        nbytes: Bytes of the vectors, of their rounded copies and of mapped files.
     """
 
     size: int

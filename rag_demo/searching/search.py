@@ -1,4 +1,4 @@
-"""A search of a retriever's contents: by vectors, by words, or by both."""
+"""A search of a retriever's contents: by vectors, by full text, or by both."""
 
 from __future__ import annotations
 
@@ -7,30 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_demo.documents.metadata import copied
 from rag_demo.searching.contents import Contents
 from rag_demo.searching.ranking import FUSED_FROM, Ranked, best_of_each, best_scores, fuse, rank
 from rag_demo.searching.results import SearchResult
 from rag_demo.store.filters import Where
-from rag_demo.vectors import Vectors
+from rag_demo.vectors import Mask, Vectors
 
 __all__ = ["Search"]
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Search:
-    """Questions, and what of the answers is wanted; see `rag_demo.Retriever.search`.
+    """Queries and the options of their search; see `rag_demo.Retriever.search`.
 
     Attributes:
-        queries: The questions.
-        vectors: Theirs: shape (b, d); None if only words are compared.
+        queries: The queries.
+        vectors: Their vectors: shape (b, d); None if only the full text is searched.
         top_k: How many answers at most.
-        min_score: What scores lower is left out.
-        where: Only documents that match.
+        min_score: The lowest score of an answer.
+        where: The filter that documents must match.
         mode: One of `rag_demo.searching.arguments.MODES`.
     """
 
@@ -42,13 +39,13 @@ class Search:
     mode: str
 
     def run(self, contents: Contents) -> list[list[SearchResult]]:
-        """Return the answers to each question."""
+        """Return the answers to each query."""
         allowed = contents.matching(self.where)
         count = contents.count if allowed is None else int(np.count_nonzero(allowed))
         if not count:
             return [[] for _ in self.queries]
         if self.mode == "bm25":
-            best = self._by_words(contents, allowed, self.top_k)
+            best = self._by_text(contents, allowed, self.top_k)
         elif self.mode == "dense":
             best = self._by_vectors(contents, allowed, min(self.top_k, count))
         else:
@@ -58,45 +55,45 @@ class Search:
         return _results(best, contents)
 
     def _by_vectors(self, contents: Contents, allowed: Mask | None, wanted: int) -> Ranked:
-        """Find the best documents for each query, ``wanted`` of them."""
+        """Find the ``wanted`` best documents for each query by their vectors."""
         assert self.vectors is not None
         vectors, rows = contents.vectors, contents.rows_of(allowed)
         if self.vectors.shape[1] != vectors.dimension:
             raise ValueError(
-                f"the questions' vectors have {self.vectors.shape[1]} dimensions, "
+                f"the queries' vectors have {self.vectors.shape[1]} dimensions, "
                 f"those that are searched {vectors.dimension}"
             )
         available = len(vectors) if rows is None else int(np.count_nonzero(rows))
         owners = contents.owners.rows
         depth = wanted
-        while True:  # Until so many rows are of as many documents as are wanted.
+        while True:  # Until the rows belong to as many documents as are wanted.
             pairs = vectors.candidates(self.vectors, depth, rows)
             ranked = rank(vectors.take, self.vectors, pairs, depth,
-                          lambda its: contents.ids(owners[its].tolist()))  # fmt: skip
+                          lambda rows: contents.ids(owners[rows].tolist()))  # fmt: skip
             best = best_of_each(ranked, owners[ranked.items]).first(wanted)
             if depth == available or (best.widths == wanted).all():
                 return best
             depth = min(4 * depth, available)
 
-    def _by_words(self, contents: Contents, allowed: Mask | None, top_k: int) -> Ranked:
-        """Find the best documents for each query by their words."""
+    def _by_text(self, contents: Contents, allowed: Mask | None, top_k: int) -> Ranked:
+        """Find the best documents for each query by full text."""
         return Ranked.join(
             [
-                best_scores(*contents.search_words(query, allowed, top_k), top_k, contents.ids)
+                best_scores(*contents.search_text(query, allowed, top_k), top_k, contents.ids)
                 for query in self.queries
             ]
         )
 
     def _by_both(self, contents: Contents, allowed: Mask | None, count: int) -> Ranked:
-        """Find the best documents by vectors and by words, and fuse their ranks."""
+        """Find the best documents by vectors and by full text, and fuse their ranks."""
         depth = max(self.top_k, FUSED_FROM)
         by_vectors = self._by_vectors(contents, allowed, min(depth, count))
-        by_words = self._by_words(contents, allowed, depth)
+        by_text = self._by_text(contents, allowed, depth)
         assert by_vectors.rows is not None
         fused, rows = [], []
-        for first, second in zip(by_vectors.each(), by_words.each(), strict=True):
+        for first, second in zip(by_vectors.each(), by_text.each(), strict=True):
             items = by_vectors.items[first]
-            best = fuse([items, by_words.items[second]], self.top_k, contents.ids)
+            best = fuse([items, by_text.items[second]], self.top_k, contents.ids)
             fused.append(best)
             row_of = dict(zip(items.tolist(), by_vectors.rows[first].tolist(), strict=True))
             rows += [row_of.get(number, -1) for number in best[0].tolist()]
@@ -117,9 +114,7 @@ def _results(best: Ranked, contents: Contents) -> list[list[SearchResult]]:
             for (start, stop), row in zip(spans, best.rows.tolist(), strict=True)
         ]
     ids, texts, metadata, _ = zip(*documents, strict=True)
-    # Thousands of answers at once: all that a loop would do for each is done by C. So tuples
-    # are made as such; `SearchResult` itself is a function of Python's, and takes twice as long.
-    copies = [copied(each) if each else {} for each in metadata]
+    copies = map(copied, metadata)
     fields = zip(places.tolist(), best.scores.tolist(), ids, texts, copies, passages, strict=True)
-    results = list(map(tuple.__new__, itertools.repeat(SearchResult), fields))
-    return [results[its] for its in best.each()]
+    results = list(itertools.starmap(SearchResult, fields))
+    return [results[part] for part in best.each()]

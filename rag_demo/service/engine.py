@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rag_demo.encoding.embedder import completed
+from rag_demo.encoding.embedder import as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import ModelMismatchError
 from rag_demo.retriever import Retriever, SearchResult
 from rag_demo.service.filters import public_filter
 from rag_demo.service.settings import Settings
-from rag_demo.store.facts import read_facts
+from rag_demo.store.index_format import read_manifest
 from rag_demo.vectors import Vectors
 from torch_utils import ModelHost
 
@@ -132,7 +132,7 @@ class _HostedModel:
 
     def _check(self, model: Any) -> None:
         """Compare identities: the model's files may have changed since the last load."""
-        identity = getattr(model, "identity", None) or completed(model).identity
+        identity = getattr(model, "identity", None) or as_embedder(model).identity
         self.dimension = int(model.dimension)
         self.max_tokens = getattr(model, "max_tokens", None)
         if self._identity is None:
@@ -154,7 +154,7 @@ class Engine:
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
         self.settings = settings
-        made_by = read_facts(settings.index).model
+        made_by = read_manifest(settings.index).model
         self.model_id = settings.model or made_by.name
         self.dtype = made_by.dtype or "float32"
         device, trust = settings.device, settings.trust_remote_code
@@ -197,7 +197,7 @@ class Engine:
             retriever = PyTorchGPURetriever(self.embedder, device=self.settings.device)
         with _close_on_error(retriever.close):
             retriever.load(self.settings.index)
-        self._facts = read_facts(self.settings.index)
+        self._facts = read_manifest(self.settings.index)
         self.documents = len(retriever)
         return retriever
 
@@ -280,13 +280,16 @@ class Engine:
 
     def change(self, change: Callable[[Retriever], Any]) -> Any:
         """Change the index and save it. A change that cannot be saved is undone."""
-        if self.index.status().state == "loaded" and read_facts(self.settings.index) != self._facts:
+        if (
+            self.index.status().state == "loaded"
+            and read_manifest(self.settings.index) != self._facts
+        ):
             self.index.unload()  # Another process has changed the files.
         try:
             with self.index.lease(_LEASE_S) as retriever:
                 result = change(retriever)
                 retriever.save(self.settings.index)
-                self._facts, self.documents = read_facts(self.settings.index), len(retriever)
+                self._facts, self.documents = read_manifest(self.settings.index), len(retriever)
         except BaseException:  # After any failure the index must match its files again.
             self.index.unload()
             raise

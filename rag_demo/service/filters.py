@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WrapValidator
 
-from rag_demo.errors import shown
+from rag_demo.errors import short_repr
 from rag_demo.service.problems import Problem, invalid_status
 from rag_demo.service.settings import Limits
 from rag_demo.store.filters import OPERATORS, parse_filter, predicate
@@ -70,7 +70,7 @@ def _check(where: Any, _: Any) -> dict[str, Any]:
     for key in where:
         if key.startswith("$") and key not in _LOGICAL:
             raise ValueError(
-                f"{shown(key)[:40]} is unknown; use a key of the metadata or one of "
+                f"{short_repr(key)[:40]} is unknown; use a key of the metadata or one of "
                 f"{', '.join(_LOGICAL)}, and below a key a value or {', '.join(OPERATORS)}"
             )
     try:

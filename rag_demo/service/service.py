@@ -21,7 +21,7 @@ from rag_demo.service.engine import Engine, LoadModel
 from rag_demo.service.problems import Problem
 from rag_demo.service.settings import Settings
 from rag_demo.service.threads import DaemonThread
-from rag_demo.store.facts import read_facts
+from rag_demo.store.index_format import read_manifest
 from torch_utils import CleanupReport, ModelInUseError, memory_snapshot
 from torch_utils.report import format_bytes
 
@@ -117,7 +117,7 @@ class Service:
         error = self.engine.embedder.error
         if error is None and self.engine.index.status().state != "loaded":
             try:
-                await self._thread.call(read_facts, self.settings.index)
+                await self._thread.call(read_manifest, self.settings.index)
             except RagDemoError as facts_error:
                 error = facts_error
         if error is None:

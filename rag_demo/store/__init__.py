@@ -1,1 +1,1 @@
-"""The saved index: a folder with a SQLite database and two files of vectors beside it."""
+"""The saved index: a folder with a SQLite database and two files of vectors."""

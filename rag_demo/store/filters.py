@@ -1,4 +1,4 @@
-"""Filters on metadata: parsed once, then answered by an index or by a plain predicate."""
+"""Metadata filters: parsed once, then answered by SQLite or by a predicate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_demo.errors import shown
+from rag_demo.errors import short_repr
 
 __all__ = [
     "COMPARISONS",
@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
-"""A mapping of conditions, all of which must hold, or a function of a document's metadata.
+"""A mapping of conditions that must all hold, or a function of a document's metadata.
 
 ``{"lang": "en"}`` compares a value, ``{"lang": ["en", "de"]}`` accepts any of several, and
 ``{"year": {"$gte": 2000, "$lt": 2010}}`` applies operators: ``$eq``, ``$ne``, ``$gt``, ``$gte``,
-``$lt``, ``$lte``, ``$in``, ``$nin`` and ``$contains`` (a list has this item, or a text this part).
-``{"$and": [...]}`` and ``{"$or": [...]}`` combine filters, and ``{"$not": {...}}`` negates one.
-Numbers are compared with numbers and texts with texts; ``True`` is not ``1``. A condition never
-holds for a document without its key.
+``$lt``, ``$lte``, ``$in``, ``$nin`` and ``$contains`` (a list has this item, or a string this
+part). ``{"$and": [...]}`` and ``{"$or": [...]}`` combine filters, and ``{"$not": {...}}`` negates
+one. Numbers are compared with numbers and strings with strings; ``True`` does not equal ``1``. A
+condition never holds for a document without its key.
 """
 
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -45,14 +45,14 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "$lte": operator.le,
 }
 OPERATORS = ("$eq", "$ne", *COMPARISONS, "$in", "$nin", "$contains")
-_MOST_DEPTH = 50  # of $and, $or and $not in each other
-_MOST_VALUES = 10_000  # of one question to SQLite
+_MOST_DEPTH = 50  # of nested $and, $or and $not
+_MOST_VALUES = 10_000  # of one SQL statement
 _LOGICAL = ("$and", "$or", "$not")
 _WITHOUT_DOLLAR = frozenset(name[1:] for name in OPERATORS)
 
 NUMBER, TEXT, BOOLEAN, NULL, JSON = range(5)
 Encoded = tuple[int, Any]
-"""The kind of a value, and what is compared: two values are equal if their codes are."""
+"""The kind of a value and the code that is compared; equal values have equal codes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class All:
-    """Every part must hold; with no parts it always does."""
+    """Every part must hold. Without parts, it holds."""
 
     parts: tuple[Filter, ...]
 
@@ -89,9 +89,9 @@ Filter = Condition | All | AnyOf | Not
 
 
 def encode(value: Any) -> Encoded:
-    """Return the kind of a JSON value and a form of it that SQLite can store and compare.
+    """Return the kind of a JSON value, and a code that SQLite can store and compare.
 
-    Whole numbers beyond 64 bits are compared as floats.
+    Integers of more than 64 bits are compared as floats.
     """
     if isinstance(value, bool):
         return BOOLEAN, int(value)
@@ -99,7 +99,7 @@ def encode(value: Any) -> Encoded:
         infinity = math.inf if value > 0 else -math.inf
         return NUMBER, float(value) if abs(value) < 10**308 else infinity
     if value != value:
-        return JSON, "NaN"  # It equals nothing that metadata can have.
+        return JSON, "NaN"  # No metadata value equals it.
     if isinstance(value, (int, float)):
         return NUMBER, value + 0  # -0.0 is 0.0
     if isinstance(value, str):
@@ -110,7 +110,7 @@ def encode(value: Any) -> Encoded:
 
 
 def _canonical(value: Any) -> Any:
-    """Write 1.0 as 1 inside of lists and mappings, where it equals it."""
+    """Write 1.0 as 1 inside lists and mappings, so that equal values have equal codes."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
@@ -124,23 +124,23 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
     """Check a filter and return its parts.
 
     Raises:
-        TypeError: A key is not text, or a value cannot be compared.
-        ValueError: An operator is unknown or misplaced, or filters are nested too deeply.
+        TypeError: A key is not str, or a value cannot be compared.
+        ValueError: An operator is unknown or misplaced, or the nesting is too deep.
     """
     if depth > _MOST_DEPTH:
         raise ValueError(f"where has filters nested more than {_MOST_DEPTH} deep")
     if not isinstance(where, Mapping):
-        raise TypeError(f"where must be a mapping or a function, not {shown(where)}")
+        raise TypeError(f"where must be a mapping or a function, not {short_repr(where)}")
     parts: list[Filter] = []
     for key, wanted in where.items():
         if not isinstance(key, str):
-            raise TypeError(f"where has the key {shown(key)}; keys of metadata are text")
+            raise TypeError(f"where has the key {short_repr(key)}; keys must be str")
         if key in _LOGICAL:
             parts.append(_logical(key, wanted, depth + 1))
         elif key.startswith("$"):
             raise ValueError(
-                f"where has {shown(key)} in place of a key; only {', '.join(_LOGICAL)} stand "
-                f"there, and {', '.join(OPERATORS)} below a key"
+                f"where has {short_repr(key)} in place of a key; use {', '.join(_LOGICAL)} there, "
+                f"and {', '.join(OPERATORS)} below a key"
             )
         else:
             parts += _conditions(key, wanted)
@@ -150,13 +150,13 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
 def _logical(name: str, wanted: Any, depth: int) -> Filter:
     if name == "$not":
         if not isinstance(wanted, Mapping):
-            raise TypeError(f"where has $not with {shown(wanted)}; it takes a filter, a mapping")
+            raise TypeError(f"$not in where must have a mapping, not {short_repr(wanted)}")
         return Not(parse_filter(wanted, depth))
     if not isinstance(wanted, (list, tuple)) or not wanted:
-        raise TypeError(f"where has {name} with {shown(wanted)}; it takes a list of filters")
+        raise TypeError(f"{name} in where must have a list of filters, not {short_repr(wanted)}")
     for each in wanted:
         if not isinstance(each, Mapping):
-            raise TypeError(f"where has {shown(each)} in the list of {name}; it takes mappings")
+            raise TypeError(f"{name} in where must list mappings, not {short_repr(each)}")
     parts = tuple(parse_filter(each, depth) for each in wanted)
     return All(parts) if name == "$and" else AnyOf(parts)
 
@@ -168,16 +168,19 @@ def _conditions(key: str, wanted: Any) -> list[Filter]:
     if not any(str(name).startswith("$") for name in wanted):
         if wanted and _WITHOUT_DOLLAR.issuperset(wanted):
             name = next(iter(wanted))
-            raise ValueError(f"where has {name!r} below {shown(key)}; write it as '${name}'")
+            raise ValueError(f"where has {name!r} below {short_repr(key)}; write it as '${name}'")
         return [Condition(key, "$eq", _plain(key, wanted))]
     for name, value in wanted.items():
         if name not in OPERATORS:
-            raise ValueError(f"where has {shown(name)}; the operators are {', '.join(OPERATORS)}")
+            raise ValueError(
+                f"where has {short_repr(name)}; the operators are {', '.join(OPERATORS)}"
+            )
         if name in COMPARISONS and encode(_plain(key, value))[0] not in (NUMBER, TEXT, BOOLEAN):
-            raise TypeError(f"where compares {shown(key)} with {shown(value)}; {name} takes a "
-                            "number or a text")  # fmt: skip
+            raise TypeError(
+                f"{name} in where must have a number or a string, not {short_repr(value)}"
+            )
         if name in ("$in", "$nin") and not isinstance(value, (list, tuple, set, frozenset)):
-            raise TypeError(f"where has {name} with {shown(value)}; it takes a list")
+            raise TypeError(f"{name} in where must have a list, not {short_repr(value)}")
     return [_condition(key, name, _plain(key, value)) for name, value in wanted.items()]
 
 
@@ -190,7 +193,7 @@ def _condition(key: str, name: str, wanted: Any) -> Filter:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Turn numpy's numbers into Python's; refuse what JSON does not have."""
+    """Turn numpy scalars into Python's; refuse values that JSON does not have."""
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(key, each) for each in value]
     if isinstance(value, np.generic):
@@ -199,11 +202,13 @@ def _plain(key: str, value: Any) -> Any:
         return {name: _plain(key, each) for name, each in value.items()}
     if value is None or isinstance(value, (str, int, float)):
         return value
-    raise TypeError(f"where compares {shown(key)} with {shown(value)}, which is not a JSON value")
+    raise TypeError(
+        f"where compares {short_repr(key)} with {short_repr(value)}, which is not a JSON value"
+    )
 
 
 def predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
-    """Return a function of one document's metadata for a filter of either form."""
+    """Return a filter as a function of one document's metadata."""
     if callable(where):
         return where
     parsed = parse_filter(where)

@@ -1,4 +1,4 @@
-"""A saved index as it is read: a snapshot, of which everything is checked before it is used."""
+"""Reading a saved index: a snapshot whose data are checked before they are used."""
 
 from __future__ import annotations
 
@@ -15,143 +15,144 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.database import Database
 from rag_demo.errors import IndexFileError, damaged
 from rag_demo.exact_search.rounding import BLOCK
 from rag_demo.store.document_table import DocumentTable
-from rag_demo.store.facts import (
+from rag_demo.store.index_format import (
     DATABASE,
     GONE,
     SEGMENT_COLUMNS,
-    IndexFacts,
+    Manifest,
     Passages,
     Segment,
     as_bytes,
     open_for_reading,
     open_regular,
-    read_facts_of,
-    read_words,
+    read_manifest_from,
+    read_text_index,
     reading_errors,
 )
 from rag_demo.vectors import Rows, Vectors
 
 __all__ = ["SavedIndex"]
 
-_CHECKED_AT_ONCE_BYTES = 1 << 21  # a database of at most this is checked when it is opened
+_SMALL_BYTES = 1 << 21  # a database of at most this size is checked when it is opened
+_ATTEMPTS = 20  # another process may replace the files while they are being opened
 
 
 class SavedIndex:
-    """A snapshot of an index in a folder; changes by other processes do not disturb it.
+    """A snapshot of the index in a folder. Changes by other processes do not affect it.
 
-    Opening takes milliseconds. A database of at most 2 MB is checked then; of a larger one, and of
-    all vectors, what is read is checked when it is first read.
+    Opening takes milliseconds. A database of at most 2 MB is checked when it is opened. A larger
+    one, and all vectors, are checked when they are first read.
 
     Args:
-        folder: Where it is.
+        folder: The folder of the index.
 
     Raises:
-        IndexFileError: It is missing, damaged, or of another version.
+        IndexFileError: The index is missing, damaged, or of another version.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        known: list[IndexFacts] = []  # Not this object, which would make a cycle.
+        known: list[Manifest] = []  # A reference to this object would make a cycle.
         self._known = known
 
         def connect() -> sqlite3.Connection:
-            database = open_for_reading(folder)
-            if known and read_facts_of(folder, database) != known[0]:
-                raise IndexFileError(f"the index in '{folder}' has changed since; load it again")
-            return database
+            connection = open_for_reading(folder)
+            if known and read_manifest_from(folder, connection) != known[0]:
+                connection.close()
+                raise IndexFileError(
+                    f"the index in '{folder}' has changed since it was loaded; load it again"
+                )
+            return connection
 
-        for _ in range(20):  # Another process may replace the files between two steps.
-            self.documents = DocumentTable(connect, lambda: reading_errors(folder))
+        database = Database(connect, translate_errors=lambda: reading_errors(folder))
+        self.documents = DocumentTable(database)
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._open()
-                known.append(self.facts)
+                known.append(self.manifest)
                 return
-            except FileNotFoundError as error:
-                self.documents.close()
-                missing = error
             except OSError as error:
                 self.documents.close()
-                raise damaged(Path(str(error.filename or folder)), error) from None
-            except BaseException:  # An interrupt too: nothing stays open.
+                path = Path(str(error.filename or folder))
+                if not isinstance(error, FileNotFoundError):
+                    raise damaged(path, error) from None
+                if attempt == _ATTEMPTS:
+                    raise damaged(folder / path.name, "it is missing") from None
+            except BaseException:  # An interrupt must not leave it open.
                 self.documents.close()
                 raise
-        raise damaged(folder / Path(str(missing.filename)).name, "it is missing")
 
     def _open(self) -> None:
-        with reading_errors(self.folder), self.documents.database() as database:
-            facts = read_facts_of(self.folder, database)
-            rows = database.execute(f"SELECT {SEGMENT_COLUMNS} ORDER BY number").fetchall()
+        with self.documents.connection() as connection:
+            manifest = read_manifest_from(self.folder, connection)
+            rows = connection.execute(f"SELECT {SEGMENT_COLUMNS} ORDER BY number").fetchall()
             segments = [Segment.of(row) for row in rows] or [Segment.empty()]
-            (pages,) = database.execute("PRAGMA page_count").fetchone()
-            (page_bytes,) = database.execute("PRAGMA page_size").fetchone()
-        self.facts = facts
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+        self.manifest = manifest
         self.owners: Rows = np.concatenate([each.owners for each in segments])
         self.passages: Passages = np.concatenate([each.passages for each in segments])
         self._checksums = np.concatenate([each.vector_checksums for each in segments])
         self._scales = np.concatenate([each.scales for each in segments])
-        self._errors = np.concatenate([each.errors for each in segments])
+        self._bounds = np.concatenate([each.bounds for each in segments])
         self._scan_checksums = [(len(each.scales), each.scan_checksum) for each in segments]
-        if len(self.owners) != facts.rows or len(self._checksums) != -(-facts.rows // BLOCK):
+        if len(self.owners) != manifest.rows or len(self._checksums) != -(-manifest.rows // BLOCK):
             raise damaged(self.folder / DATABASE, "its segments do not fit its rows")
         self._is_checked = np.zeros(len(self._checksums), bool)
-        shape, copied = (facts.rows, facts.dimension), len(self._scales) * BLOCK
-        self._file = _MappedFile(self.folder / facts.vectors_name, 4 * facts.rows * shape[1])
-        self._scan_file = _MappedFile(self.folder / facts.scan_name, copied * shape[1])
+        shape, scanned = (manifest.rows, manifest.dimension), len(self._scales) * BLOCK
+        self._file = _MappedFile(self.folder / manifest.vectors_name, 4 * manifest.rows * shape[1])
+        self._scan_file = _MappedFile(self.folder / manifest.scan_name, scanned * shape[1])
         self.vectors: Vectors = np.frombuffer(self._file.memory, np.float32).reshape(shape)
-        if pages * page_bytes <= _CHECKED_AT_ONCE_BYTES:
+        if pages * page_bytes <= _SMALL_BYTES:
             self.check_documents()
 
-    def see(self, facts: IndexFacts) -> None:
-        """Let the database be seen as it is after a change that this process has committed.
+    def advance(self, manifest: Manifest) -> None:
+        """See the database as it is after a change that this process has committed.
 
-        Else SQLite would keep the log of all changes since the snapshot. Rows and documents that
-        were there stay where they are; what is described by ``facts`` beyond them is not read.
+        Otherwise SQLite would keep the log of all changes since the snapshot. The rows and
+        documents of the snapshot stay where they are; new ones are not read.
         """
-        with self.documents.database() as database:
-            database.execute("ROLLBACK")
-            database.execute("BEGIN")
-            if read_facts_of(self.folder, database) == facts:
-                self._known[:] = [facts]
+        with self.documents.connection() as connection:
+            connection.execute("ROLLBACK")
+            connection.execute("BEGIN")
+            if read_manifest_from(self.folder, connection) == manifest:
+                self._known[:] = [manifest]
 
     def check_documents(self) -> None:
         """Compare every document and the index of metadata with their checksums.
 
         Raises:
-            IndexFileError: Something is not what was written.
+            IndexFileError: Something differs from what was written.
         """
-        with reading_errors(self.folder):
+        with self.documents.connection() as connection:
             count = self.documents.check()
-            with self.documents.database() as database:
-                numbers = np.fromiter(
-                    (number for (number,) in database.execute("SELECT number FROM documents")),
-                    np.int64,
-                )
-        alive = self.owners[self.owners != GONE]
-        fits = count == self.facts.count and np.array_equal(np.sort(numbers), np.unique(alive))
-        if not fits:
+            rows = connection.execute("SELECT number FROM documents ORDER BY number").fetchall()
+        alive = np.unique(self.owners[self.owners != GONE])
+        if count != self.manifest.count or [number for (number,) in rows] != alive.tolist():
             raise damaged(self.folder / DATABASE, "its vectors do not fit its documents")
 
     def check_all(self) -> int:
-        """Compare everything with its checksums; return how many documents there are.
+        """Compare everything with its checksums, and return how many documents there are.
 
         Raises:
-            IndexFileError: Something is not what was written.
+            IndexFileError: Something differs from what was written.
         """
         self.check_documents()
         self.check_vectors()
         self.scan()
-        if not self.words()[0] and self.facts.words_end:
-            raise damaged(self.folder / DATABASE, "its words are missing")
-        return self.facts.count
+        if not self.text_index()[0] and self.manifest.text_end:
+            raise damaged(self.folder / DATABASE, "its full-text index is missing")
+        return self.manifest.count
 
     def check_length(self) -> None:
-        """Raise if the file of vectors was cut off, which would end a process that reads it.
+        """Check the length of both files; reading mapped memory beyond the end is a SIGBUS.
 
         Raises:
-            IndexFileError: It was.
+            IndexFileError: A file was cut off.
         """
         self._file.check_length()
         self._scan_file.check_length()
@@ -160,12 +161,12 @@ class SavedIndex:
         """Compare all vectors with their checksums; 4 GB take a second.
 
         Raises:
-            IndexFileError: Some are not what was written.
+            IndexFileError: Some differ from what was written.
         """
         self._check(np.flatnonzero(~self._is_checked))
 
     def take(self, rows: Rows) -> Vectors:
-        """Return the vectors of rows, checked: shape (n, d)."""
+        """Return a copy of the vectors of rows, checked: shape (n, d)."""
         self._file.check_length()
         blocks = np.unique(rows // BLOCK) if len(rows) > 1 else rows // BLOCK
         self._check(blocks[~self._is_checked[blocks]])
@@ -173,13 +174,13 @@ class SavedIndex:
         return taken
 
     def read_into(self, start: int, out: Vectors) -> None:
-        """Read consecutive vectors, checked, without keeping a page of the file in memory.
+        """Read consecutive vectors, checked, without keeping the file's pages in memory.
 
         Args:
-            start: The first row, of a block.
-            out: Shape (n, d); whole blocks, but for the last rows of all.
+            start: The first row of a block.
+            out: Shape (n, d). Only the last block of the file may be incomplete.
         """
-        nbytes = 4 * self.facts.dimension
+        nbytes = 4 * self.manifest.dimension
         if os.preadv(self._file.descriptor, [as_bytes(out)], start * nbytes) != out.nbytes:
             raise damaged(self._file.path, "it was cut off")
         first, stop = start // BLOCK, -(-(start + len(out)) // BLOCK)
@@ -187,16 +188,15 @@ class SavedIndex:
             self._compare(block, out[block * BLOCK - start : (block + 1) * BLOCK - start])
 
     def take_unmapped(self, rows: Rows) -> Vectors:
-        """Do what `take` does, and keep no page of the file in memory."""
-        result = np.empty((len(rows), self.facts.dimension), np.float32)
+        """Do the same as `take`, without keeping the file's pages in memory."""
+        result = np.empty((len(rows), self.manifest.dimension), np.float32)
         blocks = rows // BLOCK
         for block in np.unique(blocks).tolist():
-            start = block * BLOCK
-            its = np.flatnonzero(blocks == block)
-            count = min(BLOCK, self.facts.rows - start)
-            vectors = np.empty((count, self.facts.dimension), np.float32)
+            start, places = block * BLOCK, np.flatnonzero(blocks == block)
+            count = min(BLOCK, self.manifest.rows - start)
+            vectors = np.empty((count, self.manifest.dimension), np.float32)
             self.read_into(start, vectors)
-            result[its] = vectors[rows[its] - start]
+            result[places] = vectors[rows[places] - start]
         return result
 
     def _check(self, blocks: Rows) -> None:
@@ -208,7 +208,7 @@ class SavedIndex:
             check(blocks)
             return
         self._file.check_length()
-        with ThreadPoolExecutor(2) as threads:  # zlib lets go of the interpreter's lock.
+        with ThreadPoolExecutor(2) as threads:  # zlib releases the GIL.
             list(threads.map(check, np.array_split(blocks, 8)))
 
     def _compare(self, block: int, vectors: Vectors) -> None:
@@ -217,16 +217,16 @@ class SavedIndex:
         self._is_checked[block] = True
 
     def scan(self) -> tuple[npt.NDArray[np.int8], Vectors, Vectors]:
-        """Return the int8 copies of the first vectors, whole blocks, with scales and errors.
+        """Return the int8 copies of all complete blocks, with their scales and bounds.
 
         Raises:
-            IndexFileError: They are not what was written.
+            IndexFileError: They differ from what was written.
         """
-        rows, dimension = len(self._scales) * BLOCK, self.facts.dimension
+        rows, dimension = len(self._scales) * BLOCK, self.manifest.dimension
         file = self._scan_file
         file.check_length()
         if not rows:
-            return np.empty((0, dimension), np.int8), self._scales, self._errors
+            return np.empty((0, dimension), np.int8), self._scales, self._bounds
         codes = np.frombuffer(file.memory, np.int8).reshape(rows, dimension)
         starts = np.cumsum([0, *(blocks * BLOCK for blocks, _ in self._scan_checksums)]).tolist()
 
@@ -237,16 +237,16 @@ class SavedIndex:
 
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(check, range(len(self._scan_checksums))))
-        return codes, self._scales, self._errors
+        return codes, self._scales, self._bounds
 
-    def words(self) -> tuple[dict[str, bytes], int]:
-        """Return the files of the words' index, and from which number on it lacks documents."""
-        with self.documents.database() as database:
-            # Of the database as it is now, which `see` may have moved on.
-            return read_words(database), read_facts_of(self.folder, database).words_end
+    def text_index(self) -> tuple[dict[str, bytes], int]:
+        """Return the files of the full-text index, and the first document number it lacks."""
+        with self.documents.connection() as connection:
+            # `advance` may have moved the database on, so the manifest is read again.
+            return read_text_index(connection), read_manifest_from(self.folder, connection).text_end
 
     def close(self) -> None:
-        """Close all files; arrays that somebody still has stay readable."""
+        """Close all files. Arrays that are still referenced stay readable."""
         self.documents.close()
         self.vectors = np.empty((0, 0), np.float32)
         self._file.close()
@@ -254,14 +254,14 @@ class SavedIndex:
 
 
 class _MappedFile:
-    """The first bytes of a file, mapped; a change of the memory changes no file."""
+    """The first bytes of a file, mapped privately: changes of the memory do not reach the file."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self.path, self._nbytes = path, nbytes
         self.memory: Any = b""
         self.descriptor = -1
         self._close: Callable[[], object] = lambda: None
-        if nbytes:  # Else there may be no file.
+        if nbytes:  # An index without vectors has no file.
             self.descriptor = open_regular(path)
             finalizer = weakref.finalize(self, os.close, self.descriptor)
             finalizer.atexit = False
@@ -275,6 +275,6 @@ class _MappedFile:
             raise damaged(self.path, f"it has {size} bytes, not {self._nbytes}")
 
     def close(self) -> None:
-        """Close the file; its memory is unmapped when nobody refers to it any more."""
+        """Close the file. The memory is unmapped when nothing refers to it any more."""
         self.memory, self.descriptor = b"", -1
         self._close()

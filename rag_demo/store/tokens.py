@@ -1,10 +1,9 @@
-"""Text into what is looked for: words of any script, names such as C++, pairs of characters.
+"""Tokens of the full-text index: words of any script, names such as C++, pairs of characters.
 
-Chinese, Japanese, Thai, Lao, Khmer and Burmese have no spaces between words, so their texts are
-indexed by single characters and by pairs of neighbours, as Lucene's CJKAnalyzer does it, and asked
-for by pairs. A word of any other script has its combining marks, such as the vowels of Hindi; the
-points of Hebrew and Arabic, which are seldom written, are left out. Time is linear in the text, and
-what is in memory at once is a piece of it.
+Chinese, Japanese, Thai, Lao, Khmer and Burmese have no spaces between words. So their texts are
+indexed by characters and by pairs of neighbours, as Lucene's CJKAnalyzer does, and queries are
+cut into pairs. Words of other scripts keep their combining marks, such as the vowels of Hindi. The
+points of Hebrew and Arabic are left out, because most texts omit them. Time is linear in the text.
 """
 
 from __future__ import annotations
@@ -16,34 +15,34 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-__all__ = ["STOP_WORDS", "words_of"]
+__all__ = ["STOP_WORDS", "tokenize"]
 
-# Lucene's English ones.
+# Lucene's English stop words.
 _STOP_WORDS = """
     a an and are as at be but by for if in into is it no not of on or such that the their then
     there these they this to was will with
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
-_PIECE = 1 << 20  # characters that are looked at together
-_LONGEST = 64  # characters of a word; of longer ones these are the word
+_PIECE = 1 << 20  # characters that are processed together
+_LONGEST = 64  # characters of a word; longer words are cut off
 _UNSPACED = (
     "\u0e01-\u0e4e\u0e80-\u0ece\u1000-\u109f\u1780-\u17d3"  # Thai, Lao, Burmese, Khmer
     "\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
 )
-# A word; C++, g++, C#, F#.
+# A word, also C++, g++, C# and F#.
 _ASCII_WORD = re.compile(r"\w+(?:\+\+(?!\w)|(?<=\b\w)#(?!\w))?")
 _CONTRACTION = re.compile(r"(?<=\w)'(?:s|t|m|d|re|ve|ll)\b")
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]").match
-# Points of Hebrew and Arabic; what joins letters or keeps them apart; the dot of a Turkish capital.
+# Points of Hebrew and Arabic; joiners and non-joiners; the dot of a lower-cased Turkish capital.
 _LEFT_OUT = re.compile(
     "[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u064b-\u0652\u0670\u200c\u200d]|(?<=i)\u0307"
 )
 
 
-def words_of(text: str, *, is_query: bool = False) -> Iterator[list[str]]:
-    """Yield the words of a text in lower case, piece by piece; stop words are among them."""
+def tokenize(text: str, *, is_query: bool = False) -> Iterator[list[str]]:
+    """Yield lists of the words of a text, in lower case and with stop words."""
     for start, stop in _pieces(text):
         piece = text[start:stop]
         is_ascii = piece.isascii()
@@ -64,7 +63,7 @@ def words_of(text: str, *, is_query: bool = False) -> Iterator[list[str]]:
 
 @cache
 def _word() -> re.Pattern[str]:
-    """Return the pattern of a word in any script; finding the marks takes 50 ms."""
+    """Return the pattern of a word in any script. Making it takes 50 ms."""
     marks = "".join(c for c in map(chr, range(0x300, sys.maxunicode + 1))
                     if unicodedata.category(c)[0] == "M" and not _IS_UNSPACED(c))  # fmt: skip
     letter = rf"(?:[^\W{_UNSPACED}]|[{re.escape(marks)}])"
@@ -81,12 +80,12 @@ def _of_run(run: str, is_query: bool) -> Sequence[str]:
 def _split(word: str) -> tuple[str, ...]:
     word = word[:_LONGEST]
     name = word.rstrip("+")
-    # Who asks for Notepad finds Notepad++; but C is another language than C++.
+    # A search for Notepad finds Notepad++. But C is another language than C++.
     return (word, name) if word.endswith("++") and len(name) > 1 else (word,)
 
 
 def _pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Cut between words, if there is a place for it."""
+    """Cut a text between words where that is possible."""
     start = 0
     while len(text) - start > _PIECE:
         stop = text.rfind(" ", start + _PIECE // 2, start + _PIECE) + 1 or start + _PIECE

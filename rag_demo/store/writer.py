@@ -1,4 +1,4 @@
-"""A saved index as it is written: one writer at a time, in transactions."""
+"""Writing a saved index: one writer at a time, in transactions."""
 
 from __future__ import annotations
 
@@ -16,132 +16,130 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.database import Database
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import DamagedIndexError, IndexFileError, RagDemoError, damaged
 from rag_demo.exact_search.rounding import BLOCK, round_to_int8
 from rag_demo.store.document_table import DocumentTable
-from rag_demo.store.facts import (
+from rag_demo.store.index_format import (
     DATABASE,
     GONE,
-    OUR_FILES,
+    INDEX_FILES,
     SEGMENT,
     SEGMENT_COLUMNS,
     TABLES,
-    IndexFacts,
+    Manifest,
     Passages,
     Segment,
     as_bytes,
     checksum_of,
     is_busy,
-    read_facts_of,
-    read_words,
+    read_manifest_from,
+    read_text_index,
     refuse_foreign_folder,
     writing_errors,
 )
-from rag_demo.store.words import Words
+from rag_demo.store.text_index import TextIndex
 from rag_demo.vectors import Rows, Vectors
 
-__all__ = ["IndexWriter", "open_or_replace", "remove_index"]
+__all__ = ["IndexWriter", "open_or_replace"]
 
-_WORDS_BEHIND = 1 << 13
-"""Documents that may be committed before their words are: who opens the index adds these."""
+_MOST_BEHIND = 1 << 13
+"""Documents that a commit may leave out of the full-text index; a reader adds them itself."""
 
 log = logging.getLogger("rag_demo")
 
 
 class IndexWriter:
-    """The one writer of an index: use it with ``with``; changes are lost unless you call `commit`.
+    """The only writer of an index. Use it with ``with``; without `commit`, changes are lost.
 
-    Nobody else can write meanwhile; readers go on. A folder that was made for an index that was
-    not committed is removed.
+    Readers are not disturbed. If nothing is committed, a folder that was made is removed.
 
     Args:
-        folder: Of the index; it is made if it is missing.
+        folder: The folder of the index. It is created if it is missing.
 
     Attributes:
-        facts: What is going to be committed; None in a folder without an index.
+        manifest: What is going to be committed; None in a folder without an index.
         owners: The number of the document that each row belongs to.
 
     Raises:
         IndexFileError: The folder holds something else, cannot be written, or another process
-            writes into it.
+            is writing into it.
     """
 
     def __init__(self, folder: Path) -> None:
         refuse_foreign_folder(folder)
         self.folder = folder
-        self.facts: IndexFacts | None = None
+        self.manifest: Manifest | None = None
         self._made_folders = [each for each in (folder, *folder.parents) if not each.exists()]
-        # Until this is the only writer, and knows that there is no index, it removes nothing.
+        # Remove nothing before it is certain that this is the only writer and there is no index.
         self._is_index = True
         self._made_files = False
-        self._database: sqlite3.Connection | None = None
-        self._words: Words | None = None
+        self._text_index: TextIndex | None = None
+        self._table: DocumentTable | None = None
         try:
             with writing_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                self._connect()
-                database = self._connection
-                # Not of this writer: in a cycle it would keep its lock until a collection.
-                self._table = DocumentTable(lambda: database)
+                self._connection = connection = self._connect()
+                # Not a method of this writer: the cycle would keep the lock until a collection.
+                self._table = DocumentTable(Database(lambda: connection))
                 self._begin()
-                self._is_index = self.facts is not None
-        except BaseException:  # An interrupt too: nobody else closes this.
+                self._is_index = self.manifest is not None
+        except BaseException:  # After an interrupt too, nothing else closes this.
             self.__exit__()
             raise
 
-    def _connect(self) -> None:
+    def _connect(self) -> sqlite3.Connection:
         path = self.folder / DATABASE
-        for _ in range(20):
-            is_new = not path.exists()
-            self._database = sqlite3.connect(
-                path, timeout=0, isolation_level=None, check_same_thread=False
-            )
-            try:
-                self._database.execute("PRAGMA synchronous = FULL")
-                self._database.execute("PRAGMA journal_mode = WAL")
-                self._database.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                # A full disk, say; a database that another writer is making is locked.
-                self._is_index = not is_new or is_busy(error)
-                raise
-            if path.exists():  # Else another writer has failed, and removed what it had made.
-                return
-            self._database.close()
-        raise sqlite3.OperationalError("the database is locked")
+        is_new = not path.exists()
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("BEGIN IMMEDIATE")
+            if not path.exists():  # Another writer has failed and removed its files.
+                raise sqlite3.OperationalError("the database is locked by another process")
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, sqlite3.OperationalError):
+                self._is_index = not is_new or is_busy(error)  # The disk may be full.
+            raise
+        return connection
 
     def _begin(self) -> None:
+        """Read the state of the index; in a new database, create the tables."""
         if not self._connection.execute("SELECT 1 FROM sqlite_master").fetchone():
             for statement in TABLES:
                 self._connection.execute(statement)
-        if self._connection.execute("SELECT 1 FROM facts").fetchone():
-            self.facts = read_facts_of(self.folder, self._connection)
+        if self._connection.execute("SELECT 1 FROM manifest").fetchone():
+            self.manifest = read_manifest_from(self.folder, self._connection)
         owners = [segment.owners for segment in self._segments()]
         self.owners: Rows = np.concatenate([np.empty(0, np.int64), *owners])
 
     def _segments(self) -> list[Segment]:
-        question = f"SELECT {SEGMENT_COLUMNS} ORDER BY number"
-        return [Segment.of(row) for row in self._connection.execute(question)]
+        query = f"SELECT {SEGMENT_COLUMNS} ORDER BY number"
+        return [Segment.of(row) for row in self._connection.execute(query)]
 
     @property
     def documents(self) -> DocumentTable:
-        """The documents, as they are going to be."""
+        """The documents as they will be committed."""
+        assert self._table is not None
         return self._table
 
     def clear(self, model: ModelIdentity, *, source: str | None = None) -> None:
-        """Forget everything, and begin new files; the old ones are removed by `commit`."""
-        before = self.facts or IndexFacts(model)
+        """Remove everything, and begin new files; `commit` removes the old ones."""
+        before = self.manifest or Manifest(model)
         with writing_errors(self.folder):
-            for table in ("documents", "metadata", "segments", "words"):
+            for table in ("documents", "metadata", "segments", "text_index"):
                 self._connection.execute(f"DELETE FROM {table}")
         self.owners = np.empty(0, np.int64)
-        self._words = None
-        self.facts = IndexFacts(
+        self._text_index = None
+        self.manifest = Manifest(
             model,
             source,
             generation=before.generation,
-            files=before.files + 1,
+            file_number=before.file_number + 1,
             identity=os.urandom(8).hex(),
         )
 
@@ -153,103 +151,99 @@ class IndexWriter:
         vectors: Iterable[Vectors],
         next_number: int,
     ) -> None:
-        """Put rows, and documents with their numbers, behind those that are there.
+        """Append documents and rows of vectors.
 
         Args:
-            documents: With numbers that are not smaller than ``facts.next_number``.
+            documents: Documents with numbers from ``manifest.next_number`` on.
             owners: The number of the document of each row, or `GONE`: shape (n,).
-            passages: Start and stop of the span that each row stands for; 0 and 0 for the whole
-                document: shape (n, 2).
-            vectors: Their vectors, in pieces: shape (m, d), float32.
-            next_number: ``facts.next_number`` from now on.
+            passages: Start and stop of the passage of each row; 0 and 0 for the whole document:
+                shape (n, 2).
+            vectors: The vectors in pieces of the shape (m, d), float32.
+            next_number: The new ``manifest.next_number``.
 
         Raises:
-            ValueError: The vectors have another dimension than those that are there.
+            ValueError: The vectors have another dimension than those of the index.
         """
         with writing_errors(self.folder):
-            inserted = self._table.insert(documents)
+            inserted = self.documents.insert(documents)
             start = 0
             for piece in vectors:
                 stop = start + len(piece)
                 self._append_rows(owners[start:stop], passages[start:stop], piece)
                 start = stop
-        self.facts = replace(
-            self._facts,
-            count=self._facts.count + inserted,
-            next_number=next_number,
-        )
+        count = self._manifest.count + inserted
+        self.manifest = replace(self._manifest, count=count, next_number=next_number)
 
     def _append_rows(self, owners: Rows, passages: Passages, vectors: Vectors) -> None:
-        facts = self._facts
+        manifest = self._manifest
         dimension = vectors.shape[1]
-        if facts.rows and dimension != facts.dimension:
+        if manifest.rows and dimension != manifest.dimension:
             raise ValueError(
-                f"the model's vectors have {dimension} dimensions, those here {facts.dimension}"
+                f"the model's vectors have {dimension} dimensions, those here {manifest.dimension}"
             )
-        names = (facts.vectors_name, facts.scan_name)
-        with self._file(names[0]) as file, self._file(names[1]) as scan_file:
+        with (
+            self._open_file(manifest.vectors_name) as file,
+            self._open_file(manifest.scan_name) as scan_file,
+        ):
             done = 0
             while done < len(vectors):
-                row = facts.rows + done
+                row = manifest.rows + done
                 number, place = divmod(row, SEGMENT)
                 some = slice(done, done + min(SEGMENT - place, len(vectors) - done))
                 segment = self._segment(number) if place else Segment.empty()
-                # The last block may be a part of one: its copy is made when it is full.
+                # The last block may be incomplete. Its int8 copy is made when it is complete.
                 before = place % BLOCK
                 checksums = segment.vector_checksums[place // BLOCK :]
                 tail = self._read(file, row - before, (before, dimension), checksums)
                 tail = np.concatenate([tail, vectors[some]])
                 _write_at(file, (row - before) * dimension * 4, tail)
-                whole = tail[: len(tail) // BLOCK * BLOCK]
-                codes, scales, errors = round_to_int8(whole)
+                complete = tail[: len(tail) // BLOCK * BLOCK]
+                codes, scales, bounds = round_to_int8(complete)
                 _write_at(scan_file, (row - before) * dimension, codes)
-                made = [
-                    zlib.crc32(as_bytes(tail[n : n + BLOCK])) for n in range(0, len(tail), BLOCK)
-                ]
-                kept = segment.vector_checksums[: place // BLOCK]
+                added = np.asarray(_block_checksums(tail), np.uint32)
                 segment = Segment(
                     np.concatenate([segment.owners, owners[some]]),
                     np.concatenate([segment.passages, passages[some]]),
-                    np.concatenate([kept, np.asarray(made, np.uint32)]),
+                    np.concatenate([segment.vector_checksums[: place // BLOCK], added]),
                     np.concatenate([segment.scales, scales]),
-                    np.concatenate([segment.errors, errors]),
+                    np.concatenate([segment.bounds, bounds]),
                     zlib.crc32(as_bytes(codes), segment.scan_checksum),
                 )
                 self._put_segment(number, segment)
                 done = some.stop
         self.owners = np.concatenate([self.owners, owners])
-        self.facts = replace(facts, rows=facts.rows + len(vectors), dimension=dimension)
+        self.manifest = replace(manifest, rows=manifest.rows + len(vectors), dimension=dimension)
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Remove documents by their numbers; their vectors stay until the next `clear`."""
+        """Remove documents by their numbers; their vectors stay in the file until `compact`."""
         if not numbers:
             return
         with writing_errors(self.folder):
-            self._table.delete(numbers)
+            self.documents.delete(numbers)
             gone = np.isin(self.owners, np.asarray(numbers, np.int64))
             self.owners = np.where(gone, GONE, self.owners)
             for number in np.unique(np.flatnonzero(gone) // SEGMENT).tolist():
                 segment = self._segment(number)
-                its = slice(number * SEGMENT, number * SEGMENT + len(segment.owners))
-                self._put_segment(number, replace(segment, owners=self.owners[its]))
-        self.facts = replace(self._facts, count=self._facts.count - len(numbers))
+                rows = slice(number * SEGMENT, number * SEGMENT + len(segment.owners))
+                self._put_segment(number, replace(segment, owners=self.owners[rows]))
+        self.manifest = replace(self._manifest, count=self._manifest.count - len(numbers))
 
     def rewrite(self, number: int, document: Document) -> None:
-        """Replace a document whose text stays, and with it its vectors and its words."""
+        """Replace a document without changing its text, so that its vectors stay valid."""
         with writing_errors(self.folder):
-            self._table.delete([number])
-            self._table.insert([(number, document)])
+            self.documents.delete([number])
+            self.documents.insert([(number, document)])
 
     def compact(self) -> None:
-        """Write new files without the rows of documents that are gone, if these are many."""
+        """Write new files without the rows of deleted documents, if these are a quarter of all."""
         if 4 * self.gone_rows <= len(self.owners):
             return
-        before, segments = self._facts, self._segments()
-        with writing_errors(self.folder), self._file(before.vectors_name) as file:
-            for table in ("segments", "words"):
+        before, segments = self._manifest, self._segments()
+        with writing_errors(self.folder), self._open_file(before.vectors_name) as file:
+            for table in ("segments", "text_index"):
                 self._connection.execute(f"DELETE FROM {table}")
-            self.owners, self._words = np.empty(0, np.int64), None
-            self.facts = replace(before, rows=0, words_end=0, files=before.files + 1)
+            self.owners, self._text_index = np.empty(0, np.int64), None
+            self.manifest = replace(before, rows=0, text_end=0, file_number=before.file_number + 1)
             for number, segment in enumerate(segments):
                 shape = (len(segment.owners), before.dimension)
                 vectors = self._read(file, number * SEGMENT, shape, segment.vector_checksums)
@@ -264,88 +258,92 @@ class IndexWriter:
         if not vectors.size:
             return vectors
         nbytes = os.preadv(file.fileno(), [as_bytes(vectors)], row * shape[1] * 4)
-        blocks = range(0, len(vectors), BLOCK)
-        found = [zlib.crc32(as_bytes(vectors[start : start + BLOCK])) for start in blocks]
-        if nbytes != vectors.nbytes or found != list(checksums):
+        if nbytes != vectors.nbytes or _block_checksums(vectors) != list(checksums):
             raise damaged(
-                Path(file.name), f"the vectors from row {row} on are not what was written"
+                Path(file.name), f"the vectors from row {row} on differ from what was written"
             )
         return vectors
 
-    def catch_up_words(self, behind: int) -> None:
-        """Let the words' index learn of new documents, if there are more than ``behind``."""
-        facts = self._facts
-        if facts.next_number - facts.words_end <= behind:
+    def catch_up_text(self, most_behind: int) -> None:
+        """Add new documents to the full-text index, if it lacks more than ``most_behind``."""
+        manifest, connection = self._manifest, self._connection
+        if manifest.next_number - manifest.text_end <= most_behind:
             return
-        if self._words is None:
-            connection = self._connection
-            self._words = Words(lambda: (read_words(connection), facts.words_end))
+        if self._text_index is None:
+            self._text_index = TextIndex(lambda: (read_text_index(connection), manifest.text_end))
         try:
-            self._words.catch_up(
-                facts.next_number,
-                lambda start: ((n, each.text) for n, each in self._table.stream(start)),
+            self._text_index.catch_up(
+                manifest.next_number,
+                lambda start: ((n, each.text) for n, each in self.documents.stream(start)),
             )
         except RagDemoError as error:
-            log.debug("an index is saved without its words: %s", error)
+            log.debug("an index is saved without its full-text index: %s", error)
             return
-        self.put_words(self._words.files(), self._words.end)
+        self._put_text_index(self._text_index.files(), self._text_index.end)
 
-    def put_words(self, files: Mapping[str, bytes], end: int) -> None:
-        """Replace the words' index by its files; it has the documents before number ``end``."""
+    def _put_text_index(self, files: Mapping[str, bytes], end: int) -> None:
+        """Replace the full-text index; it has the documents with numbers below ``end``."""
         with writing_errors(self.folder):
-            known = dict(self._connection.execute("SELECT name, checksum FROM words").fetchall())
+            saved = self._connection.execute("SELECT name, checksum FROM text_index").fetchall()
+            known = dict(saved)
             for name in known.keys() - files.keys():
-                self._connection.execute("DELETE FROM words WHERE name = ?", (name,))
+                self._connection.execute("DELETE FROM text_index WHERE name = ?", (name,))
             for name, content in files.items():
                 checksum = checksum_of(name, content)
                 if known.get(name) != checksum:
                     row = (name, content, checksum)
-                    self._connection.execute("INSERT OR REPLACE INTO words VALUES (?, ?, ?)", row)
-        self.facts = replace(self._facts, words_end=end)
+                    query = "INSERT OR REPLACE INTO text_index VALUES (?, ?, ?)"
+                    self._connection.execute(query, row)
+        self.manifest = replace(self._manifest, text_end=end)
 
     def describe(self, *, source: str | None, finished: bool) -> None:
-        """Say what is indexed, and whether it all is."""
-        self.facts = replace(self._facts, source=source, finished=finished)
+        """Record what is indexed, and whether all of it is."""
+        self.manifest = replace(self._manifest, source=source, finished=finished)
 
     def commit(self, *, more: bool = False) -> None:
-        """Make everything since the last commit durable; the words of many documents as well.
+        """Make all changes since the last commit durable.
 
         Args:
             more: Begin another transaction afterwards.
 
         Raises:
-            IndexFileError: It cannot be written; the index is what it was.
+            IndexFileError: The index cannot be written. It is what it was before.
         """
-        self.catch_up_words(_WORDS_BEHIND)
-        facts = replace(self._facts, generation=self._facts.generation + 1)
+        self.catch_up_text(_MOST_BEHIND)
+        manifest = replace(self._manifest, generation=self._manifest.generation + 1)
         with writing_errors(self.folder):
-            if facts.rows:
-                for name in (facts.vectors_name, facts.scan_name):
-                    with self._file(name) as file:
+            if manifest.rows:
+                for name in (manifest.vectors_name, manifest.scan_name):
+                    with self._open_file(name) as file:
                         os.fsync(file.fileno())
             if self._made_files:
                 _sync_folder(self.folder)
                 self._made_files = False
-            value = json.dumps(asdict(facts))
-            self._connection.execute("DELETE FROM facts")
-            row = (value, zlib.crc32(value.encode()))
-            self._connection.execute("INSERT INTO facts VALUES (?, ?)", row)
+            value = json.dumps(asdict(manifest))
+            self._connection.execute("DELETE FROM manifest")
+            row = (value, checksum_of(value))
+            self._connection.execute("INSERT INTO manifest VALUES (?, ?)", row)
             self._connection.execute("COMMIT")
-            self._is_index, self.facts = True, facts
+            self._is_index, self.manifest = True, manifest
             self._remove_old_files()
             if more:
-                # Others may write in between: what they have changed is read again.
-                self._connection.execute("PRAGMA busy_timeout = 60000")
-                self._connection.execute("BEGIN IMMEDIATE")
-                self._connection.execute("PRAGMA busy_timeout = 0")
-                if read_facts_of(self.folder, self._connection) != facts:
-                    self._begin()
-                    self._words = None
-                if (self._facts.identity, self._facts.files) != (facts.identity, facts.files):
-                    raise IndexFileError(f"another process has replaced the index '{self.folder}'")
+                self._begin_again(manifest)
+
+    def _begin_again(self, manifest: Manifest) -> None:
+        """Begin another transaction; read again what others have written in between."""
+        self._connection.execute("PRAGMA busy_timeout = 60000")
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        if read_manifest_from(self.folder, self._connection) == manifest:
+            return
+        self._begin()
+        self._text_index = None
+        found = self._manifest
+        if (found.identity, found.file_number) != (manifest.identity, manifest.file_number):
+            raise IndexFileError(f"another process has replaced the index '{self.folder}'")
 
     def _remove_old_files(self) -> None:
-        names = (self._facts.vectors_name, self._facts.scan_name)
+        names = (self._manifest.vectors_name, self._manifest.scan_name)
         for path in [*self.folder.glob("vectors-*.f32"), *self.folder.glob("scan-*.i8")]:
             if path.name not in names:
                 with contextlib.suppress(OSError):  # The next commit tries again.
@@ -354,11 +352,11 @@ class IndexWriter:
     @property
     def count(self) -> int:
         """How many documents there are."""
-        return self._facts.count
+        return self._manifest.count
 
     @property
     def gone_rows(self) -> int:
-        """How many rows belong to no document any more."""
+        """How many rows belong to deleted documents."""
         return int(np.count_nonzero(self.owners == GONE))
 
     def __enter__(self) -> IndexWriter:
@@ -366,42 +364,42 @@ class IndexWriter:
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            if self._words is not None:
-                self._words.close()
-            if not self._is_index:  # While nobody else can write: nothing of this stays behind.
-                with contextlib.suppress(IndexFileError):  # What the block raised says more.
-                    remove_index(self.folder)
+            if self._text_index is not None:
+                self._text_index.close()
+            if not self._is_index:  # While the lock is held: leave no file of a failed attempt.
+                with contextlib.suppress(IndexFileError):  # The block's own error says more.
+                    _remove_index(self.folder)
         finally:
-            if self._database is not None:
-                self._database.close()  # That rolls back what was not committed.
+            if self._table is not None:
+                self._connection.close()  # This rolls back what was not committed.
         if not self._is_index:
-            with contextlib.suppress(OSError):  # Somebody else has put something into it.
+            with contextlib.suppress(OSError):  # Another program has put something into it.
                 for folder in self._made_folders:
                     folder.rmdir()
 
     @property
-    def _connection(self) -> sqlite3.Connection:
-        assert self._database is not None
-        return self._database
-
-    @property
-    def _facts(self) -> IndexFacts:
-        assert self.facts is not None, "clear() comes first in a folder without an index"
-        return self.facts
+    def _manifest(self) -> Manifest:
+        assert self.manifest is not None, "call clear() first in a folder without an index"
+        return self.manifest
 
     def _segment(self, number: int) -> Segment:
-        question = f"SELECT {SEGMENT_COLUMNS} WHERE number = ?"
-        return Segment.of(self._connection.execute(question, (number,)).fetchone())
+        query = f"SELECT {SEGMENT_COLUMNS} WHERE number = ?"
+        return Segment.of(self._connection.execute(query, (number,)).fetchone())
 
     def _put_segment(self, number: int, segment: Segment) -> None:
-        question = "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-        self._connection.execute(question, (number, *segment.row()))
+        query = "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        self._connection.execute(query, (number, *segment.row()))
 
-    def _file(self, name: str) -> IO[bytes]:
-        """Open one of the two files; only an index without rows has none yet."""
-        is_new = not self._facts.rows and not (self.folder / name).exists()
+    def _open_file(self, name: str) -> IO[bytes]:
+        """Open a file of rows; an index without rows has none yet."""
+        is_new = not self._manifest.rows and not (self.folder / name).exists()
         self._made_files |= is_new
         return open(self.folder / name, "x+b" if is_new else "r+b", buffering=0)  # noqa: PTH123
+
+
+def _block_checksums(vectors: Vectors) -> list[int]:
+    starts = range(0, len(vectors), BLOCK)
+    return [zlib.crc32(as_bytes(vectors[start : start + BLOCK])) for start in starts]
 
 
 def _sync_folder(folder: Path) -> None:
@@ -420,7 +418,7 @@ def _write_at(file: IO[bytes], start: int, array: npt.NDArray[Any]) -> None:
 
 
 def open_or_replace(folder: Path) -> IndexWriter:
-    """Open an index for changes, and begin anew in place of one that is damaged.
+    """Open an index for changes; replace a damaged one by an empty one.
 
     Raises:
         IndexFileError: See `IndexWriter`.
@@ -428,16 +426,15 @@ def open_or_replace(folder: Path) -> IndexWriter:
     try:
         return IndexWriter(folder)
     except DamagedIndexError:
-        # Without vectors beside it the file may be anything.
+        # Without vectors beside it, the file may be another program's.
         if not list(folder.glob("vectors-*.f32")):
             raise
-        remove_index(folder)
+        _remove_index(folder)
         return IndexWriter(folder)
 
 
-def remove_index(folder: Path) -> None:
-    """Remove the files of an index that is damaged."""
+def _remove_index(folder: Path) -> None:
     with writing_errors(folder):
-        for pattern in OUR_FILES:
+        for pattern in INDEX_FILES:
             for path in folder.glob(pattern):
                 path.unlink()

@@ -178,13 +178,13 @@ class WrongCount(LetterModel):
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_too_few_or_too_many_vectors_are_refused(retriever: Retriever, count: int) -> None:
     retriever.embedding_model = WrongCount(3)
-    with pytest.raises(ValueError, match=r"the model made 3 vectors of 2 texts"):
+    with pytest.raises(ValueError, match=r"the model returned 3 vectors for 2 texts"):
         retriever.add(["one", "two"])
     retriever.embedding_model = LetterModel()
     retriever.add(["one", "two"])
     retriever.embedding_model = WrongCount(count)
     for mode in ("dense", "hybrid"):
-        with pytest.raises(ValueError, match=f"{count} vectors of 2 texts|the shape"):
+        with pytest.raises(ValueError, match=f"{count} vectors for 2 texts|the shape"):
             retriever.search_batch(["one", "two"], mode=mode)
 
 

@@ -16,7 +16,7 @@ from support.small_collections import Hashed
 
 @pytest.mark.parametrize("model", ["a name", None, 3, EmbeddingModel])
 def test_retriever_refuses_what_cannot_embed(model: Any) -> None:
-    with pytest.raises(TypeError, match="is no embedding model"):
+    with pytest.raises(TypeError, match="is not an embedding model"):
         PyTorchGPURetriever(model)
 
 

@@ -1,9 +1,9 @@
-"""What describes a saved index, and how its folder, its files and its errors are named.
+"""The format of a saved index: its files, its manifest, and the errors of reading and writing.
 
-``index.sqlite`` holds documents, metadata, the words' index and which row of vectors belongs to
-which document. ``vectors-N.f32`` holds the vectors, and ``scan-N.i8`` copies of them in int8 that
-are faster to scan; both only grow. A transaction of the database says how much of them counts, so
-a crash leaves at most bytes that nobody reads. Everything that is read has a checksum.
+``index.sqlite`` holds documents, metadata, the full-text index, and which row of vectors belongs
+to which document. ``vectors-N.f32`` holds the vectors, and ``scan-N.i8`` holds int8 copies that
+are faster to scan. These two files only grow. Each transaction of the database records how many
+of their rows count, so a crash leaves at most bytes that nobody reads. All data have checksums.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import (
-    AGAIN,
-    MAKE_ONE,
+    HOW_TO_CREATE,
+    HOW_TO_REBUILD,
     IndexFileError,
     NewerIndexError,
     UnreadableIndexError,
@@ -42,64 +42,64 @@ from rag_demo.vectors import Rows, Vectors
 __all__ = [
     "DATABASE",
     "GONE",
-    "OUR_FILES",
+    "INDEX_FILES",
     "SEGMENT",
     "SEGMENT_COLUMNS",
     "TABLES",
-    "as_bytes",
-    "IndexFacts",
+    "Manifest",
     "Passages",
     "Segment",
+    "as_bytes",
     "checksum_of",
     "is_busy",
     "open_for_reading",
     "open_regular",
-    "read_facts",
-    "read_facts_of",
-    "read_words",
+    "read_manifest",
+    "read_manifest_from",
+    "read_text_index",
     "reading_errors",
     "refuse_foreign_folder",
     "writing_errors",
 ]
 
 DATABASE = "index.sqlite"
-VERSION = 5
+VERSION = 6
 GONE = -1
 """The owner of a row whose document was deleted."""
 SEGMENT = 1 << 12
-"""Rows whose owners, passages and checksums stand in one row of the database."""
-OUR_FILES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "vectors-*.f32", "scan-*.i8")
+"""Rows of vectors that are described by one row of the table ``segments``."""
+INDEX_FILES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "vectors-*.f32", "scan-*.i8")
 TABLES = (
-    "CREATE TABLE facts (value TEXT, checksum INTEGER)",
+    "CREATE TABLE manifest (value TEXT, checksum INTEGER)",
     "CREATE TABLE segments (number INTEGER PRIMARY KEY, owners BLOB, passages BLOB,"
-    " vector_checksums BLOB, scales BLOB, errors BLOB, scan_checksum INTEGER, checksum INTEGER)",
-    "CREATE TABLE words (name TEXT PRIMARY KEY, content BLOB, checksum INTEGER)",
+    " vector_checksums BLOB, scales BLOB, bounds BLOB, scan_checksum INTEGER, checksum INTEGER)",
+    "CREATE TABLE text_index (name TEXT PRIMARY KEY, content BLOB, checksum INTEGER)",
     *SCHEMA,
 )
 
-# What SQLite says of a disk, a quota or a permission: the database may be whole.
+# SQLite's messages about a disk, a quota or a permission. The database may be intact.
 _IS_TRANSIENT = re.compile("unable to open|disk I/O|is full|readonly|interrupted|out of memory")
 
 Passages = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class IndexFacts:
-    """What describes a saved index.
+class Manifest:
+    """The description of a saved index.
 
     Attributes:
-        model: Which embedding model made the vectors.
-        source: What was indexed, as `rag_demo.ingest.ingest` was told.
-        finished: Whether all of the source was.
-        dimension: Of the vectors; 0 without vectors.
-        rows: How many vectors count, those of deleted documents included.
+        model: The embedding model that made the vectors.
+        source: The source that was indexed, as `rag_demo.ingest.ingest` got it.
+        finished: Whether the whole source was indexed.
+        dimension: Length of the vectors; 0 without vectors.
+        rows: How many vectors count, including those of deleted documents.
         count: How many documents there are.
         next_number: The number of the next document.
-        words_end: Documents with smaller numbers are in the words' index.
+        text_end: The full-text index has the documents with smaller numbers.
         generation: Grows with every change.
-        files: The N in the names of the files.
-        identity: Chosen by chance when an index is made from nothing.
-        version: Of the format.
+        file_number: The N in the names of the files.
+        identity: A random string, chosen when the index is created.
+        version: The version of the format.
     """
 
     model: ModelIdentity
@@ -109,71 +109,79 @@ class IndexFacts:
     rows: int = 0
     count: int = 0
     next_number: int = 0
-    words_end: int = 0
+    text_end: int = 0
     generation: int = 0
-    files: int = 0
+    file_number: int = 0
     identity: str = ""
     version: int = VERSION
 
     @property
     def vectors_name(self) -> str:
         """The name of the file of vectors."""
-        return f"vectors-{self.files}.f32"
+        return f"vectors-{self.file_number}.f32"
 
     @property
     def scan_name(self) -> str:
-        """The name of the file of their int8 copies."""
-        return f"scan-{self.files}.i8"
+        """The name of the file of int8 copies."""
+        return f"scan-{self.file_number}.i8"
 
 
 @dataclass
 class Segment:
-    """What is known of up to `SEGMENT` rows of vectors."""
+    """The description of up to `SEGMENT` rows of vectors.
+
+    Attributes:
+        owners: The number of the document of each row, or `GONE`: shape (n,).
+        passages: Start and stop of each row's passage: shape (n, 2).
+        vector_checksums: One for each block of vectors.
+        scales: One for each block of int8 copies.
+        bounds: The rounding error of each block of int8 copies.
+        scan_checksum: The checksum of all int8 copies.
+    """
 
     owners: Rows
     passages: Passages
     vector_checksums: npt.NDArray[np.uint32]
     scales: Vectors
-    errors: Vectors
+    bounds: Vectors
     scan_checksum: int = 0
 
     def row(self) -> tuple[Any, ...]:
-        """Return what is stored: the values of `SEGMENT_COLUMNS`."""
-        arrays = (self.owners, self.passages, self.vector_checksums, self.scales, self.errors)
+        """Return the values of `SEGMENT_COLUMNS`."""
+        arrays = (self.owners, self.passages, self.vector_checksums, self.scales, self.bounds)
         blobs = [np.ascontiguousarray(array).tobytes() for array in arrays]
-        if not self.passages.any():
-            blobs[1] = b""
         return (*blobs, self.scan_checksum, checksum_of(*blobs, self.scan_checksum))
 
     @classmethod
     def empty(cls) -> Segment:
-        """Return one without rows."""
+        """Return a segment without rows."""
         none = np.empty(0, np.float32)
         return cls(np.empty(0, np.int64), np.empty((0, 2), np.int32), none.astype(np.uint32),
                    none, none)  # fmt: skip
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Segment:
-        """Make it of what is stored; raises `DamagedRowError` if that is damaged."""
+        """Make a segment of the values of `SEGMENT_COLUMNS`.
+
+        Raises:
+            DamagedRowError: The checksum is wrong.
+        """
         *blobs, scan_checksum, checksum = row
         if checksum != checksum_of(*blobs, scan_checksum):
             raise DamagedRowError("the checksum of a segment is wrong")
-        owners = np.frombuffer(blobs[0], np.int64)
-        passages = np.frombuffer(blobs[1], np.int32).reshape(-1, 2)
-        if not blobs[1]:
-            passages = np.zeros((len(owners), 2), np.int32)
-        checksums = np.frombuffer(blobs[2], np.uint32)
-        scales, errors = (np.frombuffer(blob, np.float32) for blob in blobs[3:])
-        return cls(owners, passages, checksums, scales, errors, scan_checksum)
+        owners, passages, checksums, scales, bounds = map(
+            np.frombuffer, blobs, (np.int64, np.int32, np.uint32, np.float32, np.float32)
+        )
+        return cls(owners, passages.reshape(-1, 2), checksums, scales, bounds, scan_checksum)
 
 
 SEGMENT_COLUMNS = (
-    "owners, passages, vector_checksums, scales, errors, scan_checksum, checksum FROM segments"
+    "owners, passages, vector_checksums, scales, bounds, scan_checksum, checksum FROM segments"
 )
 
 
 def checksum_of(*parts: Any) -> int:
-    """Return the CRC-32 of bytes, and of the spelling of anything else."""
+    """Return the CRC-32 of bytes, and of other values written as text."""
     found = 0
     for part in parts:
         found = zlib.crc32(part if isinstance(part, bytes) else str(part).encode(), found)
@@ -181,43 +189,39 @@ def checksum_of(*parts: Any) -> int:
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """Return the bytes of an array; of a contiguous one its own."""
+    """Return the bytes of an array, without a copy if it is contiguous."""
     contiguous: Any = np.ascontiguousarray(array)
     return memoryview(contiguous).cast("B") if array.size else memoryview(b"")
 
 
-def read_facts(folder: Path) -> IndexFacts:
-    """Read what describes an index; takes a millisecond.
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of an index. Takes a millisecond.
 
     Raises:
         IndexFileError: The index is missing, damaged, or of another version.
     """
-    database = open_for_reading(folder)
-    try:
-        with reading_errors(folder):
-            return read_facts_of(folder, database)
-    finally:
-        database.close()
+    with contextlib.closing(open_for_reading(folder)) as database:
+        return read_manifest_from(folder, database)
 
 
 def refuse_foreign_folder(folder: Path) -> None:
     """Refuse a folder that holds something else than an index.
 
     Raises:
-        IndexFileError: It does, or it is not a folder.
+        IndexFileError: The folder holds something else, or is not a folder.
     """
     try:
         os.fsencode(folder)
         if "\0" in str(folder):
-            raise ValueError("it holds the character 0")
+            raise ValueError("it has the character 0")
         if not folder.exists() and not folder.is_symlink():
             return
         names = [path.name for path in folder.iterdir()]
     except OSError as error:
         raise unwritable(folder, error) from None
     except ValueError as error:
-        raise IndexFileError(f"{str(folder)!r} is not a name of a folder: {error}") from None
-    are_ours = all(any(fnmatch(name, each) for each in OUR_FILES) for name in names)
+        raise IndexFileError(f"{str(folder)!r} cannot be the name of a folder: {error}") from None
+    are_ours = all(any(fnmatch(name, each) for each in INDEX_FILES) for name in names)
     is_index = DATABASE in names and not _is_of_another_program(folder / DATABASE)
     if (not are_ours and not is_index) or (names == [DATABASE] and not is_index):
         raise IndexFileError(
@@ -226,67 +230,68 @@ def refuse_foreign_folder(folder: Path) -> None:
 
 
 def _is_of_another_program(path: Path) -> bool:
-    """Whether it is a SQLite database with tables, none of which is ours."""
+    """Tell whether a file is a SQLite database with another program's tables."""
     try:
         uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro"
-        database = sqlite3.connect(uri, uri=True, timeout=0)
-        try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=0)) as database:
             names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-        finally:
-            database.close()
     except sqlite3.Error:
-        return False  # It is empty, damaged or in use; the writer reports it.
-    return bool(names) and "facts" not in names
+        return False  # The database is empty, damaged or in use; the writer reports that.
+    return bool(names) and "manifest" not in names
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection is using the database."""
+    """Tell whether another connection is using the database."""
     return "lock" in str(error) or "busy" in str(error)
 
 
-def read_words(database: sqlite3.Connection) -> dict[str, bytes]:
-    """Return the files of the words' index by name; nothing if it has none that is whole."""
-    rows = database.execute("SELECT name, content, checksum FROM words").fetchall()
+def read_text_index(database: sqlite3.Connection) -> dict[str, bytes]:
+    """Return the files of the full-text index by name, or nothing if one is damaged."""
+    rows = database.execute("SELECT name, content, checksum FROM text_index").fetchall()
     is_whole = all(checksum_of(name, content) == checksum for name, content, checksum in rows)
     return {name: content for name, content, _ in rows} if is_whole else {}
 
 
-def read_facts_of(folder: Path, database: sqlite3.Connection) -> IndexFacts:
-    """Read what describes the index of an open database; see `read_facts`."""
-    path = folder / DATABASE
+def read_manifest_from(folder: Path, database: sqlite3.Connection) -> Manifest:
+    """Read the manifest of an open index; see `read_manifest`."""
     with reading_errors(folder):
-        tables = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone()
-        row = tables and database.execute("SELECT value, checksum FROM facts").fetchone()
+        query = "SELECT 1 FROM sqlite_master WHERE name = 'manifest'"
+        table = database.execute(query).fetchone()
+        row = table and database.execute("SELECT value, checksum FROM manifest").fetchone()
     if not row:
-        raise IndexFileError(f"there is no index in '{folder}'; {MAKE_ONE}")
+        raise IndexFileError(f"there is no index in '{folder}'; {HOW_TO_CREATE}")
     value, checksum = row
-    if not isinstance(value, str) or zlib.crc32(value.encode("utf-8", "replace")) != checksum:
-        raise damaged(path, "its checksum is wrong")
-    facts = json.loads(value)
-    if facts.get("version") != VERSION:
+    if not isinstance(value, str) or checksum_of(value.encode("utf-8", "replace")) != checksum:
+        raise damaged(folder / DATABASE, "the checksum of its manifest is wrong")
+    manifest = json.loads(value)
+    if manifest.get("version") != VERSION:
         raise NewerIndexError(
-            f"'{folder}' is an index of version {facts.get('version')}, and this program reads "
-            f"version {VERSION}; update rag-demo, or {AGAIN} {folder} --yes"
+            f"'{folder}' is an index of version {manifest.get('version')}, and this program reads "
+            f"version {VERSION}; update rag-demo, or {HOW_TO_REBUILD} {folder} --yes"
         )
-    return IndexFacts(**{**facts, "model": ModelIdentity(**facts["model"])})
+    return Manifest(**{**manifest, "model": ModelIdentity(**manifest["model"])})
 
 
 def open_for_reading(folder: Path) -> sqlite3.Connection:
-    """Open the database and begin a transaction, in which it stays what it is now."""
+    """Open the database and begin a transaction, which sees the database as it is now.
+
+    Raises:
+        IndexFileError: The index is missing, damaged or unreadable.
+    """
     path = folder / DATABASE
     try:
-        # Never opened by itself: closing it would let go of SQLite's locks in this process.
+        # Do not open the file here: closing it would drop SQLite's locks in this process.
         if not stat.S_ISREG(path.stat().st_mode):
             raise damaged(path, "it is not a regular file")
-        os.close(os.open(folder, os.O_RDONLY))  # Says what is wrong where SQLite does not.
+        os.close(os.open(folder, os.O_RDONLY))  # Its errors are clearer than SQLite's.
     except (FileNotFoundError, NotADirectoryError):
-        raise IndexFileError(f"there is no index in '{folder}'; {MAKE_ONE}") from None
+        raise IndexFileError(f"there is no index in '{folder}'; {HOW_TO_CREATE}") from None
     except ValueError as error:
-        raise IndexFileError(f"{str(folder)!r} is not a name of a folder: {error}") from None
+        raise IndexFileError(f"{str(folder)!r} cannot be the name of a folder: {error}") from None
     except OSError as error:
         raise damaged(path, error) from None
     with reading_errors(folder):
-        # Read-only volumes and full ones have no room for the file that readers share.
+        # A read-only or full volume has no room for the file that readers share.
         ways = ["mode=rw", "mode=ro"] if os.access(folder, os.W_OK) else ["mode=ro"]
         if not _has_log(path):  # SQLite would ignore the changes in the log.
             ways.append("immutable=1")
@@ -307,10 +312,10 @@ def open_for_reading(folder: Path) -> sqlite3.Connection:
                 database.close()
                 if way == ways[-1] or is_busy(error):
                     raise
-            except BaseException:  # An interrupt too: nothing stays open.
+            except BaseException:  # An interrupt must not leave it open.
                 database.close()
                 raise
-    raise AssertionError("a way to open it has returned or raised")
+    raise AssertionError("the loop returns or raises")
 
 
 def _has_log(path: Path) -> bool:
@@ -321,7 +326,7 @@ def _has_log(path: Path) -> bool:
 
 
 def open_regular(path: Path) -> int:
-    """Open a file for reading, without waiting for a writer if it is a pipe."""
+    """Open a regular file for reading, and return its descriptor. Never waits for a pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -331,7 +336,7 @@ def open_regular(path: Path) -> int:
 
 @contextlib.contextmanager
 def reading_errors(folder: Path) -> Iterator[None]:
-    """Turn what SQLite says of a database that is read into an error of this package."""
+    """Turn errors of reading the database into this package's."""
     path = folder / DATABASE
     try:
         yield
@@ -344,14 +349,14 @@ def reading_errors(folder: Path) -> Iterator[None]:
             ) from None
         raise damaged(path, error) from None
     except sqlite3.ProgrammingError:
-        raise  # Of this program, such as a connection that was closed.
+        raise  # A mistake of this program, such as a closed connection.
     except (sqlite3.Error, DamagedRowError, ValueError, TypeError, KeyError) as error:
         raise damaged(path, error) from None
 
 
 @contextlib.contextmanager
 def writing_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of the system and of SQLite, while a folder is written, into this package's."""
+    """Turn errors of writing an index into this package's."""
     try:
         yield
     except sqlite3.OperationalError as error:

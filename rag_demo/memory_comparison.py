@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rag_demo.errors import RagDemoError
 from torch_utils import SafePyTorchCleanup, measuring, memory_snapshot, release
 
-__all__ = ["WAYS", "GivenBack", "give_back", "give_back_in_processes"]
+__all__ = ["WAYS", "MemoryRelease", "measure_release", "compare_releases"]
 
 DEL, DEL_AND_COLLECT, SCOPE = "del model", "del model; gc.collect()", "with SafePyTorchCleanup()"
 WAYS = (DEL, DEL_AND_COLLECT, SCOPE)
@@ -24,7 +24,7 @@ _TEXTS = 96
 _LONGEST_S = 120.0  # of one process, which takes some three seconds
 
 
-class GivenBack(NamedTuple):
+class MemoryRelease(NamedTuple):
     """What became of a model's memory: resident bytes of the process.
 
     Attributes:
@@ -42,7 +42,7 @@ class GivenBack(NamedTuple):
     seconds: float
 
 
-def give_back(way: str) -> GivenBack:
+def measure_release(way: str) -> MemoryRelease:
     """Load the packaged model, encode with it, and give it back in one of `WAYS`."""
     import safetensors.torch  # noqa: F401
     import tokenizers  # noqa: F401
@@ -71,7 +71,7 @@ def give_back(way: str) -> GivenBack:
                     gc.collect()
     after = memory_snapshot()
     grown, shrunk = (full - before).host.rss_bytes, (full - after).host.rss_bytes
-    return GivenBack(way, weights, grown, shrunk, taken.median_s)
+    return MemoryRelease(way, weights, grown, shrunk, taken.median_s)
 
 
 def _used_model(path: str) -> Any:
@@ -83,7 +83,7 @@ def _used_model(path: str) -> Any:
     return model
 
 
-def give_back_in_processes(on_progress: Callable[[int], object]) -> list[GivenBack]:
+def compare_releases(on_progress: Callable[[int], object]) -> list[MemoryRelease]:
     """Give the model back in each of `WAYS`, by turns, each in a process of its own.
 
     Args:
@@ -94,7 +94,7 @@ def give_back_in_processes(on_progress: Callable[[int], object]) -> list[GivenBa
     """
     found = []
     for way in WAYS:
-        program = "from rag_demo.give_back import main; main()"
+        program = "from rag_demo.memory_comparison import main; main()"
         try:
             done = subprocess.run(
                 [sys.executable, "-c", program, way],
@@ -111,11 +111,11 @@ def give_back_in_processes(on_progress: Callable[[int], object]) -> list[GivenBa
                 f"giving a model back by {way!r} took more than {_LONGEST_S:.0f} s; "
                 "try again when the machine is less busy"
             ) from None
-        found.append(GivenBack(*json.loads(done.stdout)))
+        found.append(MemoryRelease(*json.loads(done.stdout)))
         on_progress(1)
     return found
 
 
 def main() -> None:
     """Be one of the processes: the way is the argument, what was measured goes to stdout."""
-    sys.stdout.write(json.dumps(give_back(sys.argv[1])))
+    sys.stdout.write(json.dumps(measure_release(sys.argv[1])))

@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-__all__ = ["conditions_of"]
+__all__ = ["parse_conditions"]
 
 _CONDITION = re.compile(r"\s*([^=<>!]+?)\s*(<=|>=|!=|=|<|>)(?![=<>])(.*)", re.DOTALL)
 _OPERATORS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
 
 
-def conditions_of(written: Sequence[str]) -> dict[str, dict[str, Any]] | None:
+def parse_conditions(written: Sequence[str]) -> dict[str, dict[str, Any]] | None:
     """Make the filter of a search of conditions that all have to hold; None of none.
 
     ``key=value``, ``!=``, ``<``, ``<=``, ``>``, ``>=``. A value is what it looks like in JSON (a

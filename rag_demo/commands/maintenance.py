@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from rag_demo.commands.conditions import conditions_of
 from rag_demo.commands.options import (
-    facts_of,
     folder_argument,
+    load_manifest,
     say,
     warn,
 )
+from rag_demo.commands.where_option import parse_conditions
 from rag_demo.errors import RagDemoError
 
 __all__ = ["delete", "info", "verify"]
@@ -31,9 +31,9 @@ def info(folder: Path, as_json: bool) -> None:
     """
     from torch_utils.report import format_bytes
 
-    found = facts_of(folder)
+    found = load_manifest(folder)
     nbytes = sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
-    facts: dict[str, Any] = {
+    manifest: dict[str, Any] = {
         "folder": str(folder),
         "texts": found.count,
         "vectors": found.rows,
@@ -46,11 +46,11 @@ def info(folder: Path, as_json: bool) -> None:
         "bytes": nbytes,
     }
     if as_json:
-        click.echo(json.dumps(facts))
+        click.echo(json.dumps(manifest))
         return
-    facts["bytes"] = format_bytes(nbytes)
-    facts["finished"] = "yes" if facts["finished"] else "no"
-    for name, value in facts.items():
+    manifest["bytes"] = format_bytes(nbytes)
+    manifest["finished"] = "yes" if manifest["finished"] else "no"
+    for name, value in manifest.items():
         say(f"{name:10} {value}")
 
 
@@ -60,10 +60,10 @@ def verify(folder: Path) -> None:
     """Compare the index in DIR with its checksums."""
     from rag_demo.store.reader import SavedIndex
 
-    facts = facts_of(folder)
+    manifest = load_manifest(folder)
     with contextlib.closing(SavedIndex(folder)) as opened:
         opened.check_all()
-    say(f"{folder} is whole: {facts.count} texts, {facts.rows} vectors")
+    say(f"{folder} is whole: {manifest.count} texts, {manifest.rows} vectors")
 
 
 @click.command()
@@ -88,8 +88,8 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
 
     if not ids and not conditions:
         raise RagDemoError("nothing was named to delete; name ids, or --where KEY=VALUE")
-    where = conditions_of(conditions)
-    facts_of(folder)
+    where = parse_conditions(conditions)
+    load_manifest(folder)
     with sigterm_ends_in_order(), IndexWriter(folder) as writer:
         found = dict(writer.documents.find(ids))
         numbers = set(found.values())

@@ -7,11 +7,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["LocatedText", "TextBuilder", "lines_of"]
+__all__ = ["ExtractedText", "TextBuilder", "lines_of"]
 
 
 @dataclass(frozen=True)
-class LocatedText:
+class ExtractedText:
     """A text and the places of its parts.
 
     Attributes:
@@ -43,7 +43,7 @@ class LocatedText:
 
 
 class TextBuilder:
-    """A `LocatedText` in the making."""
+    """A `ExtractedText` in the making."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
@@ -64,19 +64,19 @@ class TextBuilder:
         self._pieces.append(piece)
         self._length += len(piece)
 
-    def finish(self) -> LocatedText:
+    def finish(self) -> ExtractedText:
         """Return the text."""
         text = "".join(self._pieces)
-        return LocatedText(
+        return ExtractedText(
             text, self._unit, self._starts, self._numbers, self._anchors, self._anchored
         )
 
 
-def lines_of(text: str) -> LocatedText:
+def lines_of(text: str) -> ExtractedText:
     """Say of each line of a text where it begins, in eight bytes for each."""
     starts = array("q", [0])
     position = text.find("\n")
     while position >= 0:
         starts.append(position + 1)
         position = text.find("\n", position + 1)
-    return LocatedText(text, "line", starts, range(1, len(starts) + 1))
+    return ExtractedText(text, "line", starts, range(1, len(starts) + 1))
