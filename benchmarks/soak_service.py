@@ -1,6 +1,6 @@
-"""``rag-demo serve`` under load: speed with and without batches, then a soak, then SIGTERM in it.
+"""``rag-demo serve`` under load: speed with and without batches, a soak, and SIGTERM at its end.
 
-Everything on loopback, with the packaged model and an index of small texts. Environment:
+The service listens on loopback, with the packaged model and an index of short texts. Environment:
 ``SOAK_S`` (300) seconds of the soak, ``ROUND_S`` (10) of each comparison, ``CLIENTS`` (64).
 """
 
@@ -36,7 +36,7 @@ QUERIES = [f"what about {a} and {b}?" for a in ("memory", "leases", "signals") f
 
 
 class Server:
-    """The service as a program, under clean-exit."""
+    """The service as a program under clean-exit."""
 
     def __init__(self, index: Path, *options: str) -> None:
         with socket.socket() as probe:
@@ -51,14 +51,14 @@ class Server:
     async def ready(self) -> None:
         while True:
             if self.process.poll() is not None:
-                raise SystemExit(f"the service ended: {self.said()}")
+                raise SystemExit(f"the service ended: {self.output()}")
             try:
                 if (await request(self.port, "GET", "/readyz"))[0] == 200:
                     return
             except OSError:
                 await asyncio.sleep(0.2)
 
-    def said(self) -> str:
+    def output(self) -> str:
         self.log.seek(0)
         return self.log.read()[-2000:]
 
@@ -69,12 +69,12 @@ class Server:
 
 
 class Client:
-    """One connection, which is kept; opened again where the server has closed it."""
+    """A client that keeps its connection, and connects again after the server has closed it."""
 
     def __init__(self, port: int) -> None:
         self.port, self.writer = port, None
 
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    async def send(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
         if self.writer is None:
             self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
         content = b"" if body is None else json.dumps(body).encode()
@@ -99,12 +99,12 @@ class Client:
 async def request(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
     client = Client(port)
     try:
-        return await client.ask(method, path, body)
+        return await client.send(method, path, body)
     finally:
         client.close()
 
 
-def asked(query: str) -> dict[str, Any]:
+def search_body(query: str) -> dict[str, Any]:
     return {"query": query, "mode": "dense", "top_k": 3}
 
 
@@ -115,7 +115,7 @@ def ids(content: bytes) -> list[str]:
 async def load(
     port: int, count: int, until: Any, expected: dict[str, list[str]]
 ) -> tuple[list[float], Counter[str]]:
-    """Let clients ask until it is enough."""
+    """Run clients until ``until()`` is true; return the times in seconds and the outcomes."""
     times: list[float] = []
     outcomes: Counter[str] = Counter()
 
@@ -126,13 +126,13 @@ async def load(
             started = time.perf_counter()
             is_new = client.writer is None
             try:
-                status, content = await client.ask("POST", "/search", asked(query))
+                status, content = await client.send("POST", "/search", search_body(query))
             except ConnectionRefusedError:
                 outcomes["refused"] += 1
                 return
             except (OSError, asyncio.IncompleteReadError) as error:
-                # A kept connection that the server closes while a request is on its way was not
-                # accepted; on a new one this would be a request that is lost.
+                # On a kept connection, which the server may have closed, the request was not
+                # accepted. On a new connection it is lost.
                 outcomes["lost" if is_new else f"closed: {type(error).__name__}"] += 1
                 client.close()
                 continue
@@ -173,9 +173,10 @@ async def compare(index: Path) -> dict[str, Any]:
 
 
 async def expected_answers(port: int) -> dict[str, list[str]]:
-    """Ask each question alone, by one client."""
+    """Return the ids for each query, from requests of one client."""
     return {
-        query: ids((await request(port, "POST", "/search", asked(query)))[1]) for query in QUERIES
+        query: ids((await request(port, "POST", "/search", search_body(query)))[1])
+        for query in QUERIES
     }
 
 
@@ -190,8 +191,8 @@ async def soak(index: Path) -> dict[str, Any]:
     await server.ready()
     expected = await expected_answers(server.port)
     fresh = await resident(server.port)
-    # oneDNN keeps code for each count of rows that it meets, and a batch may have any of these:
-    # what is kept for all is no growth with the requests, which is what is looked for.
+    # oneDNN keeps compiled code for each batch size. Create all of it before the measurement, which
+    # looks for growth with the number of requests.
     for size in range(1, 65):
         await request(server.port, "POST", "/search", {"queries": QUERIES[:size], "mode": "dense"})
         await request(server.port, "POST", "/search", {"queries": QUERIES[-size:], "mode": "dense"})
@@ -230,12 +231,12 @@ async def soak(index: Path) -> dict[str, Any]:
         "slope_mb_per_10000_requests": round(slope(points[len(points) // 3 :]) * 1e4 / 1e6, 3),
         "exit_code": code,
         "exit_s_after_the_last_answer": round(time.perf_counter() - answered, 2),
-        "clean": "clean-exit: clean" in server.said(),
+        "clean": "clean-exit: clean" in server.output(),
     }
 
 
 def slope(points: list[tuple[int, int]]) -> float:
-    """Fit bytes by requests, by least squares."""
+    """Return the slope of a least-squares fit of bytes over requests."""
     if len(points) < 2:
         return 0.0
     middle_x = sum(x for x, _ in points) / len(points)

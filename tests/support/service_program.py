@@ -1,10 +1,10 @@
-"""``rag-demo serve`` as a program of its own, with a model that costs nothing and can break.
+"""The server as a program, with a small model that can fail and hang.
 
     python service_program.py INDEX [faiss|torch [LIMIT=VALUE...]]
 
-Writes its port on standard output. While a file BROKEN stands beside the index, no model loads.
-A question "held up" is answered when a line has come on standard input, and "hang" never.
-This is the only module of the tests that says how the server is started.
+It prints its port. While there is a file BROKEN beside the index, the model cannot be loaded. The
+query "held up" is answered after a line on standard input, the query "hang" never. Only this
+module of the tests starts the server.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if __name__ == "__main__":
 
 
 class Service:
-    """The program, at work.
+    """A running program.
 
     Attributes:
-        process: The program itself, or clean-exit around it.
-        port: Where it listens.
-        log: Its lines on standard error, as far as they came.
+        process: The program, or clean-exit around it.
+        port: The port of the service.
+        log: The lines on standard error so far.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -51,13 +51,13 @@ class Service:
             self.log.extend(self.process.stderr)
 
     def output(self) -> str:
-        """Return all of its standard error, when it has ended."""
+        """Wait for the end of the program; return its standard error."""
         self.process.wait(120)
         self.reader.join(120)
         return "".join(self.log)
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> tuple[int, str]:
-        """Ask it something over a connection of its own."""
+        """Send a request over a new connection; return the status and the body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             method = method or ("GET" if body is None else "POST")
@@ -69,7 +69,7 @@ class Service:
             connection.close()
 
     def ask_json(self, path: str, body: Any = None, method: str | None = None) -> Any:
-        """Return what it answers, if that is a success."""
+        """Send a request that must succeed; return its JSON."""
         status, text = self.ask(path, body, method)
         assert status == 200, (status, text)
         return json.loads(text)
@@ -82,11 +82,11 @@ class Service:
         return True
 
     def search(self, query: str, **more: Any) -> tuple[int, str]:
-        """Search by meaning, which takes the model."""
+        """Search by meaning, which needs the model."""
         return self.ask("/search", {"query": query, "mode": "dense", **more})
 
     def stop(self) -> int:
-        """Tell it to stop, and wait until it has."""
+        """Send SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(120)
 
@@ -99,7 +99,7 @@ def service(
     retriever: str = "faiss",
     **options: Any,
 ) -> Iterator[Service]:
-    """Start it; what is still there at the end of the block is killed."""
+    """Start a service; kill it at the end of the block if it still runs."""
     process = subprocess.Popen(
         [sys.executable, *under, __file__, str(index), retriever, *limits],
         **{
@@ -131,13 +131,13 @@ def main() -> int:
     from torch_utils import exit_on_signals
 
     index = Path(sys.argv[1])
-    given = dict(each.split("=") for each in sys.argv[3:])
     retriever: Any = sys.argv[2] if len(sys.argv) > 2 else "faiss"
-    limits: Any = {name: type(getattr(Limits, name))(value) for name, value in given.items()}
+    pairs = [each.split("=") for each in sys.argv[3:]]
+    limits: Any = {name: type(getattr(Limits, name))(value) for name, value in pairs}
 
     def before(texts: list[str]) -> None:
         if "held up" in texts:
-            print("asked", flush=True)
+            print("held up", flush=True)
             sys.stdin.readline()
         if "hang" in texts:
             threading.Event().wait()
@@ -155,7 +155,7 @@ def main() -> int:
     try:
         return 128 + run_server(settings, listener, load_model=load)
     except ModelError as error:
-        sys.exit(f"could not start: {error}")  # As the command says it, in a line.
+        sys.exit(f"could not start: {error}")  # One line, as the command prints it.
 
 
 if __name__ == "__main__":

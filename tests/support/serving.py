@@ -1,6 +1,6 @@
-"""A service in this process, for tests: its application, a small index, and a client.
+"""A service in this process: its application, a small index, and a client.
 
-This is the only module of the tests that says where the application and its limits are.
+Only this module of the tests imports the application.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ TEXTS = [
 
 
 class Embedder(Hashed):
-    """Notes the questions; its vectors have length one, as those of an embedding model."""
+    """An embedding model with vectors of length 1 that records its queries.
+
+    Args:
+        before: Called with the queries before they are embedded.
+    """
 
     def __init__(self, before: Callable[[list[str]], None] = lambda texts: None) -> None:
         self.before = before
@@ -56,13 +60,13 @@ class Embedder(Hashed):
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def load_what_hangs() -> Embedder:
-    """Return a model for which the question "hang" takes ten minutes; for another process."""
+def load_hanging_model() -> Embedder:
+    """Return a model that takes ten minutes for the query "hang"; another process can import it."""
     return Embedder(lambda texts: time.sleep(600 * ("hang" in texts)))
 
 
 def make_index(folder: Path, texts: list[str] = TEXTS) -> Path:
-    """Save an index of a few texts."""
+    """Save an index of a few texts; return its folder."""
     with FaissRetriever(Embedder()) as retriever:
         metadata = [
             {"year": 2000 + row, "path": f"/secret/folder/{row}.txt"} for row in range(len(texts))
@@ -81,7 +85,7 @@ def make_app(index: Path, load_model: Callable[[], Any], **options: Any) -> Any:
 async def serving(
     index: Path, embedder: Embedder | None = None, client: str = "127.0.0.1", **options: Any
 ) -> AsyncIterator[Any]:
-    """Run the application; yields a client of it, whose ``app`` is the application."""
+    """Run the application; yield a client with the application as ``app``."""
     model = embedder or Embedder()
     load = options.pop("load", lambda: model)
     app = make_app(index, load, **options)
@@ -99,7 +103,13 @@ async def serving(
 
 
 def ask(index: Path, *requests: Any, **options: Any) -> list[Any]:
-    """Ask one service, one request after the other: a method, a path, and what httpx takes."""
+    """Send requests to a new service, one after the other; return the responses.
+
+    Args:
+        index: Folder of the index.
+        requests: A method, a path and the options of httpx for each request.
+        options: See `serving`.
+    """
 
     async def main() -> list[Any]:
         async with serving(index, **options) as client:

@@ -194,7 +194,7 @@ def test_sigterm_under_load_loses_no_request(tmp_path: Path, workers: str) -> No
         return outcomes, code, server
 
     outcomes, code, server = asyncio.run(main())
-    log = server.said()
+    log = server.output()
     server.log.close()
     assert code == 143, log
     assert "clean-exit: clean" in log

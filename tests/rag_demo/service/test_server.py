@@ -40,7 +40,7 @@ def test_sigterm_answers_accepted_requests(tmp_path: Path) -> None:
             for _ in range(3)
         ]
         clients[0].start()
-        assert served.process.stdout.readline() == "asked\n"
+        assert served.process.stdout.readline() == "held up\n"
         for client in clients[1:]:
             client.start()
         wait_for(lambda: "rag_demo_waiting_texts 2.0" in served.ask("/metrics")[1])
@@ -79,7 +79,7 @@ def test_second_interrupt_aborts_requests(index: Path) -> None:
         client = http.client.HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
         headers = {"content-type": "application/json"}
         client.request("POST", "/search", json.dumps(HELD_UP), headers)
-        assert served.process.stdout.readline() == "asked\n"
+        assert served.process.stdout.readline() == "held up\n"
         served.process.send_signal(signal.SIGINT)
         wait_for(lambda: not served.is_listening())  # It has begun to stop.
         served.process.send_signal(signal.SIGINT)
