@@ -95,10 +95,13 @@ class _HostedModel:
     @property
     def identity(self) -> ModelIdentity:
         if self._identity is None:
-            with self.lease():
-                pass
+            self.ensure_loaded()
         assert self._identity is not None
         return self._identity
+
+    def ensure_loaded(self) -> None:
+        with self.lease():
+            pass
 
     def embed_query(self, text: str) -> Any:
         return self.embed_queries([text])[0]

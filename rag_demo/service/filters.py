@@ -64,7 +64,7 @@ class Conditions(BaseModel):
 
 
 def _check(where: Any, _: Any) -> dict[str, Any]:
-    """Check a filter with the store's parser, whose messages say what is wrong."""
+    """Check a filter with the store's parser and pass on its message."""
     if not isinstance(where, dict):
         raise ValueError("must be a JSON object")
     for key in where:

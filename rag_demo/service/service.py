@@ -64,13 +64,8 @@ class Service:
         Raises:
             RagDemoError: A model cannot be loaded, or the index cannot be opened.
         """
-
-        def open_engine() -> Engine:
-            engine = Engine(self.settings, self._load)
-            engine.open()
-            return engine
-
-        self.engine = await self._thread.call(open_engine)
+        self.engine = Engine(self.settings, self._load)
+        await self._thread.call(self.engine.open)
         self.batcher = Batcher(lambda: self.engine, self.settings.limits)
         self.start(self._sample())
         self.start(self._load_again())
@@ -126,7 +121,7 @@ class Service:
         return _public_reason(error)
 
     async def _load_again(self) -> None:
-        """Retry a load that failed: an unready service gets no request that would retry it."""
+        """Retry a load that failed: an unready service gets no requests, which would retry it."""
         wait_s = _SAMPLE_S
         while True:
             await asyncio.sleep(wait_s)
@@ -134,15 +129,11 @@ class Service:
                 wait_s = _SAMPLE_S
                 continue
             try:
-                await self._thread.call(self._lease_once)
+                await self._thread.call(self.engine.embedder.ensure_loaded)
                 log.info("the model is loaded again")
             except Exception as error:  # After any error of a load the next attempt may succeed.
                 wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
                 log.error("the model cannot be loaded, next attempt in %g s: %s", wait_s, error)
-
-    def _lease_once(self) -> None:
-        with self.engine.embedder.lease():
-            pass
 
     async def reload(self) -> dict[str, Any]:
         """Open the index again. The old one answers until the new one is open.

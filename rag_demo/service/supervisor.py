@@ -233,7 +233,7 @@ class _Supervisor:
 
     def _stop(self) -> None:
         """Stop the workers, and kill those that do not end in time."""
-        # While this process listens, the system accepts connections that nobody would answer.
+        # While this process listens, the system accepts connections without a server.
         self._listener.close()
         for worker in self._workers:
             worker.process.send_signal(signal.SIGTERM)

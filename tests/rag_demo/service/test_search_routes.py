@@ -130,8 +130,8 @@ WRONG_IN_MANY_PLACES = [
 
 def test_number_of_reported_errors_is_limited(index: Path) -> None:
     """Otherwise one request would delay all others."""
-    asked = [("POST", path, {"json": body}) for path, body in WRONG_IN_MANY_PLACES]
-    for answer in ask(index, *asked):
+    requests = [("POST", path, {"json": body}) for path, body in WRONG_IN_MANY_PLACES]
+    for answer in ask(index, *requests):
         assert answer.status_code in (400, 422)
         assert len(answer.content) < 10_000
 
@@ -170,12 +170,12 @@ def test_total_size_of_bodies_is_limited(index: Path) -> None:
 
         limits = Limits(all_bodies_bytes=10_000)
         async with serving(index, limits=limits) as client:
-            asked = [asyncio.create_task(client.post("/search", content=slow())) for _ in range(5)]
-            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            tasks = [asyncio.create_task(client.post("/search", content=slow())) for _ in range(5)]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             refused = [each.result().status_code for each in done]
             assert all("retry-after" in each.result().headers for each in done)
             gone.set()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*tasks)
             after = await client.post("/search", json={"query": "a" * 3_000})
             return refused, after.status_code
 
@@ -216,13 +216,13 @@ def test_responses_contain_no_folder_of_the_server(index: Path, tmp_path: Path) 
 
 
 def test_harmless_request_id_is_kept(index: Path) -> None:
-    kept, made = ask(
+    own, generated = ask(
         index,
         search({"query": "a"}, **{"x-request-id": "trace-1"}),
         search({"query": "a"}, **{"x-request-id": "a b\t{}"}),
     )
-    assert kept.headers["x-request-id"] == "trace-1"
-    assert len(made.headers["x-request-id"]) == 32
+    assert own.headers["x-request-id"] == "trace-1"
+    assert len(generated.headers["x-request-id"]) == 32
 
 
 def test_probes_metrics_and_description_are_served(index: Path) -> None:
@@ -239,7 +239,7 @@ def test_probes_metrics_and_description_are_served(index: Path) -> None:
 
 
 def test_promtool_accepts_metrics(index: Path) -> None:
-    """Labels that clients invent are not kept."""
+    """Labels that clients invent are dropped."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: Debian's package prometheus has it")
@@ -289,7 +289,7 @@ def test_filters_compare_public_metadata(index: Path) -> None:
     wheres: dict[str, Any] = {
         "guess": {"path": {"$gte": "/secret/", "$lt": "/secret0"}},
         "whole": {"path": f"{FOLDER}/1.txt"},
-        "shown": {"path": "1.txt"},
+        "name": {"path": "1.txt"},
         "all": {"path": {"$gte": "0", "$lt": "9"}},
         "year": {"path": {"$ne": "1.txt"}, "year": {"$lte": 2001}},
     }
@@ -301,22 +301,22 @@ def test_filters_compare_public_metadata(index: Path) -> None:
     assert dict(zip(wheres, found, strict=True)) == {
         "guess": set(),
         "whole": set(),
-        "shown": {"1.txt"},
+        "name": {"1.txt"},
         "all": names,
         "year": {"0.txt"},
     }
     path = {"type": "gt", "key": "path", "value": "/secret/"}
     year = {"type": "eq", "key": "year", "value": 1}
-    asked = [
+    bodies = [
         {"query": "a", "filters": each} for each in (path, {"type": "or", "filters": [path, year]})
     ]
     for answer in ask(
-        index, *(("POST", "/v1/vector_stores/index/search", {"json": body}) for body in asked)
+        index, *(("POST", "/v1/vector_stores/index/search", {"json": body}) for body in bodies)
     ):
         assert len(answer.json()["data"]) == len(TEXTS)  # Digits come after a slash.
     path["value"] = "a"  # As does a letter.
     for answer in ask(
-        index, *(("POST", "/v1/vector_stores/index/search", {"json": body}) for body in asked)
+        index, *(("POST", "/v1/vector_stores/index/search", {"json": body}) for body in bodies)
     ):
         assert answer.json()["data"] == []
 
