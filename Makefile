@@ -1,80 +1,99 @@
-# `make demo` and `make test` set up all they need in .venv; nothing else is written outside
-# this folder but the package manager's cache.
+# Every target installs what it needs into .venv. Outside of this folder, only the package
+# manager's cache is written.
 
-# The versions in constraints.txt need Python 3.11; torch_utils itself runs on 3.10 too.
+# The versions in constraints.txt need Python 3.11; the packages themselves also run on 3.10.
 AT_LEAST := sys.version_info >= (3, 11)
 PYTHON ?= $(or $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not $(AT_LEAST))' 2>/dev/null && echo $$p && break; done),python3)
 FOUND = $(shell $(PYTHON) -c 'import sys; print("fine" if $(AT_LEAST) else sys.version.split()[0])' \
 	2>/dev/null)
 BIN := .venv/bin
-# Four, for two cores: some of the tests wait for others to end, or to hang. In the order that
-# tests/conftest.py gives them.
-# PYTEST_OPTIONS adds to them: .ci/run asks for a second try of tests that fail.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# The dependency groups that constraints.txt covers.
+GROUPS := test dev wheel service-test corpus bench
+# Four workers on two cores, because many tests wait for a program to end. tests/conftest.py sets
+# the order. .ci/run uses PYTEST_OPTIONS to run failed tests a second time.
 PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder --dist loadgroup $(PYTEST_OPTIONS)
-# The packaged model is a local folder: nothing has to be looked up on a hub.
+# The packaged model is a local folder, so no test needs a model hub.
 export HF_HUB_OFFLINE := 1
 
-# Two runs of the tests at once would each take the cores that the other needs.
+# Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-pythons test-ray test-versions test-service test-all freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples clean
+.PHONY: demo test test-slow test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples clean
 
-# Threads that wait for each other sleep instead of spinning: a busy machine gets there sooner.
+# Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo --progress terminal
 
-# Four minutes on two cores; the two that follow are what it leaves out, test-all is all of them.
+# Takes about four minutes on two cores. test-slow and test-real run the remaining tests.
 test: .venv/.installed
 	$(PYTEST) -m "not slow"
 
 test-slow: .venv/.installed
 	$(PYTEST) -m "slow and not real"
 
-# Servers, pools and launchers of other packages under clean-exit; downloads many of them.
+# Runs servers, pools and launchers of other packages under clean-exit. Downloads many packages.
 test-real: .venv/.installed .venv/.corpus
 	$(PYTEST) -m real
 
-# The same on each Python from 3.10 to 3.13 that there is, in environments made for it; a table.
-# PYTHONS="3.11 3.13" makes these columns anew.
+# Runs test-real on each Python from 3.10 to 3.13 that is installed, and writes a table.
+# PYTHONS="3.11 3.13" updates only these columns.
 test-pythons: .venv/.installed .venv/.corpus
 	PYTHONPATH=tests $(BIN)/python -m support.real_table
 
-# The tests with the oldest and the newest packages that pyproject.toml allows; a table. Downloads
-# gigabytes. ROWS=oldest makes this row anew, KEPT=folder keeps the environments.
+# Runs the tests with the oldest and the newest packages that pyproject.toml allows, and writes a
+# table. Downloads gigabytes. ROWS=oldest updates only this row; KEPT=folder keeps the environments.
 test-versions: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 	PYTHONPATH=tests $(BIN)/python -m support.versions $(KEPT)
 
-# Actors of a real Ray on this machine; downloads it.
+# Runs actors of a real Ray on this machine. Downloads Ray.
 test-ray: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(PIP) -e '.[ray]'
 	$(PYTEST) tests/torch_utils/test_ray.py
 
-# The service in a browser (Debian's chromium: apt-get install chromium), with LangChain, and fuzzed.
+# Tests the service in a browser (apt-get install chromium), with LangChain and with a fuzzer.
 test-service: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[service-test]'
+	$(PIP) --group service-test
 	$(PYTEST) tests/rag_demo/service
 
 test-all: test test-slow test-real
 
-# On a machine with a GPU, by whatever Python it has with torch: no environment is made for it.
-# RESULTS names the folder for what is measured; benchmarks/results/gpu if it is not given.
+# Builds and checks the wheel and the sdist, then tests the wheel in two new environments.
+wheel: .venv/.installed
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	PYTHONPATH=tests $(BIN)/python -m support.wheel "" rag,model
+
+# Tests the wheel with each extra, and with all of them. Downloads Ray.
+test-wheel: wheel
+	PYTHONPATH=tests $(BIN)/python -m support.wheel
+
+# Pins what the other targets install. UPGRADE=--upgrade raises the versions. There are no hashes
+# and no pins of CUDA's packages, because each build of torch has others (CPU, CUDA 12, CUDA 13).
+lock: .venv/.installed
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 $(UPGRADE) --no-annotate \
+		--custom-compile-command 'make lock' --all-extras $(GROUPS:%=--group %) \
+		--output-file constraints.txt pyproject.toml
+	sed -i -E '/^(nvidia|cuda)-|^triton=/d' constraints.txt
+
+# Runs on a machine with a GPU, in a Python that has torch; .venv is used only if it exists.
+# RESULTS names the folder for the results, by default benchmarks/results/gpu.
 GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
 test-gpu:
 	RESULTS=$(RESULTS) $(GPU_PYTHON) tests/gpu/run.py
 
-# The same over a stand-in for CUDA's driver, which is no GPU. ENVIRONMENT keeps what is downloaded,
-# or names an environment that has torch for CUDA.
+# Runs the same tests over a stand-in for CUDA's driver. ENVIRONMENT names an environment that has
+# torch for CUDA, or a folder that keeps the new environment.
 test-gpu-stand-in: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python tests/gpu/stand_in/run.py $(ENVIRONMENT)
 
 bench-gpu:
 	RESULTS=$(RESULTS) $(GPU_PYTHON) -m benchmarks.gpu
 
-# After a decision that changes what must hold: see tests/acceptance/README.md.
+# Updates the checksums of the frozen tests: see tests/acceptance/README.md.
 freeze: .venv/.installed
 	PYTHONPATH=tests $(BIN)/python tests/test_frozen.py
 
@@ -98,7 +117,7 @@ bench-rag: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_open
 	$(BIN)/python -m benchmarks.bench_change
 
-# BEIR names a folder with corpus.jsonl and queries.jsonl, such as that of SciFact.
+# BEIR names a folder with corpus.jsonl and queries.jsonl, for example SciFact's.
 bench-encode: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_encode $(if $(BEIR),--beir $(BEIR))
 
@@ -126,14 +145,13 @@ torture-save: .venv/.installed
 fuzz-index: .venv/.installed
 	PYTHONPATH=tests $(BIN)/python -m acceptance.torture.saves fuzz 20000
 
-# SOAK_S=3600 for an hour; SIGTERM comes in the middle of the load.
+# SOAK_S=3600 runs for an hour. SIGTERM arrives in the middle of the load.
 soak: .venv/.installed
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.soak_service
 
-# The page, light and dark; needs Debian's chromium (apt-get install chromium).
+# Takes pictures of the service's page, light and dark (apt-get install chromium).
 screenshots: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[service-test]'
+	$(PIP) --group service-test
 	$(BIN)/python -m benchmarks.screenshots
 
 examples: .venv/.installed
@@ -145,12 +163,13 @@ lint: .venv/.installed
 	$(BIN)/mypy --strict torch_utils clean_exit rag_demo
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python -m clean_exit.lint
+	$(BIN)/zizmor --offline --quiet .github
 
 format: .venv/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One that was asked for is refused also where another has made .venv already.
+# A Python that is named and too old is refused, even if .venv exists.
 ifneq ($(filter command environment,$(origin PYTHON)),)
 ifneq ($(FOUND),fine)
 $(error this needs Python 3.11 or newer, and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo))
@@ -160,18 +179,17 @@ endif
 .venv/.installed: pyproject.toml constraints.txt
 	$(if $(filter fine,$(FOUND)),,$(error this needs Python 3.11 or newer, \
 and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMDGOALS),demo)))
-	@echo "installing all that development needs into .venv; it takes minutes, once"
+	@echo "installing the development environment into .venv; this takes some minutes, once"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e '.[rag,pdf,model,service,test,dev,bench]'
+	$(PIP) --upgrade pip
+	$(PIP) --group test --group dev --group wheel --group bench -e '.[rag,pdf,model,service]'
 	touch $@
 
-# Real programs for the slow tests, one by one: what cannot be installed is skipped there by name.
+# Installs the packages one by one. test-real skips the tests of those that cannot be installed.
 .venv/.corpus: .venv/.installed
-	$(BIN)/python -c 'import importlib.metadata as m; \
-print(*(r.split(";")[0] for r in m.requires("torch-cleanup") if "corpus" in r), sep="\n")' \
-	| while read name; do $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt "$$name" || echo "without $$name"; done
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", \
+"rb"))["dependency-groups"]["corpus"], sep="\n")' \
+	| while read name; do $(PIP) "$$name" || echo "without $$name"; done
 	touch $@
 
 clean:

@@ -1,8 +1,9 @@
-"""`make demo` and `make test` begin at once, or refuse at once and say what to do."""
+"""`make` finds a Python or refuses in one line; constraints.txt pins what it installs."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ exec(sys.argv[2])" "$@"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A clone, as far as make looks at it, on a machine that has not run it yet."""
+    """A new clone, with the files that make reads."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "bin").mkdir()
@@ -34,9 +35,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run make on a path where every Python is what the test has put there."""
-    names = ("make", "sh", "touch")
-    for name in names:
+    """Run make with a PATH that contains only the Pythons of the test."""
+    for name in ("make", "sh", "touch"):
         if not (folder / "bin" / name).exists():
             (folder / "bin" / name).symlink_to(shutil.which(name) or name)
     unwanted = ("PYTHON", "PYTEST_OPTIONS", "MAKEFLAGS", "MAKELEVEL")
@@ -53,8 +53,7 @@ def put(folder: Path, name: str, script: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "lint"])
-def test_old_python_is_refused_in_one_line(folder: Path, target: str) -> None:
-    """It names the Python, and the way out; nothing has been made."""
+def test_make_refuses_old_python_in_one_line(folder: Path, target: str) -> None:
     put(folder, "python3.10", OLD)
     done = make(folder, target, "PYTHON=python3.10")
     assert done.returncode == 2
@@ -64,18 +63,16 @@ def test_old_python_is_refused_in_one_line(folder: Path, target: str) -> None:
     assert not (folder / ".venv").exists()
 
 
-def test_no_python_is_refused_in_one_line(folder: Path) -> None:
-    """Where there is none, and where there is none but an old one."""
-    for said in ("python3 is not there", "python3 is 3.10.13"):
+def test_make_refuses_missing_python_in_one_line(folder: Path) -> None:
+    for message in ("python3 is not there", "python3 is 3.10.13"):
         done = make(folder, "test")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert said in done.stderr
+        assert message in done.stderr
         put(folder, "python3", OLD)
 
 
 @needs_new_python
-def test_python_that_is_new_enough_is_found(folder: Path) -> None:
-    """The control: beside an old python3, the first that is new enough makes the environment."""
+def test_make_uses_first_python_that_is_new_enough(folder: Path) -> None:
     put(folder, "python3", OLD)
     (folder / "bin" / "python3.12").symlink_to(sys.executable)
     done = make(folder, "--dry-run", "test")
@@ -84,14 +81,35 @@ def test_python_that_is_new_enough_is_found(folder: Path) -> None:
 
 
 @needs_new_python
-def test_the_slow_ones_are_what_the_fast_ones_leave_out(folder: Path) -> None:
-    """Together they are all, and `make test test-all` runs none of them twice."""
+def test_targets_divide_the_tests_without_overlap(folder: Path) -> None:
     (folder / "bin" / "python3.11").symlink_to(sys.executable)
-    said = make(folder, "--dry-run", "test", "test-all").stdout
-    lines = [line for line in said.splitlines() if " -m pytest " in line]
+    output = make(folder, "--dry-run", "test", "test-all").stdout
+    lines = [line for line in output.splitlines() if " -m pytest " in line]
     marks = [line.partition("--dist loadgroup ")[2].strip() for line in lines]
     assert marks == [
         '-m "not slow"',
         '-m "slow and not real"',
         "-m real",
     ]
+
+
+@needs_new_python
+def test_constraints_pin_every_dependency() -> None:
+    import tomllib
+
+    def name(requirement: str) -> str:
+        return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        pyproject = tomllib.load(file)
+    extras = pyproject["project"]["optional-dependencies"]
+    wanted = {
+        name(requirement)
+        for requirements in (*extras.values(), *pyproject["dependency-groups"].values())
+        for requirement in requirements
+        if isinstance(requirement, str)
+    }
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {name(line) for line in lines if "==" in line}
+    assert wanted <= pins, wanted - pins
+    assert not [line for line in lines if "/" in line or "--" in line or "nvidia" in line]

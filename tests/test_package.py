@@ -1,4 +1,4 @@
-"""The wheel: both packages, typed, a second name for the entry points, and nothing else."""
+"""The wheel has the three packages and their types; the sdist has the repository."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import torch_utils
 from support.programs import ROOT
 
 
-def test_wheel_holds_both_packages(tmp_path: Path) -> None:
-    """What pip would install is complete, and both import from there."""
+def test_wheel_contains_three_packages(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=ROOT,
@@ -49,8 +48,7 @@ def test_wheel_holds_both_packages(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sdist_is_the_repository(tmp_path: Path) -> None:
-    """Who has it can read the documentation, run the examples, and test and measure it all."""
+def test_sdist_contains_repository(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (path,) = tmp_path.glob("torch_cleanup-*.tar.gz")
@@ -73,9 +71,8 @@ def test_sdist_is_the_repository(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_misspelt_import_is_an_error(tmp_path: Path) -> None:
-    """Type checkers know every public name with its type, and no other name."""
-    pytest.importorskip("mypy", reason="the extra dev is not installed")
+def test_type_checker_reports_misspelt_import(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="the dependency group dev is not installed")
     path = tmp_path / "program.py"
     path.write_text(
         f"from torch_utils import {', '.join(torch_utils.__all__)}\n"

@@ -14,7 +14,7 @@ import uvicorn
 from support.serving import Embedder, make_app
 
 CHROMIUM = Path("/usr/bin/chromium")
-HOW = "needs the extra service-test, and /usr/bin/chromium: apt-get install chromium"
+HOW = "needs the dependency group service-test, and /usr/bin/chromium: apt-get install chromium"
 
 
 @contextlib.contextmanager

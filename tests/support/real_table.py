@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from support.other_pythons import other_pythons
@@ -29,8 +29,13 @@ RESULT = "clean_exit_programs"
 
 
 def requirements() -> list[str]:
-    """Return what the extra for these programs asks for."""
-    return [r.split(";")[0] for r in requires("torch-cleanup") or () if "corpus" in r]
+    """Return the dependency group of these programs."""
+    import tomllib
+
+    names: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][
+        "corpus"
+    ]
+    return names
 
 
 def make_environment(python: str, folder: Path) -> str:

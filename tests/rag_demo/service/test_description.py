@@ -30,7 +30,9 @@ def fuzz(tmp_path: Path, index: Path, load_model: Any, *options: str) -> tuple[i
     """Run schemathesis against a service; return its exit code and output."""
     from support.browsing import serving_on_a_port
 
-    pytest.importorskip("schemathesis", reason="needs schemathesis: the extra service-test")
+    pytest.importorskip(
+        "schemathesis", reason="needs schemathesis: the dependency group service-test"
+    )
     (tmp_path / "settings.toml").write_text(SETTINGS)
     program = [sys.executable, "-m", "schemathesis.cli", "--config-file", "settings.toml"]
     with serving_on_a_port(index, load_model) as url:

@@ -156,7 +156,7 @@ def test_embed_accepts_one_text_or_several(index: Path) -> None:
 
 def test_langchain_embeds_without_token_arrays(index: Path) -> None:
     langchain = pytest.importorskip(
-        "langchain_openai", reason="needs langchain-openai: the extra service-test"
+        "langchain_openai", reason="needs langchain-openai: the dependency group service-test"
     )
 
     async def main() -> Any:
