@@ -375,57 +375,54 @@ class ModelHost(ModelLender, Generic[M]):
         Returns:
             The tenant, and whether this call loaded it.
         """
-        found = self._lend(holder, None)
-        if isinstance(found, Tenant):
-            return found, False
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        transition = Transition("loading", threading.get_ident())
-        try:
-            while True:
-                found = self._lend(holder, transition)
-                if isinstance(found, Tenant):
-                    return found, False
-                if found is None or found is transition:
-                    return self._load(transition, deadline, holder), True
-                found.wait(None if deadline is None else deadline - time.monotonic())
-                self._check_waited(found, timeout_s)
-        finally:
-            self._settle(transition, None)  # Does nothing unless an interrupt came in between.
-
-    async def aacquire(self, holder: Holder, timeout_s: float | None) -> Tenant:
-        """Lend the model to ``holder``; a thread loads it if nobody else does."""
-        lent = self._lend(holder, None)
-        if isinstance(lent, Tenant):
-            return lent
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            transition = Transition("loading")
+            found = self._lend(holder)
+            if isinstance(found, Tenant):
+                return found, False
+            if found is not None:
+                found.wait(None if deadline is None else deadline - time.monotonic())
+                self._check_waited(found, timeout_s)
+                continue
+            transition = Transition("loading", threading.get_ident())
             try:
-                found = self._lend(holder, transition)
-                if isinstance(found, Tenant):
-                    return found
-                if found is None or found is transition:
-                    found = transition
+                if self._begin_load(transition):
+                    return self._load(transition, deadline, holder), True
+            finally:
+                self._settle(transition, None)  # Does nothing unless an interrupt came in between.
+
+    async def aacquire(self, holder: Holder, timeout_s: float | None) -> Tenant:
+        """Lend the model to ``holder``; a thread loads it if no other caller does."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            found = self._lend(holder)
+            if isinstance(found, Tenant):
+                return found
+            transition = Transition("loading")
+            if found is None:
+                try:
+                    if not self._begin_load(transition):
+                        continue
                     self._load_in_background(transition, deadline)
-            except BaseException as error:
-                self._settle(transition, error if isinstance(error, Exception) else None)
-                raise
-            waiting = asyncio.wrap_future(found)
+                except BaseException as error:  # No thread is going to end this load.
+                    self._settle(transition, error if isinstance(error, Exception) else None)
+                    raise
+            waiting = asyncio.wrap_future(found or transition)
             try:
                 left = None if deadline is None else max(0, deadline - time.monotonic())
                 await asyncio.wait({waiting}, timeout=left)
             finally:
                 with contextlib.suppress(RuntimeError):  # The loop is closed.
                     waiting.cancel()  # The transition itself goes on.
-            self._check_waited(found, timeout_s)
+            self._check_waited(found or transition, timeout_s)
             if transition.error is not None:
                 raise transition.error
 
-    def _lend(self, holder: Holder | None, mine: Transition | None) -> Tenant | Transition | None:
-        """Lend the model if it is loaded; otherwise begin the load ``mine``, if there is none.
+    def _lend(self, holder: Holder | None) -> Tenant | Transition | None:
+        """Lend the model if it is loaded.
 
         Returns:
-            The tenant; or the transition to wait for; or ``mine``, which the caller has to do.
+            The tenant; or the transition to wait for; or None if the model must be loaded first.
 
         Raises:
             ResourceClosedError: The host is closed.
@@ -434,7 +431,7 @@ class ModelHost(ModelLender, Generic[M]):
         if self._is_lost():
             self.unload_if(self._is_lost, "lost")
         with DeferredSignals(), self._changed:
-            # The caller is counted before anything is looked at: a destructor that runs in the
+            # The caller is counted before the state is read: a destructor that runs in the
             # middle of this cannot unload the model.
             if holder is not None:
                 self._waiting.add(holder)
@@ -444,17 +441,26 @@ class ModelHost(ModelLender, Generic[M]):
                 if transition.thread == threading.get_ident():
                     verb = transition.state.replace("ing", "s")
                     raise TorchUtilsError(
-                        f"what {verb} {self.name} asks for a lease of {self.name}"
+                        f"the code that {verb} {self.name} asks for a lease of {self.name} and "
+                        "would wait for itself; do not lease the model there"
                     )
                 return transition
             if tenant is None:
-                self._transition = mine
-                return mine
+                return None
             if holder is not None:
                 self._begin_lease(holder)
         if holder is not None:
             tell("leases")
         return tenant
+
+    def _begin_load(self, transition: Transition) -> bool:
+        """Make ``transition`` the load that is under way; False if the model needs none now."""
+        with DeferredSignals(), self._changed:
+            self.ensure_lending()
+            if self._tenant is not None or self._transition is not None:
+                return False
+            self._transition = transition
+            return True
 
     def _begin_lease(self, holder: Holder) -> None:
         self._leases[holder] = None
@@ -513,10 +519,8 @@ class ModelHost(ModelLender, Generic[M]):
             transition.thread = threading.get_ident()
             try:
                 self._load(transition, deadline, None)
-            except (
-                BaseException
-            ):  # Those who wait for the transition raise it, and the status has it.
-                return
+            except BaseException:
+                return  # The callers that wait for the transition raise it.
 
         threading.Thread(target=load, name="torch_utils-load", daemon=True).start()
 
@@ -553,22 +557,21 @@ class ModelHost(ModelLender, Generic[M]):
                 clear_exception_frames(error)  # What it had loaded must not live on in them.
             if self._tenant is not tenant:
                 tenant.close()
-            is_failure = self._settle(transition, error)
-            if is_failure:
+            if self._settle(transition, error):
                 tell("load", model=self.name, outcome="error", duration_s=time.monotonic() - began)
             raise
         tell("load", model=self.name, outcome="success", duration_s=time.monotonic() - began)
         return tenant
 
     def _settle(self, transition: Transition, error: BaseException | None) -> bool:
-        """End a load that failed. Returns whether its error is shared with those who wait."""
+        """End a load that failed; return False if an interrupt ended it, or if it has ended."""
         with DeferredSignals():
             with self._changed:
                 if self._transition is not transition:
                     return False
-                is_failure = error is None or isinstance(error, Exception)
-                if transition.in_background and not is_failure:
-                    error = TorchUtilsError(f"what loads {self.name} raised {error!r}")
+                is_interrupt = error is not None and not isinstance(error, Exception)
+                if transition.in_background and is_interrupt:
+                    error = TorchUtilsError(f"loading {self.name} raised {error!r}")
                 # An interrupt, or no room in time, concerns one caller; the others try again.
                 shared = error if isinstance(error, Exception) else None
                 if shared is not None:

@@ -190,7 +190,7 @@ def test_load_and_close_cannot_wait_for_themselves(ask: Callable[[Any], object])
     with pytest.raises(TorchUtilsError) as caught:
         host.load()
     if ask is lend:
-        assert "what loads snake asks for a lease of snake" in str(caught.value)
+        assert "loads snake asks for a lease of snake" in str(caught.value)
     host.close()
     errors: list[type] = []
 
