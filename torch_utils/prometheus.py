@@ -40,6 +40,9 @@ except ImportError:
 
 __all__ = ["asgi_app", "register", "registry_to_expose"]
 
+# Another worker may expose this process's gauges, so these must follow each lease. An exposition
+# of this process reads the leases itself.
+_HAS_WORKERS = "PROMETHEUS_MULTIPROC_DIR" in os.environ
 _KINDS = ("allocated", "reserved", "free", "total")
 _SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -185,7 +188,8 @@ class _Metrics:
             self.start()
 
     def _listen(self, event: str, values: dict[str, Any]) -> None:
-        self._events.put((event, values))
+        if event != "leases" or _HAS_WORKERS:
+            self._events.put((event, values))
 
     def _run(self) -> None:
         events = self._events
@@ -256,7 +260,7 @@ class _Metrics:
         self.unloads.labels(model, reason).inc()
 
     def _count_leases(self) -> None:
-        """Leases are looked at, not counted."""
+        """Do nothing: `_look` reads the leases."""
 
     def _count_retry(self) -> None:
         self.retries.inc()

@@ -17,7 +17,7 @@ pytest.importorskip("prometheus_client", reason="prometheus-client is not instal
 PRELUDE = """
 import gc, sys, threading
 import prometheus_client as client
-from torch_utils import Resource, find_batch_size, release
+from torch_utils import ModelHost, Resource, find_batch_size, release
 from torch_utils.prometheus import register
 
 def value(name, **labels):
@@ -335,13 +335,20 @@ def test_two_workers_share_a_folder(tmp_path: Path) -> None:
         release(torch.zeros(250))
         index = Index()
         release(torch.zeros(250))
+        host = ModelHost(Index, name="model")
+        host.load()
+        client.REGISTRY.get_sample_value("torch_utils_model_loaded", {"model": "model"})
+        lease = host.lease()  # Nothing after it is counted.
+        lease.__enter__()
         print("ready", file=ready, flush=True)
         go.readline()
+        lease.__exit__(None, None, None)
+        host.close()
         index.close()
     """
     done = run_forked(
         """
-        import os, sys
+        import os, sys, time
 
         # Before anything is imported that the workers are to import by themselves.
         pipes = []
@@ -359,10 +366,15 @@ def test_two_workers_share_a_folder(tmp_path: Path) -> None:
         from prometheus_client.multiprocess import MultiProcessCollector
         registry = client.CollectorRegistry()
         MultiProcessCollector(registry)
+        stop = time.monotonic() + 30
+        leases = "torch_utils_model_leases", {"model": "model"}
+        while registry.get_sample_value(*leases) != 2 and time.monotonic() < stop:
+            time.sleep(0.01)
         for name, labels in [
             ("release_duration_seconds_count", {}),
             ("released_bytes_total", {"device": "host"}),
             ("open_resources", {"type": "Index"}),
+            ("model_leases", {"model": "model"}),
         ]:
             print(registry.get_sample_value("torch_utils_" + name, labels))
         for _, ask in pipes:
@@ -376,7 +388,7 @@ def test_two_workers_share_a_folder(tmp_path: Path) -> None:
     assert_clean(done)
     assert done.stdout.splitlines() == [
         str(["ready\n"] * 2),
-        *("4.0", "4000.0", "2.0"),
+        *("4.0", "4000.0", "4.0", "2.0"),
         str([0, 0]),
     ]
 
