@@ -41,7 +41,7 @@ from typing import Any, TypeVar, overload
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import ERROR, log
 from torch_utils.cleanup import SafePyTorchCleanup
-from torch_utils.hosting.host import ModelLender
+from torch_utils.hosting.lender import ModelLender
 
 __all__ = ["lifespan"]
 

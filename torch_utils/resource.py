@@ -105,9 +105,7 @@ class Resource:
         if not self.closed:
             return
         name = type(self).__name__
-        if is_shutting_down() and _in_daemon_thread():
-            raise SystemExit(f"{name} is closed: the program is ending")
-        raise ResourceClosedError(
+        raise closed_error(
             f"this {name} is closed; create a new one, or keep it open for as long as it is used"
         )
 
@@ -217,6 +215,12 @@ def closes_on_error(init: I) -> I:
     return wrapper  # type: ignore[return-value]
 
 
-def _in_daemon_thread() -> bool:
+def closed_error(message: str, kind: type[Exception] = ResourceClosedError) -> BaseException:
+    """Return the error for the use of something that is closed.
+
+    At shutdown a daemon thread gets a SystemExit, which ends it without a traceback on stderr.
+    """
     threading = sys.modules.get("threading")
-    return threading is not None and threading.current_thread().daemon
+    if is_shutting_down() and threading is not None and threading.current_thread().daemon:
+        return SystemExit(message)
+    return kind(message)

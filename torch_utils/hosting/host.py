@@ -22,30 +22,27 @@ from typing import Any, Generic, Literal, TypeVar
 
 from torch_utils._deferral import DeferredSignals
 from torch_utils._events import tell
-from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import ERROR, early_bound, is_finalizing, is_shutting_down, log
 from torch_utils.errors import (
     ModelInUseError,
     NoRoomError,
-    ResourceClosedError,
     TorchUtilsError,
     shown,
 )
-from torch_utils.hosting.lease import AsyncLease, Holder, Lease, check_seconds, run_in_thread
+from torch_utils.hosting.lease import AsyncLease, Holder, Lease, check_seconds
+from torch_utils.hosting.lender import ModelLender
 from torch_utils.hosting.process import pickled_load
 from torch_utils.hosting.tenant import ProcessTenant, Tenant, ThreadTenant
 from torch_utils.oom import clear_exception_frames
 from torch_utils.report import CleanupReport
-from torch_utils.resource import Resource, closes_on_error
+from torch_utils.resource import closed_error, closes_on_error
 
-__all__ = ["HOSTS", "HostStatus", "ModelHost", "ModelLender", "Transition", "parse_keep_alive"]
+__all__ = ["HOSTS", "HostStatus", "ModelHost", "Transition", "parse_keep_alive"]
 
 M = TypeVar("M")
 State = Literal["unloaded", "loading", "loaded", "unloading", "closed"]
 Sizes = Mapping[str, int]
 
-CLOSE_S = 10.0
-"""How long closing waits for leases."""
 LOAD_AT_EXIT_S, LEASES_AT_EXIT_S = 5.0, 1.0
 """How long the end of the program waits for a load, and for leases of other threads."""
 LONGEST_WAIT_S = 3600.0
@@ -116,68 +113,6 @@ class Transition(Future[Exception | None]):
         with DeferredSignals():
             self.add_done_callback(lambda _: woken.release())
         woken.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
-
-
-class ModelLender(Resource):
-    """Base of `ModelHost` and `ModelPool`: closing waits for leases, until a deadline."""
-
-    _deadline_s = CLOSE_S
-    _closes_by = math.inf
-
-    def close_by(self, when: float) -> None:
-        """Let closing wait for leases until ``when`` at most, by `time.monotonic`."""
-        self._closes_by = when
-
-    @early_bound
-    def __del__(self) -> None:
-        leases = self.__dict__.get("_leases")
-        if leases is not None:  # A lease refers to its host, so they are garbage, too.
-            leases.clear()
-        super().__del__()
-
-    def register_in_child(self) -> None:
-        """In a forked child: let this process close it. The parent's entry is not its own.
-
-        Not at the fork itself: multiprocessing then forgets what its child has to do at its end.
-        """
-        entry = REGISTRY.get(id(self))
-        if entry is not None and entry.pid != os.getpid():
-            release = type(self)._release
-            REGISTRY.add(Entry(id(self), entry.name, weakref.ref(self), release))
-
-    def _close_deadline(self) -> float:
-        return min(time.monotonic() + self._deadline_s, self._closes_by)
-
-    def close(self, deadline_s: float | None = None) -> bool:
-        """Lend nothing any more, wait for open leases, and unload.
-
-        A pool closes its hosts one by one, the newest first; one that fails does not stop the
-        others.
-
-        Args:
-            deadline_s: Seconds to wait for the leases of all models together; `CLOSE_S` by
-                default.
-
-        Returns:
-            True if this call closed it.
-
-        Raises:
-            ModelInUseError: Leases are still open at the deadline. Says where they were taken. The
-                end of its last lease unloads the model.
-            TypeError, ValueError: ``deadline_s`` is not a number of seconds. Nothing was closed.
-        """
-        check_seconds("deadline_s", deadline_s)
-        if deadline_s is not None:
-            self._deadline_s = deadline_s
-        self.register_in_child()
-        return super().close()
-
-    async def aclose(self, deadline_s: float | None = None) -> bool:
-        """Close from a coroutine, in a thread: the event loop goes on."""
-        return await run_in_thread(partial(self.close, deadline_s))
-
-    async def __aexit__(self, *details: Any) -> None:
-        await run_in_thread(partial(self.__exit__, *details))
 
 
 class ModelHost(ModelLender, Generic[M]):
@@ -473,7 +408,7 @@ class ModelHost(ModelLender, Generic[M]):
     def ensure_lending(self) -> None:
         """Raise unless a lease can be had."""
         if self._is_closing:
-            raise _closed_error(f"the host of {self.name} is closed")
+            raise closed_error(f"the host of {self.name} is closed")
 
     def _check_waited(self, transition: Transition, timeout_s: float | None) -> None:
         """Raise what a wait for a transition has to raise: its error, or that time is over."""
@@ -766,6 +701,13 @@ class ModelHost(ModelLender, Generic[M]):
         self._reset()
         self._is_closing = self.closed
 
+    @early_bound
+    def __del__(self) -> None:
+        leases = self.__dict__.get("_leases")
+        if leases is not None:  # A lease refers to its host, so both are garbage.
+            leases.clear()
+        super().__del__()
+
     def __repr__(self) -> str:
         return f"<ModelHost {self.name!r}, {self.state}, {len(self._leases)} leases>"
 
@@ -791,12 +733,6 @@ def _expire(find: weakref.ref[ModelHost[Any]], dropped: SimpleQueue[Holder | Non
         if host is not None and holder is not None:
             host.end_lease(holder)
         del host
-
-
-def _closed_error(message: str) -> BaseException:
-    if is_shutting_down() and threading.current_thread().daemon:
-        return SystemExit(message)  # It ends the thread without a traceback.
-    return ResourceClosedError(message)
 
 
 def _without_traceback(error: BaseException) -> BaseException:

@@ -17,12 +17,12 @@ from torch_utils.hosting.host import (
     LONGEST_WAIT_S,
     HostStatus,
     ModelHost,
-    ModelLender,
     Sizes,
     Transition,
     parse_keep_alive,
 )
 from torch_utils.hosting.lease import AsyncLease, Lease
+from torch_utils.hosting.lender import ModelLender
 from torch_utils.report import CleanupReport, format_bytes
 from torch_utils.resource import closes_on_error
 

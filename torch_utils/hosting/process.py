@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_utils._deferral import DeferredSignals
-from torch_utils._runtime import early_bound, is_shutting_down
+from torch_utils._runtime import early_bound
 from torch_utils.errors import ModelProcessError, shown
 from torch_utils.hosting import messages
 from torch_utils.hosting.messages import Message
-from torch_utils.resource import add_note
+from torch_utils.resource import add_note, closed_error
 
 __all__ = ["ModelProcess", "Proxy", "pickled_load"]
 
@@ -125,7 +125,7 @@ class ModelProcess:
                 self._start(environment or {})
             settings = {"argv": list(sys.argv), "main": _main_module()}
             self._talk(lambda: self._send(messages.dump((settings, load)), None))
-        except BaseException:
+        except BaseException:  # Also an interrupt must not leave a process running.
             self.kill()
             raise
 
@@ -185,7 +185,7 @@ class ModelProcess:
         answer = self._talk(lambda: self._receive(None))
         try:
             self.device_bytes = self._value(answer)
-        except BaseException:
+        except BaseException:  # Without a model the process has nothing to do.
             self.end()
             raise
 
@@ -291,9 +291,7 @@ class ModelProcess:
         return self._again()
 
     def _again(self) -> BaseException:
-        if is_shutting_down() and threading.current_thread().daemon:
-            return SystemExit(str(self._error))  # It ends the thread without a traceback.
-        return ModelProcessError(str(self._error))
+        return closed_error(str(self._error), ModelProcessError)
 
     def end(self, grace_s: float = GRACE_S) -> None:
         """Ask the process to end, kill it if it does not, and wait until it is gone.
