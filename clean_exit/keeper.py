@@ -28,13 +28,13 @@ _SET_CHILD_SUBREAPER = 36
 class Keeper:
     """Starts one program, and keeps it until it and all below it is gone."""
 
-    def __init__(self, control):
+    def __init__(self, control: int) -> None:
         self._control = control
         self._pid = None
         self._is_ended = self._is_alone = False
         self._rest = b""
 
-    def run(self, mask, command):
+    def run(self, mask: list[int], command: list[str]) -> None:
         """Start the program, and serve the checker until that goes."""
         reader, writer = os.pipe()
         for file in (reader, writer):
@@ -114,7 +114,7 @@ class Keeper:
                     pass  # It has become another user's (setuid).
         return bool(data)
 
-    def end_all(self):
+    def end_all(self) -> None:
         """End all that is below, again until nothing is: some start another."""
         if descendants(os.getpid()) is None:
             self._end_program()
@@ -206,7 +206,7 @@ def _remove(folder):
         pass  # The checker has removed it, or there was none.
 
 
-def main():
+def main() -> None:
     """Run the keeper's command line."""
     control, mask, folder, unset, *command = sys.argv[1:]
     os.environ.pop(unset, None)

@@ -65,7 +65,7 @@ class KeeperProcess:
     ) -> None:
         self.returncode: int | None = None
         self.ended_s: float | None = None
-        self.is_alone = False
+        self.is_alone: bool = False
         self._is_gone = False
         self._rest = b""
         if mask is None:
@@ -100,7 +100,7 @@ class KeeperProcess:
             what, number = line.split()
             if what == b"failed":
                 raise OSError(int(number), os.strerror(int(number)), command[0])
-            self.pid = int(number)
+            self.pid: int = int(number)
             self._program = read_process(self.pid)
             self._take_in()  # It may have ended already.
         except BaseException:  # Whatever it is, it is raised: the keeper must not outlive it.

@@ -23,11 +23,11 @@ class Process:
 
     def __init__(self, pid: int, fields: list[bytes]) -> None:
         self.pid = pid
-        self.parent = int(fields[1])
-        self.state = fields[0].decode()
-        self.busy_ticks = int(fields[11]) + int(fields[12])
-        self.ticks = int(fields[19])
-        self.is_ending = fields[20] == b"0"
+        self.parent: int = int(fields[1])
+        self.state: str = fields[0].decode()
+        self.busy_ticks: int = int(fields[11]) + int(fields[12])
+        self.ticks: int = int(fields[19])
+        self.is_ending: bool = fields[20] == b"0"
         if self.state == "Z" and int(fields[17]) > 1:  # Only its first thread has ended.
             self.state, self.is_ending = "S", False
 

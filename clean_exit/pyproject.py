@@ -72,8 +72,9 @@ def _load(path: Path, names: Collection[str]) -> dict[str, Any]:
             import tomllib
         else:
             import tomli as tomllib
-        return tomllib.loads(data.decode("utf-8-sig"))
+        settings: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
     except ImportError:
         raise ValueError(f"{path}: Python 3.10 needs tomli to read it") from None
     except (ValueError, RecursionError) as error:  # Not TOML, or not UTF-8.
         raise ValueError(f"{path} is not valid: {error}") from None
+    return settings

@@ -169,7 +169,8 @@ class _Reader:
             record.errors[name.rpartition(".")[2]] += 1
         elif kind == "again":
             count, *key = fields
-            self._again[(entry.pid, *map(str, key))] = int(count), entry
+            error = (entry.pid, *map(str, key))
+            self._again[error] = int(count), entry
         elif kind in ("process-group", "process-group-at-main-end"):
             summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
             # A forked child may leave after its main function, by os._exit; or go on to the end.

@@ -199,8 +199,9 @@ class Run:
         inherit: bool = False,
     ) -> None:
         self._folder, self._limits = folder, limits
-        self.text = StderrText()
-        self.stdout, self.stderr = Copy(), Copy()
+        self.text: StderrText = StderrText()
+        self.stdout: Copy = Copy()
+        self.stderr: Copy = Copy()
         self.forwarded: set[int] = set()
         self._is_hurried = False
         self._awaited: list[Awaited] = []
@@ -221,8 +222,8 @@ class Run:
             reader, stderr = _make_pipe()
             ours.append(stderr)
             self._add_pump(reader, 2 if echo else None, [self.text.feed, self.stderr.feed])
-            self.outcome = Outcome(limits, time.monotonic())
-            self.keeper = KeeperProcess(
+            self.outcome: Outcome = Outcome(limits, time.monotonic())
+            self.keeper: KeeperProcess = KeeperProcess(
                 command,
                 environment,
                 files=(stdin, stdout, stderr),

@@ -28,7 +28,7 @@ class ForwardedSignals:
     """
 
     def __init__(self) -> None:
-        self.asked_to_end = False
+        self.asked_to_end: bool = False
         self.mask: Collection[int] = ()
         others = {getattr(signal, f"SIG{name}", 0) for name in _OWN}
         self._taken = signal.valid_signals() - others

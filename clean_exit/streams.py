@@ -60,7 +60,7 @@ class Pump(threading.Thread):
         self, reader: int, sink: int | None, watchers: Sequence[Callable[[bytes], None]]
     ) -> None:
         super().__init__(name="clean-exit output", daemon=True)
-        self.is_writing = False
+        self.is_writing: bool = False
         self._reader = reader
         self._sink = sink
         self._watchers = watchers

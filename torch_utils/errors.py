@@ -49,7 +49,8 @@ class NoRoomError(TorchUtilsError):
 class UnknownModelError(TorchUtilsError, KeyError):
     """A pool has no model of this name."""
 
-    __str__ = TorchUtilsError.__str__  # A KeyError's would be the repr of the message.
+    def __str__(self) -> str:
+        return TorchUtilsError.__str__(self)  # A KeyError's would be the repr of the message.
 
 
 class SignalError(TorchUtilsError, ValueError):

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import (
     AbstractAsyncContextManager,
@@ -36,7 +36,7 @@ from contextlib import (
     asynccontextmanager,
 )
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import ERROR, log
@@ -50,22 +50,33 @@ _FOR_LEASES = 0.8
 _SHOWN_FRAMES = 4
 T = TypeVar("T")
 State = Mapping[str, Any] | None
-Enter = Callable[[Any], AbstractAsyncContextManager[State]]
+A = TypeVar("A")  # the application
+P = ParamSpec("P")  # the scope, or nothing
+S = TypeVar("S", bound=State)
+Lifespan = Callable[Concatenate[A, P], AsyncIterator[S] | AbstractAsyncContextManager[S]]
+Enter = Callable[[A], AbstractAsyncContextManager[S]]
+
+
+class Decorator(Protocol):
+    """What `lifespan` returns without a function."""
+
+    def __call__(self, function: Lifespan[A, P, S], /) -> Enter[A, S]:
+        """Give a lifespan a scope."""
 
 
 @overload
 def lifespan(
-    function: Callable[..., Any],
+    function: Lifespan[A, P, S],
     *,
     deadline_s: float = ...,
     around: Callable[..., Any] | None = ...,
-) -> Enter: ...
+) -> Enter[A, S]: ...
 
 
 @overload
 def lifespan(
     function: None = None, *, deadline_s: float = ..., around: Callable[..., Any] | None = ...
-) -> Callable[[Callable[..., Any]], Enter]: ...
+) -> Decorator: ...
 
 
 def lifespan(
@@ -73,7 +84,7 @@ def lifespan(
     *,
     deadline_s: float = 10.0,
     around: Callable[..., Any] | None = None,
-) -> Enter | Callable[[Callable[..., Any]], Enter]:
+) -> Any:
     """Give a lifespan a scope, whose resources are closed when the server stops.
 
     They are closed in reverse order, in a thread of their own, so that the event loop goes on
@@ -110,7 +121,7 @@ def lifespan(
         raise ValueError(f"deadline_s must be positive and finite, not {deadline_s!r}")
     outer = None if around is None else _opener(around)
 
-    def decorate(function: Callable[..., Any]) -> Enter:
+    def decorate(function: Callable[..., Any]) -> Enter[Any, State]:
         enter = _opener(function)
 
         @functools.wraps(function)

@@ -191,8 +191,8 @@ def add_note(error: BaseException, note: str) -> None:
     try:
         if hasattr(error, "add_note"):
             error.add_note(note)
-        else:  # Python 3.10: kept for whoever looks.
-            error.__notes__ = [*getattr(error, "__notes__", ()), note]
+        else:  # Python 3.10 prints no notes; other tools may.
+            error.__dict__["__notes__"] = [*getattr(error, "__notes__", ()), note]
     except Exception as failure:
         # A class of its own may refuse notes; its error must not be replaced by another.
         log(DEBUG, "no note on a %s: %r", type(error).__name__, failure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote_from_bytes
@@ -151,4 +152,9 @@ def uri(path: str) -> str:
     return pure.as_uri() if pure.is_absolute() else quote_from_bytes(os.fsencode(pure.as_posix()))
 
 
-WRITERS = {"text": to_text, "json": to_json, "sarif": to_sarif, "github": to_github}
+WRITERS: dict[str, Callable[[Result], str]] = {
+    "text": to_text,
+    "json": to_json,
+    "sarif": to_sarif,
+    "github": to_github,
+}

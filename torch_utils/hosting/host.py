@@ -96,7 +96,7 @@ class Transition(Future[Exception | None]):
         super().__init__()
         self.state = state
         self.thread = thread
-        self.in_background = thread is None
+        self.in_background: bool = thread is None
         self.admitted: Sizes | None = None
         self.no_room = ""
         self.error: Exception | None = None
@@ -173,7 +173,7 @@ class ModelHost(ModelLender, Generic[M]):
                 'call_timeout_s must be positive, and needs isolation="process": a call in a '
                 f"thread cannot be ended (got {call_timeout_s!r}, isolation={isolation!r})"
             )
-        self.name = name or _name_of(load)
+        self.name: str = name or _name_of(load)
         self.isolation = isolation
         self._keep_alive_s = parse_keep_alive(keep_alive)
         self.declared: Sizes | None = None

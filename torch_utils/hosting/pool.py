@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch_utils._runtime import is_finalizing, is_shutting_down
 from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
@@ -89,7 +89,9 @@ class ModelPool(ModelLender):
         load: Callable[[], M],
         *,
         nbytes: int | Mapping[str, int] | None = None,
-        **options: Any,
+        keep_alive: float | str | None = None,
+        isolation: Literal["thread", "process"] = "thread",
+        call_timeout_s: float | None = None,
     ) -> ModelHost[M]:
         """Add a model, without loading it.
 
@@ -98,7 +100,9 @@ class ModelPool(ModelLender):
             load: Returns the model.
             nbytes: The bytes that it takes: on the host, or by "host" and device ("cuda:0").
                 None: measured, see the class.
-            **options: ``keep_alive``, ``isolation`` and ``call_timeout_s``, as for `ModelHost`.
+            keep_alive: As for `ModelHost`; None for that of the pool.
+            isolation: As for `ModelHost`.
+            call_timeout_s: As for `ModelHost`.
 
         Returns:
             Its host, whose leases are the same as the pool's.
@@ -112,7 +116,13 @@ class ModelPool(ModelLender):
             self.ensure_open()
             if name in self._hosts:
                 raise ValueError(f"this pool has a model {name!r} already")
-            host = ModelHost(load, name=name, **{"keep_alive": self._keep_alive, **options})
+            host = ModelHost(
+                load,
+                name=name,
+                keep_alive=self._keep_alive if keep_alive is None else keep_alive,
+                isolation=isolation,
+                call_timeout_s=call_timeout_s,
+            )
             host.join(self._changed, self._admit, declared)
             self._hosts[name] = host
             return host

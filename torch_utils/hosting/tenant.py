@@ -30,7 +30,7 @@ class ThreadTenant:
     def __init__(
         self, name: str, load: Callable[[], Any], declared: Mapping[str, int] | None
     ) -> None:
-        self.report = CleanupReport()
+        self.report: CleanupReport = CleanupReport()
         self.model: Any = None
         self._name = name
         self._make = load
@@ -85,7 +85,7 @@ class ProcessTenant:
         call_timeout_s: float | None,
         declared: Mapping[str, int] | None,
     ) -> None:
-        self.report = CleanupReport()
+        self.report: CleanupReport = CleanupReport()
         self.model: ModelProcess | None = None
         self._start = partial(ModelProcess, load, name=name, call_timeout_s=call_timeout_s)
         self._declared = declared

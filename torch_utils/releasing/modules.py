@@ -48,7 +48,7 @@ class ModuleTarget(Target):
 
     def __init__(self, module: Any, name: str) -> None:
         super().__init__(module, name)
-        self.tree = tree_of(module)
+        self.tree: list[tuple[Any, str]] = tree_of(module)
         self.shared: Set[int] = frozenset()
 
     def count(self, inventory: Inventory) -> None:
@@ -347,11 +347,12 @@ class Tombstone:
     def __repr__(self) -> str:
         return f"<released {_read(self, '__dict__')[_KEY].name}>"
 
+    # Types as comments: annotations would become attributes of every tombstone.
     __str__ = __repr__
-    __format__ = object.__format__
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-    __ne__ = object.__ne__
+    __format__ = object.__format__  # type: Any
+    __hash__ = object.__hash__  # type: Any
+    __eq__ = object.__eq__  # type: Any
+    __ne__ = object.__ne__  # type: Any
     __exit__ = _nothing
     __aexit__ = _nothing_to_await
 
@@ -361,7 +362,7 @@ class Tombstone:
 
     # Nothing, in C: the destructor of the former class must not run on what is empty, and an
     # interrupt at the first instruction of a function here would be printed, and lost.
-    __del__ = object.__hash__
+    __del__ = object.__hash__  # type: Any
 
 
 def _refusing(name: str) -> Any:

@@ -55,7 +55,7 @@ class Release:
         check_collect(collect)
         if type(search_s) not in (int, float) or not 0 <= search_s < float("inf"):
             raise ValueError(f"search_s must be a number of seconds from 0 on, not {search_s!r}")
-        self.handled = Handled(sys.exc_info()[1])  # What is older does not belong to this.
+        self.handled: Handled = Handled(sys.exc_info()[1])  # What is older does not belong to this.
         self._search_s = search_s
         self._collect = collect
         self._trim_host = trim_host

@@ -61,7 +61,7 @@ class Inventory:
 
     def __init__(self) -> None:
         torch: Any = whole_torch()
-        self.kinds = Kinds(torch)
+        self.kinds: Kinds = Kinds(torch)
         self.own_modules: set[int] = set()
         self._torch = torch
         self._is_able = torch is not None and not any(
