@@ -44,7 +44,8 @@ class Outcome:
         if not made:
             found.append("nothing was made")
         for identity in made:
-            count = events[("released", *identity)]
+            released = ("released", *identity)
+            count = events[released]
             if count != self.row.released:
                 found.append(f"released {count} times, not {self.row.released}")
         strangers = {k[1:] for k in events if k[0] == "released"} - set(made)
