@@ -161,6 +161,7 @@ lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict torch_utils clean_exit rag_demo
+	MYPYPATH=tests $(BIN)/mypy --explicit-package-bases tests
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python -m clean_exit.lint
 	$(BIN)/zizmor --offline --quiet .github

@@ -143,8 +143,9 @@ def private_uses(source: str) -> list[int]:
             if name in ("setattr", "delattr", "setitem", "delitem", "patch", "object", "dict"):
                 targets = node.args[:1]
         for target in targets:
-            if re.match(r"\W*(\w*)", ast.unparse(target))[1] in names:
-                found.append(node.lineno)
+            first = re.search(r"\w+", ast.unparse(target))
+            if first and first[0] in names:
+                found.append(target.lineno)
     return sorted(set(found))
 
 

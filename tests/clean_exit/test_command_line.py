@@ -391,9 +391,9 @@ def test_stdout_that_nobody_reads(asked: list[str]) -> None:
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
     for where in ("> /dev/full", ">&-"):
-        done = run_command(["bash", "-c", f"{shlex.join([*CHECKER, *asked])} {where}"])
-        assert (done.returncode, done.stderr.count("\n")) == (125, 1)
-        assert done.stderr.startswith("clean-exit: stdout cannot be written to: ")
+        failed = run_command(["bash", "-c", f"{shlex.join([*CHECKER, *asked])} {where}"])
+        assert (failed.returncode, failed.stderr.count("\n")) == (125, 1)
+        assert failed.stderr.startswith("clean-exit: stdout cannot be written to: ")
 
 
 # The table in pyproject.toml

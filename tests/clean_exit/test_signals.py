@@ -261,7 +261,7 @@ def test_ignored_and_blocked_signals_stay_so(before: str) -> None:
         ("import os, signal; os.kill(os.getpid(), 11)", -11),
     ):
         seen = []
-        for prefix in ([], QUIET):
+        for prefix in (list[str](), QUIET):
             command = [*prefix, sys.executable, "-c", program]
             outer = f"import os, signal; {before}\nos.execv({command[0]!r}, {command!r})"
             seen.append(run_command([sys.executable, "-c", outer]))

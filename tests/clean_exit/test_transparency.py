@@ -228,7 +228,9 @@ def test_a_program_that_is_executed_is_seen(version: str, how: str, tmp_path: Pa
 def test_little_is_imported_into_the_program() -> None:
     """Some modules of the standard library and the probe, and none of weight."""
     names = [sys.executable, "-c", "import sys; print(*sys.modules)"]
-    plain, below = (set(run_command([*prefix, *names]).stdout.split()) for prefix in ([], QUIET))
+    plain, below = (
+        set(run_command([*prefix, *names]).stdout.split()) for prefix in (list[str](), QUIET)
+    )
     added = below - plain
     assert "clean_exit_probe" in added
     assert len(added) < 20

@@ -93,7 +93,7 @@ def fastapi(tmp_path: Path, app: str, stop: signal.Signals, *options: str) -> Ex
     need("fastapi", "uvicorn", "prometheus_client")
     port = free_port()
     client = Client(port, [("/embed", b'["a text", "another"]')])
-    command = (BIN / "uvicorn", app, "--port", str(port), *options)
+    command: tuple[str | Path, ...] = (BIN / "uvicorn", app, "--port", str(port), *options)
     report = run(tmp_path, *command, stop_signal=stop, **STOP)
     client.join(60)
     assert [[len(vector) for vector in one] for one in client.answers] == [[384, 384]], said(report)
@@ -190,7 +190,16 @@ def test_celery(pool: str, tmp_path: Path) -> None:
     """A worker that does a task, and is stopped: forks, threads, and neither."""
     need("celery")
     (tmp_path / "job.py").write_text(CELERY_JOB)
-    command = [BIN / "celery", "-A", "celery_tasks", "worker", "-I", "job", "-l", "INFO"]
+    command: list[str | Path] = [
+        BIN / "celery",
+        "-A",
+        "celery_tasks",
+        "worker",
+        "-I",
+        "job",
+        "-l",
+        "INFO",
+    ]
     report = run(
         tmp_path,
         *command,

@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Cuda | Rehearsal:
     if request.param is Cuda and Cuda.why_not() is not None:
-        pytest.skip(Cuda.why_not())
+        pytest.skip(str(Cuda.why_not()))
     made = request.param()
     if request.param is Cuda:  # A rehearsal counts nothing but what it is told to watch.
         made.settle()

@@ -170,7 +170,7 @@ class Cuda(Device):
         """What torch has of page-locked memory, its cache included."""
         import torch
 
-        stats = getattr(torch.cuda, "host_memory_stats", dict)()
+        stats: dict[str, int] = getattr(torch.cuda, "host_memory_stats", dict)()
         for name in ("reserved_bytes.current", "allocated_bytes.current"):
             if name in stats:
                 return int(stats[name])
@@ -353,7 +353,7 @@ class Rehearsal(Device):
         """One byte for each process below this one that has opened the driver."""
         from clean_exit.processes import descendants
 
-        return sum(self.has_context(process.pid) for process in descendants(os.getpid()))
+        return sum(self.has_context(process.pid) for process in descendants(os.getpid()) or ())
 
     def context_bytes(self) -> int:
         return 1

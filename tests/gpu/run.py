@@ -63,7 +63,10 @@ def has(module: str) -> bool:
 
 def entry_points(folder: Path) -> Path:
     """Describe this checkout as an installation does, for pytest to find the plug-in."""
-    import tomllib
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     info = folder / "torch_cleanup-0.0.0.dist-info"
@@ -78,11 +81,11 @@ def entry_points(folder: Path) -> Path:
 def found() -> dict[str, Any]:
     """Say what there is for the tests that skip, or do less, without it."""
     modules = {name: has(name) for name in ("pynvml", "cupy", "triton", "accelerate")}
-    smi = shutil.which("nvidia-smi")
+    smi = shutil.which("nvidia-smi") or "nvidia-smi"
     about = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         gpu = subprocess.run(about, capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.SubprocessError, TypeError):  # None: there is no such command.
+    except (OSError, subprocess.SubprocessError):
         gpu = ""
     return {**modules, "compiler": shutil.which("cc"), "gpu": gpu.splitlines()}
 

@@ -34,6 +34,7 @@ def test_after_a_scope(device: Any) -> None:
         outputs = scope.manage(model(inputs))
         device.watch(outputs)
     assert device.reserved_bytes() == before
+    assert scope.report is not None
     assert scope.report.freed_bytes[device.place] > 0.9 * device.model_bytes
     assert scope.report.still_held == ()
     assert outputs.numel() == 0 and model is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,8 +43,14 @@ def test_one_file_by_any_path_is_one_source(here: Path, monkeypatch: pytest.Monk
 
 def test_path_in_a_record_is_not_a_file(here: Path) -> None:
     """Records that tell of the same path are different texts; whatever "path" is."""
-    first = [{"id": "a", "text": "alpha", "path": "a.py"}, {"id": "b", "text": "b", "path": ["x"]}]
-    second = [{"id": "c", "text": "gamma", "path": "a.py"}, {"id": "d", "text": "d", "path": {}}]
+    first: list[Any] = [
+        {"id": "a", "text": "alpha", "path": "a.py"},
+        {"id": "b", "text": "b", "path": ["x"]},
+    ]
+    second: list[Any] = [
+        {"id": "c", "text": "gamma", "path": "a.py"},
+        {"id": "d", "text": "d", "path": {}},
+    ]
     succeed("index", write_lines(here / "1.jsonl", first), "--out", "i", *TINY)
     succeed("add", "i", write_lines(here / "2.jsonl", second))
     assert texts("i") == ["alpha", "b", "d", "gamma"]

@@ -79,7 +79,7 @@ def test_index_says_how_many_texts_there_are_and_what_was_skipped(
 ) -> None:
     (source / "x.bin").write_bytes(b"\0")
     (source / "latin.txt").write_bytes(b"caf\xe9 is not UTF-8, so this is passed over")
-    command = ("index", source, "--out", tmp_path / "i", *TINY)
+    command: tuple[str | Path, ...] = ("index", source, "--out", tmp_path / "i", *TINY)
     result = rag_demo(*command)
     assert result.stdout.startswith(f"indexed {len(texts(tmp_path / 'i'))} texts of ")
     assert result.stderr.startswith("rag-demo: skipped 2: ")
@@ -286,7 +286,7 @@ def test_cache_that_cannot_be_used_is_said_once(
     with contextlib.closing(sqlite3.connect(cache)) as database:
         database.execute("CREATE TABLE bookmarks (name TEXT)")
     (tmp_path / "note.txt").write_text("the capital of france is paris")
-    command = ("index", tmp_path / "note.txt", "--out", tmp_path / "index", *TINY)
+    command: list[str | Path] = ["index", tmp_path / "note.txt", "--out", tmp_path / "index", *TINY]
     result = rag_demo(*command)
     assert result.returncode == 0
     assert result.stderr.count("\n") == 1

@@ -102,7 +102,7 @@ def test_line_ends_and_marks_of_windows(tmp_path: Path, content: bytes) -> None:
 def test_json_lines(tmp_path: Path) -> None:
     """Text, title and id have their meaning, and the rest is metadata; an id of null is none."""
     path = tmp_path / "corpus.jsonl"
-    records = [
+    records: list[dict[str, Any]] = [
         {"_id": "7", "title": "T", "text": "body", "lang": "en"},
         {"text": "other"},
         {"id": None, "_id": 0, "text": "a"},

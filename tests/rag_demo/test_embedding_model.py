@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ def main() -> None:
     assert freed > 80_000_000, freed
     assert not model.is_loaded
     assert model.load_model()
-    global left_open
-    left_open = model
+    globals()["left_open"] = model
 
 
 def test_program_with_an_open_model_exits_cleanly() -> None:
@@ -36,7 +36,7 @@ def test_program_with_an_open_model_exits_cleanly() -> None:
 
 
 @pytest.fixture(scope="module")
-def model() -> EmbeddingModel:
+def model() -> Iterator[EmbeddingModel]:
     with EmbeddingModel() as opened:
         yield opened
 

@@ -73,7 +73,7 @@ def test_changed_title_is_embedded_again(command: list[str | Path], tmp_path: Pa
 
 
 def start(zygotes: Zygotes, tmp_path: Path, *command: str | Path) -> int:
-    files = {name: tmp_path / name for name in ("stdout", "stderr")}
+    files: dict[str, Any] = {name: tmp_path / name for name in ("stdout", "stderr")}
     for file in files.values():
         file.write_text("")
     program = 'from rag_demo.cli import main\nprint("ready", flush=True)\nmain()'

@@ -211,7 +211,8 @@ def test_questions_are_any_iterable() -> None:
     """Read once; numbers of numpy are numbers, and what is not a number is refused by name."""
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add(["a", "b"])
-        found = retriever.search_batch((text for text in ("a", "b")), np.int64(1))
+        queries: Any = (text for text in ("a", "b"))
+        found = retriever.search_batch(queries, np.int64(1))
         assert [[hit.text for hit in hits] for hits in found] == [["a"], ["b"]]
         for wrong in ({"min_score": "x"}, {"min_score": [1]}):
             with pytest.raises(TypeError, match="min_score must be a number"):
@@ -248,5 +249,5 @@ def test_embeddings_tensor_has_all_vectors() -> None:
         retriever.add(["echo"])
         retriever.delete(["3"])
         tensor = retriever.embeddings_tensor
-        assert tensor.shape == (50, 26)
+        assert tensor is not None and tensor.shape == (50, 26)
         assert tensor is retriever.embeddings_tensor

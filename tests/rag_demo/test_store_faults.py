@@ -182,7 +182,9 @@ def test_wrong_arguments_are_named(call: Any, says: str) -> None:
 
 def test_ids_may_be_any_iterable() -> None:
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        assert retriever.add(iter(["a", "b"]), ids=(name for name in "ab")) == ["a", "b"]
+        texts: Any = iter(["a", "b"])
+        ids: Any = (name for name in "ab")
+        assert retriever.add(texts, ids=ids) == ["a", "b"]
 
 
 def test_log_of_the_database_does_not_grow_with_every_save(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_messages_quote_the_beginning_of_any_value(wrong: Any) -> None:
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add(["a"], [{"n": 1}])
         calls: list[Callable[[], Any]] = [
-            lambda: retriever.add(["a", wrong if isinstance(wrong, int) else 1]),
+            lambda: retriever.add(["a", wrong if isinstance(wrong, int) else 1]),  # type: ignore[list-item]  # wrong on purpose
             lambda: retriever.add(["a"], [wrong]),
             lambda: retriever.search("a", 0 if isinstance(wrong, int) else wrong),
             lambda: retriever.search("a", min_score=wrong),

@@ -104,7 +104,7 @@ def lint_as_command(
     given = [f"--{name}={value}" for name, values in options.items() for value in values]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = lint_main(["--format=json", *given, *map(os.fspath, paths)])
+        code = lint_main(["--format=json", *given, *map(str, paths)])
     found = json.loads(out.getvalue() or '{"findings": []}')["findings"]
     assert code == bool(found), f"exit code {code}: {err.getvalue()}"
     findings = []

@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support.zygotes import IMPORT_PATH, ZYGOTES
 
@@ -83,12 +84,12 @@ def run_forked(
     what is tested, a ``quick_end`` saves most of what that costs.
     """
     with tempfile.TemporaryDirectory() as folder:
-        files = {name: Path(folder, name) for name in ("stdout", "stderr")}
+        files: dict[str, Any] = {name: Path(folder, name) for name in ("stdout", "stderr")}
         for file in files.values():
             file.touch()
         text = program.read_text() if isinstance(program, Path) else program
         source = textwrap.dedent(text)
-        how = {"timeout_s": TIMEOUT_S, "env": env, "quick_end": quick_end}
+        how: dict[str, Any] = {"timeout_s": TIMEOUT_S, "env": env, "quick_end": quick_end}
         returncode = ZYGOTES.run(source, *arguments, **how, **files)
         texts = {name: file.read_text(errors="replace") for name, file in files.items()}
     return Result(["(forked)", str(program), *arguments], returncode, **texts)

@@ -44,7 +44,7 @@ def rag_demo(*arguments: str | Path, stdin: str | io.StringIO = "") -> Result:
     shown = []
     for stream in streams:
         stream.flush()
-        shown.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+        shown.append(stream.buffer.getvalue().decode())
     return Result(["rag-demo", *given], code, *shown)
 
 

@@ -181,4 +181,4 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["--versions"]:
         print_versions(sys.argv[2:])
     else:
-        sys.exit(main(*sys.argv[1:2] or [None]))
+        sys.exit(main(sys.argv[1] if sys.argv[1:] else None))

@@ -46,7 +46,7 @@ def make_environment(row: str, folder: Path) -> Path:
     if not (folder / "made").exists():
         python = other_pythons().get(version, version)  # uv downloads one that is not there.
         subprocess.run([*uv, "venv", "--clear", "--python", python, folder], check=True)
-        install = [*uv, "pip", "install", "--python", made]
+        install = [*uv, "pip", "install", "--python", str(made)]
         checkout = ["--editable", f"{ROOT}[rag,pdf,model,service]"]
         subprocess.run([*install, *checkout, *asked], check=True)
         subprocess.run([*install, *tools()], check=True)
@@ -112,4 +112,4 @@ def main(kept: str | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2] or [None]))
+    sys.exit(main(sys.argv[1] if sys.argv[1:] else None))

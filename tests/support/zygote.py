@@ -19,7 +19,7 @@ for _name in sys.argv[1:]:
 def _serve():
     """Return the job, in the child; the parent goes on serving until its stdin ends."""
     while True:
-        line = sys.stdin.buffer.raw.readline()
+        line = sys.stdin.buffer.raw.readline()  # type: ignore[union-attr]  # Python's own stdin has one
         if not line:
             os._exit(0)
         job = json.loads(line)

@@ -60,6 +60,7 @@ class Zygotes:
         how: dict[str, Any] = {"env": env, "preload": preload, "quick_end": quick_end}
         pid = self.start(program, *arguments, stdout=stdout, stderr=stderr, **how)
         zygote = self._started[preload]
+        assert zygote.stdout is not None
         if not select.select([zygote.stdout], [], [], timeout_s)[0]:
             os.kill(pid, signal.SIGKILL)
         return self.wait(preload)
@@ -77,7 +78,12 @@ class Zygotes:
         """Start a program and return its process id; `wait` must be called before the next."""
         zygote = self._started.get(preload) or self._start(preload)
         files = {"stdout": str(stdout), "stderr": str(stderr)}
-        job = {"program": program, "arguments": arguments, "env": env or {}, **files}
+        job: dict[str, Any] = {
+            "program": program,
+            "arguments": arguments,
+            "env": env or {},
+            **files,
+        }
         job["quick_end"] = quick_end
         assert zygote.stdin is not None and zygote.stdout is not None
         zygote.stdin.write(json.dumps(job).encode() + b"\n")

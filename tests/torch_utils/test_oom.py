@@ -1,5 +1,8 @@
 """Memory errors: recognised in every shape, and nothing that only looks like one."""
 
+# Misuses things on purpose, and torch has no types for the attributes of modules.
+# mypy: disable-error-code="name-defined"
+
 from __future__ import annotations
 
 import errno

@@ -53,7 +53,7 @@ def test_anything_is_a_page(page: str) -> None:
     """No input is an error, and every place is a line of the page."""
     found = read_html(page)
     lines = page.count("\n") + 1
-    assert all(1 <= found.place(offset).get("line", 1) <= lines for offset in range(len(page)))
+    assert all(1 <= int(found.place(offset).get("line", 1)) <= lines for offset in range(len(page)))
 
 
 HOSTILE = """

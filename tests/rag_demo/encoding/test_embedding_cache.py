@@ -211,14 +211,17 @@ def test_killed_writers_leave_a_working_cache(
         for _ in range(2):
             pids, outputs = [], []
             for sign, writer in zip((1, -1), writers, strict=True):
-                files = {name: tmp_path / f"{name}{sign}" for name in ("stdout", "stderr")}
+                files: dict[str, Any] = {
+                    name: tmp_path / f"{name}{sign}" for name in ("stdout", "stderr")
+                }
                 for file in files.values():
                     file.write_text("")
                 outputs.append(files)
                 arguments = (str(tiny_model), str(tmp_path / "c"), str(sign))
                 pids.append(writer.start(WRITER, *arguments, **files))
             for files in outputs:
-                wait_for(lambda files=files: files["stdout"].read_text().count("\n") > 3)
+                stdout = files["stdout"]
+                wait_for(lambda stdout=stdout: stdout.read_text().count("\n") > 3)  # type: ignore[misc]  # mypy infers no default
             for pid, writer, files in zip(pids, writers, outputs, strict=True):
                 os.kill(pid, signal.SIGKILL)
                 assert writer.wait() == -signal.SIGKILL

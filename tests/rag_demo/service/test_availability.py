@@ -51,7 +51,7 @@ def test_hung_call_gets_504_and_fails_probes(index: Path) -> None:
 def test_hung_call_in_process_gets_503_and_new_process(index: Path) -> None:
 
     async def main() -> list[int]:
-        options = {"isolation": "process", "call_timeout_s": 0.5, "load": load_hanging_model}
+        options: Any = {"isolation": "process", "call_timeout_s": 0.5, "load": load_hanging_model}
         async with serving(index, **options) as client:
             return [
                 (await client.post("/search", json={"query": query, "mode": "dense"})).status_code

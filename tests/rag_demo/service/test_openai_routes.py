@@ -78,7 +78,12 @@ def test_openai_client_raises_its_own_errors(index: Path) -> None:
 
     async def use(client: Any) -> Any:
         found = []
-        for arguments in ({"input": []}, {"input": ""}, {"input": "a", "dimensions": 3}):
+        wrong: list[Any] = [
+            {"input": []},
+            {"input": ""},
+            {"input": "a", "dimensions": 3},
+        ]
+        for arguments in wrong:
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.embeddings.create(model="default", **arguments)
             found.append(caught.value)

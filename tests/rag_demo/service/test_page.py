@@ -193,7 +193,8 @@ def test_policy_blocks_inline_scripts_and_foreign_files(chromium: Any, index: Pa
 @pytest.mark.slow
 def test_page_shows_unusual_metadata_and_error_responses(chromium: Any, index: Path) -> None:
     """A late response does not replace the results of a later query."""
-    texts = {f"{row}": {"path": path} for row, path in enumerate(["a.txt", 7, None, ["x"]])}
+    paths = ["a.txt", 7, None, ["x"]]
+    texts: dict[str, Any] = {f"{row}": {"path": path} for row, path in enumerate(paths)}
     texts["object"] = {"path": {"toString": 1, "valueOf": 1}, "line": {"toString": None}}
     texts["__proto__"] = {"__proto__": {"path": "wrong"}, "constructor": 1}
     texts["long"] = {"path": "long.txt"}

@@ -19,7 +19,7 @@ FOLDER = "/secret/folder"
 
 def test_search_returns_the_retrievers_results(index: Path) -> None:
     """In every mode, with filters and thresholds, for one query and for several."""
-    bodies = [
+    bodies: list[dict[str, Any]] = [
         {"query": "memory", "top_k": 3, "mode": mode} | more
         for mode in ("dense", "bm25", "hybrid")
         for more in ({}, {"where": {"year": {"$gte": 2001}}}, {"min_score": 0.1})
@@ -37,10 +37,10 @@ def test_search_returns_the_retrievers_results(index: Path) -> None:
             ]
             scores = [each.score for each in expected]
             assert [each["score"] for each in found] == pytest.approx(scores)
-        expected = retriever.search_batch(["lease", "index"])
+        batches = retriever.search_batch(["lease", "index"])
     found = several.json()["batches"]
     assert [[each["id"] for each in its] for its in found] == [
-        [each.id for each in its] for its in expected
+        [each.id for each in its] for its in batches
     ]
 
 
@@ -243,7 +243,7 @@ def test_promtool_accepts_metrics(index: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: Debian's package prometheus has it")
-    made_up = [(f"MADEUP{n}", f"/{n}", {}) for n in range(3)]
+    made_up: list[Any] = [(f"MADEUP{n}", f"/{n}", {}) for n in range(3)]
     *_, metrics = ask(index, search({"query": "a"}), *made_up, ("GET", "/metrics", {}))
     command = [promtool, "check", "metrics"]
     done = subprocess.run(command, input=metrics.text, capture_output=True, text=True)

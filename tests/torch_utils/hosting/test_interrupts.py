@@ -1,5 +1,8 @@
 """Interrupts, signal handlers and destructors in the middle of a lease, a load or an unload."""
 
+# Misuses things on purpose, and torch has no types for the attributes of modules.
+# mypy: disable-error-code="func-returns-value, operator"
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,8 @@
 """Which kinds of objects release takes, passes over and refuses, those of libraries too."""
 
+# Misuses things on purpose, and torch has no types for the attributes of modules.
+# mypy: disable-error-code="attr-defined, misc"
+
 from __future__ import annotations
 
 import argparse
@@ -180,7 +183,7 @@ class Rude:
         raise AssertionError("ran the program's code")
 
     __getattribute__ = __iter__ = __len__ = __bool__ = __eq__ = __hash__ = __repr__ = _run
-    __class__ = property(_run)  # type: ignore[assignment]
+    __class__ = property(_run)
     closed = property(_run)
 
 

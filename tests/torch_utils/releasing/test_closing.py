@@ -1,5 +1,8 @@
 """Modules' own close and destructor: each once, before the weights go, errors reported."""
 
+# Misuses things on purpose, and torch has no types for the attributes of modules.
+# mypy: disable-error-code="assignment, misc, operator, var-annotated"
+
 from __future__ import annotations
 
 import asyncio

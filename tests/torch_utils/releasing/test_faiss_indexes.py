@@ -1,5 +1,8 @@
 """release of faiss indexes: every byte back, and never a crash of what stands on them."""
 
+# Misuses things on purpose, and torch has no types for the attributes of modules.
+# mypy: disable-error-code="index"
+
 from __future__ import annotations
 
 import sys

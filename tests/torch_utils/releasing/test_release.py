@@ -1,5 +1,8 @@
 """release: memory back although the variable lives on; arguments, errors, and what collects."""
 
+# Misuses things on purpose, and torch has no types for the attributes of modules.
+# mypy: disable-error-code="assignment, attr-defined, list-item"
+
 from __future__ import annotations
 
 import gc

@@ -1,5 +1,8 @@
 """release of tensors of every kind, alone and among others: empty afterwards, never garbage."""
 
+# Misuses things on purpose, and torch has no types for the attributes of modules.
+# mypy: disable-error-code="attr-defined, index"
+
 from __future__ import annotations
 
 from collections.abc import Callable
