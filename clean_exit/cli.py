@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from clean_exit import formats
-from clean_exit.arguments import output_file
 from clean_exit.catalogue import FINDINGS as CATALOGUE
 from clean_exit.checker import check
 from clean_exit.findings import FINDINGS
 from clean_exit.keeping import CheckerError
-from clean_exit.pyproject import read_table
+from clean_exit.options import output_file, read_table, version
 from clean_exit.report import NOT_EXECUTABLE, NOT_FOUND, UNCLEAN, USAGE, ExitReport
 from clean_exit.signals import ForwardedSignals, open_closed_files
-from clean_exit.version import version
 
 _EPILOG = """\
 exit codes: 0 clean; 120 the program said 0 but did not leave cleanly; 124 timeout; 125 wrong

@@ -1,4 +1,4 @@
-"""python -m clean_exit.lint."""
+"""Run ``python -m clean_exit.lint``."""
 
 from __future__ import annotations
 

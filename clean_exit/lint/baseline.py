@@ -1,4 +1,4 @@
-"""A file of findings that a project has already: only new ones are reported."""
+"""The baseline: a file of known findings, so that only new ones are reported."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from clean_exit.lint.files import STDIN
 from clean_exit.lint.findings import Finding
-from clean_exit.lint.source import STDIN
 
 _VERSION = 1
 Known = Counter[tuple[str, str, str]]
 
 
 def _key(finding: Finding, baseline: Path) -> tuple[str, str, str]:
-    """Return what stays when lines are added above: not the line's number, but its text."""
+    """Return the path, the rule and the text of the line; its number may change."""
     return _path(finding.path, baseline), finding.rule, finding.code_line.strip()
 
 
 def _path(path: str, baseline: Path) -> str:
-    """Return a path as seen from the baseline's folder: it is the same from any folder."""
+    """Return a path relative to the baseline's folder, so that the current folder is irrelevant."""
     if path == STDIN:
         return path
     folder = os.path.realpath(baseline.parent)
@@ -29,7 +29,7 @@ def _path(path: str, baseline: Path) -> str:
 
 
 def to_text(findings: Iterable[Finding], baseline: Path) -> str:
-    """Return what a baseline of these findings has, sorted, so that its changes can be read."""
+    """Return the text of a baseline with these findings, sorted so that diffs are readable."""
     counted = Counter(_key(finding, baseline) for finding in findings)
     rows = [{"path": p, "rule": rule, "code": code, "count": count}
             for (p, rule, code), count in sorted(counted.items())]  # fmt: skip
@@ -39,22 +39,29 @@ def to_text(findings: Iterable[Finding], baseline: Path) -> str:
 def subtract(
     findings: Iterable[Finding], baseline: Path, files: Iterable[str], rules: Collection[str]
 ) -> tuple[list[Finding], int]:
-    """Return the findings that are new, and how many are gone from files and rules checked now.
+    """Compare findings with a baseline.
+
+    Args:
+        findings: All findings.
+        baseline: The file of known findings.
+        files: The files that were checked.
+        rules: The rules that were checked.
+
+    Returns:
+        The new findings, and the number of known ones that these files and rules no longer have.
 
     Raises:
-        ValueError: The baseline cannot be read, or is not such a file.
+        ValueError: The baseline cannot be read, or is not a baseline.
     """
-    left, new = _read(baseline), []
+    known, new = _read(baseline), []
     for finding in findings:
         key = _key(finding, baseline)
-        if left[key] > 0:
-            left[key] -= 1
+        if known[key] > 0:
+            known[key] -= 1
         else:
             new.append(finding)
-    if not any(left.values()):
-        return new, 0
-    here = {_path(file, baseline) for file in files}
-    gone = (count for (path, rule, _), count in left.items() if path in here and rule in rules)
+    here = {_path(file, baseline) for file in files} if any(known.values()) else set()
+    gone = (count for (path, rule, _), count in known.items() if path in here and rule in rules)
     return new, sum(gone)
 
 
@@ -71,5 +78,5 @@ def _read(path: Path) -> Known:
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ValueError(f"the baseline {path} was not written by clean-exit-lint") from None
     if data.get("version") != _VERSION:
-        raise ValueError(f"the baseline {path} is of version {data.get('version')!r}, not 1")
+        raise ValueError(f"the baseline {path} must have version 1, got {data.get('version')!r}")
     return known

@@ -11,21 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clean_exit.arguments import filled, output_file
 from clean_exit.catalogue import RULES as CATALOGUE
 from clean_exit.lint import baseline
-from clean_exit.lint.discover import python_files
+from clean_exit.lint.files import python_files
 from clean_exit.lint.findings import BY_CODE, RULES, UNUSED
-from clean_exit.lint.formats import WRITERS, many, summary, to_text
-from clean_exit.lint.lint import Result, check, chosen
-from clean_exit.pyproject import read_table
-from clean_exit.version import version
+from clean_exit.lint.formats import WRITERS, counted, summary, to_text
+from clean_exit.lint.linter import Result, check, selected_rules
+from clean_exit.options import nonempty, output_file, read_table, version
 
 FINDINGS, USAGE, INTERRUPTED = 1, 2, 130
 _LISTS = ("select", "ignore", "exclude", "paths")
 _TEXTS = ("baseline", "format")
 _EPILOG = """\
-exit codes: 0 nothing found; 1 findings; 2 wrong usage or no output; 130 Ctrl-C.
+exit codes: 0 no findings; 1 findings; 2 wrong usage or the output failed; 130 Ctrl-C.
 [tool.clean_exit_lint] in pyproject.toml sets defaults.
 "# clean-exit-lint: ignore[RULE]" on a line hides its findings."""
 
@@ -36,43 +34,43 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Return the parser of the command line."""
     parser = _Parser(
         prog="clean-exit-lint",
-        description="Read Python files, run nothing, and say which destructors cannot work.",
+        description="Find destructors and exit callbacks that cannot work. Runs none of the code.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("paths", nargs="*", metavar="PATH", help="files and folders (default .); - is stdin")
-    add("--format", choices=WRITERS, help="default text")
+    add("paths", nargs="*", metavar="PATH", help="files and folders (default .); - for stdin")
+    add("--format", choices=WRITERS, help="the format of the report (default text)")
     rules: dict[str, Any] = {"action": "extend", "type": _rules, "default": [], "metavar": "RULE"}
-    add("--select", help="only these, by commas or repeated", **rules)
-    add("--ignore", help="not these", **rules)
-    left_out = "files and folders to leave out"
-    add("--exclude", action="append", default=[], metavar="GLOB", help=left_out)
-    add("--baseline", type=filled, metavar="FILE", help="report only what is not in it")
+    add("--select", help="check only these rules; repeat or separate by commas", **rules)
+    add("--ignore", help="do not check these rules", **rules)
+    excluded = "skip these files and folders"
+    add("--exclude", action="append", default=[], metavar="GLOB", help=excluded)
+    add("--baseline", type=nonempty, metavar="FILE", help="report only findings not in FILE")
     file: dict[str, Any] = {"type": output_file, "metavar": "FILE"}
-    add("--write-baseline", help="write what is found now, and report nothing", **file)
-    add("--output", help="write there, and only a summary here", **file)
-    add("--explain", type=filled, metavar="RULE", help="say what a rule means, and no more")
+    add("--write-baseline", help="write the findings to FILE and report none", **file)
+    add("--output", help="write the report to FILE and print a summary", **file)
+    add("--explain", type=nonempty, metavar="RULE", help="explain a rule and exit")
     add("--color", choices=("auto", "always", "never"), default="auto")
-    add("-q", "--quiet", action="store_true", help="no notes and no summary")
-    add("--version", action="store_true", help="print the version, and no more")
+    add("-q", "--quiet", action="store_true", help="print no notes and no summary")
+    add("--version", action="store_true", help="print the version and exit")
     return parser
 
 
 def _rules(value: str) -> list[str]:
-    """Return rules, by id or by code, that stand between commas."""
+    """Return the ids of rules that are separated by commas, written as ids or codes."""
     names = [name.strip() for name in value.split(",") if name.strip()]
-    return [BY_CODE.get(name, name) for name in names] or [filled("")]
+    return [BY_CODE.get(name, name) for name in names] or [nonempty("")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, and return its exit code."""
+    """Run the command and return its exit code."""
     options = make_parser().parse_args(arguments)
-    # Trees of syntax have no cycles, and there are millions of nodes to look through for them.
+    # Syntax trees have no reference cycles, but the collector would visit millions of nodes.
     had_gc = gc.isenabled()
     gc.disable()
     try:
@@ -80,10 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"clean-exit-lint: {error}", file=sys.stderr)
         return USAGE
-    except OSError as error:  # Of stdout: errors of other files are ValueErrors.
-        # What Python would flush at its end goes nowhere, without an error.
+    except OSError as error:  # From stdout: errors of other files are ValueErrors.
+        # Python flushes stdout at exit; to /dev/null that cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if isinstance(error, BrokenPipeError):  # The reader, such as head, has closed the pipe.
+        if isinstance(error, BrokenPipeError):  # A reader such as head has closed the pipe.
             return FINDINGS
         print(f"clean-exit-lint: stdout: {error.strerror}", file=sys.stderr)
         return USAGE
@@ -101,7 +99,9 @@ def _run(options: argparse.Namespace) -> int:
         _print(f"clean-exit-lint {version()}")
         return 0
     if options.explain:
-        _print(explain(options.explain))
+        rules = (*RULES.values(), UNUSED)
+        lines = {rule.id: f"{rule.id} ({rule.code}): {rule.summary}" for rule in rules}
+        _print(CATALOGUE.explain(_rules(options.explain)[0], lines))
         return 0
     _add_settings(options)
     files = list(python_files(options.paths, options.exclude))
@@ -110,55 +110,53 @@ def _run(options: argparse.Namespace) -> int:
     if options.write_baseline:
         text = baseline.to_text(result.findings, Path(options.write_baseline))
         _write_file(options.write_baseline, text)
-        count = many(len(result.findings), "finding")
+        count = counted(len(result.findings), "finding")
         _print(f"clean-exit-lint: {options.write_baseline} has {count} now")
         return 0
     if options.baseline:
-        rules = chosen(options.select, options.ignore)
-        new, gone = baseline.subtract(result.findings, Path(options.baseline), files, rules)
+        selected = selected_rules(options.select, options.ignore)
+        new, gone = baseline.subtract(result.findings, Path(options.baseline), files, selected)
         result = replace(result, findings=tuple(new))
         if gone:
-            how = "write it anew, for all paths and rules, to forget them"
-            _note(options, f"{many(gone, 'finding')} of the baseline no longer found; {how}")
+            how = "run --write-baseline with all paths and rules to remove them"
+            _note(options, f"{counted(gone, 'finding')} of the baseline no longer found; {how}")
     _write(result, options)
     return FINDINGS if result.findings else 0
 
 
 def _add_settings(options: argparse.Namespace) -> None:
-    """Fill in what the table in pyproject.toml says, and the defaults.
-
-    Paths in it, and the baseline, are relative to the file.
+    """Add the settings of pyproject.toml, whose paths are relative to it, and the defaults.
 
     Raises:
-        ValueError: The file cannot be read, or the table is invalid.
+        ValueError: The file cannot be read, or a setting is invalid.
     """
     table = read_table("clean-exit-lint", (*_LISTS, *_TEXTS))
     file = table.pop("", None)
     for key, value in table.items():
         items = value if key in _LISTS else [value]
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-            wanted = "a list of strings" if key in _LISTS else "a string"
+            kind = "a list of strings" if key in _LISTS else "a string"
             where = f"{file}: [tool.clean_exit_lint] {key}"
-            raise ValueError(f"{where} must be {wanted}, not {value!r}")
+            raise ValueError(f"{where} must be {kind}, not {value!r}")
     if "baseline" in table and not options.baseline:
-        options.baseline = _from_here(file.parent / table["baseline"])
-    options.paths = options.paths or [
-        _from_here(file.parent / one) for one in table.get("paths", ())
-    ]
-    options.paths = options.paths or ["."]
+        options.baseline = _relative(file.parent / table["baseline"])
+    in_table = [_relative(file.parent / one) for one in table.get("paths", ())]
+    options.paths = options.paths or in_table or ["."]
     options.exclude = [*options.exclude, *table.get("exclude", ())]
-    options.select = options.select or [
-        one for text in table.get("select", ()) for one in _rules(text)
-    ]
-    options.ignore += [one for text in table.get("ignore", ()) for one in _rules(text)]
+    rules = {
+        key: [one for text in table.get(key, ()) for one in _rules(text)] for key in _LISTS[:2]
+    }
+    options.select = options.select or rules["select"]
+    options.ignore += rules["ignore"]
     options.format = options.format or table.get("format", "text")
     if options.format not in WRITERS:
-        raise ValueError(f"there is no format {options.format!r}; there are {', '.join(WRITERS)}")
-    chosen(options.select, options.ignore)
+        formats = ", ".join(WRITERS)
+        raise ValueError(f"there is no format {options.format!r}; the formats are {formats}")
+    selected_rules(options.select, options.ignore)
 
 
-def _from_here(path: Path) -> str:
-    """Return a path, relative if it is below the current folder."""
+def _relative(path: Path) -> str:
+    """Return a path relative to the current folder if it is below."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -184,24 +182,13 @@ def _write(result: Result, options: argparse.Namespace) -> None:
 
 def _write_file(path: str, text: str) -> None:
     try:
-        # Half a character, of a path that is not UTF-8, becomes an escape.
+        # A path that is not UTF-8 has surrogates, which are written as escapes.
         Path(path).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _print(text: str) -> None:
-    # A path or a line of source may have what the terminal's encoding has not.
+    # A path or a source line may have characters that the terminal's encoding has not.
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-
-
-def explain(name: str) -> str:
-    """Return what the catalogue says about a rule, by its id or its code.
-
-    Raises:
-        ValueError: There is no such rule; the message has those that there are.
-    """
-    rules = (*RULES.values(), UNUSED)
-    lines = {rule.id: f"{rule.id} ({rule.code}): {rule.summary}" for rule in rules}
-    return CATALOGUE.explain(_rules(name)[0], lines)

@@ -1,48 +1,128 @@
-"""Says what an expression is, as far as its source tells, without running anything."""
+"""The values of expressions, as far as the source shows them, without running anything."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Union
 
-from clean_exit.lint.attributes import Stored, mangle, stores, unmangle
 from clean_exit.lint.project import Project
 from clean_exit.lint.scopes import (
     BUILTINS,
+    Assignment,
     Class,
     Function,
     Imported,
     Module,
     Scope,
+    assignments_in,
     inside,
     lambda_of,
     last_name,
+    mangle,
     module_of,
+    unmangle,
 )
-from clean_exit.lint.values import Bound, Env, External, Instance, Named, Super, Value
 
-_MOST_STEPS = 12
+_MAX_STEPS = 12
 _PASSING_ON = {"partial", "partialmethod", "staticmethod", "classmethod"}
 _TRANSPARENT = {"Optional", "Annotated", "Final", "ClassVar", "Union", "Required", "Self"}
 _WITHOUT_MEMBERS = {"object", "Generic", "Protocol", "ABC"}
 
 
-class Evaluator:
-    """Evaluates expressions without running them; remembers base classes and assignments.
+@dataclass(frozen=True)
+class Instance:
+    """An object of a class of the project; `is_self` for the object that is destroyed."""
 
-    Where an expression may be several things, the first that is known is taken.
+    cls: Class
+    is_self: bool = False
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A method with its object."""
+
+    function: Function
+    receiver: Instance | Class
+
+
+@dataclass(frozen=True)
+class External:
+    """A value from outside the project: its dotted name, with ``()`` for the result of a call."""
+
+    dotted: str
+
+
+@dataclass(frozen=True)
+class Super:
+    """The result of ``super()``: the members of the classes after one class."""
+
+    receiver: Instance
+    after: Class
+
+
+Value = Union[Module, Class, Function, Instance, Bound, External, Super]  # noqa: UP007
+Variables = Mapping[tuple[Scope, str], Value]
+
+
+@dataclass(frozen=True)
+class Env:
+    """The environment of an expression.
+
+    Attributes:
+        scope: The scope around the expression.
+        receiver: The object of the method around it.
+        depth: The number of evaluations on the way there.
+        variables: The values of variables that the way there has set, such as arguments.
+    """
+
+    scope: Scope
+    receiver: Instance | Class | None = None
+    depth: int = 0
+    variables: Variables = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Named:
+    """The bindings of a name.
+
+    Attributes:
+        kind: The kind of the scope that binds it.
+        scope: The scope that binds it.
+        bindings: The definitions, imports and assigned expressions.
+    """
+
+    kind: Literal["local", "closure", "class", "global", "builtin", "unknown"]
+    scope: Scope
+    bindings: tuple[object, ...] = ()
+
+
+def dotted(value: Value | None) -> str:
+    """Return the dotted name of a value from outside the project; "" for other values."""
+    return value.dotted if isinstance(value, External) else ""
+
+
+def is_project_value(value: Value | None) -> bool:
+    """Whether a value is defined in the project, so that its source can be read."""
+    return isinstance(value, (Class, Function, Instance, Bound))
+
+
+class Evaluator:
+    """Evaluates expressions without running them, and caches base classes and assignments.
+
+    If an expression may have several values, the first known one is used.
     """
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self._linear: dict[Class, tuple[list[Class], bool]] = {}
-        self._assignments: dict[Class, dict[str, list[tuple[Function, Stored]]]] = {}
+        self._mro: dict[Class, tuple[list[Class], bool]] = {}
+        self._assignments: dict[Class, dict[str, list[tuple[Function, Assignment]]]] = {}
         self._busy: set[tuple[object, str]] = set()
 
     def evaluate(self, node: ast.AST, env: Env) -> Value | None:
-        """Return what an expression is; None if that is not known."""
-        if env.depth > _MOST_STEPS:
+        """Return the value of an expression; None if it is not known."""
+        if env.depth > _MAX_STEPS:
             return None
         env = replace(env, depth=env.depth + 1)
         if isinstance(node, ast.Name):
@@ -70,7 +150,13 @@ class Evaluator:
     # Names
 
     def named(self, scope: Scope, name: str, seen: frozenset[Module] = frozenset()) -> Named:
-        """Say what binds a name that is used in a scope; `seen` are modules on the way there."""
+        """Return the bindings of a name in a scope.
+
+        Args:
+            scope: The scope that uses the name.
+            name: The name.
+            seen: The modules whose ``import *`` has been followed already.
+        """
         here = scope
         while not isinstance(here, Module):
             if isinstance(here, Class):
@@ -102,21 +188,21 @@ class Evaluator:
         if found.kind == "builtin":
             return External(f"builtins.{node.id}")
         key = (found.scope, node.id)
-        if key in env.given:
-            return env.given[key]
+        if key in env.variables:
+            return env.variables[key]
         receiver = env.receiver if found.scope is env.scope else None
         if isinstance(found.scope, Function) and node.id in found.scope.all_parameters:
             return self._parameter(found.scope, node.id, receiver, env.depth)
         if key in self._busy:
-            return None  # It is bound to something that is made of it.
+            return None  # The name is bound to an expression that uses the name.
         self._busy.add(key)
         try:
-            return self._bound(found, Env(found.scope, receiver, env.depth + 1, env.given))
+            return self._bound(found, Env(found.scope, receiver, env.depth + 1, env.variables))
         finally:
             self._busy.discard(key)
 
     def _bound(self, found: Named, env: Env) -> Value | None:
-        """Return the first of a name's bindings that is known."""
+        """Return the first known value of a name."""
         return _first(self._binding(one, env) for one in found.bindings)
 
     def _binding(self, binding: object, env: Env) -> Value | None:
@@ -129,7 +215,7 @@ class Evaluator:
     def _parameter(
         self, function: Function, name: str, receiver: Instance | Class | None, depth: int
     ) -> Value | None:
-        """Return what a parameter is: the object, of its annotation's class, its default."""
+        """Return the value of a parameter: the object, or by its annotation or default."""
         owner = function.owner
         if owner and name == function.self_name:
             if function.is_of_class or function.name == "__new__":
@@ -154,10 +240,10 @@ class Evaluator:
         return External(f"{imported.module}.{imported.name}")
 
     def _of_module(self, module: Module, name: str) -> Value | None:
-        """Return what a module binds a name to, or a module below it."""
+        """Return the value of a name in a module, or the submodule of that name."""
         key = (module, name)
         if key in self._busy:
-            return None  # Two modules that import each other's names.
+            return None  # Two modules import the name from each other.
         self._busy.add(key)
         try:
             is_own = name in module.names or not module.is_package
@@ -175,28 +261,34 @@ class Evaluator:
 
     # Classes and their objects
 
-    def linear(self, cls: Class) -> tuple[list[Class], bool]:
-        """Return a class and its bases in the order of lookup, and whether all are known."""
-        if cls not in self._linear:
-            self._linear[cls] = ([cls], False)  # For a class that is its own base, by mistake.
+    def mro(self, cls: Class) -> tuple[list[Class], bool]:
+        """Return a class and its bases in method resolution order, and whether all are known."""
+        if cls not in self._mro:
+            self._mro[cls] = ([cls], False)  # Ends the recursion if a class is its own base.
             orders, complete = [], True
             for base in cls.node.bases:
                 plain = base.value if isinstance(base, ast.Subscript) else base
                 known = self.evaluate(plain, Env(cls.outer or cls.scope))
                 if isinstance(known, Class) and known is not cls:
-                    order, whole = self.linear(known)
+                    order, whole = self.mro(known)
                     orders.append(order)
                     complete = complete and whole
                 elif last_name(plain) not in _WITHOUT_MEMBERS:
                     complete = False
-            self._linear[cls] = ([cls, *_merge(orders)], complete)
-        return self._linear[cls]
+            self._mro[cls] = ([cls, *_merge(orders)], complete)
+        return self._mro[cls]
 
     def member(
         self, cls: Class, name: str, after: Class | None = None
     ) -> tuple[Class, object] | None:
-        """Find what a class has by a name, in itself or its bases: a function or an expression."""
-        order, _ = self.linear(cls)
+        """Find a member, a function or an expression, and the class that defines it.
+
+        Args:
+            cls: The class.
+            name: The name, as Python stores it.
+            after: Search only the classes after this one, as ``super()`` does.
+        """
+        order, _ = self.mro(cls)
         if after is not None:
             order = order[order.index(after) + 1 :] if after in order else []
         for one in order:
@@ -205,17 +297,17 @@ class Evaluator:
         return None
 
     def method(self, cls: Class, name: str) -> Function | None:
-        """Find a method of a class, its own or inherited."""
+        """Find a method of a class, its own or an inherited one."""
         found = self.member(cls, name)
         return found[1] if found and isinstance(found[1], Function) else None
 
-    def assignments(self, cls: Class) -> dict[str, list[tuple[Function, Stored]]]:
-        """Return, for each attribute, where the class's own methods set it."""
+    def assignments(self, cls: Class) -> dict[str, list[tuple[Function, Assignment]]]:
+        """Return the assignments to each attribute in the class's own methods."""
         if cls not in self._assignments:
-            found: dict[str, list[tuple[Function, Stored]]] = {}
+            found: dict[str, list[tuple[Function, Assignment]]] = {}
             for function in cls.methods:
                 for node in inside(function.node):
-                    for one in stores(node, function):
+                    for one in assignments_in(node, function):
                         found.setdefault(one.name, []).append((function, one))
             self._assignments[cls] = found
         return self._assignments[cls]
@@ -239,20 +331,20 @@ class Evaluator:
         return self.evaluate(value, Env(owner)) if owner and isinstance(value, ast.expr) else None
 
     def _attribute(self, receiver: Instance, name: str, depth: int) -> Value | None:
-        """Return what an attribute of an object is: what it is set to, before its annotation."""
+        """Return the value of an object's attribute: by an assignment, else by its annotation."""
         cls, key = receiver.cls, (receiver.cls, name)
         owner, found = self.member(cls, name) or (cls, None)
         if isinstance(found, Function):
             return self._bind(found, receiver)
-        if key in self._busy or depth > _MOST_STEPS:
+        if key in self._busy or depth > _MAX_STEPS:
             return None
         self._busy.add(key)
         try:
-            for one in self.linear(cls)[0]:
-                for function, stored in self.assignments(one).get(name, ()):
+            for one in self.mro(cls)[0]:
+                for function, assignment in self.assignments(one).get(name, ()):
                     env = Env(function, receiver, depth + 1)
-                    known = self.evaluate(stored.value, env) if stored.value else None
-                    known = known or self.annotated(stored.annotation, function, depth + 1)
+                    known = self.evaluate(assignment.value, env) if assignment.value else None
+                    known = known or self.annotated(assignment.annotation, function, depth + 1)
                     if known:
                         return known
                 if known := self.annotated(one.annotations.get(name), one, depth + 1):
@@ -273,13 +365,13 @@ class Evaluator:
     # Annotations and calls
 
     def annotated(self, node: ast.expr | None, scope: Scope, depth: int = 0) -> Value | None:
-        """Return an object of the class that an annotation names."""
+        """Return an object of the annotated class."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             try:
                 node = ast.parse(node.value, mode="eval").body
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 return None
-        if depth > _MOST_STEPS:
+        if depth > _MAX_STEPS:
             return None
         parts: list[ast.expr] = []
         if isinstance(node, ast.BinOp):
@@ -297,31 +389,31 @@ class Evaluator:
         return _first(self.annotated(one, scope, depth + 1) for one in parts)
 
     def _element(self, node: ast.expr, env: Env) -> Value | None:
-        """Return an element of a display, or of what is annotated ``list[C]``."""
+        """Return an element of a tuple or list, or of a value that is annotated ``list[C]``."""
         if isinstance(node, (ast.Tuple, ast.List)):
             return _first(self.evaluate(one, env) for one in node.elts)
-        said: list[tuple[ast.expr | None, Scope]] = []
+        annotations: list[tuple[ast.expr | None, Scope]] = []
         if isinstance(node, ast.Name) and isinstance(env.scope, Function):
             parameter = env.scope.all_parameters.get(node.id)
-            said = [(parameter.annotation, env.scope.module)] if parameter else []
+            annotations = [(parameter.annotation, env.scope.module)] if parameter else []
         elif isinstance(node, ast.Attribute):
             base = self.evaluate(node.value, env)
-            for cls in self.linear(base.cls)[0] if isinstance(base, Instance) else ():
+            for cls in self.mro(base.cls)[0] if isinstance(base, Instance) else ():
                 set_by = self.assignments(cls).get(node.attr, ())
-                said.append((cls.annotations.get(node.attr), cls))
-                said += [(stored.annotation, function) for function, stored in set_by]
-        held = [(one.slice, scope) for one, scope in said if isinstance(one, ast.Subscript)]
-        parts = [
-            (one.elts[-1] if isinstance(one, ast.Tuple) else one, scope) for one, scope in held
-        ]
-        return _first(self.annotated(one, scope, env.depth) for one, scope in parts)
+                annotations.append((cls.annotations.get(node.attr), cls))
+                annotations += [(one.annotation, function) for function, one in set_by]
+        held = [(one.slice, scope) for one, scope in annotations if isinstance(one, ast.Subscript)]
+        return _first(
+            self.annotated(one.elts[-1] if isinstance(one, ast.Tuple) else one, scope, env.depth)
+            for one, scope in held
+        )
 
     def _returned(self, function: Function, depth: int) -> Value | None:
-        """Return what the annotation of a function's result allows."""
+        """Return the value of a call by the return annotation of the function."""
         return self.annotated(getattr(function.node, "returns", None), function.module, depth)
 
     def _result(self, node: ast.Call, env: Env) -> Value | None:
-        """Return what a call gives."""
+        """Return the value of a call."""
         name, first = last_name(node.func), node.args[0] if node.args else None
         if name == "super" and isinstance(node.func, ast.Name):
             method = env.scope if isinstance(env.scope, Function) else None
@@ -355,7 +447,7 @@ def _first(values: Iterable[Value | None]) -> Value | None:
 
 
 def _merge(orders: list[list[Class]]) -> list[Class]:
-    """Merge the orders of the bases, as Python does; without failing where it would."""
+    """Merge the orders of the bases as Python does, without failing where they conflict."""
     rest = [list(order) for order in orders if order]
     merged: list[Class] = []
     while len(rest) > 1:

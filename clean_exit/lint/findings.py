@@ -1,4 +1,4 @@
-"""What is found: a place, the rule that it breaks, and the way there from the destructor."""
+"""The rules, and the findings: a rule, a place, and the way there from the destructor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNUSED_IGNORE = "unused-ignore"
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: its stable id, its code for flake8, and what it is about, in a line."""
+    """A rule: its stable id, its code for flake8, and a summary."""
 
     id: str
     code: str
@@ -21,29 +21,27 @@ RULES: dict[str, Rule] = {
     rule.id: rule
     for rule in (
         Rule("import", "CEX001", "an import that a destructor reaches"),
-        Rule("global", "CEX002", "a module's name that may be None when a destructor needs it"),
-        Rule("half-built", "CEX003", "an attribute that is missing where __init__ failed"),
-        Rule("wait", "CEX004", "a destructor that may wait for ever"),
-        Rule("device", "CEX005", "a call of a device, or a garbage collection, in a destructor"),
+        Rule("global", "CEX002", "a global name that may be None when a destructor uses it"),
+        Rule("half-built", "CEX003", "an attribute that is missing if __init__ failed"),
+        Rule("wait", "CEX004", "a destructor that may wait forever"),
+        Rule("device", "CEX005", "a device call or a garbage collection in a destructor"),
         Rule("log", "CEX006", "logging or printing in a destructor"),
-        Rule("raise", "CEX007", "an exception that nobody can catch"),
-        Rule("register", "CEX008", "a destructor that starts or registers something"),
-        Rule("explicit-call", "CEX009", "a call of __del__ by hand: it runs twice"),
+        Rule("raise", "CEX007", "an exception that no code can catch"),
+        Rule("register", "CEX008", "a destructor that starts work or registers a callback"),
+        Rule("explicit-call", "CEX009", "an explicit call of __del__, which then runs twice"),
         Rule("finalize-keeps-alive", "CEX010", "a finalizer that keeps its own object alive"),
         Rule("atexit-keeps-alive", "CEX011", "an exit callback that keeps an object alive"),
-        Rule("async", "CEX012", "a coroutine in a destructor: nothing awaits it"),
-        Rule("bare-except", "CEX013", "a handler in a destructor that swallows everything"),
+        Rule("async", "CEX012", "a coroutine in a destructor, which nothing awaits"),
+        Rule("bare-except", "CEX013", "a handler in a destructor that catches every exception"),
     )
 }
-# Not a rule that can be broken by code: what an ignore comment is told that hides nothing.
+# Kept apart from the rules, because it is about comments.
 UNUSED = Rule(UNUSED_IGNORE, "CEX099", "an ignore comment that hides no finding")
-
-
 BY_CODE = {rule.code: rule.id for rule in (*RULES.values(), UNUSED)}
 
 
 def printable(path: str) -> str:
-    """Return a path in one line, with escapes for what a terminal would not show."""
+    """Return a path with escapes for characters that a terminal would not show."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in path
     )
@@ -63,10 +61,14 @@ class Finding:
     """A place in a file that breaks a rule.
 
     Attributes:
-        line: From 1.
-        column: In characters, from 1.
-        end_line: The last line of what was found; an ignore comment may stand on any of them.
-        trace: The functions from the destructor to the place; empty where none is involved.
+        rule: The id of the rule.
+        path: The file.
+        line: The line, from 1.
+        column: The column in characters, from 1.
+        message: A description in one line.
+        trace: The functions from the destructor to the place; empty without a destructor.
+        end_line: The last line of the code that was found.
+        end_column: The column after that code; 0 if it has several lines.
         code_line: The source line, without its end.
     """
 
@@ -82,16 +84,16 @@ class Finding:
 
     @property
     def help(self) -> str:
-        """How to read what is wrong and how to mend it."""
+        """The command that explains the rule and how to fix the code."""
         return f"clean-exit-lint --explain {self.rule}"
 
     @property
     def code(self) -> str:
-        """The code of the rule, as flake8 has them."""
+        """The code of the rule for flake8."""
         return RULES.get(self.rule, UNUSED).code
 
     def to_json(self) -> dict[str, object]:
-        """Return what the JSON format says of it."""
+        """Return the finding as an entry of the JSON format."""
         return {
             "rule": self.rule,
             "path": self.path,
@@ -105,7 +107,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that was not read, and why; not a finding."""
+    """A file or a part of one that was not checked, and the reason."""
 
     path: str
     line: int

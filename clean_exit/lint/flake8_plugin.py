@@ -1,20 +1,19 @@
-"""The flake8 plug-in: the rules, as codes that begin with CEX, file by file."""
+"""The flake8 plugin: reports the rules under their CEX codes, one file at a time."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
 
-from clean_exit.lint.discover import Survey
-from clean_exit.lint.lint import check_project
+from clean_exit.lint.files import Source, Survey, read
+from clean_exit.lint.linter import check_project
 from clean_exit.lint.project import Project
-from clean_exit.lint.source import Source, read
 
 
 class Plugin:
-    """Checks a file, as flake8 shows one at a time.
+    """Checks one file.
 
-    flake8 hides findings by its own comments (``# noqa: CEX001``) and its own settings.
+    flake8 applies its own comments (``# noqa: CEX001``) and settings to the findings.
     """
 
     name = "clean-exit-lint"
@@ -25,9 +24,9 @@ class Plugin:
         self._source = Source(filename, "".join(lines).encode("utf-8", "replace"), tree)
 
     def run(self) -> Iterator[tuple[int, int, str, type[Plugin]]]:
-        """Yield line, column from 0, and the text of each finding."""
+        """Yield the line, the column from 0, and the text of each finding."""
         project = Project([], read)
         project.add(self._source)
-        seen = Survey(telling={self._source.path: self._source.data})
-        for one in sorted(check_project(project, seen), key=lambda one: (one.line, one.column)):
+        survey = Survey(candidates={self._source.path: self._source.data})
+        for one in sorted(check_project(project, survey), key=lambda one: (one.line, one.column)):
             yield one.line, one.column - 1, f"{one.code} {one.rule}: {one.message}", Plugin

@@ -1,4 +1,4 @@
-"""Findings as text with carets, as GitHub's annotations, as JSON and as SARIF 2.1.0."""
+"""The formats: text with carets, GitHub annotations, JSON, and SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote_from_bytes
 
-from clean_exit.lint.findings import RULES, SCHEMA_VERSION, UNUSED, Finding, Note, printable
-from clean_exit.lint.lint import Result
+from clean_exit.lint.findings import RULES, SCHEMA_VERSION, UNUSED, Finding, printable
+from clean_exit.lint.linter import Result
 
 _RED, _BOLD, _DIM, _OFF = "\033[31m", "\033[1m", "\033[2m", "\033[0m"
 _WIDEST = 160
@@ -19,7 +19,7 @@ _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def to_text(result: Result, *, color: bool = False, sums_up: bool = True) -> str:
-    """Write findings for people, with a summary in the last line if that is wanted."""
+    """Format findings for people, with a summary in the last line if `sums_up`."""
     lines = []
     for finding in result.findings:
         lines += [*_lines(finding, color), ""]
@@ -27,17 +27,17 @@ def to_text(result: Result, *, color: bool = False, sums_up: bool = True) -> str
 
 
 def summary(result: Result) -> str:
-    """Say in one line what was found."""
-    files = many(result.files, "file")
+    """Return the numbers of findings in one line."""
+    files = counted(result.files, "file")
     if not result.findings:
         return f"clean-exit-lint: nothing found in {files}"
     kinds = Counter(finding.rule for finding in result.findings)
     named = ", ".join(f"{count} {rule}" for rule, count in sorted(kinds.items()))
-    return f"clean-exit-lint: {many(len(result.findings), 'finding')} in {files}: {named}"
+    return f"clean-exit-lint: {counted(len(result.findings), 'finding')} in {files}: {named}"
 
 
-def many(count: int, word: str) -> str:
-    """Return a number with its noun."""
+def counted(count: int, word: str) -> str:
+    """Return a number with its noun, in the singular or plural."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
@@ -51,13 +51,13 @@ def _lines(finding: Finding, color: bool) -> list[str]:
 
 
 def _caret(finding: Finding) -> list[str]:
-    """Return the source line and, below it, what is meant; both without the indentation."""
+    """Return the source line, and a line of carets below the code; without the indentation."""
     code = finding.code_line
     indent = len(code) - len(code.lstrip())
     start = max(finding.column - 1, indent)
     stop = finding.end_column - 1 if finding.end_column > finding.column else start + 1
     shown = code[indent:].rstrip()[:_WIDEST]
-    # A tab below a tab is as wide.
+    # A tab keeps the carets aligned with a tab above.
     before = "".join("\t" if char == "\t" else " " for char in code[indent:start])
     if len(before) >= _WIDEST:
         return [shown]
@@ -65,14 +65,13 @@ def _caret(finding: Finding) -> list[str]:
 
 
 def to_github(result: Result) -> str:
-    """Write findings as annotations, which GitHub Actions shows beside the code."""
-    return "\n".join(map(_annotation, result.findings))
-
-
-def _annotation(one: Finding) -> str:
-    title = _property(f"clean-exit-lint: {one.rule}")
-    place = f"file={_property(one.path)},line={one.line},col={one.column}"
-    return f"::error {place},title={title}::{_data(f'{one.message} (see {one.help})')}"
+    """Format findings as annotations, which GitHub Actions shows beside the code."""
+    return "\n".join(
+        f"::error file={_property(one.path)},line={one.line},col={one.column}"
+        f",title={_property(f'clean-exit-lint: {one.rule}')}"
+        f"::{_data(f'{one.message} (see {one.help})')}"
+        for one in result.findings
+    )
 
 
 def _data(text: str) -> str:
@@ -84,16 +83,15 @@ def _property(text: str) -> str:
 
 
 def to_json(result: Result) -> str:
-    """Write findings as JSON: ``schema_version`` and ``findings``."""
+    """Format findings as JSON: ``schema_version`` and ``findings``."""
     found = [finding.to_json() for finding in result.findings]
     return json.dumps({"schema_version": SCHEMA_VERSION, "findings": found}, indent=2)
 
 
 def to_sarif(result: Result) -> str:
-    """Write findings as SARIF, which code hosts and editors read.
+    """Format findings as SARIF, which code hosts and editors read.
 
-    The way from a destructor to a finding is a code flow. What could not be read is told as a
-    notification: it makes no result.
+    The trace of a finding is a code flow; a note about a file is a notification.
     """
     rules = [
         {
@@ -105,7 +103,14 @@ def to_sarif(result: Result) -> str:
         }
         for rule in (*RULES.values(), UNUSED)
     ]
-    notes = [_notification(note) for note in result.notes]
+    notes = [
+        {
+            "level": "note",
+            "message": {"text": note.message},
+            "locations": [_location(note.path, {"startLine": max(note.line, 1)}, note.message)],
+        }
+        for note in result.notes
+    ]
     run = {
         "tool": {"driver": {"name": "clean-exit-lint", "rules": rules}},
         "columnKind": "unicodeCodePoints",
@@ -137,17 +142,12 @@ def _result(finding: Finding) -> dict[str, Any]:
 
 
 def _location(path: str, region: dict[str, Any], text: str = "") -> dict[str, Any]:
-    place = {"physicalLocation": {"artifactLocation": {"uri": uri(path)}, "region": region}}
+    place = {"physicalLocation": {"artifactLocation": {"uri": _uri(path)}, "region": region}}
     return {**place, "message": {"text": text}} if text else place
 
 
-def _notification(note: Note) -> dict[str, Any]:
-    where = _location(note.path, {"startLine": max(note.line, 1)}, note.message)
-    return {"level": "note", "message": {"text": note.message}, "locations": [where]}
-
-
-def uri(path: str) -> str:
-    """Return a path as a URI: relative ones stay so."""
+def _uri(path: str) -> str:
+    """Return a path as a URI; a relative path stays relative."""
     pure = PurePath(path)
     return pure.as_uri() if pure.is_absolute() else quote_from_bytes(os.fsencode(pure.as_posix()))
 

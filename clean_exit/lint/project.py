@@ -1,4 +1,4 @@
-"""The files of a project: which module each one is, and what an import in one of them means."""
+"""The modules of a project: which file an import statement means."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 
-from clean_exit.lint.discover import distribution
+from clean_exit.lint.files import Source, UnreadableError, distribution, parse
 from clean_exit.lint.findings import Note
 from clean_exit.lint.scopes import Module, read_module
-from clean_exit.lint.source import Source, UnreadableError, parse
 
 Reader = Callable[[str], bytes]
 
 
 class Project:
-    """Parses files when something in them is asked for, and no others. Nothing is imported.
+    """Parses a file when it is needed first; nothing is imported.
 
-    What a file imports from its own package, or from beside it, is read whether it was given or
-    not: so a base class is known however the files are named. In the folders above, only what was
-    given is looked for.
+    Imports from a file's own package and from its folder are read even if those files are not
+    among the files to check. In the folders above, only the files to check are searched.
     """
 
     def __init__(self, paths: Iterable[str], read: Reader) -> None:
-        self._given = {os.path.abspath(path): path for path in paths}  # noqa: PTH100  (hot)
+        self._checked = {os.path.abspath(path): path for path in paths}  # noqa: PTH100  (hot)
         self._read = read
         self._modules: dict[str, Module | None] = {}
         self._found: dict[tuple[str, str], str | None] = {}
@@ -31,23 +29,23 @@ class Project:
         self.notes: list[Note] = []
 
     def module(self, path: str) -> Module | None:
-        """Return a file's module; None, and a note, if it cannot be parsed."""
+        """Return the module of a file; None if it cannot be parsed, which adds a note."""
         full = os.path.abspath(path)  # noqa: PTH100
         if full not in self._modules:
-            self._modules[full] = None  # What asks for it again, while it is read, goes without.
-            shown = self._given.get(full, path)
+            self._modules[full] = None  # Ends the recursion.
+            name = self._checked.get(full, path)
             try:
-                self._modules[full] = self._make(full, parse(shown, self._read(shown)))
+                self._modules[full] = self._make(full, parse(name, self._read(name)))
             except UnreadableError as error:
-                self.notes.append(Note(shown, error.line, str(error)))
+                self.notes.append(Note(name, error.line, str(error)))
             except RecursionError:
-                self.notes.append(Note(shown, 0, "not read: it is nested too deeply"))
+                self.notes.append(Note(name, 0, "not read: the code is nested too deeply"))
         return self._modules[full]
 
     def add(self, source: Source) -> Module:
-        """Take a file that is parsed already, as flake8 hands them out."""
+        """Add a file to check that is parsed already, such as one from flake8."""
         full = os.path.abspath(source.path)  # noqa: PTH100
-        self._given[full] = source.path
+        self._checked[full] = source.path
         module = self._modules[full] = self._make(full, source)
         return module
 
@@ -61,7 +59,7 @@ class Project:
         return read_module(source, ".".join(parts), is_package=stem == "__init__")
 
     def _root(self, folder: str) -> str:
-        """Return the folder that has to be on ``sys.path`` for a package's folder."""
+        """Return the folder of the top-level package, which must be on ``sys.path``."""
         while self._is_file(os.path.join(folder, "__init__.py")):  # noqa: PTH118
             above = os.path.dirname(folder)  # noqa: PTH120
             if above == folder:
@@ -70,7 +68,13 @@ class Project:
         return folder
 
     def find(self, importer: Module, dotted: str, level: int = 0) -> Module | None:
-        """Return the module that an import statement names, if its file is found."""
+        """Return the module that an import statement names, if its file is found.
+
+        Args:
+            importer: The module with the statement.
+            dotted: The name in the statement, without leading dots.
+            level: The number of leading dots.
+        """
         folder = os.path.dirname(os.path.abspath(importer.source.path))  # noqa: PTH100, PTH120
         key = (folder, "." * level + dotted)
         if key not in self._found:
@@ -78,7 +82,7 @@ class Project:
         path = self._found[key]
         is_standard = not level and dotted.partition(".")[0] in sys.stdlib_module_names
         if path and is_standard and distribution(path) != distribution(importer.source.path):
-            return None  # The standard library, where it is what is read, is known by its names.
+            return None  # A file of the project does not replace the standard library.
         return self.module(path) if path else None
 
     def _search(self, folder: str, dotted: str, level: int) -> str | None:
@@ -94,16 +98,16 @@ class Project:
             return found
         while root != os.path.dirname(root):  # noqa: PTH120
             root = os.path.dirname(root)  # noqa: PTH120
-            # A project keeps its packages below, or in a folder "src".
+            # Packages are in the project's folder or in its folder "src".
             for place in (root, os.path.join(root, "src")):  # noqa: PTH118
                 found = self._at(place, dotted)
-                if found in self._given:
+                if found in self._checked:
                     return found
         return None
 
-    def is_given(self, module: Module) -> bool:
-        """Whether a module's file is one of those to check."""
-        return os.path.abspath(module.source.path) in self._given  # noqa: PTH100
+    def is_checked(self, module: Module) -> bool:
+        """Whether the file of a module is one of those to check."""
+        return os.path.abspath(module.source.path) in self._checked  # noqa: PTH100
 
     def _at(self, folder: str, dotted: str) -> str | None:
         base = os.path.join(folder, *dotted.split(".")) if dotted else folder  # noqa: PTH118
@@ -115,5 +119,5 @@ class Project:
 
     def _is_file(self, path: str) -> bool:
         if path not in self._exists:
-            self._exists[path] = path in self._given or os.path.isfile(path)  # noqa: PTH113
+            self._exists[path] = path in self._checked or os.path.isfile(path)  # noqa: PTH113
         return self._exists[path]

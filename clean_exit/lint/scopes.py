@@ -1,4 +1,4 @@
-"""Modules, classes and functions of a file, and the names that each of them binds."""
+"""The modules, classes and functions of a file, and the names that each of them binds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import builtins
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Union
+from typing import NamedTuple, Union
 
-from clean_exit.lint.source import Source
+from clean_exit.lint.files import Source
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_NOT_READ = {"setter", "deleter", "overload"}  # What they decorate is not run by reading.
+_NOT_READ = {"setter", "deleter", "overload"}  # Reading the attribute does not run these.
 
-# Of every supported Python, and what older code still says.
+# The names of all supported Python versions, and names that older code uses.
 BUILTINS = frozenset(dir(builtins)) | {
     "BaseExceptionGroup", "EncodingWarning", "ExceptionGroup", "PythonFinalizationError",
     "WindowsError", "_IncompleteInputError", "aiter", "anext", "__file__", "__builtins__",
@@ -26,7 +26,7 @@ BUILTINS = frozenset(dir(builtins)) | {
 
 @dataclass(frozen=True, eq=False)
 class Imported:
-    """A name that an import statement binds: a module, or what is taken from it."""
+    """A name that an import statement binds: a module, or a name from a module."""
 
     module: str
     name: str | None
@@ -45,19 +45,18 @@ class Function:
 
     @property
     def label(self) -> str:
-        """Its name in a trace: with its class, if it has one."""
+        """The name in a trace, after the name of the class if there is one."""
         return f"{self.owner.name}.{self.name}" if self.owner else self.name
 
     @property
     def is_async(self) -> bool:
-        """Whether calling it makes a coroutine or an asynchronous generator."""
+        """Whether a call returns a coroutine or an asynchronous generator."""
         return isinstance(self.node, ast.AsyncFunctionDef)
 
     @cached_property
     def decorators(self) -> list[str]:
         """The last name of each decorator."""
-        return [last_name(d.func if isinstance(d, ast.Call) else d)
-                for d in getattr(self.node, "decorator_list", ())]  # fmt: skip
+        return decorator_names(self.node)
 
     @property
     def is_static(self) -> bool:
@@ -76,41 +75,40 @@ class Function:
 
     @cached_property
     def parameters(self) -> list[str]:
-        """Its positional parameters."""
-        given = self.node.args
-        return [one.arg for one in (*given.posonlyargs, *given.args)]
+        """The names of the positional parameters."""
+        return [one.arg for one in (*self.node.args.posonlyargs, *self.node.args.args)]
 
     @cached_property
     def all_parameters(self) -> dict[str, ast.arg]:
-        """All of its parameters."""
-        given = self.node.args
-        extra = [one for one in (given.vararg, given.kwarg) if one]
-        every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *extra]
+        """All parameters by name."""
+        args = self.node.args
+        extra = [one for one in (args.vararg, args.kwarg) if one]
+        every = [*args.posonlyargs, *args.args, *args.kwonlyargs, *extra]
         return {one.arg: one for one in every}
 
     @cached_property
     def defaults(self) -> dict[str, ast.expr]:
         """The default of each parameter that has one."""
-        given = self.node.args
-        pairs = list(zip(reversed(self.parameters), reversed(given.defaults), strict=False))
-        named = zip((one.arg for one in given.kwonlyargs), given.kw_defaults, strict=True)
+        args = self.node.args
+        pairs = list(zip(reversed(self.parameters), reversed(args.defaults), strict=False))
+        named = zip((one.arg for one in args.kwonlyargs), args.kw_defaults, strict=True)
         return {name: value for name, value in (*pairs, *named) if value is not None}
 
     @property
     def self_name(self) -> str | None:
-        """What it calls its object, if it is a method."""
+        """The name of the parameter for the object, if this is a method."""
         if not self.owner or self.is_static or not self.parameters:
             return None
         return self.parameters[0]
 
     @cached_property
     def names(self) -> dict[str, list[object]]:
-        """What it binds in its body; see `bindings`."""
+        """The names that the body binds; see `bindings`."""
         return bindings(self.node, self.module)
 
     @cached_property
     def local_names(self) -> set[str]:
-        """The names that are its own."""
+        """The local names: parameters, and names that the body binds."""
         nonlocal_names = {name for node in inside(self.node) if isinstance(node, ast.Nonlocal)
                           for name in node.names}  # fmt: skip
         return {*self.all_parameters, *self.names} - self.declared_global - nonlocal_names
@@ -123,7 +121,7 @@ class Function:
 
     @property
     def body(self) -> list[ast.stmt]:
-        """Its statements; a lambda has one."""
+        """The statements; a lambda has one."""
         if isinstance(self.node, ast.Lambda):
             return [ast.copy_location(ast.Return(self.node.body), self.node.body)]
         return self.node.body
@@ -131,7 +129,7 @@ class Function:
 
 @dataclass(eq=False)
 class Class:
-    """A class; `parent` is the function that it is in, `outer` the class."""
+    """A class; `parent` is the function around it, `outer` the class around it."""
 
     node: ast.ClassDef
     module: Module
@@ -141,19 +139,19 @@ class Class:
 
     @cached_property
     def names(self) -> dict[str, list[object]]:
-        """What its body binds; see `bindings`."""
+        """The names that the body binds; see `bindings`."""
         return bindings(self.node, self.module)
 
     @cached_property
     def members(self) -> dict[str, object]:
-        """What reading an attribute gives: a method, an expression, or something else."""
+        """The last value bound to each name, apart from setters: a method, an expression, ..."""
         read = {name: [one for one in bound if not _is_setter(one)]
                 for name, bound in self.names.items()}  # fmt: skip
         return {name: bound[-1] for name, bound in read.items() if bound}
 
     @cached_property
     def methods(self) -> list[Function]:
-        """The functions among its members; setters are not."""
+        """The functions among the members."""
         return [one for one in self.members.values() if isinstance(one, Function)]
 
     @cached_property
@@ -164,13 +162,13 @@ class Class:
 
     @property
     def scope(self) -> Function | Module:
-        """Where names that it uses are looked up after its own."""
+        """The scope in which names are looked up after those of the class."""
         return self.parent or self.module
 
 
 @dataclass(eq=False)
 class Module:
-    """A file, and the classes and functions in it at any depth."""
+    """A file, with its classes and functions at any depth."""
 
     source: Source
     name: str
@@ -179,22 +177,22 @@ class Module:
 
     @cached_property
     def names(self) -> dict[str, list[object]]:
-        """What its top level binds; see `bindings`."""
+        """The names that the top level binds; see `bindings`."""
         return bindings(self.source.tree, self)
 
     @property
     def stars(self) -> list[Imported]:
-        """Its ``from x import *``."""
+        """The ``from x import *`` statements."""
         return [one for one in self.names.get("*", ()) if isinstance(one, Imported)]
 
     @property
     def classes(self) -> list[Class]:
-        """All of its classes."""
+        """All classes."""
         return [one for one in self.definitions.values() if isinstance(one, Class)]
 
     @property
     def functions(self) -> list[Function]:
-        """All of its functions and methods; not its lambdas."""
+        """All functions and methods, without lambdas."""
         return [one for one in self.definitions.values() if isinstance(one, Function)]
 
 
@@ -202,14 +200,20 @@ Scope = Union[Module, Class, Function]  # noqa: UP007  (an alias, for 3.10)
 
 
 def last_name(node: ast.AST | None) -> str:
-    """Return the name, or what stands after the last dot; else nothing."""
+    """Return a name, or the part after the last dot; "" for another expression."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def decorator_names(node: ast.AST) -> list[str]:
+    """Return the last name of each decorator of a class or function."""
+    return [last_name(d.func if isinstance(d, ast.Call) else d)
+            for d in getattr(node, "decorator_list", ())]  # fmt: skip
+
+
 def children(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield what is below, without recursion, and without entering another scope's body."""
+    """Yield nodes and all nodes below them, in order, without entering another scope's body."""
     stack = list(nodes)[::-1]
     while stack:
         node = stack.pop()
@@ -221,13 +225,13 @@ def children(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def inside(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what is in a function's, class's or module's own scope, in the order of its lines."""
+    """Yield the nodes in the own scope of a function, class or module, in order."""
     body = getattr(node, "body", [])
     return children(body if isinstance(body, list) else [body])
 
 
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a scope at any depth, in order; expressions are not looked into."""
+    """Yield the statements of a scope at any depth, in order, without looking into expressions."""
     stack: list[ast.AST] = [*reversed(list(body))]
     while stack:
         node = stack.pop()
@@ -242,14 +246,14 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def bindings(top: ast.AST, module: Module) -> dict[str, list[object]]:
-    """Return what a scope binds its names to, in the order of its lines.
+    """Return the values that a scope binds to each name, in order.
 
-    A definition, an import, an expression that is assigned, or None for what is not that plain.
-    What a loop binds is a Starred: an element of its value.
+    A value is a definition, an import, an assigned expression, or None for anything else. The
+    value of a loop variable is a Starred: an element of the iterable.
     """
     found: dict[str, list[object]] = {}
     values: dict[ast.AST, ast.expr] = {}
-    elsewhere: set[ast.AST] = set()  # A comprehension's variables are its own.
+    elsewhere: set[ast.AST] = set()  # The variables of a comprehension are local to it.
     for one in inside(top):
         bound: dict[str, object] = {}
         if isinstance(one, _COMPREHENSIONS):
@@ -292,7 +296,7 @@ def module_of(scope: Scope) -> Module:
 
 
 def lambda_of(node: ast.Lambda, scope: Scope) -> Function:
-    """Return a lambda as a function; in a class's body it is one of its methods."""
+    """Return a lambda as a function; in the body of a class it is a method."""
     owner = scope if isinstance(scope, Class) else None
     around = scope if isinstance(scope, Function) else owner.parent if owner else None
     return Function(node, module_of(scope), "lambda", owner, around)
@@ -317,21 +321,86 @@ def read_module(source: Source, name: str, *, is_package: bool) -> Module:
     return module
 
 
-def passed(function: Function, call: ast.Call | None, *, bound: bool) -> dict[str, ast.expr]:
-    """Return what each parameter gets: an argument, or a default that is a constant."""
-    given: dict[str, ast.expr] = {
+def bind_arguments(
+    function: Function, call: ast.Call | None, *, bound: bool
+) -> dict[str, ast.expr]:
+    """Return the argument or constant default of each parameter, as far as the call shows it.
+
+    Args:
+        function: The function that is called.
+        call: The call; None if only the defaults are known.
+        bound: Whether the object is passed implicitly.
+    """
+    bound_to: dict[str, ast.expr] = {
         k: v for k, v in function.defaults.items() if isinstance(v, ast.Constant)
     }
     if call is None:
-        return given
+        return bound_to
     is_open = any(isinstance(one, ast.Starred) for one in call.args)
     if is_open or any(keyword.arg is None for keyword in call.keywords):
-        given = {}
+        bound_to = {}
     names = function.parameters[1 if bound and function.self_name else 0 :]
-    given.update(() if is_open else zip(names, call.args, strict=False))
-    given.update((k.arg, k.value) for k in call.keywords if k.arg in function.all_parameters)
-    return given
+    bound_to.update(() if is_open else zip(names, call.args, strict=False))
+    bound_to.update((k.arg, k.value) for k in call.keywords if k.arg in function.all_parameters)
+    return bound_to
 
 
 def _is_setter(bound: object) -> bool:
     return isinstance(bound, Function) and not _NOT_READ.isdisjoint(bound.decorators)
+
+
+class Assignment(NamedTuple):
+    """An assignment to an attribute of the own object.
+
+    Attributes:
+        name: The attribute, as Python stores its name.
+        value: The assigned expression; None if it is a part of a value.
+        annotation: The annotation of the assignment.
+    """
+
+    name: str
+    value: ast.expr | None = None
+    annotation: ast.expr | None = None
+
+
+def mangle(name: str, cls: Class | None) -> str:
+    """Return a name as Python stores it: private names have the class before them."""
+    if cls and name.startswith("__") and not name.endswith("__") and cls.name.strip("_"):
+        return f"_{cls.name.lstrip('_')}{name}"
+    return name
+
+
+def unmangle(name: str, cls: Class) -> str:
+    """Return a name as the source of the class has it."""
+    prefix = f"_{cls.name.lstrip('_')}__"
+    return name[len(prefix) - 2 :] if name.startswith(prefix) else name
+
+
+def assignments_in(node: ast.AST, function: Function) -> list[Assignment]:
+    """Return the assignments to attributes of the own object that a node makes in a method."""
+    pairs: list[tuple[ast.AST | None, ast.expr | None]] = []
+    if isinstance(node, ast.Assign):
+        pairs = [(target, node.value) for target in node.targets]
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        pairs = [(node.target, node.value)]
+    elif isinstance(node, (ast.For, ast.AsyncFor)):
+        pairs = [(node.target, None)]
+    elif isinstance(node, ast.withitem):
+        pairs = [(node.optional_vars, None)]
+    elif isinstance(node, ast.Call) and last_name(node.func) in {"setattr", "__setattr__"}:
+        name = node.args[-2] if len(node.args) in (2, 3) else None
+        is_known = isinstance(name, ast.Constant)
+        return [Assignment(str(name.value), node.args[-1])] if is_known else []  # type: ignore[union-attr]
+    found = []
+    while pairs:
+        target, value = pairs.pop()
+        if isinstance(target, (ast.Tuple, ast.List)):
+            pairs += [(one, None) for one in target.elts]
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            if target.value.id == function.self_name:
+                annotation = getattr(node, "annotation", None)
+                found.append(Assignment(mangle(target.attr, function.owner), value, annotation))
+        elif isinstance(target, ast.Subscript) and last_name(target.value) == "__dict__":
+            key = target.slice
+            found += [Assignment(str(key.value), value)] if isinstance(key, ast.Constant) else []
+    return found

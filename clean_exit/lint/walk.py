@@ -1,4 +1,4 @@
-"""Walks a destructor, or an ``__init__``, and what it calls, with what is known at each place."""
+"""Walk a destructor or an ``__init__`` and the functions that it calls, and apply the rules."""
 
 from __future__ import annotations
 
@@ -8,23 +8,34 @@ from dataclasses import replace
 from functools import reduce
 from typing import Union
 
-from clean_exit.lint.attributes import stores
-from clean_exit.lint.catching import caught_by, is_expected, is_suppress, suppressed
-from clean_exit.lint.conditions import is_meta_path, is_none_test, plain_test, split
-from clean_exit.lint.construction import Construction, Exit, begin_construction, is_dynamic
-from clean_exit.lint.decorators import unwrap
-from clean_exit.lint.discover import distribution
-from clean_exit.lint.evaluator import Evaluator
-from clean_exit.lint.facts import NOTHING, Facts, told, truth_of
+from clean_exit.lint.construction import Construction, Exit, Risks, begin_construction, is_dynamic
+from clean_exit.lint.evaluator import Bound, Evaluator, Instance, Variables, dotted
+from clean_exit.lint.facts import NOTHING, Facts, facts_about, states_of
+from clean_exit.lint.files import distribution
 from clean_exit.lint.findings import Step
-from clean_exit.lint.frames import ASKS_FOR_END, Frame, constants_of
-from clean_exit.lint.risks import Risks
+from clean_exit.lint.frames import (
+    SHUTDOWN_CHECK,
+    Frame,
+    branches,
+    constants_of,
+    is_meta_path,
+    is_none_test,
+    plain_test,
+    unwrap,
+)
+from clean_exit.lint.handlers import caught_names, handles, is_suppress, suppressed_names
 from clean_exit.lint.rules import ATTRIBUTES, CALLS, NAMES, STATEMENTS, WITHS, Rules
-from clean_exit.lint.scopes import Class, Function, children, last_name, passed
-from clean_exit.lint.values import Bound, Given, Instance, dotted
+from clean_exit.lint.scopes import (
+    Class,
+    Function,
+    assignments_in,
+    bind_arguments,
+    children,
+    last_name,
+)
 
-_LONGEST_TRACE = 6  # A destructor and five more: further away, it depends on too much else.
-_MOST = 400  # Functions entered for one destructor, or one construction.
+_MAX_TRACE = 6  # The destructor and five calls; further away, too much depends on the callers.
+_MAX_CALLS = 400  # Functions entered for one destructor or construction.
 _FILLING = {"append", "appendleft", "add", "extend", "insert", "update", "setdefault"}
 _UNKNOWN = ast.Name("")  # A value of which nothing is known.
 _TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
@@ -32,7 +43,7 @@ Report = Callable[[str, ast.AST, str, Frame], None]
 
 
 class Walker:
-    """Walks destructors, one after the other, and shows the rules what it comes by."""
+    """Walks destructors one after the other, applies the rules, and reports the findings."""
 
     def __init__(self, evaluator: Evaluator, report: Report) -> None:
         self._evaluator = evaluator
@@ -41,16 +52,16 @@ class Walker:
         self._constructions: dict[Class, Construction] = {}
         self._seen: dict[object, Facts] = {}
 
-    def destructor(self, cls: Class, function: Function) -> None:
-        """Walk a class's destructor, which may be inherited."""
+    def walk_destructor(self, cls: Class, function: Function) -> None:
+        """Walk the destructor of a class, which may be inherited."""
         frame = self._first_frame(self._construction(cls), function, "__del__", NOTHING)
-        frame.constants = constants_of(passed(function, None, bound=True))
-        self._show(STATEMENTS, frame, function.node)
+        frame.constants = constants_of(bind_arguments(function, None, bound=True))
+        self._apply(STATEMENTS, frame, function.node)
         if not function.is_async:
             self._run(frame)
 
     def _construction(self, cls: Class) -> Construction:
-        """Walk ``__init__`` once, and return the ways out of it."""
+        """Walk ``__init__``, once for each class, and return the ways out of it."""
         if cls not in self._constructions:
             built = self._constructions[cls] = begin_construction(self._evaluator, cls)
             method = self._evaluator.method(cls, "__init__")
@@ -72,18 +83,18 @@ class Walker:
         receiver = Instance(built.cls, is_self=True)
         return Frame(self._evaluator, function, receiver, built, built.cls, (step,), facts)
 
-    def _show(self, rules: Rules, frame: Frame, node: ast.AST, *more: object) -> None:
+    def _apply(self, rules: Rules, frame: Frame, node: ast.AST, *more: object) -> None:
         for rule, look in rules if not frame.is_building else ():
-            if what := look(frame, node, *more):
-                self._report(rule, node, what, frame)
+            if message := look(frame, node, *more):
+                self._report(rule, node, message, frame)
 
     def _run(self, frame: Frame) -> None:
-        for wrapper in unwrap(frame):  # What a decorator of the project puts around it.
-            facts, given = frame.facts, frame.given
+        for wrapper in unwrap(frame):
+            facts, variables = frame.facts, frame.variables
             if wrapper.parameters and frame.receiver:
-                frame.given = {**given, (wrapper, wrapper.parameters[0]): frame.receiver}
+                frame.variables = {**variables, (wrapper, wrapper.parameters[0]): frame.receiver}
             self._follow(frame, wrapper, None, None)
-            frame.facts, frame.given = facts, given
+            frame.facts, frame.variables = facts, variables
         stored = frame.function.names
         frame.constants = {k: v for k, v in frame.constants.items() if k not in stored}
         if self._block(frame, frame.function.body):
@@ -92,7 +103,7 @@ class Walker:
     # Statements
 
     def _block(self, frame: Frame, statements: Sequence[ast.stmt]) -> bool:
-        """Walk statements; return whether what follows them is reached."""
+        """Walk statements; return whether the code after them is reached."""
         return all(self._statement(frame, statement) for statement in statements)
 
     def _statement(self, frame: Frame, node: ast.stmt) -> bool:
@@ -126,11 +137,11 @@ class Walker:
         if isinstance(node, ast.Assert):
             true, false = self._test(frame, node.test)
             if false is not None:
-                self._show(STATEMENTS, frame, node)
+                self._apply(STATEMENTS, frame, node)
             frame.facts = frame.facts.plus(true or NOTHING)
             return True
-        self._show(STATEMENTS, frame, node)
-        if isinstance(node, ast.Raise):  # What it raises is looked up, but fails either way.
+        self._apply(STATEMENTS, frame, node)
+        if isinstance(node, ast.Raise):  # A missing name would only raise another exception.
             saved, frame.quiet = frame.quiet, True
             self._expressions(frame, node)
             frame.quiet = saved
@@ -154,16 +165,16 @@ class Walker:
         return not isinstance(node, (ast.Raise, ast.Return, ast.Continue, ast.Break))
 
     def _note_risks(self, frame: Frame, node: ast.stmt) -> None:
-        """Note what can raise in what a statement of a construction evaluates before its blocks."""
+        """Add the ways out of a construction through what a statement evaluates first."""
         for part in _evaluated_first(node):
-            for one in self._risks.of(part, frame.env):
-                # In a handler something has failed already; that it fails twice is another matter.
+            for one in self._risks.within(part, frame.env):
+                # A second failure inside a handler is too rare to report.
                 counts = not frame.is_handling or isinstance(one, ast.Raise)
                 if counts and not (isinstance(one, ast.Call) and self._enters(frame, one)):
                     frame.construction.exits.append(Exit(frame.facts, one, frame.function))
 
     def _enters(self, frame: Frame, node: ast.Call) -> bool:
-        """Whether a call is one of the same object's methods, which is walked itself."""
+        """Whether a call enters a method of the same object, which is walked itself."""
         value = frame.evaluate(node.func)
         if isinstance(value, Bound):
             return value.receiver == frame.object and self._can_follow(frame, value.function)
@@ -172,9 +183,9 @@ class Walker:
         return is_self and is_method and self._can_follow(frame, value)  # type: ignore[arg-type]
 
     def _read_target(self, frame: Frame, target: ast.expr) -> None:
-        """Walk a target that has to be there already, as in ``x += 1`` and ``del x``."""
+        """Walk a target that must exist already, as in ``x += 1`` and ``del x``."""
         if isinstance(target, ast.Name):
-            self._show(NAMES, frame, target)
+            self._apply(NAMES, frame, target)
         elif name := frame.own_attribute(target):
             self._attribute(frame, target, name)
         else:
@@ -197,8 +208,8 @@ class Walker:
         elif isinstance(target, ast.Attribute):
             self._expression(frame, target.value)
             if name := frame.own_attribute(target):
-                of = frame.facts.tells(f"({value.id})") if isinstance(value, ast.Name) else ()
-                frame.facts = frame.facts.storing(name, *of, *truth_of(value))
+                known = frame.facts.states(f"({value.id})") if isinstance(value, ast.Name) else ()
+                frame.facts = frame.facts.storing(name, *known, *states_of(value))
                 frame.aliases = {k: v for k, v in frame.aliases.items() if v != name}
         elif isinstance(target, ast.Starred):
             self._store(frame, target.value, _UNKNOWN)
@@ -219,7 +230,7 @@ class Walker:
             frame.facts = before.plus(true)
             if self._block(frame, node.body) and isinstance(node, ast.If):
                 ends.append(frame.facts)
-        if isinstance(node, ast.While):  # Nothing that is told in it holds behind it.
+        if isinstance(node, ast.While):  # The body may not have run at all.
             frame.facts = before.common(frame.facts)
             return self._block(frame, node.orelse)
         if false is not None:
@@ -233,16 +244,16 @@ class Walker:
     def _with(self, frame: Frame, node: ast.With | ast.AsyncWith) -> bool:
         outside = frame.facts.caught
         for item in node.items:
-            made = item.context_expr
-            self._expression(frame, made)
-            value = frame.evaluate(made)
-            self._show(WITHS, frame, made, value)
-            if is_suppress(made, value):
-                frame.facts = frame.facts.catching(suppressed(made))
+            head = item.context_expr
+            self._expression(frame, head)
+            value = frame.evaluate(head)
+            self._apply(WITHS, frame, head, value)
+            if is_suppress(head, value):
+                frame.facts = frame.facts.catching(suppressed_names(head))
                 continue
             names: tuple[str, ...] = ("__enter__", "__exit__")
-            if dotted(value) == "contextlib.closing()" and isinstance(made, ast.Call) and made.args:
-                value, names = frame.evaluate(made.args[0]), ("close",)
+            if dotted(value) == "contextlib.closing()" and isinstance(head, ast.Call) and head.args:
+                value, names = frame.evaluate(head.args[0]), ("close",)
             if isinstance(value, Instance):
                 for name in names:
                     self._follow_member(frame, value, name)
@@ -256,24 +267,25 @@ class Walker:
     def _try(self, frame: Frame, node: ast.Try) -> bool:
         before, exits = frame.facts, frame.construction.exits
         first, was_handling = len(exits), frame.is_handling
-        frame.facts = before.catching(n for handler in node.handlers for n in caught_by(handler))
+        frame.facts = before.catching(n for handler in node.handlers for n in caught_names(handler))
         reached = self._block(frame, node.body)
         frame.facts = replace(frame.facts, caught=before.caught)
         reached = reached and self._block(frame, node.orelse)
         ends = [frame.facts] if reached else []
         raised = _on_any_way(one.facts for one in exits[first:]) or before
-        # What is caught leaves through the handler, which may raise again.
-        exits[first:] = [one for one in exits[first:] if not is_expected(one.cause, node.handlers)]
+        # A caught exception leaves through the handler, which may raise again.
+        exits[first:] = [one for one in exits[first:] if not handles(node.handlers, one.cause)]
         frame.is_handling = True
         for handler in node.handlers:
             frame.facts = raised
-            self._show(STATEMENTS, frame, handler)
+            self._apply(STATEMENTS, frame, handler)
             if self._block(frame, handler.body):
                 ends.append(frame.facts)
         frame.is_handling = was_handling
         for at, one in enumerate(exits[first:], first):
-            stored = {s.name for n in children(node.finalbody) for s in stores(n, frame.function)}
-            exits[at] = replace(one, facts=reduce(Facts.storing, sorted(stored), one.facts))
+            stored = sorted({assignment.name for part in children(node.finalbody)
+                             for assignment in assignments_in(part, frame.function)})  # fmt: skip
+            exits[at] = replace(one, facts=reduce(Facts.storing, stored, one.facts))
         frame.facts = _on_any_way(ends) or before
         final = self._block(frame, node.finalbody)
         return bool(ends) and final
@@ -288,19 +300,19 @@ class Walker:
                 self._expressions(frame, child)
 
     def _test(self, frame: Frame, node: ast.expr | None) -> tuple[Facts | None, Facts | None]:
-        """Walk what is only asked whether it is true; return what it tells.
+        """Walk a test and return its branches.
 
-        A name that is None does no harm there. What is decided by what is known is not run.
+        A test of a name that may be None is harmless. A test whose result is known is not walked.
         """
         if node is None:
             return NOTHING, NOTHING
         node = plain_test(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self._test(frame, node.operand)[::-1]
-        tells = split(frame, node)
-        if None not in tells and not isinstance(node, ast.Name):
+        both = branches(frame, node)
+        if None not in both and not isinstance(node, ast.Name):
             self._expression(frame, node)
-        return tells
+        return both
 
     def _bool_op(self, frame: Frame, node: ast.BoolOp) -> None:
         after_first = None
@@ -315,7 +327,7 @@ class Walker:
 
     def _expression(self, frame: Frame, node: ast.expr) -> None:
         if isinstance(node, ast.Name):
-            self._show(NAMES, frame, node)
+            self._apply(NAMES, frame, node)
         elif isinstance(node, ast.Attribute):
             self._read(frame, node)
         elif isinstance(node, ast.Call):
@@ -323,8 +335,8 @@ class Walker:
         elif isinstance(node, ast.BoolOp):
             self._bool_op(frame, node)
         elif isinstance(node, ast.IfExp):
-            tells, before = self._test(frame, node.test), frame.facts
-            for facts, one in zip(tells, (node.body, node.orelse), strict=True):
+            both, before = self._test(frame, node.test), frame.facts
+            for facts, one in zip(both, (node.body, node.orelse), strict=True):
                 if facts is not None:
                     frame.facts = before.plus(facts)
                     self._expression(frame, one)
@@ -360,7 +372,7 @@ class Walker:
         frame.facts, frame.own_names = before or frame.facts, own
 
     def _read(self, frame: Frame, node: ast.Attribute) -> None:
-        if ASKS_FOR_END.fullmatch(node.attr) or is_meta_path(node):
+        if SHUTDOWN_CHECK.fullmatch(node.attr) or is_meta_path(node):
             return
         self._expression(frame, node.value)
         if name := frame.own_attribute(node):
@@ -378,33 +390,33 @@ class Walker:
             if method.is_property and not is_cached:
                 self._follow(frame, method, frame.object, None)
             return
-        self._show(ATTRIBUTES, frame, node, name)
-        frame.facts = frame.facts.plus(told(name, "there"))
+        self._apply(ATTRIBUTES, frame, node, name)
+        frame.facts = frame.facts.plus(facts_about(name, "there"))
 
     # Calls
 
     def _call(self, frame: Frame, node: ast.Call) -> None:
-        if frame.asks_for_end(node):
+        if frame.checks_shutdown(node):
             return
         is_getattr = last_name(node.func) == "getattr"
         if is_getattr and len(node.args) == 2 and (name := frame.own_attribute(node)):
             self._attribute(frame, node, name)
         self._expression(frame, node.func)
         for at, one in enumerate((*node.args, *(keyword.value for keyword in node.keywords))):
-            # None has no such attribute, and the default is taken.
+            # If the name is None, getattr returns the default.
             if not (isinstance(one, ast.Name) and is_getattr and len(node.args) == 3 and at == 0):
                 self._expression(frame, one)
         value = frame.evaluate(node.func)
-        self._show(CALLS, frame, node, value)
-        for stored in stores(node, frame.function):  # setattr(self, "name", value)
-            frame.facts = frame.facts.storing(stored.name, *truth_of(stored.value))
+        self._apply(CALLS, frame, node, value)
+        for stored in assignments_in(node, frame.function):  # setattr(self, "name", value)
+            frame.facts = frame.facts.storing(stored.name, *states_of(stored.value))
         held = node.func.value if isinstance(node.func, ast.Attribute) else None
         name = frame.own_attribute(held) if held and last_name(node.func) in _FILLING else None
-        if name and "false" in frame.facts.tells(name):  # It was empty.
+        if name and "false" in frame.facts.states(name):  # An empty container is filled.
             frame.facts = frame.facts.storing(name)
         if frame.is_building and is_dynamic(node, frame.function):
             frame.construction.is_known = False
-        if isinstance(value, Function) and not value.owner:  # Each branch of a test may define it.
+        if isinstance(value, Function) and not value.owner:  # Branches may define it again.
             for other in (value.parent or value.module).names.get(value.name, ()):
                 if isinstance(other, Function) and other is not value:
                     self._follow(frame, other, None, node)
@@ -431,17 +443,17 @@ class Walker:
         receiver: Instance | Class | None,
         node: ast.Call | None,
     ) -> None:
-        """Walk a function that is called from another one."""
+        """Walk a function that the frame's function calls."""
         if not self._can_follow(frame, function):
             return
-        receiver, given, constants, aliases = _what_is_passed(frame, function, receiver, node)
+        receiver, variables, constants, aliases = _bind_call(frame, function, receiver, node)
         is_self = receiver == frame.object
         if frame.is_building and not is_self:
-            return  # What it may raise is known; it sets no attributes.
-        reaches = is_self or frame.object in given.values()
+            return  # It sets no attributes, and Risks knows whether it can raise.
+        reaches = is_self or frame.object in variables.values()
         facts = frame.facts.without_parameters()
         if not reaches:
-            facts = replace(facts, known=frozenset(), began=frozenset())
+            facts = replace(facts, known=frozenset(), at_start=frozenset())
         quiet = frame.quiet or (node is not None and _is_by_global(frame, node.func))
         key = (function, receiver, facts, tuple(sorted(constants.items(), key=repr)), quiet,
                tuple(sorted(aliases.items())))  # fmt: skip
@@ -451,18 +463,21 @@ class Walker:
             name = function.name if bare else function.label
             step = Step(name, function.module.source.path, function.node.lineno)
             inner = frame.calling(
-                function, receiver, trace=(*frame.trace, step), facts=facts, given=given,
+                function, receiver, trace=(*frame.trace, step), facts=facts, variables=variables,
                 constants=constants, quiet=quiet, aliases=aliases,
             )  # fmt: skip
             self._run(inner)
             end = _on_any_way(inner.ends)
-            if is_self and end:  # What it has seen of the object, wherever it returns, holds.
+            if is_self and end:  # What holds at every return holds after the call.
                 self._seen[key] = end.without_parameters()
         end = self._seen[key]
         if end is not NOTHING:
             own = {one for one in frame.facts.known if one[0][0] == "("}
             frame.facts = replace(
-                frame.facts, known=end.known | own, began=end.began, maybe=end.maybe
+                frame.facts,
+                known=end.known | own,
+                at_start=end.at_start,
+                possibly_set=end.possibly_set,
             )
 
     def _can_follow(self, frame: Frame, function: Function) -> bool:
@@ -470,15 +485,15 @@ class Walker:
         line = function.node.lineno
         return not (
             function.is_async
-            or len(frame.trace) >= _LONGEST_TRACE
-            or len(self._seen) > _MOST
+            or len(frame.trace) >= _MAX_TRACE
+            or len(self._seen) > _MAX_CALLS
             or (here != there and distribution(here) != distribution(there))
             or any(step.line == line and step.path == there for step in frame.trace)
         )
 
 
 def _evaluated_first(node: ast.stmt) -> Sequence[ast.AST]:
-    """Return what a statement evaluates before its blocks; all of a simple one."""
+    """Return the parts that a statement evaluates before its blocks; all of a simple one."""
     if isinstance(node, (ast.If, ast.While)):
         return [node.test]
     if isinstance(node, (ast.For, ast.AsyncFor)):
@@ -491,7 +506,7 @@ def _evaluated_first(node: ast.stmt) -> Sequence[ast.AST]:
 
 
 def _on_any_way(ends: Iterable[Facts]) -> Facts | None:
-    """Return what holds on any of the ways; None if there is none."""
+    """Return what holds on all of the ways; None if there are no ways."""
     common = None
     for end in ends:
         common = common.common(end) if common else end
@@ -499,33 +514,33 @@ def _on_any_way(ends: Iterable[Facts]) -> Facts | None:
 
 
 def _is_by_global(frame: Frame, node: ast.expr) -> bool:
-    """Whether a function was called by a name that is looked up in its module."""
+    """Whether a function is called by a name that is looked up in its module."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return isinstance(node, ast.Name) and frame.named(node.id).kind == "global"
 
 
-_Passed = tuple[Union[Instance, Class, None], Given, dict[str, object], dict[str, str]]  # noqa: UP007
+_Binding = tuple[Union[Instance, Class, None], Variables, dict[str, object], dict[str, str]]  # noqa: UP007
 
 
-def _what_is_passed(
+def _bind_call(
     frame: Frame, function: Function, receiver: Instance | Class | None, node: ast.Call | None
-) -> _Passed:
-    """Return what a call passes on: the object, variables, constants, attributes of the object."""
-    given = dict(frame.given)
+) -> _Binding:
+    """Return the receiver, variables, constants and aliases that a call passes on."""
+    variables = dict(frame.variables)
     if frame.function.self_name and frame.receiver:
-        given[frame.function, frame.function.self_name] = frame.receiver
-    arguments = passed(function, node, bound=receiver is not None)
+        variables[frame.function, frame.function.self_name] = frame.receiver
+    arguments = bind_arguments(function, node, bound=receiver is not None)
     constants, aliases = constants_of(arguments), {}
     for name, argument in arguments.items():
         attribute = frame.attribute_behind(argument)
-        if attribute and not frame.tested and not frame.facts.tells(attribute):
+        if attribute and not frame.tested and not frame.facts.states(attribute):
             aliases[name] = attribute
         if isinstance(argument, ast.Name) and argument.id in frame.constants:
             constants[name] = frame.constants[argument.id]
         elif name not in constants and (value := frame.evaluate(argument)):
-            given[function, name] = value
+            variables[function, name] = value
     if receiver is None and function.self_name in arguments:
-        held = given.get((function, function.self_name or ""))
-        receiver = held if isinstance(held, Instance) else None
-    return receiver, given, constants, aliases
+        first = variables.get((function, function.self_name or ""))
+        receiver = first if isinstance(first, Instance) else None
+    return receiver, variables, constants, aliases

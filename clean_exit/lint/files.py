@@ -1,0 +1,281 @@
+"""The files to check: finding them, reading them, and choosing which ones to parse."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import io
+import itertools
+import os
+import re
+import stat
+import sys
+import tokenize
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from clean_exit.lint.findings import Note
+
+STDIN = "-"
+CALLBACK_WORDS = (b".__del__(", b"finalize", b"atexit")
+_LIBRARY = re.compile(r"python3\.\d+")
+_SKIPPED = {"__pycache__", "node_modules"}
+# Searching for a pattern is ten times as fast if it begins with letters.
+_CLASS = re.compile(rb"class[ \t]+([\w\x80-\xff]+)(?:\[[^\]]*\])?[ \t\\\r\n]*\(([^:]*)")
+_LAST_WORD = re.compile(rb"([\w\x80-\xff]+)[ \t]*\Z")
+_WORD = re.compile(rb"[\w\x80-\xff]+")
+_IGNORE = re.compile(r"\bclean-exit-lint\s*:\s*ignore\b\s*(?:\[([^\]]*)\])?")
+
+
+class UnreadableError(Exception):
+    """A file cannot be read or parsed; `line` is where the problem was noticed, or 0."""
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def python_files(paths: Iterable[str], exclude: Sequence[str] = ()) -> Iterator[str]:
+    """Yield each file of the paths once: the named files, and ``*.py`` below the named folders.
+
+    Below a folder, hidden folders, caches and virtual environments are skipped.
+
+    Args:
+        paths: Files and folders; ``-`` is the standard input.
+        exclude: Glob patterns for files and folders below the named folders.
+
+    Raises:
+        ValueError: A path does not exist.
+    """
+    seen: set[str] = set()
+    for path in paths:
+        if path != STDIN and (not path or not Path(path).exists()):
+            raise ValueError(f"there is no {path}" if path else "a PATH is empty")
+        is_folder = path != STDIN and Path(path).is_dir()
+        for file in _files_below(path, exclude) if is_folder else [_file_path(path)]:
+            full = os.path.abspath(file) if file != STDIN else file  # noqa: PTH100
+            if full not in seen:
+                seen.add(full)
+                yield file
+
+
+def _file_path(path: str) -> str:
+    """Return a short path, except for a file named ``-``, which would look like stdin."""
+    short = os.path.normpath(path)
+    return path if STDIN in (path, short) else short
+
+
+def _files_below(folder: str, exclude: Sequence[str]) -> Iterator[str]:
+    for place, folders, files in os.walk(os.path.normpath(folder)):
+        folders[:] = sorted(
+            name for name in folders
+            if not name.startswith(".") and name not in _SKIPPED
+            and not os.path.exists(os.path.join(place, name, "pyvenv.cfg"))  # noqa: PTH110, PTH118
+            and not _is_excluded(os.path.join(place, name), exclude)  # noqa: PTH118
+        )  # fmt: skip
+        for name in sorted(files):
+            path = os.path.normpath(os.path.join(place, name))  # noqa: PTH118
+            if name.endswith(".py") and not _is_excluded(path, exclude) and _is_file(path):
+                yield path
+
+
+def _is_file(path: str) -> bool:
+    """Whether reading a path cannot block, as a pipe can; reading reports a missing file."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116  (hot)
+    except OSError:
+        return True
+
+
+def _is_excluded(path: str, patterns: Sequence[str]) -> bool:
+    """Whether a pattern matches a path, its end, or its last part."""
+    posix = path.replace(os.sep, "/")
+    plain = [pattern.rstrip("/") for pattern in patterns]
+    return any(
+        fnmatch.fnmatch(name, pattern)
+        for one in plain
+        for name, pattern in ((posix, one), (posix, f"*/{one}"), (posix.rpartition("/")[2], one))
+    )
+
+
+def read(path: Path | str) -> bytes:
+    """Return the bytes of a file, or of the standard input for ``-``.
+
+    Raises:
+        UnreadableError: The file cannot be read.
+    """
+    try:
+        if path == STDIN:
+            return sys.stdin.buffer.read() if sys.stdin else b""
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UnreadableError(f"not read: {error.strerror or error}") from None
+
+
+@dataclass(eq=False)
+class Source:
+    """A parsed file.
+
+    Attributes:
+        path: The path as the user wrote it.
+        data: The bytes of the file.
+        tree: Its syntax tree.
+    """
+
+    path: str
+    data: bytes
+    tree: ast.Module
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines without their ends, as Python splits them."""
+        return _decode(self.data).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+    def line(self, number: int) -> str:
+        """Return a line, counted from 1; "" if there is no such line."""
+        return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
+
+    def column(self, line: int, offset: int) -> int:
+        """Convert an offset of the syntax tree, in UTF-8 bytes, to a column from 1."""
+        start = self.line(line).encode("utf-8", "surrogatepass")[:offset]
+        return len(start.decode("utf-8", "replace")) + 1
+
+
+def _decode(data: bytes) -> str:
+    """Decode a file by the encoding that its first lines declare."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError):
+        return data.decode("utf-8", "replace")
+
+
+def parse(path: str, data: bytes) -> Source:
+    """Parse a file without running it.
+
+    Raises:
+        UnreadableError: This interpreter cannot parse it.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Invalid escapes are for other tools to report.
+            return Source(path, data, ast.parse(data, filename=path))
+    except SyntaxError as error:
+        raise UnreadableError(f"not parsed: {error.msg}", error.lineno or 0) from None
+    except (ValueError, LookupError) as error:
+        raise UnreadableError(f"not parsed: {error}") from None
+    except (RecursionError, MemoryError):
+        raise UnreadableError("not parsed: the code is nested too deeply") from None
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """An ignore comment: the rules that it names, or none to hide all findings of its line."""
+
+    line: int
+    column: int
+    rules: tuple[str, ...]
+
+
+def ignore_comments(source: Source) -> list[Ignore]:
+    """Return the ignore comments of a file; the same text inside a string does not count."""
+    if b"clean-exit-lint" not in source.data:
+        return []
+    found = []
+    text = "\n".join(source.lines)
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT and (match := _IGNORE.search(token.string)):
+                names = tuple(name.strip() for name in (match[1] or "").split(",") if name.strip())
+                found.append(Ignore(token.start[0], token.start[1] + match.start() + 1, names))
+    except (tokenize.TokenError, SyntaxError):
+        pass  # The file was parsed, so all its comments have come by now.
+    return found
+
+
+@dataclass
+class Survey:
+    """A search of the bytes of all files; parsing them all would take ten times as long.
+
+    Attributes:
+        candidates: The bytes of each file with a word that makes parsing worthwhile.
+        subclasses: For each word among the bases of a class, the classes: file and name.
+        streams: The bytes of pipes, which can be read only once.
+        notes: The files that could not be read.
+    """
+
+    candidates: dict[str, bytes] = field(default_factory=dict)
+    subclasses: dict[bytes, list[tuple[str, bytes]]] = field(default_factory=dict)
+    streams: dict[str, bytes] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+    def read(self, path: str) -> bytes:
+        """Return the bytes of a file, from memory if they are there."""
+        known = self.candidates.get(path) or self.streams.get(path)
+        return read(path) if known is None else known
+
+    def files_below(self, owners: Iterable[tuple[bytes, str]]) -> set[str]:
+        """Return the files with subclasses, by name, of classes of a name and a distribution."""
+        todo = list(owners)
+        seen, files = set(todo), set()
+        while todo:
+            base, package = todo.pop()
+            for path, name in self.subclasses.get(base, ()):
+                if distribution(path) == package:
+                    files.add(path)
+                    if (name, package) not in seen:
+                        seen.add((name, package))
+                        todo.append((name, package))
+        return files
+
+
+def survey(paths: Iterable[str]) -> Survey:
+    """Read all files, and select those to parse."""
+    found = Survey()
+    for path in paths:
+        try:
+            data = read(path)
+        except UnreadableError as error:
+            found.notes.append(Note(path, 0, str(error)))
+            continue
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            found.notes.append(Note(path, 0, "not parsed: Python cannot read UTF-16"))
+            continue
+        if path == STDIN or not _is_file(path):
+            found.streams[path] = data
+        at_exit = b"atexit" in data and b"register" in data
+        has_callbacks = at_exit or (b"finalize" in data and b"weakref" in data)
+        if b"__del__" in data or b"clean-exit-lint" in data or has_callbacks:
+            found.candidates[path] = data
+        if b"class" in data and (classes := _CLASS.findall(data)):
+            original = _import_aliases(data)
+            for name, bases in classes:
+                for word in set(_WORD.findall(bases)):
+                    found.subclasses.setdefault(original.get(word, word), []).append((path, name))
+    return found
+
+
+def _import_aliases(data: bytes) -> dict[bytes, bytes]:
+    """Return the original name of each name that ``as`` introduces."""
+    found = {}
+    for before, after in itertools.pairwise(data.split(b" as ")):
+        old, new = _LAST_WORD.search(before[-80:]), _WORD.match(after)
+        if old and new:
+            found[new[0]] = old[1]
+    return found
+
+
+def distribution(path: str) -> str:
+    """Return the installed package that a file belongs to; "" for a file of the project.
+
+    Calls are not followed from one installed package into another, as the verdict would depend
+    on how the other one is used.
+    """
+    parts = path.replace(os.sep, "/").split("/")
+    for at in range(len(parts) - 2, -1, -1):
+        if parts[at] in {"site-packages", "dist-packages"} or _LIBRARY.fullmatch(parts[at]):
+            return parts[at + 1].partition(".")[0]
+    return ""

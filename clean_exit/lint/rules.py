@@ -1,0 +1,411 @@
+"""The rules for destructors: each function looks at one node and returns a message, or "".
+
+`frame` is the function on the way from the destructor and what is known at that point. The rules
+about callbacks, which apply outside of destructors too, are in `callbacks`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+
+from clean_exit.lint.evaluator import Bound, Value, dotted, is_project_value
+from clean_exit.lint.facts import Facts
+from clean_exit.lint.frames import Frame
+from clean_exit.lint.handlers import ancestors, exception_names, is_suppress, suppressed_names
+from clean_exit.lint.scopes import Class, Function, Module, children, inside, last_name
+
+# import
+
+_IMPORTING = {"importlib.import_module", "importlib.__import__", "importlib.reload",
+              "builtins.__import__", "importlib.util.find_spec"}  # fmt: skip
+
+
+def import_statement(frame: Frame, node: ast.AST) -> str:
+    """Find import statements; a handler around one does not make up for what it was needed for."""
+    if frame.facts.alive or not isinstance(node, (ast.Import, ast.ImportFrom)):
+        return ""
+    if isinstance(node, ast.ImportFrom):
+        return f"import {'.' * node.level}{node.module or ''}"
+    return "import " + ", ".join(alias.name for alias in node.names)
+
+
+def import_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
+    """Find imports by a function call."""
+    if dotted(value) not in _IMPORTING or frame.facts.alive:
+        return ""
+    return f"import by {dotted(value)}({ast.unparse(node.args[0]) if node.args else ''})"
+
+
+# global
+
+_NEAR = 2  # The destructor and the functions that it calls itself.
+
+
+def global_name(frame: Frame, node: ast.Name) -> str:
+    """Find names that are looked up in a module and were not compared with None first."""
+    facts = frame.facts
+    is_special = node.id.startswith("__") and node.id.endswith("__")
+    if frame.quiet or facts.alive or is_special or facts.catches("AttributeError", "TypeError"):
+        return ""
+    place = (frame.function.module.source.path, node.id)
+    rest = (place[0], "*")
+    if frame.named(node.id).kind != "global" or not facts.present.isdisjoint({place, rest}):
+        return ""
+    # One report for each name is enough. Further away, one for the module is: its names all
+    # become None together.
+    reported = {place} if len(frame.trace) <= _NEAR else {place, rest}
+    frame.facts = facts.plus(Facts(present=frozenset(reported)))
+    return f"the global {node.id} may be None by then"
+
+
+# half-built
+
+
+def missing_attribute(frame: Frame, node: ast.expr, name: str) -> str:
+    """Find attributes that are used without a guard and may not have been set."""
+    built, facts = frame.construction, frame.facts
+    if not built.is_known or name in built.defaults or name not in built.assigned:
+        return ""
+    if facts.has(name) or facts.catches("AttributeError"):
+        return ""
+    if any(frame.evaluator.method(frame.destroyed, special)
+           for special in ("__getattr__", "__getattribute__")):  # fmt: skip
+        return ""
+    way = built.missing(name, facts, tested=frame.tested)
+    if way is None:
+        return ""
+    if way.cause is None:
+        return f"self.{name} is not set by every construction"
+    line = f"line {getattr(way.cause, 'lineno', 0)}"
+    if way.where and way.where.module is not frame.function.module:
+        line += f" of {PurePath(way.where.module.source.path).name}"
+    if not isinstance(way.cause, ast.Call):
+        return f"self.{name} is missing if {line} raises"
+    call = ast.unparse(way.cause.func).replace("\n", " ")
+    call = call if len(call) <= 40 else f"{call[:37]}..."
+    return f"self.{name} is missing if {call}() fails in {line}"
+
+
+# wait
+
+_WAITING = {"join", "join_thread", "result", "acquire", "wait", "shutdown"}
+_WAITING_FUNCTIONS = {"concurrent.futures.wait", "os.wait", "os.waitpid", "signal.pause",
+                      "os.waitid", "multiprocessing.connection.wait"}  # fmt: skip
+_LOCK_NAME = re.compile(r"(^|[_.a-z])(r?lock|mutex|semaphore|sem|condition|cond|cv)s?$", re.I)
+_LOCKS = re.compile(
+    r"(threading|multiprocessing|_thread|asyncio)\."
+    r"(synchronize\.)?(R?Lock|Semaphore|BoundedSemaphore|Condition|allocate_lock)\(\)"
+)
+# Leaving the block of one of these waits for the work that it runs.
+_JOINING = re.compile(r"concurrent\.futures\.\S*Executor\(\)|subprocess\.Popen\(\)")
+# The thread that holds one can take it again, so it blocks only during shutdown.
+_REENTRANT = re.compile(r"(threading|multiprocessing)\.(synchronize\.)?(RLock|Condition)\(\)")
+_BLOCKING = re.compile(
+    r"(queue|multiprocessing|multiprocessing\.queues)\.\w*Queue\(\)\.(get|join)"
+    r"|subprocess\.Popen\(\)\.communicate"
+)
+
+
+def waiting_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
+    """Find calls that wait without a timeout."""
+    if is_project_value(value) or isinstance(value, Module):
+        return ""  # The walk enters functions of the project.
+    name, target = last_name(node.func), dotted(value)
+    if target in _WAITING_FUNCTIONS:
+        is_polling = any("WNOHANG" in ast.unparse(one) for one in node.args)
+        return "" if _has_limit(node, 99) or is_polling else f"{target}() has no timeout"
+    if _BLOCKING.fullmatch(target):
+        return "" if _has_limit(node, 1) else f"{_short_name(node)} has no timeout"
+    if name not in _WAITING or not isinstance(node.func, ast.Attribute):
+        return ""
+    if frame.facts.alive and name == "acquire" and _REENTRANT.match(target):
+        return ""
+    is_coroutine = target.startswith("asyncio.") and "run_coroutine_threadsafe()" not in target
+    if target and ("()" not in target or is_coroutine):
+        return ""  # A coroutine, or another module's function such as os.path.join.
+    if not _waits(name, node) or _was_killed(frame, node.func.value, node.lineno):
+        return ""
+    return f"{_short_name(node)} has no timeout"
+
+
+def waiting_block(frame: Frame, node: ast.expr, value: Value | None) -> str:
+    """Find locks and executors in the head of a with block."""
+    target = dotted(value)
+    if is_project_value(value) or (frame.facts.alive and _REENTRANT.fullmatch(target)):
+        return ""
+    if isinstance(node, ast.Call):
+        by_name = last_name(node.func) == "get_lock"
+    else:
+        by_name = bool(_LOCK_NAME.search(last_name(node)))
+    if by_name or _LOCKS.fullmatch(target):
+        return f"with {ast.unparse(node)} waits as long as another thread holds it"
+    joins = _JOINING.fullmatch(target)
+    return f"with {ast.unparse(node)} waits until all of its work is done" if joins else ""
+
+
+def _waits(name: str, node: ast.Call) -> bool:
+    keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+    if None in keywords or any(isinstance(one, ast.Starred) for one in node.args):
+        return False
+    option = {"shutdown": "wait", "acquire": "blocking"}.get(name)
+    if option is None:
+        return not _has_limit(node, 0)
+    first = node.args[0] if node.args else keywords.get(option)
+    waits = first is None or (isinstance(first, ast.Constant) and first.value is True)
+    return waits and (name == "shutdown" or not _has_limit(node, 1))
+
+
+def _has_limit(node: ast.Call, position: int) -> bool:
+    """Whether a call has a timeout, as a keyword or as the argument at a position."""
+    for keyword in node.keywords:
+        if keyword.arg in {"timeout", "timeout_s", "blocking", "block", None}:
+            value = keyword.value
+            # By identity: 1 is a timeout and True is not.
+            never = isinstance(value, ast.Constant) and (value.value is None or value.value is True)
+            return not never or keyword.arg is None
+    if len(node.args) <= position:
+        return False
+    value = node.args[position]
+    return not (isinstance(value, ast.Constant) and value.value is None)
+
+
+def _was_killed(frame: Frame, receiver: ast.expr, line: int) -> bool:
+    """Whether a process is killed before the call that waits for it."""
+    dump = ast.dump(receiver)
+    return any(
+        isinstance(one, ast.Call)
+        and isinstance(one.func, ast.Attribute)
+        and one.func.attr == "kill"
+        and one.lineno <= line
+        and ast.dump(one.func.value) == dump
+        for one in inside(frame.function.node)
+    )
+
+
+def _short_name(node: ast.Call) -> str:
+    text = ast.unparse(node.func).replace("\n", " ")
+    return f"{text if len(text) <= 40 else '...' + text[-37:]}()"
+
+
+# device
+
+_DEVICE = re.compile(
+    r"torch\.(cuda|xpu|mps|mtia|npu|hpu|musa|accelerator)\..*"
+    r"|torch\._C\._?(cuda|cudart|gds|xpu|mps|mtia|accelerator|nccl).*"
+    r"|torch\.distributed\.(destroy_process_group|barrier|all_reduce)"
+    r"|(cupy|pycuda|numba\.cuda|cuda\.bindings)\..*|pynvml\.nvml\w+|gc\.collect"
+)
+# These only query a state.
+_HARMLESS = re.compile(r".*\.(is_initialized|is_built|_is_compiled|is_current_stream_capturing)")
+_DEVICE_METHODS = re.compile(
+    r"synchronize|empty_cache|ipc_collect|cuda"
+    r"|(cuda|nccl|nvml|hip)[A-Z]\w*|(cublas|cudnn|cufft|cusparse)\w+"
+    r"|cu(Mem|Ctx|Stream|Event|Module|Graph|Init|Array|Link|Launch)[A-Z]?\w*"
+)
+
+
+def device_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
+    """Find calls of a device, by the function or by method names that only devices have."""
+    if frame.facts.alive:
+        return ""
+    target = dotted(value)
+    if isinstance(value, Function):  # In torch's own files these are functions of the project.
+        target = f"{value.module.name}.{value.name}"
+    if not _DEVICE.fullmatch(target) or _HARMLESS.fullmatch(target):
+        method = getattr(node.func, "attr", "")
+        if is_project_value(value) or not _DEVICE_METHODS.fullmatch(method):
+            return ""
+        target = ast.unparse(node.func)
+    return f"{target}() {'collects garbage' if target == 'gc.collect' else 'calls the device'}"
+
+
+# log
+
+_LEVELS = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
+_LOGGER_NAME = re.compile(
+    r"_*(logger|log|logging|loguru)_*|\w*_(logger|log)|getlogger|get_logger", re.I
+)
+_LOGGER = re.compile(r"(logging|loguru|structlog)(\.|$).*")
+_PRINTING = {"builtins.print", "traceback.print_exc", "traceback.print_stack", "pprint.pprint",
+             "rich.print", "click.echo", "traceback.print_exception", "typer.echo"}  # fmt: skip
+_STREAM = re.compile(r"sys\.(__)?(stdout|stderr)(__)?(\.buffer)?\.(write|writelines|flush)")
+
+
+def logging_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
+    """Find printing and logging, also by the usual names of loggers."""
+    if frame.facts.alive:
+        return ""
+    target, func = dotted(value), node.func
+    if target in _PRINTING or _STREAM.fullmatch(target):
+        return f"{ast.unparse(func)}() prints"
+    is_method = isinstance(func, ast.Attribute) and not is_project_value(value)
+    if last_name(func) not in _LEVELS or not is_method:
+        return ""
+    holder = func.value.func if isinstance(func.value, ast.Call) else func.value  # type: ignore[attr-defined]
+    by_name = bool(_LOGGER_NAME.fullmatch(last_name(holder)))
+    by_name = by_name and not target.startswith(("math.", "numpy."))
+    return f"{ast.unparse(func)}() logs" if by_name or _LOGGER.fullmatch(target) else ""
+
+
+# raise
+
+_MAX_RAISE_DEPTH = 4  # A longer trace depends too much on how the functions are called.
+
+
+def raising_statement(frame: Frame, node: ast.AST) -> str:
+    """Find ``raise`` and ``assert`` that no handler on the way catches."""
+    if len(frame.trace) > _MAX_RAISE_DEPTH or frame.checks_arguments():
+        return ""
+    if isinstance(node, ast.Assert):
+        caught = frame.facts.catches("AssertionError")
+        return "" if caught else "the AssertionError is printed and lost"
+    if not isinstance(node, ast.Raise):
+        return ""
+    if node.exc is None:
+        return "the exception raised again is printed and lost" if frame.is_destructor else ""
+    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    name = last_name(raised)
+    if not frame.is_destructor and name in {"NotImplementedError", "StopIteration"}:
+        return ""  # An abstract method, or the end of a generator.
+    above = _catching_names(frame, raised, name)
+    is_caught = bool(frame.facts.caught & above)
+    is_caught = is_caught or ("Exception" in above and frame.facts.catches())
+    return "" if is_caught else f"{name or 'the exception'} is printed and lost"
+
+
+def _catching_names(frame: Frame, node: ast.AST, name: str) -> set[str]:
+    """Return the names of the classes that catch an exception."""
+    value = frame.evaluate(node)
+    if not isinstance(value, Class):
+        return ancestors(name)
+    order, _ = frame.evaluator.mro(value)
+    bases = [last_name(base) for cls in order for base in cls.node.bases]
+    return {cls.name for cls in order}.union(*map(ancestors, bases))
+
+
+# register
+
+_STARTING = re.compile(
+    r"atexit\.register|threading\.(Thread|Timer|_register_atexit)|_thread\.start_new(_thread)?"
+    r"|concurrent\.futures\.(thread\.|process\.)?\w+Executor|multiprocessing\.(Process|Pool)"
+    r"|multiprocessing\.(pool\.(Pool|ThreadPool)|dummy\.Pool)|weakref\.finalize"
+    r"|asyncio\.(create_task|ensure_future|run_coroutine_threadsafe|to_thread)"
+    r"|(threading\.(Thread|Timer)|multiprocessing\.Process)\(\)\.start"
+    r"|concurrent\.futures\.\S*Executor\(\)\.(submit|map)"
+)
+_STARTING_METHODS = re.compile(
+    r".*\.(create_task|ensure_future|run_in_executor|call_soon_threadsafe|start_soon)"
+    r"|(.*\.)?\w*(executor|pool)\.submit", re.I | re.S
+)  # fmt: skip
+
+
+def registering_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
+    """Find calls that start threads, processes and tasks, or register callbacks."""
+    if frame.facts.alive:
+        return ""
+    target = dotted(value)
+    if not _STARTING.fullmatch(target):
+        if is_project_value(value) or not isinstance(node.func, ast.Attribute):
+            return ""
+        if not _STARTING_METHODS.fullmatch(f"{last_name(node.func.value)}.{node.func.attr}"):
+            return ""
+        target = ast.unparse(node.func)
+    if target in {"atexit.register", "weakref.finalize"}:
+        return f"{target}() registers a callback that may never run"
+    return f"{target}() starts work that may never run"
+
+
+# async
+
+_RUNNING = re.compile(
+    r"asyncio\.(run|create_task|ensure_future|run_coroutine_threadsafe|gather|wait|wait_for)"
+    r"|(anyio|trio)\.(run|from_thread\.run)|asyncio\.Runner\(\)\.run|anyio\.from_thread\.run"
+    r"|asgiref\.sync\.async_to_sync(\(\))?"
+    r"|.*\.(run_until_complete|run_forever|run_coroutine_threadsafe|create_task)"
+)
+
+
+def async_destructor(frame: Frame, node: ast.AST) -> str:
+    """Find a destructor that is a coroutine function."""
+    is_destructor = isinstance(node, ast.AsyncFunctionDef) and node is frame.function.node
+    return "nothing awaits the coroutine, so its body never runs" if is_destructor else ""
+
+
+def async_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
+    """Find coroutines that nothing awaits, and calls that run one in an event loop."""
+    function = value.function if isinstance(value, Bound) else value
+    if isinstance(function, Function) and function.is_async and _is_dropped(frame, node):
+        return f"{function.label}() is never awaited"
+    target = dotted(value)
+    if not value and isinstance(node.func, ast.Attribute):
+        target = ast.unparse(node.func)
+    runs = _RUNNING.fullmatch(target) and not frame.facts.alive
+    return f"{target}() needs an event loop that still runs" if runs else ""
+
+
+def _is_dropped(frame: Frame, node: ast.Call) -> bool:
+    """Whether the coroutine that a call makes is neither kept nor passed on."""
+    kinds = (ast.Expr, ast.Return) if frame.is_destructor else (ast.Expr,)
+    return any(
+        isinstance(one, kinds) and one.value is node for one in children(frame.function.body)
+    )
+
+
+# bare-except
+
+_REPORTING = {"print", "debug", "info", "warning", "warn", "error", "exception", "critical", "log",
+              "write"}  # fmt: skip
+
+
+def bare_except(frame: Frame, node: ast.AST) -> str:
+    """Find ``except:`` and ``except BaseException:`` that do not raise again."""
+    if not isinstance(node, ast.ExceptHandler):
+        return ""
+    names = exception_names(node)
+    catches_all = "BaseException" in names or {"Exception", "KeyboardInterrupt"} <= names
+    raises = any(isinstance(one, ast.Raise) for one in children(node.body))
+    if not catches_all or raises or _uses_error(node):
+        return ""
+    clause = "except:" if node.type is None else f"except {ast.unparse(node.type)}:"
+    return f"{clause} hides Ctrl-C and every mistake"
+
+
+def _uses_error(handler: ast.ExceptHandler) -> bool:
+    """Whether the handler uses the exception for more than a message."""
+    reported: set[ast.AST] = set()
+    for one in children(handler.body):
+        if isinstance(one, ast.Call) and last_name(one.func) in _REPORTING:
+            reported |= set(ast.walk(one))
+        elif isinstance(one, ast.Name) and one.id == handler.name and one not in reported:
+            return True
+    return False
+
+
+def wide_suppress(frame: Frame, node: ast.expr, value: Value | None) -> str:
+    """Find ``suppress(BaseException)``."""
+    is_wide = is_suppress(node, value) and "BaseException" in suppressed_names(node)
+    return "suppress(BaseException) hides Ctrl-C and every mistake" if is_wide else ""
+
+
+Rules = Sequence[tuple[str, Callable[..., str]]]
+
+STATEMENTS: Rules = (
+    ("import", import_statement),
+    ("raise", raising_statement),
+    ("async", async_destructor),
+    ("bare-except", bare_except),
+)
+CALLS: Rules = (
+    ("import", import_call),
+    ("wait", waiting_call),
+    ("device", device_call),
+    ("log", logging_call),
+    ("register", registering_call),
+    ("async", async_call),
+)
+NAMES: Rules = (("global", global_name),)
+ATTRIBUTES: Rules = (("half-built", missing_attribute),)
+WITHS: Rules = (("wait", waiting_block), ("bare-except", wide_suppress))
