@@ -1,8 +1,8 @@
-"""clean_exit: run any program, and say whether it left cleanly.
+"""clean_exit: run any program and report whether it exited cleanly.
 
-Errors in destructors, finalizers and atexit callbacks never change a program's exit code. This
-package runs a program and looks: from inside, with a small probe where the program is Python,
-and from outside, at its stderr and at the processes that it started.
+Errors in destructors, finalizers and atexit callbacks never change a program's exit code. A check
+observes the program from inside, with a small probe if it is a Python program, and from outside,
+by its stderr and the processes that it started.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clean_exit.checker import check
     from clean_exit.findings import FINDINGS, Finding
-    from clean_exit.keeping import CheckerError
+    from clean_exit.keeper_client import CheckerError
     from clean_exit.report import ExitReport
 
 __all__ = ["FINDINGS", "CheckerError", "ExitReport", "Finding", "check"]
@@ -22,12 +22,12 @@ _MODULE_OF = {
     "FINDINGS": "findings",
     "Finding": "findings",
     "ExitReport": "report",
-    "CheckerError": "keeping",
+    "CheckerError": "keeper_client",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: the pytest plug-in is loaded in every test session.
+    # Imported on first use, because the pytest plugin is loaded in every test session.
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

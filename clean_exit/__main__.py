@@ -1,4 +1,4 @@
-"""``python -m clean_exit``."""
+"""Run ``python -m clean_exit``."""
 
 import sys
 

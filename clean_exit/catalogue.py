@@ -1,4 +1,4 @@
-"""The catalogues of findings and rules: pages beside this module."""
+"""The catalogues of findings and rules, which are pages in this package."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _HERE = Path(__file__).resolve().parent
 
 
 class Catalogue(NamedTuple):
-    """A page with a section for each thing that a command reports.
+    """A page with a section for each finding or rule of a command.
 
     Attributes:
-        command: The command that reports them, and prints a section with ``--explain``.
-        kind: What they are: findings, or rules.
-        page: The file, in this package.
+        command: The command, whose option ``--explain`` prints a section.
+        kind: "finding" or "rule".
+        page: The file in this package.
     """
 
     command: str
@@ -24,21 +24,21 @@ class Catalogue(NamedTuple):
     page: str
 
     def sections(self) -> dict[str, str]:
-        """Return the text of each section, by its heading."""
+        """Return the text of each section by its heading."""
         page = (_HERE / self.page).read_text(encoding="utf-8")
         parts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)
         return {name.strip(): body.strip() for name, body in zip(parts[1::2], parts[2::2])}  # noqa: B905
 
     def explain(self, name: str, known: Mapping[str, str]) -> str:
-        """Return the line about a name, and its section.
+        """Return a summary and the section of a finding or rule.
 
         Args:
-            name: A finding or rule.
-            known: The names that exist, with a line about each.
+            name: The finding or rule.
+            known: The summary of each existing finding or rule.
 
         Raises:
-            ValueError: There is no such name; the message lists those that exist, and names the
-                other command if that knows it.
+            ValueError: The name does not exist. The message lists the names, or names the other
+                command if the name belongs to that one.
         """
         if name in known:
             return f"{known[name]}\n\n{self.sections()[name]}"

@@ -18,15 +18,16 @@ from clean_exit import formats
 from clean_exit.catalogue import FINDINGS as CATALOGUE
 from clean_exit.checker import check
 from clean_exit.findings import FINDINGS
-from clean_exit.keeping import CheckerError
+from clean_exit.keeper_client import CheckerError
 from clean_exit.options import output_file, read_table, version
 from clean_exit.report import NOT_EXECUTABLE, NOT_FOUND, UNCLEAN, USAGE, ExitReport
+from clean_exit.run import compile_pattern
 from clean_exit.signals import ForwardedSignals, open_closed_files
 
 _EPILOG = """\
-exit codes: 0 clean; 120 the program said 0 but did not leave cleanly; 124 timeout; 125 wrong
-usage; 126 not executable; 127 not found; else the program's own, 128+n for signal n.
-[tool.clean-exit] in pyproject.toml sets defaults."""
+exit codes: 0 clean exit; 120 the program's code is 0 but its exit was not clean; 124 timeout;
+125 wrong usage or checker error; 126 not executable; 127 not found; else the program's own code,
+or 128+n for signal n. [tool.clean-exit] in pyproject.toml sets defaults."""
 SETTINGS = (
     *("timeout", "max-shutdown", "repeat", "resource-warnings", "ignore", "error-exitcode"),
     *("report-json", "report-junit", "github", "color"),
@@ -36,61 +37,62 @@ _ARGUMENTS = re.compile(r"\b(stop_signal|stop_after|stop_when|timeout|max_shutdo
 
 
 class Parser(argparse.ArgumentParser):
-    """Exits with 125, after one line on stderr."""
+    """A parser that exits with 125 after one line on stderr."""
 
     def error(self, message: str) -> Any:
-        """Exit, and say what is wrong."""
+        """Print an error and exit."""
         self.exit(USAGE, f"clean-exit: {message}; see clean-exit --help\n")
 
     def print_help(self, file: Any = None) -> None:
-        """Write the help to stdout, and exit."""
+        """Print the help to stdout and exit."""
         self.exit(_write(self.format_help()))
 
 
 def make_parser() -> Parser:
-    """Describe the command line."""
+    """Return the parser of the command line."""
     parser = Parser(
         prog="clean-exit",
         usage="clean-exit [options] [--] COMMAND...   (or FILE.py, -m MODULE, -c CODE)",
-        description="Run a program, and say whether it left cleanly.",
+        description="Run a program and report whether it exited cleanly.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--timeout", type=seconds, metavar="S", help="end the program after S seconds: a hang")
-    add("--max-shutdown", type=seconds, metavar="S", default=5.0, help="default 5")
-    stop = "for servers: send SIG (TERM, INT, 2)"
+    slow = "report a shutdown that takes longer than S seconds (default 5)"
+    add("--max-shutdown", type=seconds, metavar="S", default=5.0, help=slow)
+    stop = "stop a server by the signal SIG (TERM, INT, 2)"
     add("--stop-signal", type=_stop_signal, metavar="SIG", help=stop)
-    add("--stop-after", type=_seconds_or_none, metavar="S", help="... after S seconds")
-    when = "... when a line of its output matches"
+    add("--stop-after", type=_seconds_or_zero, metavar="S", help="send it after S seconds")
+    when = "send it when a line of the output matches"
     add("--stop-when", type=_pattern, metavar="REGEX", help=when)
-    add("--repeat", type=_whole(1), metavar="N", default=1, help="run it N times")
+    add("--repeat", type=_integer(1), metavar="N", default=1, help="run the program N times")
     add("--resource-warnings", action="store_true", help="report ResourceWarnings too")
-    only = "only count matching findings"
+    only = "only count findings that match; may be repeated"
     add("--ignore", action="append", type=_pattern, metavar="REGEX", help=only)
-    codes = _whole(1, 255)  # 0 would say that all is well.
+    codes = _integer(1, 255)  # 0 would hide the findings.
     add("--error-exitcode", type=codes, metavar="N", default=UNCLEAN, help="N instead of 120")
-    add("--report-json", type=output_file, metavar="FILE", help="write a report as JSON")
-    add("--report-junit", type=output_file, metavar="FILE", help="write a report as JUnit XML")
-    add("--github", action="store_true", help="write annotations for GitHub Actions")
-    add("--explain", metavar="ID", help="say what a finding means and how to fix it, and no more")
-    add("-q", "--quiet", action="store_true", help="no report, only the exit code")
-    add("-v", "--verbose", action="store_true", help="all of the evidence")
+    add("--report-json", type=output_file, metavar="FILE", help="write a JSON report")
+    add("--report-junit", type=output_file, metavar="FILE", help="write a JUnit XML report")
+    add("--github", action="store_true", help="print annotations for GitHub Actions")
+    add("--explain", metavar="ID", help="explain a finding and how to fix it, and exit")
+    add("-q", "--quiet", action="store_true", help="print no report")
+    add("-v", "--verbose", action="store_true", help="print all findings with all evidence")
     add("--color", choices=("auto", "always", "never"), default="auto")
-    add("--version", action="store_true", help="print the version, and no more")
+    add("--version", action="store_true", help="print the version and exit")
     return parser
 
 
 def seconds(text: str) -> float:
-    """Read a length of time above 0."""
-    value = _seconds_or_none(text)
+    """Convert a duration above 0 seconds."""
+    value = _seconds_or_zero(text)
     if value == 0:
         raise argparse.ArgumentTypeError("must be more than 0 seconds")
     return value
 
 
-def _seconds_or_none(text: str) -> float:
+def _seconds_or_zero(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -100,7 +102,7 @@ def _seconds_or_none(text: str) -> float:
     return value
 
 
-def _whole(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
+def _integer(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
             wanted = f"of at least {least}" if most == sys.maxsize else f"from {least} to {most}"
@@ -122,31 +124,28 @@ def _stop_signal(text: str) -> int:
 
 def _pattern(text: str) -> str:
     try:
-        re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
-    return text
+        return compile_pattern(text).pattern
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def read_settings(folder: Path | None = None) -> argparse.Namespace:
-    """Return the options that the table in pyproject.toml sets, and the defaults of the others.
+    """Return the options that pyproject.toml sets, and the defaults of the others.
 
     Raises:
-        ValueError: The table is invalid.
+        ValueError: The file cannot be read, or a setting is invalid.
     """
     table = read_table("clean-exit", SETTINGS, folder)
     path = table.pop("", None)
     words: list[str] = []
     for name, value in table.items():
         items = value if name == "ignore" else [value]
-        is_right = isinstance(items, list) and all(isinstance(i, (str, int, float)) for i in items)
-        if not is_right or isinstance(value, bool) != (name in ("resource-warnings", "github")):
+        is_valid = isinstance(items, list) and all(isinstance(i, (str, int, float)) for i in items)
+        if not is_valid or isinstance(value, bool) != (name in ("resource-warnings", "github")):
             raise ValueError(f"{path}: [tool.clean-exit] {name} cannot be {value!r}")
         for one in items:
-            if isinstance(one, bool):
-                words += [f"--{name}"] if one else []
-            else:
-                words.append(f"--{name}={one}")
+            if one is not False:
+                words.append(f"--{name}" if one is True else f"--{name}={one}")
     parser = make_parser()
 
     def fail(message: str) -> Any:
@@ -159,7 +158,7 @@ def read_settings(folder: Path | None = None) -> argparse.Namespace:
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the options of clean-exit from the program's command line.
 
-    That begins at "--", at -m or -c, or at the first word that is not an option.
+    The command begins after "--", at -m or -c, or at the first word that is not an option.
     """
     takes_value = {
         option
@@ -179,19 +178,16 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, and return its exit code."""
+    """Run the command and return its exit code."""
     own, command = split_arguments(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser()
     options = parser.parse_args(own)
     if options.version:
         return _write(f"clean-exit {version()}\n")
-    if options.explain is not None:
-        lines = {one: f"{one}: {summary}" for one, summary in FINDINGS.items()}
-        try:
-            return _write(CATALOGUE.explain(options.explain, lines) + "\n")
-        except ValueError as error:
-            parser.error(str(error))
     try:
+        if options.explain is not None:
+            lines = {one: f"{one}: {summary}" for one, summary in FINDINGS.items()}
+            return _write(CATALOGUE.explain(options.explain, lines) + "\n")
         options = parser.parse_args(own, read_settings())
     except ValueError as error:
         parser.error(str(error))
@@ -201,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len({os.path.normpath(path) for path in paths}) < len(paths):
         parser.error("the two reports need a file each")
     for path in paths:
-        # Said before the program runs, rather than when its report is lost.
+        # Checked before the program runs, so that no report is lost after it.
         try:
             Path(path).open("wb").close()
         except OSError as error:
@@ -210,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write(text: str) -> int:
-    """Write to stdout, and return the exit code."""
+    """Write to stdout and return the exit code."""
     try:
         if sys.stdout is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -218,10 +214,10 @@ def _write(text: str) -> int:
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
     except OSError as error:
-        if sys.stdout is not None:  # As in _say.
+        if sys.stdout is not None:  # As in _print_line.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if not isinstance(error, BrokenPipeError):  # A reader such as head has read enough.
-            _say(f"clean-exit: stdout cannot be written to: {error.strerror}")
+        if not isinstance(error, BrokenPipeError):  # A reader such as head has closed the pipe.
+            _print_line(f"clean-exit: stdout cannot be written to: {error.strerror}")
             return USAGE
     return 0
 
@@ -233,20 +229,32 @@ def _run_repeatedly(parser: Parser, options: argparse.Namespace, command: list[s
     with ForwardedSignals() as signals:
         for _ in range(options.repeat):
             try:
-                report = _run(options, command, signals)
+                report = check(
+                    command,
+                    timeout_s=options.timeout,
+                    max_shutdown_s=options.max_shutdown,
+                    stop_signal=options.stop_signal,
+                    stop_after_s=options.stop_after,
+                    stop_when=options.stop_when,
+                    resource_warnings=options.resource_warnings,
+                    ignore=options.ignore or (),
+                    copy_stdout=False,
+                    echo=True,
+                    _signals=signals,
+                )
             except ValueError as error:
                 parser.error(_ARGUMENTS.sub(lambda m: "--" + m[1].replace("_", "-"), str(error)))
             except CheckerError as error:
-                _say(f"clean-exit: {error}")
+                _print_line(f"clean-exit: {error}")
                 failure = USAGE
                 break
             except OSError as error:
-                failure = _cannot_start(command, error)
+                failure = _explain_start_failure(command, error)
                 break
             reports.append(report)
             if not options.quiet:
-                _print(report, options)
-            if signals.asked_to_end:
+                _print_report(report, options)
+            if signals.end_requested:
                 break
         try:
             if options.report_json:
@@ -254,75 +262,60 @@ def _run_repeatedly(parser: Parser, options: argparse.Namespace, command: list[s
             if options.report_junit:
                 Path(options.report_junit).write_text(formats.to_junit(reports), encoding="utf-8")
         except OSError as error:
-            _say(f"clean-exit: the report cannot be written: {error}")
+            _print_line(f"clean-exit: the report cannot be written: {error}")
             return USAGE
     return failure or _exit_code(reports, options.error_exitcode)
 
 
-def _run(options: argparse.Namespace, command: list[str], signals: ForwardedSignals) -> ExitReport:
-    return check(
-        command,
-        timeout_s=options.timeout,
-        max_shutdown_s=options.max_shutdown,
-        stop_signal=options.stop_signal,
-        stop_after_s=options.stop_after,
-        stop_when=options.stop_when,
-        resource_warnings=options.resource_warnings,
-        ignore=options.ignore or (),
-        copy_stdout=False,
-        echo=True,
-        _signals=signals,
-    )
-
-
-def _cannot_start(command: list[str], error: OSError) -> int:
+def _explain_start_failure(command: list[str], error: OSError) -> int:
+    """Print why the program could not be started, and return the exit code."""
     name = command[0]
-    missing = isinstance(error, FileNotFoundError)
-    if not missing:
-        # Not by Path, which raises where a folder on the way may not be entered.
-        is_folder = os.path.isdir(name)  # noqa: PTH112
-        what = "is a folder" if is_folder else f"cannot be executed ({error.strerror})"
+    is_missing = isinstance(error, FileNotFoundError)
+    # os.path, because Path raises below a folder without permission to enter.
+    exists, is_folder = os.path.exists(name), os.path.isdir(name)  # noqa: PTH110, PTH112
+    if not is_missing:
+        reason = "is a folder" if is_folder else f"cannot be executed ({error.strerror})"
     elif len(command) == 1 and any(map(str.isspace, name)):
-        what = f"was not found: it is one word; try clean-exit -- {name}"
-    elif os.sep not in name and os.path.exists(name):  # noqa: PTH110
-        what = f"was not found: there is no such command in PATH; for what is here, say ./{name}"
-    elif os.path.exists(name):  # noqa: PTH110
-        what = "cannot be executed: the interpreter that its first line names was not found"
+        reason = f"was not found: it is one word; try clean-exit -- {name}"
+    elif os.sep not in name and exists:
+        reason = f"was not found: there is no such command in PATH; for the file here, use ./{name}"
+    elif exists:
+        reason = "cannot be executed: the interpreter that its first line names was not found"
     elif os.sep in name:
-        what = "was not found"
+        reason = "was not found"
     else:
         here = "no such file here, and " if name.endswith(".py") else ""
-        what = f"was not found: there is {here}no such command in PATH"
-    _say(f"clean-exit: {shlex.quote(name)} {what}")
-    return NOT_FOUND if missing else NOT_EXECUTABLE
+        reason = f"was not found: there is {here}no such command in PATH"
+    _print_line(f"clean-exit: {shlex.quote(name)} {reason}")
+    return NOT_FOUND if is_missing else NOT_EXECUTABLE
 
 
-def _print(report: ExitReport, options: argparse.Namespace) -> None:
+def _print_report(report: ExitReport, options: argparse.Namespace) -> None:
     color = options.color == "always" or (
         options.color == "auto" and os.isatty(2) and "NO_COLOR" not in os.environ
     )
     text = formats.to_text(report, verbose=options.verbose, color=color)
     if options.github and report.findings:
         text += "\n" + formats.to_github(report)
-    _say(text)
+    _print_line(text)
 
 
-def _say(text: str) -> None:
-    """Write to stderr; nobody has to read it, for the exit code says it all the same."""
+def _print_line(text: str) -> None:
+    """Write to stderr, ignoring errors: the exit code has the verdict too."""
     if sys.stderr is None:
         return
     try:
-        # Characters that the stream cannot show must not cost the whole report.
+        # Characters that the encoding lacks are escaped, so that the report is not lost.
         encoding = sys.stderr.encoding or "utf-8"
         sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         sys.stderr.flush()
     except OSError:
-        # What is left in the buffer would make Python exit with 120 when it flushes that.
+        # Python would exit with 120 if it could not flush the rest of the buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _exit_code(reports: list[ExitReport], unclean: int) -> int:
-    """Return the code of the first run that was not well."""
+    """Return the exit code of the first run that failed or was not clean."""
     for report in reports:
         if report.exit_code == UNCLEAN and report.returncode != UNCLEAN:
             return unclean

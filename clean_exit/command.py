@@ -1,4 +1,4 @@
-"""What to start: the program's command line and environment, with the probe loaded first."""
+"""The program's command line, and its environment with the probe."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ STARTUP = Path(__file__).resolve().parent / "_startup"
 def parse_command(
     command: str | os.PathLike[str] | Sequence[str], cwd: str | os.PathLike[str] | None = None
 ) -> list[str]:
-    """Make a command line of what a caller passed.
+    """Return the words of a command.
 
-    A path to a Python file, alone or as the first word, is run by this Python unless it is
-    executable and names its interpreter; so are ``-m MODULE`` and ``-c CODE``. A string that is not
-    a file's path is split as a shell does.
+    This Python runs ``-m MODULE``, ``-c CODE``, and a Python file unless it is executable and
+    names its interpreter. A string that is not the path of a file is split as in a shell.
+
+    Args:
+        command: A list of words, a command line, or the path of a Python file.
+        cwd: The current folder of the program.
 
     Raises:
-        TypeError: It is not a list of words, a string or a path.
-        ValueError: There is no command.
+        TypeError: The command is not a list of words, a string or a path.
+        ValueError: The command is empty.
     """
     folder = os.fspath(cwd or "")
     if isinstance(command, str):
@@ -46,12 +49,12 @@ def parse_command(
     if first.endswith(".py") and os.path.isfile(path) and not _names_interpreter(Path(path)):
         return [sys.executable, *words]
     if first.endswith(".py") and os.sep not in first and os.path.isfile(path):
-        return [os.path.join(os.curdir, first), *words[1:]]  # Not searched in PATH.
+        return [os.path.join(os.curdir, first), *words[1:]]  # Do not search PATH for it.
     return words
 
 
 def _names_interpreter(path: Path) -> bool:
-    """Say whether a file is executable, and has the line that names its interpreter."""
+    """Whether a file is executable and begins with ``#!``."""
     try:
         with path.open("rb") as file:
             return os.access(path, os.X_OK) and file.read(2) == b"#!"
@@ -62,17 +65,17 @@ def _names_interpreter(path: Path) -> bool:
 def add_probe(
     environment: Mapping[str, str], folder: str, *, unbuffered: bool = False
 ) -> dict[str, str]:
-    """Return the environment that makes Python programs load the probe.
+    """Return an environment in which Python programs load the probe.
 
     Args:
         environment: The program's environment.
-        folder: Where the probe is to write to.
-        unbuffered: Whether Python is not to hold back what the program prints.
+        folder: The folder of the probe's record.
+        unbuffered: Whether Python must not buffer the program's output.
     """
     changed = {**environment, "CLEAN_EXIT_EVENTS": os.path.join(folder, "events")}
     if unbuffered:
         changed["PYTHONUNBUFFERED"] = "1"
-    earlier = changed.get("PYTHONPATH")  # Empty, it has no entry; an empty entry is a folder.
+    earlier = changed.get("PYTHONPATH")  # "" means no entry, but an empty entry is a folder.
     path = [p for p in earlier.split(os.pathsep) if p != str(STARTUP)] if earlier else []
     changed["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *path])
     return changed

@@ -1,4 +1,4 @@
-"""What a check can find: stable ids, and one finding with its evidence."""
+"""The findings of a check: their stable ids, and one finding with its evidence."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import signal
 from dataclasses import dataclass
 
 FINDINGS = {
-    "unraisable": "an error that Python could only print",
+    "unraisable": "an exception that Python could only print",
     "atexit-error": "an atexit callback failed",
     "finalizer-error": "a finalizer failed",
-    "thread-error": "an error ended a thread",
+    "thread-error": "an exception ended a thread",
     "crash": "a signal ended the program",
     "hang": "the program did not end",
-    "slow-shutdown": "the program took long to end",
+    "slow-shutdown": "the program took too long to end",
     "leaked-semaphore": "semaphores were not released",
     "leaked-shared-memory": "shared memory was not released",
     "left-over-process": "a process outlived the program",
     "process-group-not-destroyed": "a torch.distributed process group was not destroyed",
-    "cuda-ipc": "shared CUDA tensors outlived the process that made them",
-    "gpu-memory-held": "GPU memory is still held by a process of the program",
-    "resource-warning": "something was left to the garbage collector to close",
+    "cuda-ipc": "shared CUDA tensors outlived the process that created them",
+    "gpu-memory-held": "a process of the program still holds GPU memory",
+    "resource-warning": "a resource was not closed explicitly",
 }
 PHASES = {
     "main": "while the main module ran",
     "threads": "while threads were joined",
     "atexit": "in atexit callbacks",
-    "teardown": "while the interpreter was taken apart",
+    "teardown": "during interpreter teardown",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was not clean.
+    """One fault of a program's exit.
 
     Attributes:
-        id: One of `FINDINGS`; these names stay as they are.
-        summary: One line.
-        evidence: A traceback, a list of processes, a stack; may be empty.
-        phase: One of `PHASES`, where the process is Python and the moment is known; else empty.
-        pid: The process, where it is known.
-        process: The command line of that process, if it is not the program itself.
+        id: One of `FINDINGS`; the ids are stable.
+        summary: A description in one line.
+        evidence: A traceback, a stack or a list of processes; may be "".
+        phase: One of `PHASES`, if the process is Python and the phase is known; else "".
+        pid: The process id, if it is known.
+        process: The command line of that process, if it is not the program itself; else "".
     """
 
     id: str
@@ -51,16 +51,17 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.id not in FINDINGS:
-            raise ValueError(f"there is no finding {self.id!r}; there are {', '.join(FINDINGS)}")
+            ids = ", ".join(FINDINGS)
+            raise ValueError(f"there is no finding {self.id!r}; the findings are {ids}")
 
     @property
     def help(self) -> str:
-        """The command that explains it."""
+        """The command that explains the finding."""
         return f"clean-exit --explain {self.id}"
 
     @property
     def where(self) -> str:
-        """The phase and, of a child process, its command line and id; for people."""
+        """The phase, and the id and command line of a child process, for people."""
         parts = [PHASES[self.phase]] if self.phase else []
         if self.process:
             parts.append(f"in process {self.pid}: {self.process}")
@@ -73,7 +74,7 @@ class Finding:
 
 
 def signal_name(number: int) -> str:
-    """Name a signal."""
+    """Return the name of a signal."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""How reports are written: for people, as JSON, as JUnit XML, as GitHub annotations."""
+"""The formats of a report: text, JSON, JUnit XML and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from collections.abc import Callable, Sequence
 from clean_exit.findings import FINDINGS, Finding
 from clean_exit.report import SCHEMA_VERSION, ExitReport, summarise
 
-_MOST_LINES = 15  # of evidence, unless more is asked for
-_MOST_FINDINGS = 10  # in full; as many annotations GitHub shows of one step
+_MAX_LINES = 15  # of evidence without -v
+_MAX_FINDINGS = 10  # without -v; GitHub shows as many annotations of one step
 _RED, _GREEN, _BOLD, _DIM, _OFF = "\033[31m", "\033[32m", "\033[1m", "\033[2m", "\033[0m"
 
 # See the Char production of XML 1.0.
 _NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-Paint = Callable[[str, str], str]
+Style = Callable[[str, str], str]
 
 
 def to_text(report: ExitReport, *, verbose: bool = False, color: bool = False) -> str:
-    """Write a report for people: one line, then each finding with its evidence."""
+    """Format a report for people: a summary, then the findings with their evidence."""
 
-    def brush(text: str, code: str) -> str:
+    def style(text: str, code: str) -> str:
         return f"{code}{text}{_OFF}" if color else text
 
-    verdict = brush(summarise(report), _GREEN if report.clean else _RED + _BOLD)
+    verdict = style(summarise(report), _GREEN if report.clean else _RED + _BOLD)
     lines = [f"clean-exit: {verdict}"]
     if report.note:
         lines.append(f"  note: {report.note}")
     if verbose:
         lines.append(f"  command: {shlex.join(report.command)}")
-        seen = "inside and outside" if report.probed else "outside only (no probe was loaded)"
-        lines.append(f"  seen from {seen}")
-    shown = report.findings if verbose else report.findings[:_MOST_FINDINGS]
-    for finding in shown:
-        lines += _finding_lines(finding, verbose, brush)
-    hidden = Counter(finding.id for finding in report.findings[len(shown) :])
+        sides = "inside and outside" if report.probed else "outside only (no probe was loaded)"
+        lines.append(f"  observed from {sides}")
+    visible = report.findings if verbose else report.findings[:_MAX_FINDINGS]
+    for finding in visible:
+        lines += _finding_lines(finding, verbose, style)
+    hidden = Counter(finding.id for finding in report.findings[len(visible) :])
     if hidden:
         kinds = ", ".join(f"{count} {name}" for name, count in hidden.items())
         lines += ["", f"  ... {hidden.total()} more findings: {kinds} (-v shows them)"]
     return "\n".join(lines)
 
 
-def _finding_lines(finding: Finding, verbose: bool, brush: Paint) -> list[str]:
-    when = f", {finding.where}" if finding.where else ""
-    lines = ["", f"  {brush(finding.id, _BOLD)}: {FINDINGS[finding.id]}{when}"]
+def _finding_lines(finding: Finding, verbose: bool, style: Style) -> list[str]:
+    where = f", {finding.where}" if finding.where else ""
+    lines = ["", f"  {style(finding.id, _BOLD)}: {FINDINGS[finding.id]}{where}"]
     lines.append(f"    {finding.summary}")
     evidence = finding.evidence.splitlines()
-    if not verbose and len(evidence) > _MOST_LINES:
-        hidden = len(evidence) - _MOST_LINES
-        evidence = [*evidence[:_MOST_LINES], f"... {hidden} more lines (-v shows them)"]
-    lines += [f"    {brush('|', _DIM)} {line}" for line in evidence]
-    lines.append(brush(f"    see {finding.help}", _DIM))
+    if not verbose and len(evidence) > _MAX_LINES:
+        hidden = len(evidence) - _MAX_LINES
+        evidence = [*evidence[:_MAX_LINES], f"... {hidden} more lines (-v shows them)"]
+    lines += [f"    {style('|', _DIM)} {line}" for line in evidence]
+    lines.append(style(f"    see {finding.help}", _DIM))
     return lines
 
 
 def to_json(reports: Sequence[ExitReport]) -> str:
-    """Write reports as JSON, of the schema that docs/clean-exit.md describes."""
-    import json  # Here and below: most runs write no such report.
+    """Format reports as JSON; docs/clean-exit.md describes the schema."""
+    import json  # Here, because most runs do not need it.
 
     return json.dumps(
         {
@@ -72,7 +72,7 @@ def to_json(reports: Sequence[ExitReport]) -> str:
 
 
 def to_junit(reports: Sequence[ExitReport]) -> str:
-    """Write reports as JUnit XML: a test case for each run."""
+    """Format reports as JUnit XML, with a test case for each run."""
     from xml.etree import ElementTree
 
     bad = sum(not report.clean or report.exit_code != 0 for report in reports)
@@ -82,14 +82,9 @@ def to_junit(reports: Sequence[ExitReport]) -> str:
     suite = ElementTree.SubElement(root, "testsuite", {"name": "clean-exit", **attributes})
     for number, report in enumerate(reports, start=1):
         name = shlex.join(report.command) + (f" (run {number})" if len(reports) > 1 else "")
+        named = {"classname": "clean_exit", "name": _printable(name)}
         case = ElementTree.SubElement(
-            suite,
-            "testcase",
-            {
-                "classname": "clean_exit",
-                "name": _printable(name),
-                "time": f"{report.duration_s:.3f}",
-            },
+            suite, "testcase", {**named, "time": f"{report.duration_s:.3f}"}
         )
         if not report.clean or report.exit_code != 0:
             kinds = ", ".join(dict.fromkeys(f.id for f in report.findings)) or "exit code"
@@ -102,14 +97,14 @@ def to_junit(reports: Sequence[ExitReport]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Replace what XML cannot contain."""
+    """Replace the characters that XML cannot contain."""
     return _NOT_IN_XML.sub("\ufffd", text)
 
 
 def to_github(report: ExitReport) -> str:
-    """Write findings as annotations, which GitHub Actions shows beside the code."""
+    """Format findings as annotations, which GitHub Actions shows with the run."""
     lines = []
-    for finding in report.findings[:_MOST_FINDINGS]:
+    for finding in report.findings[:_MAX_FINDINGS]:
         message = _escape(f"{finding.summary}\n{finding.evidence}\nsee {finding.help}")
         title = _escape(f"clean-exit: {finding.id}").replace(":", "%3A").replace(",", "%2C")
         lines.append(f"::error title={title}::{message}")

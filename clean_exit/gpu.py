@@ -1,4 +1,4 @@
-"""GPU memory that processes hold, asked of the driver (NVML), if pynvml is installed."""
+"""The GPU memory of processes, as the driver (NVML) reports it if pynvml is installed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux
 
 
 def memory_of_processes() -> dict[int, int]:
-    """Return the bytes of GPU memory that each process holds, by its id.
+    """Return the GPU memory of each process in bytes, by process id.
 
-    Empty without NVML, and in a container: there the driver's ids are those of another namespace.
+    Empty without NVML, and in a container, where the driver reports ids of another namespace.
     """
     nvml = _nvml()
     held: dict[int, int] = {}
@@ -26,7 +26,7 @@ def memory_of_processes() -> dict[int, int]:
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                # None where the driver does not tell.
+                # The driver may not know the memory of a process (None).
                 held[process.pid] = held.get(process.pid, 0) + (process.usedGpuMemory or 0)
     except nvml.NVMLError:
         return held
@@ -45,7 +45,7 @@ def _is_first_namespace() -> bool:
 def _nvml() -> ModuleType | None:
     try:
         import pynvml
-    except (ImportError, Warning):  # pynvml warns that it has another name now.
+    except (ImportError, Warning):  # A deprecated pynvml warns, which may be an error.
         return None
     module: ModuleType = sys.modules[pynvml.__name__]
     return module

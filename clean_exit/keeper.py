@@ -1,19 +1,19 @@
-"""The keeper: a process between the checker and the program, below which all of a run hangs.
+"""The keeper: a process between the checker and the program, and the ancestor of the whole run.
 
-It adopts whatever loses its parent below it (a subreaper, prctl(2)). So a daemon is found, and
-nothing that existed before is taken for the program's. It signals only what descends from it, and
-when the checker goes, however it does, it ends everything below and removes the run's folder.
+It is a subreaper (prctl(2)): orphaned descendants become its children. So daemons are found, and
+no process that existed before counts as one of the program's. It signals only its descendants.
+When the checker ends for any reason, the keeper ends all of them and removes the run's folder.
 
     python -I -S keeper.py SOCKET MASK FOLDER UNSET COMMAND...
 
-It has the program's files, environment and current folder. It starts the program with the signals
-in MASK blocked, without the variable UNSET, which this Python may have added (PEP 538), and lets
-go of the files. The checker writes lines: ``kill N``, ``end``. The keeper
-writes: ``started PID``, ``failed ERRNO``, ``ended STATUS SECONDS`` (on the monotonic clock),
-``alone`` (nothing is left below), ``gone`` (after ``end``).
+The keeper inherits the program's files, environment and current folder. It starts the program with
+the signals in MASK blocked and without the variable UNSET, which this Python may have set
+(PEP 538), and then closes the files. The checker writes the lines ``kill N`` and ``end``. The
+keeper writes ``started PID``, ``failed ERRNO``, ``ended STATUS SECONDS`` (monotonic clock),
+``alone`` (it has no descendants any more) and ``gone`` (after ``end``).
 """
 
-# The private module: `signal` costs 20 ms, of enumerations that nothing here needs.
+# The private module, because importing `signal` takes 20 ms.
 import _signal as signal
 import os
 import select
@@ -21,12 +21,12 @@ import sys
 import time
 
 _PATIENCE_S = 1.0  # between SIGTERM and SIGKILL
-_LAST_RESORT_S = 10.0  # for the kernel to end what was killed
+_KILL_S = 10.0  # for the kernel to end killed processes
 _SET_CHILD_SUBREAPER = 36
 
 
 class Keeper:
-    """Starts one program, and keeps it until it and all below it is gone."""
+    """Starts one program and supervises it until it and its descendants have ended."""
 
     def __init__(self, control: int) -> None:
         self._control = control
@@ -35,11 +35,11 @@ class Keeper:
         self._rest = b""
 
     def run(self, mask: list[int], command: list[str]) -> None:
-        """Start the program, and serve the checker until that goes."""
+        """Start the program and serve the checker until the checker ends."""
         reader, writer = os.pipe()
         for file in (reader, writer):
             os.set_blocking(file, False)
-        # No signal to the process group may end this process before the program.
+        # A signal to the process group must not end the keeper before the program.
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -51,10 +51,10 @@ class Keeper:
                 command[0], command, os.environ, setsigmask=mask, setsigdef=defaults
             )
         except OSError as error:
-            self._say(f"failed {error.errno}")
+            self._send(f"failed {error.errno}")
             return
         _close_files(keep=(self._control, reader, writer))
-        self._say(f"started {self._pid}")
+        self._send(f"started {self._pid}")
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(reader, select.POLLIN)
@@ -65,16 +65,16 @@ class Keeper:
             if reader in ready:
                 os.read(reader, 4096)
             if self._control in ready:
-                listening = self._listen()
+                listening = self._receive()
 
-    def _say(self, line):
+    def _send(self, line):
         try:
             os.write(self._control, line.encode() + b"\n")
         except OSError:
-            pass  # The checker is gone, which the next read says.
+            pass  # The checker has ended; the next read shows it.
 
     def _reap(self):
-        """Take in what has become of children; say whether there are any still."""
+        """Reap ended children; return whether there are others."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -82,20 +82,17 @@ class Keeper:
                 pid = -1
             if pid == self._pid:
                 self._is_ended = True
-                self._say(f"ended {status} {time.monotonic()!r}")
+                self._send(f"ended {status} {time.monotonic()!r}")
             elif pid <= 0:
                 break
-        # Without children there is nothing further down: what lost its parent would be one.
-        if self._is_ended and not self._is_alone and (pid == -1 or not self._can_look()):
+        # Without children there are no descendants: an orphan would be a child.
+        if self._is_ended and not self._is_alone and (pid == -1 or not _can_list_processes()):
             self._is_alone = True
-            self._say("alone")
+            self._send("alone")
         return pid == 0
 
-    def _can_look(self):
-        return descendants(os.getpid()) is not None
-
-    def _listen(self):
-        """Do what the checker says; False when it is gone."""
+    def _receive(self):
+        """Obey the checker; return False if it has ended."""
         try:
             data = os.read(self._control, 4096)
         except OSError:
@@ -105,52 +102,40 @@ class Keeper:
             what, *numbers = line.split()
             if what == b"end":
                 self.end_all()
-                self._say("gone")
+                self._send("gone")
             elif not self._is_ended:
                 self._reap()
                 try:
                     os.kill(self._pid, int(numbers[0]))
                 except OSError:
-                    pass  # It has become another user's (setuid).
+                    pass  # It belongs to another user now (setuid).
         return bool(data)
 
     def end_all(self) -> None:
-        """End all that is below, again until nothing is: some start another."""
-        if descendants(os.getpid()) is None:
+        """End all descendants: SIGTERM first, and SIGKILL for those that remain."""
+        if not _can_list_processes():
             self._end_program()
             return
-        told, beyond = set(), set()
-        stop = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < stop:
-            found = {key: p for key, p in self._below().items() if key not in beyond}
-            if not found:
-                return
-            for key in found.keys() - told:
-                if not send_signal(found[key], signal.SIGTERM):
-                    beyond.add(key)
-                send_signal(found[key], signal.SIGCONT)
-            told |= found.keys()
-            time.sleep(0.01)
-        stop = time.monotonic() + _LAST_RESORT_S
-        while time.monotonic() < stop:
-            stopped = {}
-            # First all are held, so that none can start another behind this one's back.
-            while found := {k: p for k, p in self._below().items() if k not in {*stopped, *beyond}}:
+        signalled, foreign = set(), set()
+        for number, duration_s in ((signal.SIGTERM, _PATIENCE_S), (signal.SIGKILL, _KILL_S)):
+            stop = time.monotonic() + duration_s
+            while time.monotonic() < stop:
+                found = {k: p for k, p in self._descendants().items() if k not in foreign}
+                if not found:
+                    return
                 for key, process in found.items():
-                    stopped[key] = process
-                    if not send_signal(process, signal.SIGSTOP):
-                        beyond.add(key)
-            held = [process for key, process in stopped.items() if key not in beyond]
-            for process in held:
-                send_signal(process, signal.SIGKILL)
-            if not held:
-                return
-            time.sleep(0.01)
+                    if number == signal.SIGTERM and key in signalled:
+                        continue
+                    if not send_signal(process, number):
+                        foreign.add(key)  # Another user's process.
+                    send_signal(process, signal.SIGCONT)
+                signalled |= found.keys()
+                time.sleep(0.01)
 
-    def _below(self):
-        """Return what is alive below, by id and start."""
-        # One that starts another and goes, while /proc is read, leaves none to be seen there; but
-        # whatever descends from here descends from a child of this process, an adopted one too.
+    def _descendants(self):
+        """Return the live descendants by id and start time."""
+        # A process that forks and exits while /proc is read can hide its child. Then a child of
+        # this process is left, and another look finds it.
         found = []
         for _ in range(100):
             has_children = self._reap()
@@ -160,15 +145,19 @@ class Keeper:
         return {(process.pid, process.ticks): process for process in found}
 
     def _end_program(self):
-        """End the program alone, where there is no /proc to find others."""
+        """End only the program, on a system without /proc."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             stop = time.monotonic() + _PATIENCE_S
             while self._pid and self._reap() and not self._is_ended and time.monotonic() < stop:
                 try:
                     os.kill(self._pid, number)
                 except OSError:
-                    return  # It has become another user's.
+                    return  # It belongs to another user now.
                 time.sleep(0.05)
+
+
+def _can_list_processes():
+    return descendants(os.getpid()) is not None
 
 
 def _become_subreaper():
@@ -177,11 +166,11 @@ def _become_subreaper():
 
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except (ImportError, OSError, AttributeError):
-        pass  # Not Linux: orphans cannot be found there.
+        pass  # Not Linux: orphans cannot be found.
 
 
 def _close_files(keep):
-    """Let go of the program's files: somebody may wait for their end."""
+    """Close the program's files: a reader may wait for their end."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nothing, number)
@@ -203,7 +192,7 @@ def _remove(folder):
             os.unlink(os.path.join(folder, name))
         os.rmdir(folder)
     except OSError:
-        pass  # The checker has removed it, or there was none.
+        pass  # The checker has removed it, or the run has none.
 
 
 def main() -> None:

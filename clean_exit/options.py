@@ -102,3 +102,4 @@ def _load(path: Path, names: Collection[str]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # Not TOML, or not UTF-8.
         raise ValueError(f"{path} is not valid: {error}") from None
     return settings
+    return settings

@@ -1,7 +1,6 @@
-"""Processes by /proc, for the checker and for the keeper, which starts without site-packages.
+"""Processes, read from /proc. Without /proc (not Linux), only the program itself is known.
 
-Where there is no /proc (not on Linux), no process but the program itself is known. Imports
-little: the keeper is started for each run.
+The keeper imports this module without site-packages and once for each run, so it imports little.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ import os
 
 
 class Process:
-    """A process; ``ticks`` tells it apart from a later one with the same id.
+    """A process.
 
     Attributes:
-        pid: Its id.
-        parent: The id of its parent.
-        state: As proc(5) has it: "S" sleeps, "R" runs, "T" is stopped, "Z" has ended.
-        ticks: When it was started, in clock ticks since boot.
-        busy_ticks: The processor time that it has used.
-        is_ending: Whether it has given up its memory, and the kernel is about to end it.
+        pid: The process id.
+        parent: The id of the parent.
+        state: The state as in proc(5): "S" sleeping, "R" running, "T" stopped, "Z" ended.
+        ticks: The start in clock ticks since boot; a later process with the same id has another.
+        busy_ticks: The processor time that it has used, in clock ticks.
+        is_ending: Whether its memory is released already and the kernel is about to end it.
     """
 
     def __init__(self, pid: int, fields: list[bytes]) -> None:
@@ -32,7 +31,7 @@ class Process:
             self.state, self.is_ending = "S", False
 
     def command(self) -> str:
-        """Return its command line, or an empty string."""
+        """Return the command line, or "" if it cannot be read."""
         try:
             with open(f"/proc/{self.pid}/cmdline", "rb") as file:
                 words = file.read(300).replace(b"\0", b" ")
@@ -45,18 +44,18 @@ class Process:
 
 
 def read_process(pid: int | str) -> Process | None:
-    """Describe a process, which may be a zombie; None if there is none."""
+    """Return a process, which may be a zombie; None if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
-        # The name in parentheses may contain anything: fields are counted from its end (proc(5)).
+        # The name in parentheses may contain any character; the fields follow it (proc(5)).
         return Process(int(pid), stat[stat.rindex(b")") + 2 :].split())
     except (OSError, ValueError, IndexError):
-        return None  # It has ended meanwhile.
+        return None  # It has ended.
 
 
 def descendants(ancestor: int) -> list[Process] | None:
-    """List the live processes below one, itself excepted; None where that cannot be known."""
+    """List the live descendants of a process; None if /proc cannot be read."""
     try:
         pids = [name for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -76,15 +75,15 @@ def _is_below(process: Process | None, table: dict[int, Process], ancestor: int)
 
 
 def send_signal(process: Process, number: int) -> bool:
-    """Signal that very process, and none that has got its id since; False if not allowed."""
+    """Signal a process, but not a later one with its id; return False without permission."""
     import _signal  # type: ignore[import-not-found]  # as in the keeper
 
     handle = None
     if hasattr(os, "pidfd_open"):
         try:
-            handle = os.pidfd_open(process.pid)  # From here on the id means one process only.
+            handle = os.pidfd_open(process.pid)  # From here on the id cannot be reused.
         except OSError:
-            pass  # It has ended, or the kernel is old, or a sandbox does not allow it.
+            pass  # It has ended, the kernel is old, or a sandbox forbids the call.
     try:
         now = read_process(process.pid)
         if now is not None and now.ticks == process.ticks:

@@ -1,7 +1,6 @@
-"""What the probes recorded: the phases of the program's end, and errors seen from inside.
+"""The record of the probes: the phases of the program's end, and errors seen from inside.
 
-The file is the program's to write to. So nothing in it is taken on trust, and what makes no sense
-is passed over.
+The program can write to the file. So nothing in it is trusted, and invalid entries are skipped.
 """
 
 from __future__ import annotations
@@ -19,31 +18,30 @@ from typing import Any, NamedTuple
 
 from clean_exit.findings import PHASES, Finding
 
-_MOST_BYTES = 16 << 20
-_LONGEST_LINE = 64 * 1024
-_MOST_TRIES = 100
-_IN_FULL = 3  # as in the probe: errors alike that come one by one
+_MAX_BYTES = 32 << 20
+_MAX_LINE = 64 * 1024
+_MAX_TRIES = 100
+_IN_FULL = 3  # equal errors with an entry each, as in the probe
 _FATAL = re.compile(r"^Fatal Python error: (?P<what>.*)$", re.MULTILINE)
-# Any error that an entry of another shape, or with huge numbers, may cause.
-_NOT_AS_WRITTEN = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)
+# The errors that an entry of another shape, or with huge numbers, can cause.
+_INVALID = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)
 
 
 @dataclass
 class Record:
-    """What was seen from inside of the program.
+    """The observations from inside. Times are in seconds on the monotonic clock.
 
     Attributes:
-        pid: The process whose phases these are: the program, or the first Python below it; None
-            where no probe was loaded.
-        ticks: When that process was started, in clock ticks since boot.
-        main_ended_s: When its main module ended, on the monotonic clock; None if it did not, or
-            not in order (a signal, os._exit).
-        atexit_s: When its threads had been joined and its atexit callbacks began.
-        teardown_s: When atexit had run and the interpreter began to be taken apart.
-        findings: What was recorded of all processes.
-        errors: How many errors were recorded of each type, to recognise them on stderr.
-        shared_memory: Names of the blocks that were made and not removed.
-        stacks: Stacks of the threads of that process, as the checker asked for them.
+        pid: The process that the times are about: the program, or the first Python below it;
+            None if no probe was loaded.
+        ticks: The start of that process, in clock ticks since boot.
+        main_ended_s: The end of its main module; None if a signal or os._exit ended it before.
+        atexit_s: The time when its threads were joined and its atexit callbacks began.
+        teardown_s: The time when its atexit callbacks had run and the teardown began.
+        findings: The findings of all processes.
+        errors: The number of errors of each type, to recognise their messages on stderr.
+        shared_memory: The names of the shared memory blocks that were created and not removed.
+        stacks: The stacks of that process's threads, which the checker asked for.
     """
 
     pid: int | None = None
@@ -58,7 +56,7 @@ class Record:
 
     @property
     def phase(self) -> str:
-        """The phase that the process has come to; empty where no probe was loaded."""
+        """The last phase of the process; "" if no probe was loaded."""
         if self.pid is None:
             return ""
         if self.teardown_s is not None:
@@ -79,30 +77,30 @@ class _Entry(NamedTuple):
 
 
 def read_record(folder: str | None, program_pid: int) -> Record:
-    """Read what probes have recorded so far."""
+    """Read the record of a run, which may still go on."""
     record = Record()
     if folder is None:
         return record
-    lines = _read(Path(folder, "events")).split(b"\n")
+    lines = read_file(Path(folder, "events")).split(b"\n")
     entries = [entry for line in lines if (entry := _parse(line)) is not None]
     starts = [entry.pid for entry in entries if entry.kind == "start"]
     if not starts:
         return record
-    # A wrapper (a shell, say) may start several; the program itself comes first.
+    # A wrapper such as a shell may start several Pythons.
     record.pid = program_pid if program_pid in starts else starts[0]
-    record.stacks = _read(Path(folder, f"stacks-{record.pid}")).decode("utf-8", "replace")
+    record.stacks = read_file(Path(folder, f"stacks-{record.pid}")).decode("utf-8", "replace")
     reader = _Reader(record, program_pid)
     for entry in entries:
         try:
-            reader.take(entry)
-        except _NOT_AS_WRITTEN:
+            reader.add(entry)
+        except _INVALID:
             continue
     reader.finish(Path(folder))
     return record
 
 
-def _read(path: Path) -> bytes:
-    """Read a plain file that the program may have replaced by anything."""
+def read_file(path: Path) -> bytes:
+    """Return the first 32 MB of a regular file; empty if the program put something else there."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -111,69 +109,66 @@ def _read(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             return b""
         with open(file, "rb", closefd=False) as stream:
-            data = stream.read(_MOST_BYTES)
-            size = stream.seek(0, os.SEEK_END)
-            if size > _MOST_BYTES:  # The beginning, and the end.
-                stream.seek(max(_MOST_BYTES, size - _MOST_BYTES))
-                data += stream.read(_MOST_BYTES)
-            return data
+            return stream.read(_MAX_BYTES)
     finally:
         os.close(file)
 
 
 def _literal(text: str) -> Any:
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         try:
             return ast.literal_eval(text)
         except SystemError:
-            pass  # CPython 3.11, while another thread parses too (gh-106905): no fault of the text.
+            pass  # A bug of CPython 3.11 if another thread parses at the same time (gh-106905).
     raise ValueError("cannot be parsed")
 
 
 def _parse(line: bytes) -> _Entry | None:
-    if not line.startswith(b"('") or len(line) > _LONGEST_LINE:
+    if not line.startswith(b"('") or len(line) > _MAX_LINE:
         return None
     try:
         kind, pid, time_s, phase, *fields = _literal(line.decode("utf-8", "replace"))
         entry = _Entry(str(kind), int(pid), float(time_s), phase, tuple(fields))
         is_valid = phase in PHASES and 0 < entry.pid < 1 << 32 and math.isfinite(entry.time_s)
-    except (*_NOT_AS_WRITTEN, SyntaxError, MemoryError, RecursionError):
-        return None  # The program was killed in the middle of a line, or wrote this one itself.
+    except (*_INVALID, SyntaxError, MemoryError, RecursionError):
+        return None  # The process was killed while it wrote, or the program wrote this line.
     return entry if is_valid else None
 
 
 class _Reader:
-    """Takes the record entry by entry."""
+    """Adds entries to a record."""
 
     def __init__(self, record: Record, program_pid: int) -> None:
         self._record = record
         self._program_pid = program_pid
         self._commands: dict[int, str] = {}
         self._groups: dict[int, Finding] = {}
-        self._again: dict[tuple[Any, ...], tuple[int, _Entry]] = {}
 
-    def take(self, entry: _Entry) -> None:
-        """Take the next entry."""
+    def add(self, entry: _Entry) -> None:
+        """Add an entry."""
         record, kind, fields = self._record, entry.kind, entry.fields
         is_program = entry.pid == record.pid
         if kind == "start":
             command, ticks = fields
             self._commands[entry.pid] = str(command)[:300]
-            if is_program:  # Once more, if it has become another Python program.
+            if is_program:  # The process may become another Python program by exec.
                 record.ticks = ticks
                 record.main_ended_s = record.atexit_s = record.teardown_s = None
         elif kind in ("unraisable", "thread"):
-            *said, name, message, places = fields
-            finding = self._error(entry, kind, entry.phase, said, name, message, places)
-            record.findings.append(finding)
+            *context, name, message, places = fields
+            record.findings.append(self._error(entry, kind, context, name, message, places))
             record.errors[name.rpartition(".")[2]] += 1
         elif kind == "again":
-            count, *key = fields
-            error = (entry.pid, *map(str, key))
-            self._again[error] = int(count), entry
+            count, error_kind, phase, context, name, message = fields
+            in_phase = entry._replace(phase=phase)
+            found = self._error(in_phase, error_kind, context, name, message, [])
+            more = max(0, min(int(count), 1 << 32) - _IN_FULL)
+            record.errors[name.rpartition(".")[2]] += more
+            summary = f"{more} more: {found.summary}"
+            record.findings.append(self._finding(found.id, summary, "", entry))
         elif kind in ("process-group", "process-group-at-main-end"):
             summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
-            # A forked child may leave after its main function, by os._exit; or go on to the end.
+            # A forked child may end by os._exit after its main function, or reach its teardown.
             self._groups[entry.pid] = self._finding(
                 "process-group-not-destroyed", summary, "", entry
             )
@@ -181,8 +176,8 @@ class _Reader:
                 record.findings.append(self._groups.pop(entry.pid))
         elif kind == "leaked":
             what, count, message = fields
-            found = "leaked-semaphore" if what.startswith("sem") else "leaked-shared-memory"
-            record.findings.append(Finding(found, f"{int(count)} {what} objects", str(message)))
+            found_id = "leaked-semaphore" if what.startswith("sem") else "leaked-shared-memory"
+            record.findings.append(Finding(found_id, f"{int(count)} {what} objects", str(message)))
         elif kind == "shared-memory":
             record.shared_memory.add(str(fields[0]))
         elif kind == "shared-memory-removed":
@@ -197,28 +192,17 @@ class _Reader:
                 record.teardown_s = entry.time_s
 
     def finish(self, folder: Path) -> None:
-        """Take what is only known at the end: counts, groups of processes, crashes."""
+        """Add the findings that are known only at the end: process groups and crashes."""
         record = self._record
         record.findings += self._groups.values()
-        for count, entry in self._again.values():
-            try:
-                _, kind, phase, said, name, message = entry.fields
-                found = self._error(entry, kind, phase, said, name, message, [])
-                more = max(0, min(count, 1 << 32) - _IN_FULL)
-                record.errors[name.rpartition(".")[2]] += more
-            except _NOT_AS_WRITTEN:
-                continue
-            summary = f"at least {more} more: {found.summary}"
-            record.findings.append(self._finding(found.id, summary, "", entry))
         for path in folder.glob("stacks-*"):
-            match = _FATAL.search(text := _read(path).decode("utf-8", "replace"))
+            match = _FATAL.search(text := read_file(path).decode("utf-8", "replace"))
             pid = path.name.rpartition("-")[2]
             if match and pid.isdecimal() and int(pid) != self._program_pid:
                 entry = _Entry("crash", int(pid), 0.0, "", ())
                 summary = f"a process that it started crashed: {match['what']}"
-                record.findings.append(
-                    self._finding("crash", summary, text[match.start() :], entry)
-                )
+                evidence = text[match.start() :]
+                record.findings.append(self._finding("crash", summary, evidence, entry))
 
     def _finding(self, found: str, summary: str, evidence: str, entry: _Entry) -> Finding:
         is_program = entry.pid == self._program_pid
@@ -230,47 +214,44 @@ class _Reader:
         self,
         entry: _Entry,
         kind: str,
-        phase: str,
-        said: list[str] | tuple[str, ...],
+        context: list[str] | tuple[str, ...],
         name: str,
         message: str,
         places: list[tuple[str, int, str]],
     ) -> Finding:
-        shown = f"{name}: {message}" if message else name
-        first = (shown.splitlines() or [""])[0]
-        of_finalizer = any(Path(place[0]).name == "weakref.py" for place in places)
+        error = f"{name}: {message}" if message else name
         where = ""
         if kind == "thread":
-            found, where = "thread-error", f"thread {said[0]!r}" if said else ""
+            found, where = "thread-error", f"thread {context[0]!r}" if context else ""
         else:
-            context, what = said or ("", "")
-            where = _place(what)
-            found = (
-                "finalizer-error" if of_finalizer or what.startswith("weakref.") else "unraisable"
-            )
-            if "atexit callback" in context:
+            said, what = context or ("", "")
+            where = _object_name(what)
+            in_finalizer = any(Path(place[0]).name == "weakref.py" for place in places)
+            found = "unraisable"
+            if "atexit callback" in said:
                 found = "atexit-error"
-                where = where or context.partition("atexit callback")[2].strip(" :")
-            elif "thread started by" in context:
+                where = where or said.partition("atexit callback")[2].strip(" :")
+            elif "thread started by" in said:
                 found = "thread-error"
+            elif in_finalizer or what.startswith("weakref."):
+                found = "finalizer-error"
+        first = (error.splitlines() or [""])[0]
         summary = f"{first} in {where}" if where else first
-        return self._finding(
-            found, summary, _format_places(places) + shown, entry._replace(phase=phase)
-        )
+        return self._finding(found, summary, _format_places(places) + error, entry)
 
 
-def _place(what: str) -> str:
-    """Name an object as people do: a function by its name, anything else by its type."""
+def _object_name(what: str) -> str:
+    """Return the usual name of an object: a function by its name, anything else by its type."""
     kind, _, name = what.partition(" ")
     return f"{name}()" if name else kind and f"a {kind.removeprefix('builtins.')}"
 
 
 def _format_places(places: list[tuple[str, int, str]]) -> str:
-    """Write a traceback as Python does, with the source lines that are at hand."""
+    """Format a traceback as Python does, with the source lines that can be read."""
     lines = ["Traceback (most recent call last):\n"] if places else []
     for path, line, function in places:
         lines.append(f'  File "{path}", line {line}, in {function}\n')
-        # What a program calls its code may be anything, a FIFO that nobody writes to included.
+        # The name may be that of a FIFO, where reading would block.
         source = linecache.getline(path, line).strip() if Path(path).is_file() else ""
         if source:
             lines.append(f"    {source}\n")
@@ -278,7 +259,7 @@ def _format_places(places: list[tuple[str, int, str]]) -> str:
 
 
 def crash_stacks(folder: str | None, pid: int | None) -> str:
-    """Return what the probe's faulthandler wrote when a process crashed, or nothing."""
-    text = _read(Path(folder, f"stacks-{pid}")).decode("utf-8", "replace") if folder else ""
+    """Return the stacks that faulthandler wrote when a process crashed, or ""."""
+    text = read_file(Path(folder, f"stacks-{pid}")).decode("utf-8", "replace") if folder else ""
     match = _FATAL.search(text)
     return text[match.start() :].strip() if match else ""

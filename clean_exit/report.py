@@ -1,4 +1,4 @@
-"""What a check found out about one run of a program."""
+"""The report about one run of a program."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ TIMED_OUT = 124
 USAGE = 125
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
-_LONG_S = 1.0  # for threads: what is said of them
+_LONG_S = 1.0  # a wait for threads that the summary mentions
 
 
 @dataclass(frozen=True)
 class ExitReport:
-    """How a program left.
+    """The report about one run.
 
     Attributes:
-        command: What was run.
-        returncode: As `subprocess` gives it: the program's own, or minus a signal's number.
-        findings: What was not clean, in the order of its happening as far as that is known.
-        ignored: How many findings were left out on request.
-        note: Something else that is worth knowing, and no finding; or empty.
-        stdout, stderr: What the program wrote, as text; of more than 2 MB the first and the
-            last million bytes. Empty for a stream that was passed through without a copy.
-        duration_s: From its start to its end, in seconds.
-        shutdown_s: From the moment when its threads had been joined (or the signal that asked it
-            to stop) to its end; None where that moment is not known.
-        threads_s: From the end of its main module to that moment, in which it waited for its
-            threads; None where one of the two is not known, or it was asked to stop.
-        probed: Whether the probe was loaded: the program is Python.
-        stopped_by: The signal that was sent to stop it, if that was asked for and happened.
-        timed_out: Whether it had to be killed.
+        command: The words of the command.
+        returncode: As in `subprocess`: the program's exit code, or minus the signal's number.
+        findings: The findings, as far as possible in the order of the events.
+        ignored: The number of findings that ``ignore`` left out.
+        note: A remark that is useful but not a finding; or "".
+        stdout: The program's stdout as text; of more than 2 MB, the first and the last million
+            bytes. Empty if it was passed through without a copy.
+        stderr: The program's stderr, with the same limits.
+        duration_s: The time from start to end, in seconds.
+        shutdown_s: The time from the joining of threads, or from the stop signal, to the end, in
+            seconds; None if it is not known.
+        threads_s: The time that the program waited for its threads after its main module, in
+            seconds; None if it is not known or the program was stopped by a signal.
+        probed: Whether the probe was loaded, which needs a Python program.
+        stopped_by: The stop signal, if it was sent.
+        timed_out: Whether the program had to be killed.
     """
 
     command: tuple[str, ...]
@@ -54,12 +55,12 @@ class ExitReport:
 
     @property
     def clean(self) -> bool:
-        """Whether there is no finding. A program may say 3 and leave cleanly."""
+        """Whether there are no findings. A program with exit code 3 may exit cleanly."""
         return not self.findings
 
     @property
     def exit_code(self) -> int:
-        """What ``clean-exit`` exits with: see `clean_exit.check`."""
+        """The exit code of ``clean-exit`` for this run; see `clean_exit.check`."""
         if self.timed_out:
             return TIMED_OUT
         code = 128 - self.returncode if self.returncode < 0 else self.returncode
@@ -69,12 +70,12 @@ class ExitReport:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it ended as the stop signal asks for: of it, or with its exit code."""
+        """Whether the stop signal ended the program, as a signal or by an exit code."""
         number = self.stopped_by
         return number is not None and self.returncode in (0, -number, 128 + number)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the JSON report contains, one run of it."""
+        """Return the run as an entry of the JSON report."""
         return {
             "command": list(self.command),
             "clean": self.clean,
@@ -104,12 +105,12 @@ class ExitReport:
         }
 
     def __str__(self) -> str:
-        """Return the findings with their evidence, after one line that sums up."""
+        """Return a summary line and the findings with their evidence."""
         return "\n".join([summarise(self), *map(str, self.findings)])
 
 
 def summarise(report: ExitReport) -> str:
-    """Say in one line how a program left: the verdict, then its own exit code."""
+    """Return the verdict, the program's own exit code and the times in one line."""
     count = len(report.findings)
     verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean exit"
     if report.ignored:
@@ -117,7 +118,7 @@ def summarise(report: ExitReport) -> str:
     if report.timed_out:
         code = "the program was killed"
     elif report.was_stopped:
-        code = f"the program was stopped by {signal_name(report.stopped_by or 0)}, as asked"
+        code = f"the program was stopped by {signal_name(report.stopped_by or 0)}, as requested"
     elif report.returncode < 0:
         code = f"the program was killed by {signal_name(-report.returncode)}"
     else:

@@ -1,4 +1,4 @@
-"""Run a program to its end and beyond: until all that it started is gone, or was ended."""
+"""Run a program until it and all processes that it started have ended, or were ended."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import IO, Any
 
 from clean_exit.gpu import memory_of_processes
-from clean_exit.keeping import KeeperProcess
+from clean_exit.keeper_client import KeeperProcess
 from clean_exit.processes import Process, descendants, send_signal
-from clean_exit.record import Record, read_record
+from clean_exit.record import Record, read_file, read_record
 from clean_exit.stderr import StderrText
 from clean_exit.streams import Awaited, Copy, Pump
 
-_TICK_S = 0.25  # how often the clock is looked at while the program runs
-_TICK_AFTER_S = 0.02  # and when it has ended
-# A process that outlives the program may sleep so long, and work so long, before it is left over.
+_TICK_S = 0.25  # between two looks at the run, while the program runs
+_TICK_AFTER_S = 0.02  # and after it has ended
+# A process that outlives the program may sleep and work for so long before it is left over.
 _IDLE_S = 2.0
 _WORK_S = 15.0
 _HELPERS = ("resource_tracker", "semaphore_tracker", "multiprocessing.forkserver")
-_AFTER_STOP_S = 60.0  # for a program that was asked to stop, unless a timeout says otherwise
-_FOR_STACKS_S = 1.0
-_ROOM_OF_PIPE = 1 << 20
+_AFTER_STOP_S = 60.0  # from the stop signal to the end, if there is no timeout
+_STACKS_TIMEOUT_S = 1.0
+_PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 _END_EARLY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 STACKS_SIGNAL = 62  # as in the probe
@@ -35,11 +35,11 @@ STACKS_SIGNAL = 62  # as in the probe
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop a program, in seconds; None for never. See `clean_exit.check`.
+    """The options of `clean_exit.check` that say when to stop a program.
 
     Raises:
-        TypeError: A value is of another type.
-        ValueError: A value is invalid, or they contradict each other.
+        TypeError: A value has the wrong type.
+        ValueError: A value is invalid, or two options exclude each other.
     """
 
     timeout_s: float | None = None
@@ -54,32 +54,24 @@ class Limits:
             if value is None and name != "max_shutdown_s":
                 continue
             try:
-                is_right = value >= 0 if name == "stop_after_s" else value > 0  # Not of a NaN.
+                is_valid = value >= 0 if name == "stop_after_s" else value > 0  # False for a NaN.
             except TypeError:
                 raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
-            if not is_right:
+            if not is_valid:
                 least = "0 seconds or more" if name == "stop_after_s" else "more than 0 seconds"
                 raise ValueError(f"{name} must be {least}, not {value!r}")
-        is_number = isinstance(self.stop_signal, int) and not isinstance(self.stop_signal, bool)
-        if self.stop_signal is not None and not is_number:
-            raise TypeError(
-                f"stop_signal must be a signal's number, such as signal.SIGTERM, not "
-                f"{self.stop_signal!r}"
-            )
-        if self.stop_signal is not None and self.stop_signal not in signal.valid_signals():
-            raise ValueError(
-                f"stop_signal must be a signal's number, such as signal.SIGTERM, not "
-                f"{self.stop_signal!r}"
-            )
+        number = self.stop_signal
+        is_number = isinstance(number, int) and not isinstance(number, bool)
+        if number is not None and not (is_number and number in signal.valid_signals()):
+            message = "stop_signal must be a signal's number, such as signal.SIGTERM, not"
+            raise (ValueError if is_number else TypeError)(f"{message} {number!r}")
         when = [n for n in ("stop_after_s", "stop_when") if getattr(self, n) is not None]
         if len(when) > 1:
             raise ValueError("stop_after_s and stop_when exclude each other")
         if when and self.stop_signal is None:
             raise ValueError(f"{when[0]} needs stop_signal, the signal to send")
-        if self.stop_signal is not None and not when:
-            raise ValueError(
-                "stop_signal needs stop_after_s or stop_when, which say when to send it"
-            )
+        if number is not None and not when:
+            raise ValueError("stop_signal needs stop_after_s or stop_when, the time to send it")
         if self.stop_when is not None:
             compile_pattern(self.stop_when)
 
@@ -88,8 +80,8 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     """Compile a regular expression.
 
     Raises:
-        TypeError: It is not a string.
-        ValueError: It is invalid.
+        TypeError: The pattern is not a string.
+        ValueError: The pattern is invalid.
     """
     if not isinstance(pattern, str):
         raise TypeError(f"a regular expression must be a string, not {pattern!r}")
@@ -101,22 +93,22 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 @dataclass
 class Outcome:
-    """What was observed of a run. Times are on the monotonic clock.
+    """The observations of a run. Times are in seconds on the monotonic clock.
 
     Attributes:
-        limits: When it was to be stopped.
-        started_s: When it was started.
+        limits: The options that say when to stop the program.
+        started_s: The start of the program.
         pid: The program's process id.
-        returncode: As `subprocess` has it.
-        ended_s: When the program ended.
-        stopped_s: When it was sent the stop signal; None if it was not.
-        timed_out: Whether it had to be killed.
-        stacks: The stacks of its threads when it was slow or hung, or its processes.
-        is_left: Whether something outlived it.
-        left_over: Processes that did; empty if they were too quick to be seen.
-        holds_output: Whether its output was still open somewhere.
+        returncode: As in `subprocess`.
+        ended_s: The end of the program.
+        stopped_s: The time of the stop signal; None if it was not sent.
+        timed_out: Whether the program had to be killed.
+        stacks: The stacks of its threads, or its processes, when it was slow or hung.
+        is_left: Whether processes outlived it.
+        left_over: Those processes; empty if they were too short-lived to be listed.
+        holds_output: Whether a process still had the program's output open.
         held_gpu_bytes: GPU memory of processes that outlived it, by process id.
-        record: What was seen from inside.
+        record: The observations of the probes.
     """
 
     limits: Limits
@@ -135,14 +127,14 @@ class Outcome:
 
     @property
     def own_record(self) -> Record | None:
-        """The record, if it is of the program itself and not of a Python further down."""
+        """The record, if it is about the program itself and not about one of its children."""
         return self.record if self.record.pid == self.pid else None
 
     @property
     def shutdown_began_s(self) -> float | None:
-        """When the program began to end: asked to, or when its threads had been joined.
+        """The beginning of the shutdown: the stop signal, or the time when threads were joined.
 
-        Only the program's own end counts: that of a Python below it is a part of its work.
+        The shutdown of a child process is a part of the program's work.
         """
         if self.stopped_s is not None:
             return self.stopped_s
@@ -150,13 +142,13 @@ class Outcome:
 
     @property
     def shutdown_s(self) -> float | None:
-        """From there to its end."""
+        """The duration of the shutdown, in seconds."""
         began = self.shutdown_began_s
         return None if began is None else max(0.0, self.ended_s - began)
 
     @property
     def threads_s(self) -> float | None:
-        """How long its threads went on after its main module; part of its work, like that."""
+        """The time from the end of the main module until the threads were joined."""
         record = self.own_record
         if self.stopped_s is not None or record is None:
             return None
@@ -170,18 +162,18 @@ class Run:
 
     Args:
         command: The program and its arguments.
-        environment: Its environment.
-        folder: Where the probe writes its record to; None without a probe.
-        limits: When to stop it.
-        cwd: The folder that it starts in.
-        stdin: As for `subprocess`; None for this process's own.
-        copy_stdout: Whether stdout is read here; else the program has this process's own.
-        echo: Whether what is read here is passed through as well.
-        mask: The signals that it starts with blocked; None for those of this thread.
-        inherit: Whether it also gets this process's inheritable files.
+        environment: The program's environment.
+        folder: The folder of the record; None without a probe.
+        limits: The options that say when to stop the program.
+        cwd: The current folder of the program.
+        stdin: As for `subprocess`; None for this process's stdin.
+        copy_stdout: Whether to read stdout; if not, the program has this process's stdout.
+        echo: Whether to pass the output through as well.
+        mask: The signals that are blocked when the program starts; None for this thread's.
+        inherit: Whether the program also inherits this process's inheritable files.
 
     Raises:
-        OSError: It could not be started.
+        OSError: The program could not be started.
     """
 
     def __init__(
@@ -209,7 +201,6 @@ class Run:
         self._busy_s = self._next_look_s = 0.0
         self._last_left: list[Process] = []
         self._last_busy = -1
-        self._record_read = 0  # bytes of the record, in search of the beginning of the end
         self._is_ending = False
         ours: list[int] = []
         try:
@@ -237,32 +228,32 @@ class Run:
         finally:
             for file in ours:
                 os.close(file)
-            for pump in self._pumps:  # Without a program they come to their end at once.
+            for pump in self._pumps:  # They end at once if the program was not started.
                 pump.start()
 
     def _add_pump(self, reader: int, sink: int | None, watchers: list[Any]) -> None:
-        if self._limits.stop_when is not None:  # One for each stream: lines are of one.
+        if self._limits.stop_when is not None:  # One for each stream, so that lines are not mixed.
             self._awaited.append(Awaited(compile_pattern(self._limits.stop_when)))
             watchers = [*watchers, self._awaited[-1].feed]
         self._pumps.append(Pump(reader, sink, watchers))
 
     def finish(self) -> Outcome:
-        """Wait until everything is over, end what is left, and say what was observed.
+        """Wait for the end of the run, end the remaining processes, and return the observations.
 
-        Interrupted, it leaves nothing of the run behind. `close` is to be called afterwards.
+        An exception ends the run as well. Call `close` afterwards.
         """
         try:
             while not self._is_over():
-                self.keeper.hear(self._pause_s())
+                self.keeper.receive(self._pause_s())
         finally:
             self.keeper.end()
         for pump in self._pumps:
             pump.join(_IDLE_S)
-            # Somebody reads it later, unless this process is told to end.
+            # Wait for a reader that pauses, unless a signal told this process to end.
             while pump.is_alive() and pump.is_writing and not self._is_hurried:
                 pump.join(_TICK_S)
         self.text.close()
-        # Another user's, which could not be ended, has none.
+        # There is no code if the program belongs to another user and could not be ended.
         code = self.keeper.returncode
         self.outcome.returncode = -signal.SIGKILL if code is None else code
         self.outcome.ended_s = self.keeper.ended_s or time.monotonic()
@@ -273,21 +264,28 @@ class Run:
         """End the keeper, which removes the folder."""
         self.keeper.close()
 
-    def receive_signal(self, number: int, is_for_group: bool) -> bool:
-        """Pass on a signal that this process got, from any thread; False if the program ended."""
+    def forward_signal(self, number: int, is_for_group: bool) -> bool:
+        """Pass on a signal of this process; callable from any thread.
+
+        Args:
+            number: The signal.
+            is_for_group: Whether the kernel has sent it to the program as well.
+
+        Returns:
+            Whether the program has it; False if the program has ended.
+        """
         if number in _END_EARLY and signal.getsignal(number) is not signal.SIG_IGN:
             self._is_hurried = True
         if self.keeper.returncode is not None:
             return False
         self.forwarded.add(number)
-        return is_for_group or self.keeper.send(number)
+        return is_for_group or self.keeper.send_signal(number)
 
     def _read_record(self) -> Record:
-        """Read what the probe has recorded so far."""
         return read_record(self._folder, self.keeper.pid)
 
     def _pause_s(self) -> float:
-        """Return how long to wait for news, so that the next moment that matters is not missed."""
+        """Return the time to wait for the keeper, at most until the next limit."""
         if self.keeper.ended_s is not None:
             return _TICK_AFTER_S
         now, limits = time.monotonic(), self._limits
@@ -298,16 +296,16 @@ class Run:
         return max(0.0, min([_TICK_S, *waits]))
 
     def _is_over(self) -> bool:
-        """Do what is due now, and say whether the run has come to its end."""
+        """Enforce the limits; return whether the run is over."""
         if self.keeper.ended_s is not None:
             return self._is_all_gone(self.keeper.ended_s)
         outcome, limits, now = self.outcome, self._limits, time.monotonic()
         if outcome.stopped_s is None and limits.stop_signal is not None and self._stop_is_due(now):
             outcome.stopped_s = now
-            self.keeper.send(limits.stop_signal)
+            self.keeper.send_signal(limits.stop_signal)
         if not outcome.stacks and now > self._next_look_s:
             self._next_look_s = now + _TICK_S
-            began = self._seen_to_end_s()
+            began = self._shutdown_began_s()
             if began is not None and now > began + limits.max_shutdown_s:
                 outcome.stacks = self._stacks()
         deadline = None if limits.timeout_s is None else outcome.started_s + limits.timeout_s
@@ -320,22 +318,12 @@ class Run:
             return True
         return False
 
-    def _seen_to_end_s(self) -> float | None:
-        """Return when the shutdown began; reads only what the record got since the last look."""
+    def _shutdown_began_s(self) -> float | None:
+        """Return the beginning of the shutdown; parses the record only after it."""
         outcome = self.outcome
         if outcome.stopped_s is None and not self._is_ending and self._folder is not None:
-            events = Path(self._folder, "events")
-            wanted = b"('atexit', %d, " % self.keeper.pid
-            try:
-                if not events.is_file():  # The program may have put anything there.
-                    return None
-                with events.open("rb") as file:
-                    file.seek(self._record_read)
-                    data = file.read(1 << 20)
-            except OSError:
-                return None
-            self._is_ending = wanted in data
-            self._record_read += max(0, len(data) - len(wanted))
+            entry = b"('atexit', %d, " % self.keeper.pid
+            self._is_ending = entry in read_file(Path(self._folder, "events"))
         if self._is_ending:
             outcome.record = self._read_record()
         return outcome.shutdown_began_s
@@ -346,35 +334,35 @@ class Run:
         return now >= self.outcome.started_s + (self._limits.stop_after_s or 0.0)
 
     def _stacks(self) -> str:
-        """Have the probe's process write the stacks of its threads, or say what there is."""
+        """Return the stacks of the threads of the probe's process, or else all processes."""
         record, below = self._read_record(), self._below()
         for process in below:
             is_probed = (process.pid, process.ticks) == (record.pid, record.ticks)
             if is_probed and _handles_stacks(process.pid) and send_signal(process, STACKS_SIGNAL):
-                stop = time.monotonic() + _FOR_STACKS_S
+                stop = time.monotonic() + _STACKS_TIMEOUT_S
                 stacks = record.stacks
                 while time.monotonic() < stop:
                     time.sleep(0.05)
                     now = self._read_record().stacks
-                    if now != record.stacks and now == stacks:  # Nothing has followed.
+                    if now != record.stacks and now == stacks:  # No more lines have followed.
                         return stacks.removeprefix(record.stacks).strip()
                     stacks = now
         return "\n".join(f"{process}: state {process.state}" for process in below)
 
     def _below(self) -> list[Process]:
-        """List the program and all that descends from it, as far as that can be known."""
+        """List the program and its descendants; empty without /proc."""
         return descendants(self.keeper.keeper_pid) or []
 
     def _is_all_gone(self, ended_s: float) -> bool:
-        """Say whether nothing is left of the run; after some patience, note what is."""
+        """Whether all processes have ended, or the remaining ones had enough time."""
         if self.keeper.is_alone and not any(pump.is_alive() for pump in self._pumps):
             return True
         now, left = time.monotonic(), self._below()
         self._last_left = left or self._last_left
         busy = sum(process.busy_ticks for process in left)
         is_ending = any(process.is_ending for process in left)
-        # A reader of this process's output that pauses is waited for, as it would be plainly. A
-        # process that works, or that the kernel is about to end, waits for the processor.
+        # Without the checker, a program would wait for a reader of its output that pauses. A
+        # process that works, or that the kernel is about to end, only waits for the processor.
         is_writing = any(pump.is_writing for pump in self._pumps)
         if self.keeper.is_alone and is_writing and not self._is_hurried:
             ended_s = self._busy_s = now
@@ -397,20 +385,20 @@ class Run:
 
 
 def _handles_stacks(pid: int) -> bool:
-    """Say whether a process has a handler for the signal, which would end it otherwise."""
+    """Whether a process has a handler for the signal, which would end it otherwise."""
     try:
         for line in Path("/proc", str(pid), "status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
     except OSError:
-        pass  # It has ended.
+        pass  # The process has ended.
     return False
 
 
 def _make_pipe() -> tuple[int, int]:
     reader, writer = os.pipe()
     try:
-        fcntl.fcntl(writer, _SET_PIPE_SIZE, _ROOM_OF_PIPE)
+        fcntl.fcntl(writer, _SET_PIPE_SIZE, _PIPE_BYTES)
     except OSError:
-        pass  # Not Linux, or too many of them: smaller portions.
+        pass  # Not Linux, or too many large pipes: the usual size will do.
     return reader, writer

@@ -1,8 +1,8 @@
-"""What a program says on stderr about its own end: the second source, and often the only one.
+"""Recognise the messages on stderr about a program's end; often nothing else shows a fault.
 
-Messages of Python 3.10 to 3.14, asyncio, torch, the resource tracker, native libraries and shells
-are recognised by their first line and the lines that Python prints after it. Looks at bytes, and
-decodes only chunks that may have a message.
+The parser knows messages of Python 3.10 to 3.14, asyncio, torch, the resource tracker, native
+libraries and shells, by their first line and the lines after it. It searches bytes, and decodes
+only the chunks that may contain a message.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from clean_exit.findings import Finding
 
-_LONGEST_LINE = 64 * 1024
-_MOST_LINES = 200  # of one message
-_MOST_FOUND = 1000
-_MOST_SPEAKERS = 256
+_MAX_LINE = 64 * 1024
+_MAX_LINES = 200  # of one message
+_MAX_MESSAGES = 1000
+_MAX_PREFIXES = 256
 
 _TRACEBACK = "Traceback (most recent call last):"
 _IGNORED = re.compile(r"^Exception ignored (?:in|on|while|when|from)\b(?P<what>.*)$")
@@ -46,10 +46,8 @@ _FATAL = re.compile(
     r"|\S+: .*: Assertion `.*' failed\.$)"
 )
 _FATAL_PYTHON = "Fatal Python error: "
-_FATAL_PYTHON_GOES_ON = re.compile(
-    r"^(Python runtime state: |(Current t|T)hread 0x|<no Python f|$)"
-)
-# "Segmentation fault", as dash says it; "x.sh: line 3: 12 Aborted   (core dumped) ./a", as bash.
+_AFTER_FATAL_PYTHON = re.compile(r"^(Python runtime state: |(Current t|T)hread 0x|<no Python f|$)")
+# dash prints "Segmentation fault"; bash prints "x.sh: line 3: 12 Aborted   (core dumped) ./a".
 _SHELL = re.compile(
     r"^(?:(?:Segmentation fault|Bus error|Illegal instruction|Floating point exception)"
     r"(?: \(core dumped\))?|Aborted \(core dumped\)"
@@ -66,17 +64,16 @@ _SINGLE_LINES = {
     ),
     "resource-warning": re.compile(r"^\S.*:\d+: ResourceWarning: .*$"),
 }
-# A traceback without a line before it, told by its first frame from what a program prints.
+# Tracebacks without a first line; the first frame tells them from one that the program prints.
 _BARE_TRACEBACKS = {
     "finalizer-error": ('weakref.py"', "in _exitfunc"),
     "thread-error": ('multiprocessing/queues.py"', "in _feed"),
 }
-# torchrun --tee and its like put the worker before each line.
-_SPEAKER = re.compile(r"\[[^\[\]\s]{1,64}\]:[ ]?")
+# torchrun --tee and similar launchers print the worker before each line.
+_PREFIX = re.compile(r"\[[^\[\]\s]{1,64}\]:[ ]?")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# Lines that may begin a message: by their start, which one search finds in a whole chunk (it
-# jumps from one line's end to the next), or by a phrase within, for messages that begin with a
-# path or as a log record does.
+# The first lines of messages: by their start, for which one search of a chunk is enough, or by a
+# phrase, if the message begins with a path or as a log record.
 _STARTS = re.compile(
     rb"\n(?=[\[ETFSBIAtfmdc*\x1b])(?:\[[^\[\]\s]{1,64}\]: ?)?(?:\x1b\[[0-9;]*m)*"
     rb"(?:Exception (?:ignored |in thread )|Traceback \(most|Error in atexit\.|\[W|Fatal Python err"
@@ -91,28 +88,28 @@ _PHRASES = (
     b"unhandled exception during asyncio.run() shutdown",
     b"an error occurred during closing of asynchronous generator ",
     b": Assertion `",
-    b": line ",  # bash, of a command that crashed
+    b": line ",  # bash, about a command that crashed
 )
 
 
 @dataclass(frozen=True)
-class Said:
-    """One message: the finding, and the type of the error in it."""
+class Message:
+    """A complete message: the finding, and the type of the error in it."""
 
     finding: Finding
     error: str = ""
 
 
 @dataclass
-class _Message:
-    """A message of several lines, of which the first has come.
+class _Partial:
+    """A message that may have more lines.
 
     Attributes:
-        id: Of the finding that it will be; empty for a traceback without a line before it.
-        where: What it is about, for the summary.
-        lines: So far.
-        error: The last line with an error, or empty.
-        is_open: Whether a traceback is under way, whose error has not come.
+        id: The id of the finding; "" for a traceback without a first line.
+        where: The place of the error, for the summary.
+        lines: The lines so far.
+        error: The last line with an error, or "".
+        is_open: Whether the error at the end of a traceback has not come yet.
     """
 
     id: str
@@ -126,120 +123,118 @@ class StderrText:
     """Recognises messages in a stream of bytes.
 
     Attributes:
-        said: What was recognised; of much, the first.
-        fatal: What a crash printed: Python's fatal errors, and the stacks after them.
-        crashes: The first lines of what crashes printed, or shells about them.
+        messages: The messages, at most the first thousand.
+        fatal: The lines from the first fatal error on, with the stacks after it.
+        crashes: The first lines of messages about crashes.
     """
 
     def __init__(self) -> None:
-        self.said: list[Said] = []
+        self.messages: list[Message] = []
         self.fatal: list[str] = []
         self.crashes: list[str] = []
         self._rest = b""
-        self._messages: dict[str, _Message] = {}  # under way, by speaker
+        self._partial: dict[str, _Partial] = {}  # by prefix
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
         head, found, rest = data.rpartition(b"\n")
         if found:
-            self._look_at(b"\n" + self._rest + head)
+            self._parse(b"\n" + self._rest + head)
             self._rest = b""
-        self._rest = (self._rest + rest)[-2 * _LONGEST_LINE :]
+        self._rest = (self._rest + rest)[-2 * _MAX_LINE :]
 
     def close(self) -> None:
-        """Take what came without an end of line."""
-        self._look_at(b"\n" + self._rest)
-        for speaker in list(self._messages):
-            self._finish(speaker)
+        """Take the last line, which may have no end, and finish all messages."""
+        self._parse(b"\n" + self._rest)
+        for prefix in list(self._partial):
+            self._finish(prefix)
 
-    def _look_at(self, chunk: bytes) -> None:
-        """Take whole lines, each after its own line feed."""
-        if b"\r" in chunk:  # A line of progress, behind which a message begins anew.
+    def _parse(self, chunk: bytes) -> None:
+        """Parse complete lines, each with a line feed before it."""
+        if b"\r" in chunk:  # A progress bar returns to the start of its line.
             chunk = chunk.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         may_begin = _STARTS.search(chunk) is not None or any(word in chunk for word in _PHRASES)
-        if not (may_begin or self._messages or 0 < len(self.fatal) < _MOST_LINES):
+        if not (may_begin or self._partial or 0 < len(self.fatal) < _MAX_LINES):
             return
         for raw in chunk[1:].split(b"\n"):
-            line = _ANSI.sub("", raw[:_LONGEST_LINE].decode("utf-8", "replace"))
-            if 0 < len(self.fatal) < _MOST_LINES:
+            line = _ANSI.sub("", raw[:_MAX_LINE].decode("utf-8", "replace"))
+            if 0 < len(self.fatal) < _MAX_LINES:
                 self.fatal.append(line)
-            match = _SPEAKER.match(line) if line.startswith("[") else None
-            speaker = match[0].rstrip() if match else ""
+            match = _PREFIX.match(line) if line.startswith("[") else None
+            prefix = match[0].rstrip() if match else ""
             line = line[match.end() :] if match else line
-            message = self._messages.get(speaker)
-            if message is None or not self._continue(message, speaker, line):
-                self._begin(speaker, line)
+            message = self._partial.get(prefix)
+            if message is None or not self._continue(message, prefix, line):
+                self._begin(prefix, line)
 
-    def _continue(self, message: _Message, speaker: str, line: str) -> bool:
-        """Add a line to the message under way; False if it does not belong to it."""
+    def _continue(self, message: _Partial, prefix: str, line: str) -> bool:
+        """Add a line to a message; return False if the line does not belong to it."""
         if message.id == "crash":
-            belongs = bool(_FATAL_PYTHON_GOES_ON.match(line))
+            belongs = bool(_AFTER_FATAL_PYTHON.match(line))
             message.is_open = belongs and not line
         elif message.is_open and line.startswith((" ", "\t", "  |")):
             belongs = True
             match = _ERROR.match(line)
             if match and line.startswith("  | ") and not message.error:
-                message.error = line[4:]  # Of a group of exceptions.
+                message.error = line[4:]  # An exception group.
         elif message.is_open and (line == _TRACEBACK or _ASYNCIO_OBJECT.match(line)):
             belongs = True
         elif message.is_open and (match := _ERROR.match(line)):
-            # Without a traceback only what has the name of an error is one.
+            # Without a traceback, only a usual name shows that the line is an error.
             belongs = _TRACEBACK in message.lines or _USUAL_NAME.search(match["name"]) is not None
             message.error, message.is_open = line if belongs else "", not belongs
         else:
             belongs = not line or line in _BETWEEN
             message.is_open = message.is_open or line in _BETWEEN
-        if belongs and len(message.lines) < _MOST_LINES:
+        if belongs and len(message.lines) < _MAX_LINES:
             message.lines.append(line)
         if not belongs or (message.id == "crash" and not message.is_open):
-            self._finish(speaker)
+            self._finish(prefix)
         return belongs
 
-    def _begin(self, speaker: str, line: str) -> None:
+    def _begin(self, prefix: str, line: str) -> None:
         if match := _IGNORED.match(line) or _AT_EXIT.match(line):
             what = match["what"].strip(" :")
             for word in ("atexit callback", "thread started by"):
                 what = what.removeprefix(word).strip(" :")
-            self._open(speaker, _Message(_kind_of(line), f"in {what}" if what else "", [line]))
+            self._open(prefix, _id_of(line), f"in {what}" if what else "", line)
         elif match := _IN_THREAD.match(line):
-            self._open(speaker, _Message("thread-error", f"in thread {match['what']!r}", [line]))
+            self._open(prefix, "thread-error", f"in thread {match['what']!r}", line)
         elif line == _TRACEBACK:
-            self._open(speaker, _Message("", "", [line]))
+            self._open(prefix, "", "", line)
         elif match := _ASYNCIO.match(line):
-            self._open(speaker, _Message("unraisable", "", [line[match.start("what") :]]))
+            self._open(prefix, "unraisable", "", line[match.start("what") :])
         elif line.startswith(_FATAL_PYTHON):
             self.fatal = self.fatal or [line]
-            self._open(speaker, _Message("crash", "", [line]))
+            self._open(prefix, "crash", "", line)
         elif match := _TRACKER.match(line):
-            found = (
-                "leaked-semaphore" if match["kind"].startswith("sem") else "leaked-shared-memory"
-            )
+            is_semaphore = match["kind"].startswith("sem")
+            found = "leaked-semaphore" if is_semaphore else "leaked-shared-memory"
             names = match["names"].strip(" :")
             summary = f"{match['count']} {match['kind']} objects" + (f": {names}" if names else "")
-            self._note(Finding(found, summary, line))
+            self._add(Finding(found, summary, line))
         elif _FATAL.match(line) or _SHELL.match(line):
             if _FATAL.match(line):
                 self.fatal = self.fatal or [line]
-            self._note_crash(line)
+            self._add_crash(line)
         else:
             for found, pattern in _SINGLE_LINES.items():
                 if pattern.match(line):
-                    self._note(Finding(found, line, line))
+                    self._add(Finding(found, line, line))
 
-    def _open(self, speaker: str, message: _Message) -> None:
-        if len(self._messages) < _MOST_SPEAKERS:
-            self._messages[speaker] = message
+    def _open(self, prefix: str, found: str, where: str, line: str) -> None:
+        if len(self._partial) < _MAX_PREFIXES:
+            self._partial[prefix] = _Partial(found, where, [line])
 
-    def _finish(self, speaker: str) -> None:
-        message = self._messages.pop(speaker)
+    def _finish(self, prefix: str) -> None:
+        message = self._partial.pop(prefix)
         if message.id == "crash":
             if len(message.lines) > 1:
-                self._note_crash(message.lines[0])
+                self._add_crash(message.lines[0])
             return
         asyncio = len(message.lines) > 1 and _ASYNCIO_OBJECT.match(message.lines[1])
         if asyncio and _ASYNCIO.match(message.lines[0]):
-            summary = message.lines[0]
-            self._note(Finding("unraisable", summary, "\n".join(message.lines)))
+            self._add(Finding("unraisable", message.lines[0], "\n".join(message.lines)))
             return
         found = message.id
         for one, (file, function) in _BARE_TRACEBACKS.items() if not found else ():
@@ -248,19 +243,19 @@ class StderrText:
         match = _ERROR.match(message.error)
         if found and match and not _ASYNCIO.match(message.lines[0]):
             summary = f"{message.error} {message.where}".strip()
-            self._note(Finding(found, summary, "\n".join(message.lines)), match["name"])
+            self._add(Finding(found, summary, "\n".join(message.lines)), match["name"])
 
-    def _note_crash(self, line: str) -> None:
-        if len(self.crashes) < _MOST_FOUND:
+    def _add_crash(self, line: str) -> None:
+        if len(self.crashes) < _MAX_MESSAGES:
             self.crashes.append(line.strip())
 
-    def _note(self, finding: Finding, error: str = "") -> None:
-        if len(self.said) < _MOST_FOUND:
-            self.said.append(Said(finding, error))
+    def _add(self, finding: Finding, error: str = "") -> None:
+        if len(self.messages) < _MAX_MESSAGES:
+            self.messages.append(Message(finding, error))
 
 
-def _kind_of(line: str) -> str:
-    """Return the finding that a message with this first line is."""
+def _id_of(line: str) -> str:
+    """Return the id of the finding for the first line of a message."""
     start = line.partition("<")[0]
     if "atexit" in start:
         return "atexit-error"

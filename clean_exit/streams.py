@@ -1,4 +1,4 @@
-"""A program's output on its way: passed through at once, watched, and copied within bounds."""
+"""The program's output: passed through at once, observed, and copied up to a limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROMPT_S = 0.2
 
 
 class Copy:
-    """The first and the last of what a stream carried."""
+    """The beginning and the end of a stream."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -35,7 +35,7 @@ class Copy:
             del self._tail[:-_HALF_OF_COPY]
 
     def text(self) -> str:
-        """Return it as text; a gap says how much was left out."""
+        """Return the copy as text; a line in the gap has the number of missing bytes."""
         tail = self._tail[-_HALF_OF_COPY:]
         skipped = self._skipped + len(self._tail) - len(tail)
         gap = f"\n[... {skipped} bytes ...]\n".encode() if skipped else b""
@@ -45,15 +45,15 @@ class Copy:
 class Pump(threading.Thread):
     """Reads one pipe of the program to its end.
 
-    A thread for each: a reader of this process's output that pauses stops nothing else.
+    Each pipe has a thread, so that a slow reader of one stream does not hold up the other.
 
     Args:
-        reader: The pipe's end here; closed at the end.
-        sink: The file that its bytes are written to, untouched; None for nowhere.
-        watchers: Called with each chunk.
+        reader: The reading end of the pipe, which the thread closes.
+        sink: The file to write the bytes to; None to discard them.
+        watchers: Functions to call with each chunk.
 
     Attributes:
-        is_writing: Whether it waits for somebody to read the sink.
+        is_writing: Whether the thread waits for a reader of the sink.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Pump(threading.Thread):
         self._watchers = watchers
 
     def run(self) -> None:
-        """Pass everything on. Where nobody reads the sink any more, the program gets SIGPIPE."""
+        """Copy all bytes. If the reader of the sink has gone, the program gets SIGPIPE."""
         try:
             while data := os.read(self._reader, _CHUNK):
                 for watcher in self._watchers:
@@ -83,19 +83,19 @@ class Pump(threading.Thread):
         while data and self._sink is not None:
             try:
                 data = data[os.write(self._sink, data) :]
-            except BlockingIOError:  # Another process that shares it has made it so.
+            except BlockingIOError:  # Another process with this file made it non-blocking.
                 select.select([], [self._sink], [])
             except BrokenPipeError:
                 raise
             except OSError:
-                self._sink = None  # A full disk, say; the program still has to be drained.
+                self._sink = None  # Such as a full disk; the pipe must still be emptied.
 
 
 class Awaited:
-    """Waits for a line of one stream that matches.
+    """Searches one stream for a line that matches.
 
-    A line that is not finished counts when nothing has followed for a moment: a prompt. Until
-    then the rest of it may be on its way, and would be lost if the program were stopped.
+    An unfinished line, such as a prompt, counts if no more bytes follow for a moment. Before that
+    its rest may be on the way, and would be lost if the program were stopped.
     """
 
     def __init__(self, pattern: re.Pattern[str]) -> None:
@@ -112,7 +112,7 @@ class Awaited:
         self._seen = self._seen or any(map(self._matches, lines))
 
     def is_seen(self) -> bool:
-        """Say whether the line has come."""
+        """Whether the line has come."""
         if not self._seen and self._rest and time.monotonic() - self._fed_s > _PROMPT_S:
             self._seen = self._matches(self._rest)
         return self._seen

@@ -1,27 +1,27 @@
-"""The probe of clean-exit: what only the program's own interpreter can see of its end.
+"""The probe of clean-exit: observes the end of the interpreter from inside.
 
-Runs inside of whatever program is checked, before it. So it needs little, raises nothing and
-changes little that the program could notice. All that its functions use is bound to them: they are
-called until the interpreter has been taken apart.
+It runs in every checked program, before the program itself. So it imports little, raises nothing
+and changes little that the program could notice. Its functions bind everything that they use,
+because they are called until the end of the interpreter's teardown.
 
-It appends lines to a file that the checker reads, each the repr() of a tuple that begins with a
-kind, the process's id, the time (seconds, monotonic) and the phase:
-main -> threads (main module ended) -> atexit -> teardown.
+It appends lines to a file that the checker reads. Each line is the repr() of a tuple: the kind,
+the process id, the time (seconds, monotonic clock), the phase and more fields. The phases are
+main -> threads (the main module has ended) -> atexit -> teardown.
 """
 
 import os
 import sys
 
 STACKS_SIGNAL = 62  # A real-time signal that hardly any program uses; the checker sends it.
-_IN_FULL = 3  # errors alike that are recorded one by one; the others are counted
-_KINDS = 64  # of errors that are told apart by their message
-_FRAMES = 30  # entries of a traceback that are recorded
-_LETTERS = 2000  # of a message
+_IN_FULL = 3  # equal errors that are recorded one by one; the others are counted
+_KINDS = 64  # errors that are distinguished by their message
+_FRAMES = 30  # recorded entries of a traceback
+_CHARACTERS = 2000  # recorded characters of a message
 _NAMED = ("function", "builtin_function_or_method", "method", "type", "generator", "coroutine")
 
 
 def install(events):
-    """Begin to record into the file ``events``."""
+    """Start recording to the file ``events``."""
     import atexit
     import time
 
@@ -42,8 +42,8 @@ def install(events):
 
 
 def _make_record(path, state, monotonic):
-    """Return a function that appends one line."""
-    # Without waiting: the program may have put a pipe there.
+    """Return a function that appends a line."""
+    # Non-blocking, because the program may have put a pipe there.
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
     def record(
@@ -65,24 +65,24 @@ def _make_record(path, state, monotonic):
             finally:
                 _close(file)
         except _failure:
-            pass  # The file is out of reach, or the interpreter is nearly gone.
+            pass  # The file cannot be opened any more, or the teardown is nearly complete.
 
     return record
 
 
 def _start_ticks():
-    """Return when this process was started (proc(5)); None where that is not known."""
+    """Return the start of this process in clock ticks (proc(5)); None if it is not known."""
     try:
         with open("/proc/self/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
-    except Exception:  # Not Linux, another root, an audit hook that forbids.
+    except Exception:  # Not Linux, another root, or an audit hook that forbids it.
         return None
 
 
 def _offer_stacks(folder):
-    """Have stacks of all threads written when the checker asks, and when this process crashes.
+    """Make faulthandler write the stacks of all threads after the checker's signal or a crash.
 
-    Returns a function that gives a forked child a file of its own, of the same number.
+    Returns a function that gives a forked child its own file with the same number.
     """
     number = identity = None
 
@@ -95,13 +95,13 @@ def _offer_stacks(folder):
                 if number is None:
                     number = _free_number()
                 elif os.fstat(number)[1:3] != identity:
-                    return  # The program has put a file of its own there.
+                    return  # The program has replaced the file.
                 os.dup2(file, number, inheritable=False)
                 identity = os.fstat(number)[1:3]
             finally:
                 os.close(file)
         except _failure:
-            pass  # Few open files, another root or user: no stacks.
+            pass  # Too few open files, another root or another user: there are no stacks.
 
     try:
         import faulthandler
@@ -111,13 +111,13 @@ def _offer_stacks(folder):
             faulthandler.register(STACKS_SIGNAL, file=number, all_threads=True)
             if not faulthandler.is_enabled():
                 faulthandler.enable(file=number)
-    except Exception:  # A Python without faulthandler.
+    except Exception:  # This Python has no faulthandler.
         pass
     return open_own
 
 
 def _free_number():
-    """Return a number for a file of the probe's, far from those that a program's own files get."""
+    """Return a number for the probe's file, far from the numbers of the program's files."""
     for number in range(250, 260):
         try:
             os.fstat(number)
@@ -127,7 +127,7 @@ def _free_number():
 
 
 def _name_object(thing, _type=type, _named=_NAMED):
-    """Name an object without running any of its code."""
+    """Return the name of an object without running its code."""
     if thing is None:
         return ""
     kind = _type(thing)
@@ -136,15 +136,16 @@ def _name_object(thing, _type=type, _named=_NAMED):
 
 
 def _describe(
-    error, traceback, _type=type, _str=str, _failure=BaseException, _most=_FRAMES, _letters=_LETTERS
-):
-    """Return the error's type, its message, and where it was, innermost last."""
+    error, traceback, _type=type, _str=str, _failure=BaseException, _most=_FRAMES,
+    _characters=_CHARACTERS,
+):  # fmt: skip
+    """Return the type of an error, its message, and its places, the innermost last."""
     kind = _type(error)
     name = kind.__qualname__
     if kind.__module__ != "builtins":
         name = kind.__module__ + "." + name
     try:
-        message = _str(error)[:_letters]
+        message = _str(error)[:_characters]
     except _failure:
         message = "<no message>"
     places = []
@@ -156,35 +157,33 @@ def _describe(
 
 
 def _make_note(record, state):
-    """Return functions that record an error, record how often each was seen, and forget that."""
-    seen = {}
-    length, least, kinds = len, _IN_FULL, _KINDS
+    """Return functions that record an error, record the counts of errors, and reset the counts."""
+    counts = {}
+    length, in_full, kinds = len, _IN_FULL, _KINDS
 
-    def note(kind, said, error, traceback, _describe=_describe, _failure=BaseException):
+    def note(kind, context, error, traceback, _describe=_describe, _failure=BaseException):
         try:
             name, message, places = _describe(error, traceback)
-            key = (kind, state["phase"], said, name, message[:200])
-            if key not in seen and length(seen) >= kinds:
+            key = (kind, state["phase"], context, name, message[:200])
+            if key not in counts and length(counts) >= kinds:
                 key = (kind, state["phase"], (), "", "")
-            count = seen[key] = seen.get(key, 0) + 1
-            if count <= least:
-                record(kind, *said, name, message, places)
-            elif not count & (count - 1):
-                record("again", count, *key)
+            count = counts[key] = counts.get(key, 0) + 1
+            if count <= in_full:
+                record(kind, *context, name, message, places)
         except _failure:
-            pass  # A hook that raises would change what the program does.
+            pass  # A hook that raises would change the program's behaviour.
 
     def flush(_list=list):
-        for key, count in _list(seen.items()):
-            if count > least:
+        for key, count in _list(counts.items()):
+            if count > in_full:
                 record("again", count, *key)
-        seen.clear()
+        counts.clear()
 
-    return note, flush, seen.clear
+    return note, flush, counts.clear
 
 
 def _watch_unraisable(note, state):
-    """Stand before sys.unraisablehook; return the hook that is there now."""
+    """Wrap sys.unraisablehook; return the wrapper."""
     usual = sys.unraisablehook
 
     def unraisablehook(info, _note=_note_unraisable):
@@ -200,16 +199,16 @@ def _watch_unraisable(note, state):
 
 def _note_unraisable(note, info, _name=_name_object, _failure=BaseException):
     try:
-        said = (info.err_msg or "Exception ignored in", _name(info.object))
-        note("unraisable", said, info.exc_value, info.exc_traceback)
+        context = (info.err_msg or "Exception ignored in", _name(info.object))
+        note("unraisable", context, info.exc_value, info.exc_traceback)
     except _failure:
         pass
 
 
 def _listen(note, state, _note=_note_unraisable):
-    """Record unraisable errors by an audit hook, whatever sys.unraisablehook is.
+    """Record unraisable errors by an audit hook, for programs that replace sys.unraisablehook.
 
-    In programs that replace it only: an audit hook slows down each id() and open().
+    Other programs have none, because an audit hook slows down each id() and open().
     """
 
     def hook(event, args, _event="sys.unraisablehook"):
@@ -219,26 +218,26 @@ def _listen(note, state, _note=_note_unraisable):
     try:
         sys.addaudithook(hook)
         state["audited"] = True
-    except Exception:  # A hook of the program's own forbids it.
+    except Exception:  # Another audit hook forbids it.
         pass
 
 
 def _mentions_hook():
-    """Say whether the program's main file, or the code it was given, replaces the hook."""
+    """Whether the program's main file, or the code after -c, mentions the hook."""
     try:
         words = sys.orig_argv
         if "-c" in words[: len(words) - len(sys.argv) + 1]:
             return "unraisablehook" in words[words.index("-c") + 1]
         if os.stat(sys.argv[0]).st_mode & 0o170000 != 0o100000:
-            return False  # A pipe, whose bytes would be gone for the program.
+            return False  # A pipe: the program could not read the bytes again.
         with open(sys.argv[0], "rb") as file:
             return b"unraisablehook" in file.read(1 << 18)
-    except Exception:  # A module, a folder, standard input; or what cannot be read.
+    except Exception:  # A module, a folder, standard input, or an unreadable file.
         return False
 
 
 def _watch_threads(record, note, flush, state, hook):
-    """Record errors that end threads, and when the main module has ended."""
+    """Record errors that end threads, and the end of the main module."""
     import threading
 
     usual = threading.excepthook
@@ -254,12 +253,12 @@ def _watch_threads(record, note, flush, state, hook):
 
     threading.excepthook = threading.__excepthook__ = excepthook
     join = getattr(threading, "_shutdown", None)
-    if join is None:  # Another Python: it is not known when the main module ends.
+    if join is None:  # Another implementation of Python, without this private function.
         return
 
     def _shutdown():
-        # Called by the interpreter when the main module has ended, however it did; and by
-        # multiprocessing in a forked child, which may leave without ever getting further.
+        # The interpreter calls this after the main module. multiprocessing calls it in a forked
+        # child, which may then end without atexit and teardown.
         flush()
         state["phase"] = "threads"
         record("main-ended")
@@ -278,7 +277,7 @@ def _watch_threads(record, note, flush, state, hook):
 
 
 def _process_group(_modules=sys.modules):
-    """Return torch's default process group if there is one, as far as it can be told."""
+    """Return the id and the backend of torch's default process group; None without a group."""
     distributed = _modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         return None, ""
@@ -289,16 +288,16 @@ def _process_group(_modules=sys.modules):
 def _record_group(kind, record, state, _ask=_process_group, _failure=BaseException):
     try:
         group, backend = _ask()
-        # A forked child has its parent's, which is not its to destroy.
+        # A forked child does not have to destroy the group of its parent.
         if group is not None and group != state.get("inherited_group"):
             record(kind, backend)
     except _failure:
-        pass  # torch is there by halves, or what the program put in its place.
+        pass  # torch is only partly imported, or the program has replaced it.
 
 
 def _make_after_fork(forget, state, open_own_stacks):
     def after_fork(_ask=_process_group, _failure=BaseException):
-        forget()  # The parent's are the parent's to record.
+        forget()  # The parent records its own counts.
         state["forked"] = True
         open_own_stacks()
         try:
@@ -310,7 +309,7 @@ def _make_after_fork(forget, state, open_own_stacks):
 
 
 def _make_last_callback(record, flush, state, _record_group=_record_group):
-    """Return the atexit callback that runs after all others: it was registered before them."""
+    """Return the atexit callback that runs last, because it is registered first."""
 
     def last():
         flush()
@@ -322,9 +321,9 @@ def _make_last_callback(record, flush, state, _record_group=_record_group):
 
 
 def _watch_tracker(record):
-    """Record what the process that is Python's resource tracker finds left.
+    """Record the leaks that Python's resource tracker finds, if this process is the tracker.
 
-    It says so in a warning, which -W ignore silences, and which goes where stderr goes.
+    It reports them by a warning, which -W ignore hides.
     """
     if "resource_tracker import main" not in " ".join(getattr(sys, "orig_argv", ())):
         return
@@ -346,19 +345,19 @@ def _watch_tracker(record):
 
 
 def _watch_shared_memory(record):
-    """Record which blocks of shared memory are made and removed."""
+    """Record the blocks of shared memory that are created and removed."""
     try:
         import _posixshmem
 
-        make, remove = _posixshmem.shm_open, _posixshmem.shm_unlink
-    except (ImportError, AttributeError):  # Not on this system, or another Python.
+        create, remove = _posixshmem.shm_open, _posixshmem.shm_unlink
+    except (ImportError, AttributeError):  # Another system or implementation of Python.
         return
 
     def shm_open(path, flags, *args, _creates=os.O_CREAT, **options):
-        made = make(path, flags, *args, **options)
+        file = create(path, flags, *args, **options)
         if flags & _creates:
             record("shared-memory", path)
-        return made
+        return file
 
     def shm_unlink(path):
         record("shared-memory-removed", path)

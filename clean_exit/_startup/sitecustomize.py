@@ -1,7 +1,7 @@
-"""Load the probe of clean-exit, then the program's own sitecustomize, if it has one.
+"""Load the probe of clean-exit, then the program's own sitecustomize if it has one.
 
-Kept to what every Python understands, for any of them may be started with this folder in front
-of its PYTHONPATH. The variables stay: the Python programs that this one starts load the probe too.
+Any version of Python may load this file, so it uses old syntax only. The environment variables
+stay, so that child processes load the probe too.
 """
 
 import os
@@ -14,10 +14,10 @@ try:
         import clean_exit_probe
 
         clean_exit_probe.install(events)
-except Exception:  # A Python without what the probe needs: it is not seen from inside.
+except Exception:  # This Python lacks something that the probe needs.
     pass
 sys.path[:] = [entry for entry in sys.path if entry != here]
 sys.path_importer_cache.pop(here, None)
 del sys.modules["sitecustomize"]
-# Where the program has none, this raises what site expects in that case.
+# If the program has none, this raises the ImportError that site expects.
 import sitecustomize  # noqa: E402, F401 - the program's own

@@ -92,7 +92,7 @@ def test_marker(outer: pytest.Pytester, options: list[str]) -> None:
     result.stdout.fnmatch_lines_random(
         [
             "*atexit-error: ZeroDivisionError: division by zero*",
-            "*the interpreter of this test did not leave cleanly*",
+            "*the interpreter of this test did not exit cleanly*",
             "*the interpreter of this test ended before the test did*",
             "*assert 1 == 2*",
         ]
@@ -149,7 +149,7 @@ def test_options_of_the_marker(outer: pytest.Pytester) -> None:
     )
     result = run(outer)
     result.assert_outcomes(passed=1, failed=3)
-    there_are = "there are ignore, max_shutdown_s, resource_warnings, timeout_s"
+    there_are = "the options are ignore, max_shutdown_s, resource_warnings, timeout_s"
     for said in (
         f"the marker clean_exit has no option 'tiemout_s'; {there_are}",
         f"the marker clean_exit takes options by name only; {there_are}",

@@ -248,7 +248,7 @@ def test_many_errors(differs: str) -> None:
     assert len(report.findings) < 30
     assert len(str(report)) < 30_000
     if not differs:
-        assert "at least 1997 more: ValueError: the driver is gone" in str(report)
+        assert "1997 more: ValueError: the driver is gone" in str(report)
     assert check(["-c", source], ignore=["the driver is gone"]).clean or differs
 
 

@@ -51,7 +51,7 @@ def scan(data: bytes, chunk: int = 1 << 20) -> StderrText:
 
 
 def found(text: str, chunk: int = 1 << 20) -> list[str]:
-    return [said.finding.id for said in scan(text.encode(), chunk).said]
+    return [message.finding.id for message in scan(text.encode(), chunk).messages]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
@@ -127,7 +127,7 @@ def test_much_output() -> None:
         scanner.feed(b"\xff\x00" * 32768)
     scanner.feed(f"\nException ignored in: <function f>\n{TRACEBACK}{ERROR}".encode())
     scanner.close()
-    assert [said.finding.id for said in scanner.said] == ["unraisable"]
+    assert [message.finding.id for message in scanner.messages] == ["unraisable"]
 
 
 CRASHES = [
@@ -178,10 +178,10 @@ def test_chain_of_errors() -> None:
     first = next(iter(DIALECTS))
     chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
     text = f"{first}\n{TRACEBACK}{ERROR}{chain}{TRACEBACK}KeyError: 'x'\n"
-    said = scan(f"{text}{first}\n{TRACEBACK}{ERROR}".encode()).said
+    said = scan(f"{text}{first}\n{TRACEBACK}{ERROR}".encode()).messages
     assert [one.error for one in said] == ["KeyError", "ZeroDivisionError"]
 
 
 def test_memory_of_many_errors_is_bounded() -> None:
     scanner = scan(f"{next(iter(DIALECTS))}\n{TRACEBACK}{ERROR}".encode() * 2000)
-    assert len(scanner.said) == 1000
+    assert len(scanner.messages) == 1000

@@ -1,4 +1,4 @@
-"""The checker's side of the keeper: start the program below it, and hear how it fares."""
+"""The checker's side of the keeper: start it with the program, and exchange lines with it."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ _SCRIPT = Path(__file__).with_name("keeper.py")
 
 
 class CheckerError(Exception):
-    """The checker itself failed in the middle of a run; the program was ended."""
+    """The checker failed during a run, and ended the program."""
 
 
 class KeeperLostError(CheckerError):
-    """The supervising process was killed; so was the program, but not its children."""
+    """The keeper was killed. The program was ended, but its children may still run."""
 
 
 class KeeperProcess:
-    """A program below its keeper.
+    """A keeper process with its program.
 
     Args:
         command: The program, searched in PATH, and its arguments.
-        environment: All of the program's environment.
-        files: What its standard input, output and error are to be, as for `subprocess`.
-        folder: What the keeper removes when the run is over; empty for nothing.
-        cwd: The folder that the program starts in.
-        mask: The signals that it starts with blocked; None for those of this thread.
-        inherit: Whether it also gets this process's inheritable files.
-        close: Files to close as soon as the keeper has them; the list is emptied. A process that
-            another thread forks meanwhile would keep them open.
+        environment: The complete environment of the program.
+        files: The program's standard input, output and error, as for `subprocess`.
+        folder: The folder that the keeper removes after the run; "" for none.
+        cwd: The current folder of the program.
+        mask: The signals that are blocked when the program starts; None for this thread's.
+        inherit: Whether the program also inherits this process's inheritable files.
+        close: Files to close as soon as the keeper has them; the list is emptied. If another
+            thread forks before that, its child keeps them open.
 
     Attributes:
         pid: The program's process id.
-        keeper_pid: The keeper's: all of the run descends from it.
-        returncode: As `subprocess` has it; None while the program runs.
-        ended_s: When it ended, on the monotonic clock; None while it runs.
-        is_alone: Whether it has ended, and all that descends from it.
+        keeper_pid: The keeper's process id; all processes of the run descend from it.
+        returncode: As in `subprocess`; None while the program runs.
+        ended_s: The end on the monotonic clock, in seconds; None while the program runs.
+        is_alone: Whether the program and all its descendants have ended.
 
     Raises:
         OSError: The program could not be started.
-        ValueError: The command or the environment has a null character.
+        ValueError: The command or the environment contains a null character.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class KeeperProcess:
         self._socket, theirs = socket.socketpair()
         with theirs:
             theirs.set_inheritable(inherit)
-            # LC_CTYPE is set by a Python that finds no locale, see PEP 538.
+            # Python sets LC_CTYPE if there is no locale (PEP 538).
             unset = "" if "LC_CTYPE" in environment else "LC_CTYPE"
             arguments = [theirs.fileno(), ",".join(str(int(n)) for n in mask), folder, unset]
             try:
@@ -102,8 +102,8 @@ class KeeperProcess:
                 raise OSError(int(number), os.strerror(int(number)), command[0])
             self.pid: int = int(number)
             self._program = read_process(self.pid)
-            self._take_in()  # It may have ended already.
-        except BaseException:  # Whatever it is, it is raised: the keeper must not outlive it.
+            self._parse()  # It may have ended already.
+        except BaseException:  # Raised again: the keeper must not outlive a failure.
             self.close()
             raise
 
@@ -114,11 +114,11 @@ class KeeperProcess:
             data = b""
         if not data:
             raise KeeperLostError(
-                "the supervising process was killed; what the program started may still run"
+                "the supervising process was killed; processes of the program may still run"
             )
         self._rest += data
 
-    def _take_in(self) -> None:
+    def _parse(self) -> None:
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
             what, *values = line.split()
@@ -128,48 +128,48 @@ class KeeperProcess:
             self._is_gone = self._is_gone or what == b"gone"
             self.is_alone = self.is_alone or what in (b"alone", b"gone")
 
-    def hear(self, timeout_s: float) -> None:
-        """Take in what the keeper says; wait for that so many seconds.
+    def receive(self, timeout_s: float) -> None:
+        """Receive what the keeper sends, waiting at most `timeout_s` seconds for it.
 
         Raises:
-            KeeperLostError: It was ended.
+            KeeperLostError: The keeper was killed.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         if poll.poll(1000 * timeout_s):
             self._receive()
-            self._take_in()
+            self._parse()
 
-    def send(self, number: int) -> bool:
-        """Send the program a signal; False if it has ended."""
+    def send_signal(self, number: int) -> bool:
+        """Send the program a signal; return False if the program has ended."""
         if self.returncode is not None:
             return False
-        self._say(f"kill {number}")
+        self._send(f"kill {number}")
         return True
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         try:
             self._socket.sendall(line.encode() + b"\n")
         except OSError:
-            pass  # The keeper is gone; the next `hear` says so.
+            pass  # The keeper was killed; the next `receive` raises.
 
     def end(self) -> None:
-        """End the program and all that descends from it, and wait until it is gone."""
-        self._say("end")
+        """End the program and its descendants, and wait until they have ended."""
+        self._send("end")
         try:
             while not self._is_gone:
                 self._receive()
-                self._take_in()
+                self._parse()
         except KeeperLostError:
             if self._program is not None:
                 send_signal(self._program, signal.SIGKILL)
 
     def close(self) -> None:
-        """End what is left, and the keeper. Idempotent."""
+        """End the remaining processes and the keeper. May be called again."""
         try:
-            # Not close() alone: a process that was forked meanwhile may have a copy.
+            # close() would not reach the keeper if a forked process has a copy of the socket.
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # The keeper is gone, or this was done before.
+            pass  # The keeper was killed, or this is the second call.
         self._socket.close()
         self._process.wait()
