@@ -14,8 +14,6 @@ from rag_demo.service import metrics
 from rag_demo.service.problems import Problem
 from rag_demo.service.service import service_of
 
-__all__ = ["router"]
-
 _NEVER = "0001-01-01T00:00:00Z"  # what `ollama ps` gets for a model that stays loaded
 _PAGE = Path(__file__).parent / "page"
 

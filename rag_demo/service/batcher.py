@@ -19,8 +19,6 @@ from rag_demo.service.problems import ClientGoneError, Problem, overloaded
 from rag_demo.service.settings import Limits
 from rag_demo.service.threads import DaemonThread
 
-__all__ = ["Batcher", "Job"]
-
 log = logging.getLogger("rag_demo.service")
 _CLOSING_S = 5.0  # for a call without a client
 _POLL_S = 0.05
@@ -86,9 +84,7 @@ class Batcher:
             return ""
         return f"a call of the model has not returned for more than {self._limits.answer_s:g} s"
 
-    async def run(
-        self, request: Any, job: Job, deadline: float, *, is_continuation: bool = False
-    ) -> Any:
+    async def run(self, request: Any, job: Job, deadline: float, is_continuation: bool) -> Any:
         """Run a job for a request.
 
         Args:

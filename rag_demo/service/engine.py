@@ -24,8 +24,6 @@ from rag_demo.store.index_format import read_manifest
 from rag_demo.vectors import Vectors
 from torch_utils import ModelHost
 
-__all__ = ["Engine", "LoadModel", "SearchOptions", "load_model"]
-
 LoadModel = Callable[[], Any]
 _LEASE_S = 120.0  # for a load or an unload in another thread
 
@@ -175,13 +173,15 @@ class Engine:
         self.index = self._host_index()
 
     def _host(self, load: LoadModel, name: str) -> ModelHost[Any]:
-        in_process = self.settings.isolation == "process"
+        settings = self.settings
+        most = settings.limits.answer_s
+        call_timeout_s = min(settings.call_timeout_s or most, most)
         return ModelHost(
             load,
             name=name,
-            keep_alive=self.settings.keep_alive,
-            isolation=self.settings.isolation,
-            call_timeout_s=self.settings.model_call_s if in_process else None,
+            keep_alive=settings.keep_alive,
+            isolation=settings.isolation,
+            call_timeout_s=call_timeout_s if settings.isolation == "process" else None,
         )
 
     def _host_index(self) -> ModelHost[Retriever]:

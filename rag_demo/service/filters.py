@@ -15,15 +15,6 @@ from rag_demo.service.settings import Limits
 from rag_demo.store.filters import OPERATORS, parse_filter, predicate
 from rag_demo.store.filters import Where as AnyFilter
 
-__all__ = [
-    "StoreFilter",
-    "Where",
-    "check_limits",
-    "convert_filter",
-    "public_filter",
-    "public_metadata",
-]
-
 _MAX_FLOAT = 1.7e308
 _LOGICAL = ("$and", "$or", "$not")
 _PATH_KEYS = frozenset({"path", "source", "file"})

@@ -20,8 +20,6 @@ from rag_demo.service import metrics
 from rag_demo.service.problems import ClientGoneError, Problem, overloaded, problem_response
 from rag_demo.service.settings import Settings, is_loopback
 
-__all__ = ["REQUEST_ID", "Guard"]
-
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

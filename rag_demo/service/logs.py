@@ -15,8 +15,6 @@ from typing import Any
 
 from rag_demo.service.guard import REQUEST_ID
 
-__all__ = ["configure_logging"]
-
 log = logging.getLogger("rag_demo.service")
 _MAX_LINES = 2048  # in the queue
 _FLUSH_S = 1.0  # at exit

@@ -10,20 +10,6 @@ import prometheus_client as client
 from rag_demo.service.problems import Problem
 from torch_utils.prometheus import registry_to_expose
 
-__all__ = [
-    "BATCH",
-    "IDLE_CLOSED",
-    "INFERENCE_SECONDS",
-    "IN_FLIGHT",
-    "QUEUE_SECONDS",
-    "REFUSED",
-    "REQUESTS",
-    "SECONDS",
-    "TOKENS",
-    "WAITING",
-    "exposition",
-]
-
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 90.0)
 
 REQUESTS = client.Counter("rag_demo_requests", "Requests.", ["route", "method", "status"])

@@ -19,8 +19,6 @@ from rag_demo.service.schemas import EmbeddingsRequest, StoreSearchRequest
 from rag_demo.service.search_routes import check_model, check_texts, embed_texts
 from rag_demo.service.service import service_of
 
-__all__ = ["router"]
-
 _STORE = "index"
 _MAX_ATTRIBUTE_CHARS = 512  # OpenAI's limit
 _BEST_FUSED = 2 / 61  # the score of a document that is first by words and by meaning
@@ -105,7 +103,7 @@ async def search(request: Request, store: Store, body: StoreSearchRequest) -> Re
     threshold = body.ranking_options.score_threshold if body.ranking_options else None
     mode = "dense" if threshold else "hybrid"
     options = SearchOptions(body.max_num_results, threshold or None, where, mode)
-    found: list[list[SearchResult]] = await service.run(request, Job("search", queries, options))
+    found: list[list[SearchResult]] = await service.run(request, [Job("search", queries, options)])
     # Several queries are one search: each document counts with its best result.
     best: dict[str, SearchResult] = {}
     for result in sorted((each for results in found for each in results), key=lambda r: -r.score):

@@ -17,15 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-__all__ = [
-    "ClientGoneError",
-    "Problem",
-    "invalid_status",
-    "overloaded",
-    "problem_response",
-    "raise_problem",
-]
-
 _MAX_CHARS = 300  # of one field of an error
 _MAX_ERRORS = 10
 _TEI_PATHS = ("/embed", "/rerank", "/info")

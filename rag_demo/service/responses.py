@@ -12,8 +12,6 @@ from starlette.responses import Response
 
 from rag_demo.service.problems import Problem
 
-__all__ = ["json_response"]
-
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _DEPTH = 3  # Lists and mappings down to this level are written item by item.
 _TURN_BYTES = 1 << 16

@@ -11,16 +11,6 @@ from rag_demo.searching.arguments import MODES
 from rag_demo.service.filters import StoreFilter, Where
 from rag_demo.service.settings import Limits
 
-__all__ = [
-    "DocumentsRequest",
-    "EmbedRequest",
-    "EmbeddingsRequest",
-    "OpenAIRerankRequest",
-    "RerankRequest",
-    "SearchRequest",
-    "StoreSearchRequest",
-]
-
 _DEFAULTS = Limits()  # For the description; the routes check the limits of the settings.
 _MAX_FIELDS = 100  # of a request, with unknown fields
 

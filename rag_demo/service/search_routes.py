@@ -26,8 +26,6 @@ from rag_demo.service.schemas import (
 from rag_demo.service.service import Service, service_of
 from rag_demo.vectors import Vectors
 
-__all__ = ["check_model", "check_texts", "embed_texts", "router"]
-
 router = APIRouter()
 
 
@@ -73,7 +71,7 @@ async def embed_texts(
     dimensions: int | None,
     tokens: Any,
 ) -> tuple[Vectors, int]:
-    """Embed texts in jobs of a batch's size, so that other requests get their turn in between.
+    """Embed texts.
 
     Returns:
         The vectors, shape (n, d), float32, and the number of tokens.
@@ -82,15 +80,13 @@ async def embed_texts(
         Problem: The client requests another dimension than the model's.
     """
     service = service_of(request)
-    size, deadline = service.settings.limits.batch_texts, service.deadline()
-    rows: list[tuple[Any, int]] = []
-    for start in range(0, len(texts), size):
-        kind: Any = "query" if are_queries else "document"
-        job = Job(kind, texts[start : start + size], tokens=tokens)
-        rows += await service.batcher.run(request, job, deadline, is_continuation=start > 0)
-        if dimensions not in (None, len(rows[0][0])):
-            detail = f"the vectors of this model have {len(rows[0][0])} dimensions"
-            raise Problem(invalid_status(request.url.path), detail, param="dimensions")
+    dimension = service.engine.embedder.dimension
+    if dimensions not in (None, dimension):
+        detail = f"the vectors of this model have {dimension} dimensions"
+        raise Problem(invalid_status(request.url.path), detail, param="dimensions")
+    kind: Any = "query" if are_queries else "document"
+    jobs = (Job(kind, part, tokens=tokens) for part in service.parts(texts))
+    rows = await service.run(request, jobs)
     return np.asarray([vector for vector, _ in rows], "<f4"), sum(count for _, count in rows)
 
 
@@ -115,7 +111,7 @@ async def search(request: Request, body: SearchRequest) -> Response:
         raise Problem(413, detail, param="top_k")
     mode = body.mode or ("hybrid" if body.min_score is None else "dense")
     options = SearchOptions(body.top_k, body.min_score, body.where, mode)  # type: ignore[arg-type]
-    found: list[list[SearchResult]] = await service.run(request, Job("search", queries, options))
+    found: list[list[SearchResult]] = await service.run(request, [Job("search", queries, options)])
     batches = [
         [{**each._asdict(), "metadata": public_metadata(each.metadata)} for each in results]
         for results in found
@@ -154,11 +150,8 @@ async def _rank(request: Request, query: str, texts: Sequence[str]) -> list[tupl
         raise Problem(404, "no reranker is configured; start the service with --reranker NAME")
     check_texts(request, [query], 1, "query")
     check_texts(request, texts, service.settings.limits.texts, "texts")
-    size, deadline = service.settings.limits.batch_texts, service.deadline()
-    scores: list[float] = []
-    for start in range(0, len(texts), size):  # Other requests get their turn in between.
-        job = Job("rerank", texts[start : start + size], query=query)
-        scores += await service.batcher.run(request, job, deadline, is_continuation=start > 0)
+    jobs = (Job("rerank", part, query=query) for part in service.parts(texts))
+    scores = await service.run(request, jobs)
     return sorted(((score, row) for row, score in enumerate(scores)), key=lambda p: (-p[0], p[1]))
 
 

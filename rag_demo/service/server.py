@@ -16,23 +16,13 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from rag_demo.errors import RagDemoError
 from rag_demo.service import metrics
 from rag_demo.service.app import create_app
 from rag_demo.service.engine import LoadModel
 from rag_demo.service.settings import Settings
-
-__all__ = [
-    "ALIVE",
-    "RELOADED",
-    "RELOAD_OTHERS",
-    "SERVES",
-    "Report",
-    "bind",
-    "run_server",
-    "supervisor_ended",
-]
 
 log = logging.getLogger("rag_demo.service")
 SERVES, ALIVE, RELOADED, RELOAD_OTHERS = "serves", "alive", "reloaded", "reload others"
@@ -96,22 +86,7 @@ def run_server(
         Exception: The service could not start.
     """
     app = create_app(settings, load_model=load_model)
-    connections = _allowed_connections(settings.limits.connections)
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,  # Any client can send them.
-        server_header=False,
-        limit_concurrency=4 * connections,  # Idle connections are closed long before.
-        timeout_keep_alive=math.ceil(settings.limits.header_s),
-        backlog=max(1, min(_ACCEPTED_AT_ONCE, connections // 4)),
-        timeout_graceful_shutdown=math.ceil(settings.limits.answer_s),
-    )
-    server = _Server(config, settings, connections, supervisor, report)
+    server = _Server(app, settings, supervisor, report)
     try:
         with listener:
             server.run([listener])
@@ -163,14 +138,28 @@ class _Server(uvicorn.Server):
 
     def __init__(
         self,
-        config: uvicorn.Config,
+        app: FastAPI,
         settings: Settings,
-        connections: int,
         supervisor: socket.socket | None,
         report: Report,
     ) -> None:
+        self._connections = _allowed_connections(settings.limits.connections)
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # Any client can send them.
+            server_header=False,
+            limit_concurrency=4 * self._connections,  # Idle connections are closed long before.
+            timeout_keep_alive=math.ceil(settings.limits.header_s),
+            backlog=max(1, min(_ACCEPTED_AT_ONCE, self._connections // 4)),
+            timeout_graceful_shutdown=math.ceil(settings.limits.answer_s),
+        )
         super().__init__(config)
-        self._settings, self._connections = settings, connections
+        self._app, self._settings = app, settings
         self._supervisor, self._report = supervisor, report
         self._idle_since: dict[Any, float] = {}
         self._stops_at: float | None = None
@@ -187,7 +176,7 @@ class _Server(uvicorn.Server):
         errors.disabled = False
         if not self.started:
             return
-        self._service = self.config.app.state.service  # type: ignore[union-attr]
+        self._service = self._app.state.service
         self._service.on_reload = lambda: self._report(RELOAD_OTHERS)
         if self._supervisor is not None:
             loop.add_reader(self._supervisor, self._check_supervisor, self._supervisor)

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,8 +24,6 @@ from rag_demo.service.threads import DaemonThread
 from rag_demo.store.index_format import read_manifest
 from torch_utils import CleanupReport, ModelInUseError, memory_snapshot
 from torch_utils.report import format_bytes
-
-__all__ = ["Service", "service_of"]
 
 log = logging.getLogger("rag_demo.service")
 _SAMPLE_S = 1.0
@@ -94,13 +92,23 @@ class Service:
             closing.stop()
         log.info("stopped: the models and the index are closed")
 
-    def deadline(self) -> float:
-        """Return when the answer to a new request is due, in seconds of the event loop's clock."""
-        return asyncio.get_running_loop().time() + self.settings.limits.answer_s
+    def parts(self, texts: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Split texts into batches, so that other requests get their turn in between."""
+        size = self.settings.limits.batch_texts
+        return (texts[start : start + size] for start in range(0, len(texts), size))
 
-    async def run(self, request: Request, job: Job) -> Any:
-        """Run the only job of a request; see `Batcher.run`."""
-        return await self.batcher.run(request, job, self.deadline())
+    async def run(self, request: Request, jobs: Iterable[Job]) -> list[Any]:
+        """Run the jobs of a request one after the other; see `Batcher.run`.
+
+        Returns:
+            The answers for the texts of all jobs.
+        """
+        deadline = asyncio.get_running_loop().time() + self.settings.limits.answer_s
+        answers: list[Any] = []
+        for number, job in enumerate(jobs):
+            is_continuation = number > 0
+            answers += await self.batcher.run(request, job, deadline, is_continuation)
+        return answers
 
     async def not_ready(self) -> str:
         """Return why requests cannot be answered; "" if they can."""

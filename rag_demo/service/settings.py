@@ -99,11 +99,6 @@ class Settings:
     drain_s: float = 0.0
     limits: Limits = field(default_factory=Limits)
 
-    @property
-    def model_call_s(self) -> float:
-        """Limit of one call of a model in a process of its own, in seconds."""
-        return min(self.call_timeout_s or self.limits.answer_s, self.limits.answer_s)
-
 
 def is_loopback(host: str | None) -> bool:
     """Return whether an address or a host name is always the local machine."""

@@ -31,8 +31,6 @@ from rag_demo.service.server import (
 from rag_demo.service.settings import Settings
 from torch_utils import exit_on_signals
 
-__all__ = ["run_worker", "run_workers", "worker_command"]
-
 log = logging.getLogger("rag_demo.service")
 _PROGRAM = "import sys; sys.path[:] = {}; import {} as workers; workers.run_worker()"
 _POLL_S = 0.1

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-__all__ = ["DaemonThread"]
-
 
 class DaemonThread:
     """Runs calls one after the other in a daemon thread, until `stop`.

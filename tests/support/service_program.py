@@ -36,15 +36,17 @@ class Service:
         log: The lines on standard error so far.
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], port: int | None = None) -> None:
         self.process = process
         self.log: list[str] = []
-        assert process.stdout is not None
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
-        line = process.stdout.readline()
-        assert line, self.output()
-        self.port = int(line)
+        if port is None:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, self.output()
+            port = int(line)
+        self.port = port
 
     def _read(self) -> None:
         if self.process.stderr is not None:

@@ -70,28 +70,19 @@ def test_failed_load_is_retried_until_ready(index: Path) -> None:
         return Embedder()
 
     async def main() -> None:
-        from support.serving import httpx, make_app
+        async with serving(index, load=load) as client:
 
-        app = make_app(index, load)
-        async with app.router.lifespan_context(app) as state:
+            async def has_status(status: int) -> bool:
+                return bool((await client.get("/readyz")).status_code == status)
 
-            async def with_state(scope: Any, receive: Any, send: Any) -> None:
-                await app({**scope, "state": dict(state)}, receive, send)
-
-            transport = httpx.ASGITransport(with_state)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-
-                async def readiness(status: int) -> bool:
-                    return bool((await http.get("/readyz")).status_code == status)
-
-                assert await readiness(200)
-                assert (await http.post("/admin/models/hashed/unload")).status_code == 200
-                broken.set()
-                body = {"query": "a", "mode": "dense"}
-                assert (await http.post("/search", json=body)).status_code == 503
-                assert await readiness(503)
-                broken.clear()
-                await wait_for_async(lambda: readiness(200))
+            assert await has_status(200)
+            assert (await client.post("/admin/models/hashed/unload")).status_code == 200
+            broken.set()
+            body = {"query": "a", "mode": "dense"}
+            assert (await client.post("/search", json=body)).status_code == 503
+            assert await has_status(503)
+            broken.clear()
+            await wait_for_async(lambda: has_status(200))
 
     asyncio.run(main())
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rag_demo import EmbeddingModel, FaissRetriever
 from rag_demo.service.supervisor import worker_command
 from support.programs import ROOT, TIMEOUT_S, UNDER_CLEAN_EXIT
+from support.service_program import Service
 from support.serving import TEXTS
 from support.waiting import is_there, wait_for
 
@@ -39,28 +36,8 @@ def real_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Service:
-    """``rag-demo serve --workers 2`` and its log."""
-
-    def __init__(self, index: Path, temporary: Path, *under: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        options = ["--index", str(index), "--retriever", "faiss", "--workers", "2"]
-        self.process = subprocess.Popen(
-            [sys.executable, *under, "-m", "rag_demo", "serve", *options, "--port", str(self.port)],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(temporary)},
-        )
-        self.log: list[str] = []
-        self.reader = threading.Thread(target=self.read)
-        self.reader.start()
-
-    def read(self) -> None:
-        assert self.process.stderr is not None
-        self.log.extend(self.process.stderr)
+class Workers(Service):
+    """``rag-demo serve --workers 2``."""
 
     def count(self, words: str) -> int:
         """Count the lines of the log that contain ``words``."""
@@ -73,52 +50,54 @@ class Service:
 
         wait_for(has_lines)
 
-    def workers(self) -> list[int]:
+    def pids(self) -> list[int]:
         """Return the ids of the processes that have served."""
         return [int(pid) for pid in re.findall(r"serving at .* process (\d+)", "".join(self.log))]
 
-    def ask(self, path: str, body: Any = None) -> str:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"content-type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return str(answer.read().decode())
+    def metrics(self) -> str:
+        return self.ask("/metrics")[1]
 
-    def search(self) -> str:
-        answer = json.loads(self.ask("/search", {"query": TEXTS[1], "mode": "dense"}))
-        return str(answer["results"][0]["id"])
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(TIMEOUT_S)
+    def best(self) -> str:
+        """Return the id of the best result of a search."""
+        body = {"query": TEXTS[1], "mode": "dense"}
+        return str(self.ask_json("/search", body)["results"][0]["id"])
 
 
 @contextlib.contextmanager
-def serve(index: Path, temporary: Path, *under: str) -> Iterator[Service]:
+def serve(index: Path, temporary: Path, *under: str) -> Iterator[Workers]:
     """Start a service and wait until both workers serve."""
-    service = Service(index, temporary, *under)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ["--index", str(index), "--retriever", "faiss", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, *under, "-m", "rag_demo", "serve", *options, "--port", str(port)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(temporary)},
+    )
+    service = Workers(process, port)
     try:
         service.wait_for_lines(2, "serving at")
         yield service
     finally:
-        if service.process.poll() is None:
-            service.process.kill()
-        service.process.wait(TIMEOUT_S)
-        service.reader.join(TIMEOUT_S)
-        assert service.process.stderr is not None
-        service.process.stderr.close()
+        process.kill()
+        service.output()
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 def test_workers_reload_and_stop(real_index: Path, tmp_path: Path) -> None:
     """SIGHUP and ``/admin/reload`` reach each worker once; the metrics cover both."""
     with serve(real_index, tmp_path, *UNDER_CLEAN_EXIT) as service:
-        assert service.search() == "1"
+        assert service.best() == "1"
         service.process.send_signal(signal.SIGHUP)
         service.wait_for_lines(2, "reloaded")
-        service.ask("/admin/reload", {})
+        service.ask_json("/admin/reload", method="POST")
         service.wait_for_lines(4, "reloaded")
-        assert service.search() == "1"
-        assert 'torch_utils_model_loaded{model="all-MiniLM-L6-v2"} 2.0' in service.ask("/metrics")
+        assert service.best() == "1"
+        assert 'torch_utils_model_loaded{model="all-MiniLM-L6-v2"} 2.0' in service.metrics()
         assert service.stop() == 143
     assert service.count("clean-exit: clean") == 1
     assert service.count("reloaded") == 4
@@ -128,7 +107,7 @@ def test_workers_reload_and_stop(real_index: Path, tmp_path: Path) -> None:
 def test_workers_reload_one_after_the_other(real_index: Path, tmp_path: Path) -> None:
     """While the first worker is stopped, the second one waits for its turn."""
     with serve(real_index, tmp_path) as service:
-        first = min(service.workers())
+        first = min(service.pids())
         os.kill(first, signal.SIGSTOP)
         service.process.send_signal(signal.SIGHUP)
         time.sleep(1)
@@ -141,13 +120,13 @@ def test_workers_reload_one_after_the_other(real_index: Path, tmp_path: Path) ->
 def test_ended_worker_is_replaced(real_index: Path, tmp_path: Path) -> None:
     """The other worker answers meanwhile. A stopped worker ends with the service."""
     with serve(real_index, tmp_path) as service:
-        first, _ = service.workers()
+        first, _ = service.pids()
         os.kill(first, signal.SIGTERM)
         wait_for(lambda: not is_there(first))
-        assert service.search() == "1"
+        assert service.best() == "1"
         service.wait_for_lines(3, "serving at")
-        assert service.search() == "1"
-        *_, last = workers = service.workers()
+        assert service.best() == "1"
+        *_, last = workers = service.pids()
         os.kill(last, signal.SIGSTOP)
         assert service.stop() == 143
     assert not any(map(is_there, workers))
@@ -155,12 +134,12 @@ def test_ended_worker_is_replaced(real_index: Path, tmp_path: Path) -> None:
 
 def test_silent_worker_is_replaced(real_index: Path, tmp_path: Path) -> None:
     with serve(real_index, tmp_path) as service:
-        first, _ = service.workers()
+        first, _ = service.pids()
         os.kill(first, signal.SIGSTOP)
         service.wait_for_lines(1, "does not answer and is killed")
         service.wait_for_lines(3, "serving at")
         assert not is_there(first)
-        usage = json.loads(service.ask("/v1/embeddings", {"input": ["hello world"]}))["usage"]
+        usage = service.ask_json("/v1/embeddings", {"input": ["hello world"]})["usage"]
         assert usage == {"prompt_tokens": 4, "total_tokens": 4}
         assert service.stop() == 143
 
@@ -169,18 +148,18 @@ def test_workers_end_when_their_supervisor_is_killed(real_index: Path, tmp_path:
     """They remove its files, and no files of a running service."""
     with serve(real_index, tmp_path) as killed:
         left_behind = set(tmp_path.iterdir())
-        assert killed.search() == "1"
+        assert killed.best() == "1"
         with serve(real_index, tmp_path) as running:
             assert left_behind < set(tmp_path.iterdir())
-            assert "torch_utils_model_loaded" in killed.ask("/metrics")
+            assert "torch_utils_model_loaded" in killed.metrics()
             killed.process.kill()
             killed.process.wait(TIMEOUT_S)
-            wait_for(lambda: not any(map(is_there, killed.workers())))
+            wait_for(lambda: not any(map(is_there, killed.pids())))
             (tmp_path / "of others").mkdir()
             with serve(real_index, tmp_path) as again:
                 assert not left_behind & set(tmp_path.iterdir())
-                assert "torch_utils_model_loaded" in running.ask("/metrics")
-                assert again.search() == running.search() == "1"
+                assert "torch_utils_model_loaded" in running.metrics()
+                assert again.best() == running.best() == "1"
                 assert again.stop() == 143
             assert running.stop() == 143
     assert list(tmp_path.iterdir()) == [tmp_path / "of others"]
