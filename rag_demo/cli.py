@@ -8,6 +8,8 @@ import gc
 import os
 import signal
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
@@ -24,6 +26,7 @@ def main() -> NoReturn:
     Nothing is said where the reader of the output has gone away, as ``head`` does: exit code 1.
     """
     try:
+        _check_torch_utils()
         # Imported here, where a Ctrl-C is no traceback any more.
         from torch_utils import is_out_of_memory
 
@@ -63,6 +66,17 @@ def main() -> NoReturn:
         is_output = _unwritable(sys.stdout) is not None
         _fail(f"{'the output' if is_output else 'a file'} cannot be written or read: {error}")
     _leave(code)
+
+
+def _check_torch_utils() -> None:
+    """Refuse a package of the same name, which other projects have too."""
+    spec = find_spec("torch_utils")
+    found = Path(spec.origin or "") if spec is not None else Path()
+    if found.parent.resolve() != Path(__file__).resolve().parents[1] / "torch_utils":
+        raise RagDemoError(
+            f"Python finds another torch_utils at {str(found.parent)!r}; rename that folder, or "
+            "remove it from PYTHONPATH and the current directory"
+        )
 
 
 def _open_streams() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import torch_utils
-from support.programs import ROOT
+from support.programs import IMPORT_PATH, ROOT
 
 
 def test_wheel_contains_three_packages(tmp_path: Path) -> None:
@@ -45,6 +46,28 @@ def test_wheel_contains_three_packages(tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {program}"],
         check=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [(["rag_demo", "--help"], 2), (["clean_exit", "-c", "pass"], 0)]
+)
+def test_commands_name_another_torch_utils(command: list[str], code: int, tmp_path: Path) -> None:
+    """Other projects have a folder of this name, which the current directory puts in front."""
+    (tmp_path / "torch_utils").mkdir()
+    (tmp_path / "torch_utils" / "__init__.py").write_text("raise OSError('another project')")
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if str(tmp_path / "torch_utils") in line]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
