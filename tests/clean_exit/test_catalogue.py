@@ -5,10 +5,12 @@ from __future__ import annotations
 import configparser
 import contextlib
 import io
+import json
 import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,6 +95,19 @@ def test_an_unknown_name(
 
     assert all(name in ask("what") for name in names)
     assert said in ask(other)
+
+
+def test_page_of_lint_findings_matches_its_data() -> None:
+    path = ROOT / "tests" / "acceptance" / "lint" / "judged_findings.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    page = (ROOT / "docs" / "lint-findings.md").read_text(encoding="utf-8")
+    for rule in RULES:
+        judgements = Counter(re.split("[ :]", r["judgement"])[0] for r in rows if r["rule"] == rule)
+        counts = [judgements[one] for one in ("right", "narrowly", "wrong")]
+        assert f"| `{rule}` | {' | '.join(map(str, counts))} |" in page
+    wrong = [row for row in rows if row["judgement"].startswith("wrong")]
+    listed = re.findall(r"^\| (.+) \| `(.+):(\d+)` \| `(.+)` \|", page, re.MULTILINE)
+    assert listed == [(r["of"], r["path"], str(r["line"]), r["rule"]) for r in wrong]
 
 
 # Those whose programs take long, or need torch, are slow.
