@@ -38,7 +38,7 @@ def main() -> None:
             scores = evaluate(collection, searching(retriever, mode))
             print_scores(f"{options.beir.name}, {mode}", scores)
             rows[mode] = {metric: asdict(score) for metric, score in scores.items()}
-    questions = len(collection.questions)
+    questions = len(collection.queries)
     write(
         f"quality_{options.beir.name}",
         {

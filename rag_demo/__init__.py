@@ -1,4 +1,4 @@
-"""A small real RAG retriever on torch_utils: what the library is for, and its first user."""
+"""A reference RAG retriever built on torch_utils."""
 
 from __future__ import annotations
 

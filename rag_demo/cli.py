@@ -1,4 +1,4 @@
-"""``rag-demo``: runs a command; whatever goes wrong is one line on stderr."""
+"""``rag-demo``: runs a command, and prints an error as one line on stderr."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ from rag_demo.printable import on_one_line
 
 __all__ = ["main"]
 
-_BROKEN_PIPE = 1  # as click has it, and the documentation of Python's signals
+_BROKEN_PIPE = 1  # as in click and in the documentation of Python's signals
 
 
 def main() -> NoReturn:
-    """Run a command; an error is one line on stderr and exit code 2.
+    """Run a command. An error is one line on stderr and exit code 2.
 
-    Nothing is said where the reader of the output has gone away, as ``head`` does: exit code 1.
+    If the reader of the output has gone away, as ``head`` does, the exit code is 1.
     """
     try:
         _check_torch_utils()
-        # Imported here, where a Ctrl-C is no traceback any more.
+        # Imported inside the block, where Ctrl-C shows no traceback.
         from torch_utils import is_out_of_memory
 
-        # All files are closed by then, and the end of the process gives back the rest: nothing
-        # has to walk the heap once more.
+        # All files are closed at exit, so a last garbage collection would only take time.
         atexit.register(gc.freeze)
         _open_streams()
-        # The commands need the extra ``rag``, click first of all: without it this says so.
+        # Without the extra ``rag`` this raises ModuleNotFoundError for click.
         from rag_demo.commands import run
 
         code = run(sys.argv[1:])
         sys.stdout.flush()
     except RagDemoError as error:
         _fail(str(error))
-    except SystemExit:  # By a signal, which has its own exit code.
+    except SystemExit:  # A signal has its own exit code.
         _settle()
         raise
     except KeyboardInterrupt:
@@ -50,15 +49,15 @@ def main() -> NoReturn:
         _leave(_BROKEN_PIPE)
     except ModuleNotFoundError as error:
         _fail(f"{error}; {HOW_TO_INSTALL}")
-    except ImportError as error:  # It is there, but there is no memory for it, or something else.
+    except ImportError as error:  # For lack of memory, for example.
         _fail(f"a library cannot be loaded: {error}")
     except (MemoryError, RuntimeError) as error:
-        # torch's are RuntimeErrors, and so is that of a thread which gets no memory.
+        # torch raises RuntimeError for lack of memory, and so does a thread that cannot start.
         if not is_out_of_memory(error) and "can't start new thread" not in str(error):
             raise
         _fail(
-            "there is not enough memory; a smaller --batch-size needs less, "
-            f"and so do fewer --workers ({on_one_line(error) or type(error).__name__})"
+            "there is not enough memory; use a smaller --batch-size "
+            f"or fewer --workers ({on_one_line(error) or type(error).__name__})"
         )
     except OSError as error:
         if error.filename is not None:
@@ -80,10 +79,10 @@ def _check_torch_utils() -> None:
 
 
 def _open_streams() -> None:
-    """See to it that there are the three streams, and that they take every character.
+    """Replace closed standard streams, and let the output streams accept every character.
 
-    Where one is closed, the next file that is opened would get its number, and what is printed.
-    Writing to a closed stdout is an error, as it should be; what goes to stderr is dropped.
+    Otherwise the next file would get the number of a closed stream, and with it the output.
+    Writing to a closed stdout stays an error; output to a closed stderr is dropped.
     """
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
@@ -103,7 +102,7 @@ def _open_streams() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    with contextlib.suppress(OSError, ValueError):  # Nobody can be told.
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed or full.
         sys.stderr.write(f"rag-demo: error: {on_one_line(message)}\n")
         sys.stderr.flush()
     _leave(2)
@@ -115,13 +114,13 @@ def _leave(code: int) -> NoReturn:
 
 
 def _settle() -> None:
-    """Prepare for the end: what cannot be written is said once, and not by the interpreter.
+    """Prepare for exit, so that the interpreter prints no further error.
 
-    Everything is closed, so a Ctrl-C from here on ends the process on the spot: as an exception
-    it would come out of whatever the interpreter does at its end, with a traceback.
+    Everything is closed, so Ctrl-C may end the process at once. As an exception, it would show a
+    traceback from the interpreter's shutdown.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        with contextlib.suppress(ValueError):  # In another thread none is raised.
+        with contextlib.suppress(ValueError):  # Only the main thread may set a handler.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if _unwritable(stream) is not None:
@@ -132,7 +131,7 @@ def _settle() -> None:
 
 
 def _unwritable(stream: TextIO) -> Exception | None:
-    """Return why what was printed cannot be written; None if it can."""
+    """Return why the output cannot be written, or None."""
     try:
         stream.flush()
     except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""What the commands show: progress on a terminal, answers as tables, as lines or as JSON on stdout.
+"""The output of the commands: progress on a terminal; results as tables, lines or JSON.
 
-Whatever comes from documents, files and models passes `rag_demo.printable` on its way.
+Text from documents, files and models passes `rag_demo.printable` first.
 """
 
 from __future__ import annotations
@@ -9,63 +9,72 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rag_demo.printable import on_one_line
-from rag_demo.retriever import SearchResult
+from rag_demo.searching.results import SearchResult
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from rag_demo.evaluate import Score
     from rag_demo.memory_comparison import MemoryRelease
 
-__all__ = ["Printer", "counting", "print_releases", "print_scores", "progress"]
+__all__ = ["Printer", "print_releases", "print_scores", "progress"]
 
-_TABLE_CHARS = 300  # of an answer's text in a table
-_Around = Mapping[str, tuple[list[str], list[str]]]
+_TABLE_CHARS = 300  # of a result's text in a table
+_Context = Mapping[str, tuple[list[str], list[str]]]
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int | None, show: str = "auto") -> Iterator[Callable[..., None]]:
-    """Show a bar; yields what advances it, by a count, and a part of the total if it is none.
+def progress(
+    label: str, total: int | None, show: str = "auto", *, transient: bool = False
+) -> Iterator[Callable[..., None]]:
+    """Show a progress bar, and yield the function that advances it.
+
+    The function gets a count, and the advance towards the total if that differs from the count.
 
     Args:
-        what: Is going on.
-        total: How much there is to do; None if nobody knows.
-        show: "auto": on stderr if that is a terminal. "terminal": on the terminal that the
-            program was started from, wherever stderr goes; no bar where there is none, or
-            another program has it. "none": no bar.
+        label: What is being done.
+        total: How much there is to do, or None if that is unknown.
+        show: "auto" shows it on stderr if that is a terminal. "terminal" shows it on the
+            controlling terminal, if this is the foreground program. "none" shows nothing.
+        transient: Whether to remove the bar at the end.
     """
-    with _stream_of(show) as stream:
+    with _stream(show) as stream:
         if stream is None:
             yield lambda count, part=None: None
-        else:
-            with _bar(what, total, stream) as advance:
-                yield advance
-
-
-@contextlib.contextmanager
-def counting(what: str, show: str = "auto") -> Iterator[Callable[[int], None]]:
-    """Show a count that grows, and is gone at the end; see `progress`."""
-    with _stream_of(show) as stream:
-        if stream is None:
-            yield lambda count: None
             return
         from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = SpinnerColumn(), TextColumn("{task.description}: {task.completed:.0f}")
-        with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-            task = bar.add_task(_as_markup(what), total=None)
-            yield lambda count: bar.advance(task, count)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(file=stream), transient=transient) as bar:
+            task = bar.add_task(_as_markup(label), total=total, state="")
+            done, started_s = 0, time.monotonic()
+
+            def advance(count: int, part: int | None = None) -> None:
+                nonlocal done
+                done += count
+                of = "" if part is not None or total is None else f"/{total:,}"
+                rate = done / max(time.monotonic() - started_s, 1e-3)
+                state = f"{done:,}{of} {rate:,.0f}/s"
+                bar.update(task, advance=count if part is None else part, state=state)
+
+            yield advance
 
 
 @contextlib.contextmanager
-def _stream_of(show: str) -> Iterator[TextIO | None]:
-    """Open where progress is shown, if it is."""
+def _stream(show: str) -> Iterator[TextIO | None]:
     stream: TextIO | None = sys.stderr if show == "auto" else None
     with contextlib.ExitStack() as stack:
         if show == "terminal":
@@ -76,50 +85,15 @@ def _stream_of(show: str) -> Iterator[TextIO | None]:
 
 
 def _open_terminal() -> TextIO | None:
-    """Open the terminal of this process's session, if this is the program in its foreground."""
+    """Open the controlling terminal, if this is the program in its foreground."""
     try:
         terminal = Path("/dev/tty").open("w", encoding="utf-8")  # noqa: SIM115  (the caller does)
-    except OSError:  # There is none, or no such file on this system.
+    except OSError:
         return None
     if os.tcgetpgrp(terminal.fileno()) == os.getpgrp():
         return terminal
     terminal.close()
     return None
-
-
-@contextlib.contextmanager
-def _bar(what: str, total: int | None, stream: TextIO) -> Iterator[Callable[..., None]]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    class Rate(ProgressColumn):
-        """How many are done in a second, of what is counted."""
-
-        def render(self, task: Task) -> str:
-            elapsed = task.finished_time or task.elapsed
-            return f"{task.fields['count'] / elapsed:.0f}/s" if elapsed else ""
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}"))
-    with Progress(*columns, Rate(), TimeRemainingColumn(), console=Console(file=stream)) as bar:
-        task = bar.add_task(_as_markup(what), total=total, count=0, shown="")
-        done = 0
-
-        def advance(count: int, part: int | None = None) -> None:
-            nonlocal done
-            done += count
-            is_part = part is not None or total is None
-            texts = "text" if done == 1 else "texts"
-            shown = f"{done:,} {texts}" if is_part else f"{done}/{total}"
-            bar.update(task, advance=count if part is None else part, count=done, shown=shown)
-
-        yield advance
 
 
 def _as_markup(text: object) -> str:
@@ -129,13 +103,13 @@ def _as_markup(text: object) -> str:
 
 
 class Printer:
-    """Prints answers on stdout.
+    """Prints results on stdout.
 
     Args:
-        layout: "table", "plain" (a line for each answer: rank, score, place and text, with tabs
-            between them), "json" (a line for each question), or "auto": a table on a terminal,
-            else plain.
-        rank_scores: Whether scores are small sums of ranks.
+        layout: "table"; "plain" (a line for each result: rank, score, place and text, separated
+            by tabs); "json" (a line for each query); or "auto": a table on a terminal, else
+            plain.
+        rank_scores: Whether scores are sums of reciprocal ranks, which are small.
     """
 
     def __init__(self, layout: str, *, rank_scores: bool) -> None:
@@ -146,131 +120,132 @@ class Printer:
 
     def show(
         self,
-        question: str,
+        query: str,
         results: Sequence[SearchResult],
-        around: _Around | None = None,
+        context: _Context | None = None,
         *,
-        several: bool = False,
+        with_query: bool = False,
     ) -> None:
-        """Print the answers to a question.
+        """Print the results of a query.
 
         Args:
-            question: What was asked.
-            results: The answers.
-            around: Texts before and after answers, by their ids.
-            several: Whether there are other questions, and this one has to be named.
+            query: The query.
+            results: The results.
+            context: The texts before and after results, by their ids.
+            with_query: Whether plain lines begin with the query.
         """
-        around = around or {}
+        context = context or {}
         if self._layout == "json":
-            self._json(question, results, around)
+            self._json(query, results, context)
+        elif not results:
+            message = f"nothing was found for: {on_one_line(query)}\n"
+            if self._layout == "table":
+                sys.stdout.write(message)
+            else:
+                sys.stdout.write(f"# {on_one_line(query)}\n" * with_query)
+                sys.stderr.write(f"rag-demo: {message}")
         elif self._layout == "table":
-            self._table(question, results, around)
+            self._table(query, results, context)
         else:
-            self._plain(question, results, around, several)
+            self._plain(query, results, context, with_query)
         sys.stdout.flush()
 
-    def _json(self, question: str, results: Sequence[SearchResult], around: _Around) -> None:
-        answers: list[dict[str, Any]] = []
+    def _json(self, query: str, results: Sequence[SearchResult], context: _Context) -> None:
+        records: list[dict[str, Any]] = []
         for result in results:
-            answer = {**result._asdict(), "place": place_of(result)}
-            if result.id in around:
-                answer["before"], answer["after"] = around[result.id]
-            answers.append(answer)
-        sys.stdout.write(json.dumps({"question": question, "results": answers}) + "\n")
+            record = {**result._asdict(), "place": _place(result)}
+            if result.id in context:
+                record["before"], record["after"] = context[result.id]
+            records.append(record)
+        sys.stdout.write(json.dumps({"question": query, "results": records}) + "\n")
 
     def _plain(
-        self, question: str, results: Sequence[SearchResult], around: _Around, several: bool
+        self, query: str, results: Sequence[SearchResult], context: _Context, with_query: bool
     ) -> None:
-        if several:
-            sys.stdout.write(f"# {on_one_line(question)}\n")
+        sys.stdout.write(f"# {on_one_line(query)}\n" * with_query)
         for result in results:
-            before, after = around.get(result.id, ([], []))
-            text = on_one_line("\n".join([*before, _text_of(result), *after]))
-            place = on_one_line(place_of(result))
+            before, after = context.get(result.id, ([], []))
+            text = on_one_line("\n".join([*before, _text(result), *after]))
+            place = on_one_line(_place(result))
             score = f"{result.score:.{self._digits}f}"
             sys.stdout.write(f"{result.rank}\t{score}\t{place}\t{text}\n")
-        if not results:
-            sys.stderr.write(f"rag-demo: nothing was found for: {on_one_line(question)}\n")
 
-    def _table(self, question: str, results: Sequence[SearchResult], around: _Around) -> None:
+    def _table(self, query: str, results: Sequence[SearchResult], context: _Context) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        console = _console()
-        asked = Text(on_one_line(question), style="bold")
-        if not results:
-            console.print(Text("nothing was found for: ") + asked)
-            return
-        table = Table(title=asked, title_justify="left", expand=True)
+        title = Text(on_one_line(query), style="bold")
+        table = Table(title=title, title_justify="left", expand=True)
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("score", justify="right", no_wrap=True)
         table.add_column("text", ratio=3)
         table.add_column("source", ratio=2, overflow="fold")
         for result in results:
-            text = on_one_line(_text_of(result))
-            answer = Text(text if len(text) <= _TABLE_CHARS else f"{text[: _TABLE_CHARS - 3]}...")
-            before, after = around.get(result.id, ([], []))
+            text = on_one_line(_text(result))
+            shortened = Text(
+                text if len(text) <= _TABLE_CHARS else f"{text[: _TABLE_CHARS - 3]}..."
+            )
+            before, after = context.get(result.id, ([], []))
             if before or after:
-                answer.stylize("bold")
+                shortened.stylize("bold")
             parts = [Text(on_one_line(each), style="not bold") for each in (*before, *after)]
-            parts.insert(len(before), answer)
+            parts.insert(len(before), shortened)
             table.add_row(
                 str(result.rank),
                 f"{result.score:.{self._digits}f}",
                 Text("\n").join(parts),
-                Text(on_one_line(place_of(result))),
+                Text(on_one_line(_place(result))),
             )
-        console.print(table)
+        _console().print(table)
 
 
-def place_of(result: SearchResult) -> str:
-    """Name where an answer can be opened: a file and a line, a page, a cell, an anchor."""
+def _place(result: SearchResult) -> str:
+    """Return where a result can be opened: a file with its line, page, cell or anchor."""
     metadata = result.metadata
     place = metadata.get("path")
     if not isinstance(place, str):
         return str(metadata.get("source", result.id))
-    # From here a file below this folder can be opened by a shorter name.
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # The file may be elsewhere.
         place = str(Path(place).relative_to(Path.cwd()))
-    if "line" in metadata:
-        place += f":{metadata['line']}"
-    if "page" in metadata:
-        place += f"#page={metadata['page']}"
-    if "cell" in metadata:
-        place += f" cell {metadata['cell']}"
-    if "anchor" in metadata:
-        place += f" #{metadata['anchor']}"
-    return place
+    for name, form in (("line", ":{}"), ("page", "#page={}"), ("cell", " cell {}")):
+        if name in metadata:
+            place += form.format(metadata[name])
+    return f"{place} #{metadata['anchor']}" if "anchor" in metadata else place
 
 
-def _text_of(result: SearchResult) -> str:
+def _text(result: SearchResult) -> str:
     start, stop = result.passage or (0, len(result.text))
     return result.text[start:stop]
 
 
 def _console() -> Console:
-    """Make what prints tables: for a program that reads them, with lines of a fixed width."""
+    """Return the console for tables. A pipe gets lines of a fixed width."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
-def print_releases(found: Sequence[MemoryRelease]) -> None:
-    """Print what was given back, way by way, as a table."""
+def _small_table(title: str, columns: Sequence[str]) -> Table:
     from rich.table import Table
 
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def print_releases(releases: Sequence[MemoryRelease]) -> None:
+    """Print a table of the memory that each method released."""
     from torch_utils.report import format_bytes
 
-    weights = format_bytes(found[0].weights_bytes)
-    table = Table(
-        title=f"[bold]all-MiniLM-L6-v2, {weights} of weights, after embedding[/bold]",
-        title_justify="left",
+    weights = format_bytes(releases[0].weights_bytes)
+    table = _small_table(
+        f"[bold]all-MiniLM-L6-v2, {weights} of weights, after embedding[/bold]",
+        ("method", "memory taken", "given back", "share", "still held", "time"),
     )
-    for column in ("way", "memory taken", "given back", "share", "still held", "time"):
-        table.add_column(column, justify="left" if column == "way" else "right", no_wrap=True)
-    for each in found:
+    for each in releases:
         table.add_row(
-            each.way,
+            each.method,
             format_bytes(each.taken_bytes),
             format_bytes(each.returned_bytes),
             f"{each.returned_bytes / each.taken_bytes:.0%}",
@@ -281,12 +256,8 @@ def print_releases(found: Sequence[MemoryRelease]) -> None:
 
 
 def print_scores(title: str, scores: Mapping[str, Score]) -> None:
-    """Print metrics with their intervals as a table."""
-    from rich.table import Table
-
-    table = Table(title=_as_markup(title), title_justify="left")
-    for column in ("metric", "mean", "95% interval"):
-        table.add_column(column, justify="left" if column == "metric" else "right")
+    """Print a table of metrics with their intervals."""
+    table = _small_table(_as_markup(title), ("metric", "mean", "95% interval"))
     for metric, score in scores.items():
         table.add_row(metric, f"{score.mean:.4f}", f"{score.low:.4f} to {score.high:.4f}")
     _console().print(table)

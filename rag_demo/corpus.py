@@ -1,4 +1,4 @@
-"""Documents out of folders, files, standard input, or an installed package's docstrings."""
+"""Documents from folders, files, standard input, or an installed package's docstrings."""
 
 from __future__ import annotations
 
@@ -19,25 +19,35 @@ from rag_demo.documents.docstrings import (
     opening_paragraph,
 )
 from rag_demo.documents.document import Document
-from rag_demo.documents.extracted_text import ExtractedText, lines_of
+from rag_demo.documents.extracted_text import ExtractedText, with_lines
 from rag_demo.documents.files import (
+    CANNOT_BE_READ,
+    EMPTY,
     MOST_BYTES,
+    UNKNOWN_KIND,
+    Skipped,
     UnreadableError,
-    files_of,
+    find_files,
     full_path,
     open_file,
     read_bytes,
-    text_of,
+    to_text,
 )
+from rag_demo.documents.formats import MissingReaderError, read_notebook, read_pdf
 from rag_demo.documents.html import read_html
 from rag_demo.documents.json_lines import read_json_lines
-from rag_demo.documents.notebook import read_notebook
 from rag_demo.documents.passages import PASSAGE_CHARS, cut
-from rag_demo.documents.pdf import MissingReaderError, read_pdf
-from rag_demo.documents.skipped import CANNOT_BE_READ, EMPTY, UNKNOWN_KIND, Skipped
 from rag_demo.errors import SourceError
 
-__all__ = ["STDIN", "Document", "Reading", "Skipped", "bytes_of", "is_json_lines", "read_source"]
+__all__ = [
+    "STDIN",
+    "Document",
+    "Reading",
+    "Skipped",
+    "is_json_lines",
+    "read_source",
+    "size_of_source",
+]
 
 STDIN = "-"
 _TEXTS = ("", ".md", ".markdown", ".txt", ".text", ".rst")
@@ -48,18 +58,17 @@ _SUFFIXES = (*_TEXTS, ".py", *_PAGES, ".ipynb", ".pdf", *_LINES)
 
 @dataclass(frozen=True)
 class Reading:
-    """How a source is read.
+    """Options for reading a source.
 
     Attributes:
-        include: Patterns that files of a folder have to match, one at least, whatever their
-            suffix: what is of no known kind is read as plain text.
-        exclude: Patterns of files and folders that are left out.
+        include: Patterns for the files of a folder. A file must match one, if any; then files of
+            an unknown kind are read as plain text.
+        exclude: Patterns of files and folders to skip.
         chunk_size: Characters of a passage.
-        text_field: Under which name an object of JSON lines has its text.
-        lines_are_named: JSON lines without an id are named by their file and number, not by
-            their number alone.
-        on_file: Called with the bytes of each file once all of its documents were taken.
-        on_read: Called with the full path of each file that could be read to its end.
+        text_field: The field of JSON lines that has the text.
+        lines_are_named: Whether the ids of JSON lines without an id include the file's name.
+        on_file: Called with the size of each file after its last document.
+        on_read: Called with the full path of each file that was read to its end.
     """
 
     include: tuple[str, ...] = ()
@@ -71,45 +80,47 @@ class Reading:
     on_read: Callable[[str], object] = lambda path: None
 
 
-_AS_USUAL = Reading()
+_DEFAULT = Reading()
 
 
 def read_source(
     source: str,
     skipped: Skipped,
-    reading: Reading = _AS_USUAL,
+    reading: Reading = _DEFAULT,
     *,
     stdin: io.BufferedReader | None = None,
 ) -> Iterator[Document]:
-    """Read documents from a folder, a file, standard input, or an installed package by its name.
+    """Read documents from a folder, a file, standard input, or an installed package.
 
-    Time and memory are linear in a file, of which at most `MOST_BYTES` are read; JSON lines are
-    taken one by one. No text is left out for being short. A file of a folder that cannot be
-    read is passed over; one that was named is an error.
+    Time and memory are linear in the size of a file, which is at most `MOST_BYTES`. JSON lines are
+    read one by one. In a folder, an unreadable file is skipped; a source that is an unreadable
+    file is an error.
 
     Args:
-        source: A folder; a file of text, Markdown, reStructuredText, Python, HTML, a notebook
-            or PDF, or of JSON objects, one a line; `STDIN`, for text or JSON lines; or a
-            package's name, of which the public docstrings' opening paragraphs are read without
-            importing it.
-        skipped: Filled with what was passed over.
-        reading: How.
-        stdin: What `STDIN` stands for.
+        source: A folder; a file of text, Markdown, reStructuredText, Python, HTML or JSON lines,
+            a notebook or a PDF; `STDIN`, for text or JSON lines; or a package's name, whose
+            public docstrings are read without an import.
+        skipped: Records what was skipped.
+        reading: Options.
+        stdin: The stream for `STDIN`.
+
+    Yields:
+        The documents.
 
     Raises:
-        SourceError: The source is missing, of an unknown kind, or a line is no document.
+        SourceError: The source is missing or of an unknown kind, or a JSON line is invalid.
     """
     if source == STDIN and stdin is not None:
         return _read_stream(stdin, reading)
     if not source:
-        raise SourceError("the source has no name; name a folder, a file or a package")
+        raise SourceError("the source is empty; name a folder, a file or a package")
     path = Path(source)
     if path.is_dir():
         return _read_folder(path, skipped, reading)
     if path.is_file():
         if not _is_known(path) and not reading.include:
             known = " ".join(suffix for suffix in _SUFFIXES if suffix)
-            raise SourceError(f"'{path}' is of no kind that can be read; known: {known}")
+            raise SourceError(f"'{path}' is of an unknown kind; known: {known}")
         return _read_named(path, skipped, reading)
     if path.exists():
         raise SourceError(f"'{path}' is neither a file nor a folder; pipe it to: rag-demo index -")
@@ -118,12 +129,12 @@ def read_source(
     return _read_package(source, find_package(source), skipped)
 
 
-def bytes_of(source: str, reading: Reading, on_found: Callable[[int], object]) -> int | None:
-    """Add up the bytes of all files of a source, without reading them; None if none is known.
+def size_of_source(source: str, reading: Reading, on_found: Callable[[int], object]) -> int | None:
+    """Return the total size of a source's files in bytes, or None if it is unknown.
 
     Args:
-        source: As `read_source` takes it.
-        reading: How it will be read.
+        source: See `read_source`.
+        reading: Options.
         on_found: Called with 1 for each file.
     """
     path = Path(source)
@@ -132,14 +143,14 @@ def bytes_of(source: str, reading: Reading, on_found: Callable[[int], object]) -
     if not path.is_dir():
         return None
     total = 0
-    for file in files_of(path, Skipped(), include=reading.include, exclude=reading.exclude):
+    for file in find_files(path, Skipped(), include=reading.include, exclude=reading.exclude):
         total += file.nbytes
         on_found(1)
     return total
 
 
 def is_json_lines(source: str) -> bool:
-    """Whether a source is a file of JSON lines, by its name."""
+    """Tell whether a source is a file of JSON lines, by its suffix."""
     return Path(source).suffix.lower() in _LINES and Path(source).is_file()
 
 
@@ -148,7 +159,7 @@ def _is_known(path: Path) -> bool:
 
 
 def _read_folder(folder: Path, skipped: Skipped, reading: Reading) -> Iterator[Document]:
-    for file in files_of(folder, skipped, include=reading.include, exclude=reading.exclude):
+    for file in find_files(folder, skipped, include=reading.include, exclude=reading.exclude):
         if _is_known(file.path) or reading.include:
             try:
                 yield from _read_file(file.path, file.name, skipped, reading)
@@ -163,7 +174,7 @@ def _read_named(path: Path, skipped: Skipped, reading: Reading) -> Iterator[Docu
     try:
         if is_json_lines(str(path)):
             with open_file(path) as file:
-                yield from _strictly(file, path.name, str(path), reading)
+                yield from _read_lines(file, path.name, str(path), reading, full_path(path))
         else:
             yield from _read_file(path, path.name, skipped, reading)
     except UnreadableError as error:
@@ -171,7 +182,7 @@ def _read_named(path: Path, skipped: Skipped, reading: Reading) -> Iterator[Docu
 
 
 def _read_file(path: Path, name: str, skipped: Skipped, reading: Reading) -> Iterator[Document]:
-    """Read a file of any known kind; lines of JSON that are no documents are passed over."""
+    """Read a file of any known kind. Invalid JSON lines are skipped."""
     place = full_path(path)
     if path.suffix.lower() in _LINES:
         field, ids = reading.text_field, f"{name}#"
@@ -180,7 +191,7 @@ def _read_file(path: Path, name: str, skipped: Skipped, reading: Reading) -> Ite
                 if isinstance(found, Document):
                     yield _with(found, place, path=place, line=number)
                 else:
-                    skipped.add(f"{name}:{number}", "that is no document", found)
+                    skipped.add(f"{name}:{number}", "that is not a document", found)
         reading.on_read(place)
         return
     is_empty = True
@@ -192,8 +203,8 @@ def _read_file(path: Path, name: str, skipped: Skipped, reading: Reading) -> Ite
     reading.on_read(place)
 
 
-def _with(document: Document, file: str, **more: object) -> Document:
-    """Add the file and metadata to a document; metadata that it has itself stay."""
+def _with(document: Document, file: str | None, **more: object) -> Document:
+    """Set a document's file, and add metadata without replacing its own."""
     return document._replace(metadata={**more, **document.metadata}, file=file)
 
 
@@ -201,34 +212,34 @@ def _documents_of(path: Path, name: str, reading: Reading) -> Iterator[Document]
     suffix = path.suffix.lower()
     content = read_bytes(path, is_text=suffix != ".pdf")
     if suffix == ".pdf":
-        located = _extracted("PDF", lambda: read_pdf(content))
+        extracted = _extract("PDF", lambda: read_pdf(content))
     elif suffix == ".ipynb":
-        located = _extracted("notebook", lambda: read_notebook(text_of(content)))
+        extracted = _extract("notebook", lambda: read_notebook(to_text(content)))
     elif suffix in _PAGES:
-        located = read_html(text_of(content))
+        extracted = read_html(to_text(content))
     else:
-        located = lines_of(text_of(content))
+        extracted = with_lines(to_text(content))
         if suffix == ".py":
-            docstrings = list(_docstrings(located.text, path.stem, name, reading))
+            docstrings = list(_docstrings(extracted.text, path.stem, name, reading))
             if docstrings:
                 yield from docstrings
                 return
-    yield from _passages(located, name, reading)
+    yield from _passages(extracted, name, reading)
 
 
-def _extracted(kind: str, read: Callable[[], ExtractedText]) -> ExtractedText:
+def _extract(kind: str, read: Callable[[], ExtractedText]) -> ExtractedText:
     try:
         return read()
     except MissingReaderError as error:
         raise UnreadableError(CANNOT_BE_READ, error) from None
     except ValueError as error:
-        raise UnreadableError(f"that is no whole {kind}", error) from None
+        raise UnreadableError(f"that is not a whole {kind}", error) from None
 
 
-def _passages(located: ExtractedText, source: str, reading: Reading) -> Iterator[Document]:
-    for passage in cut(located.text, reading.chunk_size):
+def _passages(extracted: ExtractedText, source: str, reading: Reading) -> Iterator[Document]:
+    for passage in cut(extracted.text, reading.chunk_size):
         metadata = {"source": source, "start": passage.start, "stop": passage.stop}
-        metadata |= located.place(passage.start)
+        metadata |= extracted.place(passage.start)
         if passage.heading:
             metadata["title"] = passage.heading
         yield Document(f"{source}#{passage.start}", passage.text, metadata)
@@ -245,42 +256,42 @@ def _docstrings(text: str, module: str, source: str, reading: Reading) -> Iterat
 
 
 def _unused(name: str, seen: dict[str, int]) -> str:
-    """Make a name differ from those before it: several things may stand on one line."""
+    """Make a name unique, because several docstrings may be on one line."""
     number = seen.get(name, 0) + 1
     unused = name if number == 1 else f"{name}~{number}"
     while unused in seen:
         number += 1
         unused = f"{name}~{number}"
     seen[unused] = 1
-    seen[name] = number  # Where the next one begins: there may be thousands.
+    seen[name] = number  # The next search begins here.
     return unused
 
 
-def _strictly(file: IO[bytes], name: str, shown: str, reading: Reading) -> Iterator[Document]:
-    """Read JSON lines of which each has to be a document."""
+def _read_lines(
+    file: IO[bytes], name: str, label: str, reading: Reading, path: str | None = None
+) -> Iterator[Document]:
+    """Read JSON lines, each of which must be a document."""
     unnamed = f"{name}:" if reading.lines_are_named else ""
     field = reading.text_field
     for number, found in read_json_lines(file, text_field=field, name=name, unnamed=unnamed):
         if not isinstance(found, Document):
-            raise SourceError(f"{shown}:{number}: {found}")
-        yield found
+            raise SourceError(f"{label}:{number}: {found}")
+        yield found if path is None else _with(found, None, path=path, line=number)
 
 
 def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Document]:
-    """Read standard input: JSON lines if it begins like an object, else one text."""
+    """Read JSON lines if the stream begins with "{", else one text."""
     try:
         if stream.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
-            yield from _strictly(stream, "stdin", "standard input", reading)
+            yield from _read_lines(stream, "stdin", "standard input", reading)
             return
         content = stream.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise UnreadableError(f"of more than {MOST_BYTES >> 20} MB")
-        # What comes next this way is another text: the content names it.
+        # The name depends on the content, so that another text gets another name.
         name = f"stdin-{hashlib.sha256(content).hexdigest()[:8]}"
-        for document in _passages(lines_of(text_of(content)), name, reading):
+        for document in _passages(with_lines(to_text(content)), name, reading):
             yield document._replace(file=name)
     except UnreadableError as error:
-        raise SourceError(f"standard input is something {error}") from None
+        raise SourceError(f"standard input is a file {error}") from None
 
 
 def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]:
@@ -288,7 +299,7 @@ def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]
     for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
         source, seen = path.relative_to(root.parent).as_posix(), dict[str, int]()
         try:
-            content = text_of(read_bytes(path))
+            content = to_text(read_bytes(path))
         except UnreadableError as error:
             skipped.add(source, error.reason, error.detail)
             continue
@@ -297,7 +308,7 @@ def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]
             continue
         for title, line, docstring in docstrings_of_file(content, module):
             text = opening_paragraph(docstring)
-            # The same sentence stands under many overloads: the first is enough.
+            # Many overloads have the same sentence.
             if not is_public(title) or not text or text in texts:
                 continue
             texts.add(text)

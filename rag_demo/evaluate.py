@@ -1,4 +1,4 @@
-"""Quality on a collection with judgements: nDCG, recall, MRR, with bootstrap intervals."""
+"""Retrieval quality on a judged collection: nDCG, recall and MRR, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ __all__ = [
 ]
 
 Ranking = Sequence[str]
-_LAYOUT = "a collection has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, as those of BEIR"
+_LAYOUT = "a collection has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, as in BEIR"
 _RESAMPLES = 2000
-_DEPTH = 101  # of what is asked for: one more than counts, for the question's own document
+_DEPTH = 101  # one more than Recall@100 needs, because the query's own document is dropped
 
 
 @dataclass(frozen=True)
 class JudgedCollection:
-    """Documents, questions by id, and for each question the relevant documents' grades."""
+    """Documents, queries by id, and for each query the grades of the relevant documents."""
 
     documents: list[Document]
-    questions: dict[str, str]
+    queries: dict[str, str]
     judgements: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
 class Score:
-    """The mean of a metric over the questions, and its 95% interval by bootstrap."""
+    """The mean of a metric over the queries, and its 95% bootstrap interval."""
 
     mean: float
     low: float
@@ -52,7 +52,7 @@ class Score:
 
 
 class NoEmbeddings:
-    """Stands in for a model where only words are compared: every vector is the same number."""
+    """A stand-in for a model when only the full text is searched: all vectors are equal."""
 
     name = "none"
     dimension = 1
@@ -67,10 +67,10 @@ class NoEmbeddings:
 
 
 def read_beir(folder: Path, split: str = "test") -> JudgedCollection:
-    """Read a collection in the layout of BEIR; questions without judgements are left out.
+    """Read a collection in BEIR's layout. Queries without judgements are left out.
 
     Raises:
-        SourceError: A file is missing, or a line is not what it should be.
+        SourceError: A file is missing, or a line is invalid.
     """
     if not folder.is_dir():
         raise SourceError(f"the folder '{folder}' was not found; {_LAYOUT}")
@@ -78,7 +78,7 @@ def read_beir(folder: Path, split: str = "test") -> JudgedCollection:
     for record in _lines(folder / "corpus.jsonl"):
         title, text = record.get("title") or "", record.get("text") or ""
         documents.append(Document(str(record["_id"]), f"{title} {text}".strip(), {"title": title}))
-    questions = {str(r["_id"]): str(r["text"]) for r in _lines(folder / "queries.jsonl")}
+    queries = {str(r["_id"]): str(r["text"]) for r in _lines(folder / "queries.jsonl")}
     judgements: dict[str, dict[str, int]] = {}
     path = folder / "qrels" / f"{split}.tsv"
     try:
@@ -90,12 +90,12 @@ def read_beir(folder: Path, split: str = "test") -> JudgedCollection:
         raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
     except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise SourceError(f"'{path}' cannot be read as judgements: {error!r}; {_LAYOUT}") from None
-    missing = sorted(set(judgements) - set(questions))
+    missing = sorted(set(judgements) - set(queries))
     if missing or not judgements:
-        what = f"the question {missing[0]!r}, which is not there" if missing else "nothing"
+        what = f"the question {missing[0]!r}, which queries.jsonl lacks" if missing else "nothing"
         raise SourceError(f"'{path}' judges {what}")
-    asked = {name: questions[name] for name in judgements}
-    return JudgedCollection(documents, asked, judgements)
+    judged = {name: queries[name] for name in judgements}
+    return JudgedCollection(documents, judged, judgements)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
                 if not isinstance(record, dict) or "_id" not in record or "text" not in record:
                     raise SourceError(f'{path}:{number}: expected an object with "_id" and "text"')
                 if str(record["_id"]) in records:
-                    raise SourceError(f"{path}:{number}: the _id {record['_id']!r} stands twice")
+                    raise SourceError(f"{path}:{number}: the _id {record['_id']!r} appears twice")
                 records[str(record["_id"])] = record
     except OSError as error:
         raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
@@ -119,11 +119,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def searching(retriever: Retriever, mode: str) -> Callable[[Sequence[str]], list[list[str]]]:
-    """Make the ``search`` that `evaluate` takes of a retriever, in one of its modes."""
+    """Return the ``search`` function for `evaluate` of a retriever in one of its modes."""
 
-    def search(questions: Sequence[str]) -> list[list[str]]:
-        answers = retriever.search_batch(questions, top_k=_DEPTH, mode=mode)
-        return [[result.id for result in results] for results in answers]
+    def search(queries: Sequence[str]) -> list[list[str]]:
+        found = retriever.search_batch(queries, top_k=_DEPTH, mode=mode)
+        return [[result.id for result in results] for results in found]
 
     return search
 
@@ -131,14 +131,20 @@ def searching(retriever: Retriever, mode: str) -> Callable[[Sequence[str]], list
 def evaluate(
     collection: JudgedCollection, search: Callable[[Sequence[str]], Sequence[Ranking]]
 ) -> dict[str, Score]:
-    """Ask all questions, and average the metrics.
+    """Search for all queries, and average the metrics.
 
-    A document with the id of the question is left out of its answers, as BEIR does it: in
-    some collections (ArguAna, Quora) questions are documents.
+    As in BEIR, a document with the id of the query is dropped from its results, because in some
+    collections (ArguAna, Quora) queries are documents.
 
     Args:
-        collection: What to ask, and what the answers are.
-        search: Returns, for each question, at least 101 ids of documents, the best first.
+        collection: The collection.
+        search: Returns at least 101 document ids for each query, the best first.
+
+    Returns:
+        The scores by the name of the metric.
+
+    Raises:
+        SourceError: ir-measures is not installed.
     """
     try:
         import ir_measures
@@ -149,8 +155,8 @@ def evaluate(
             "clone of torch-cleanup"
         ) from None
     metrics = {"nDCG@10": nDCG @ 10, "Recall@100": R @ 100, "MRR@10": RR @ 10}
-    names = list(collection.questions)
-    rankings = search([collection.questions[name] for name in names])
+    names = list(collection.queries)
+    rankings = search(list(collection.queries.values()))
     run = [
         ScoredDoc(name, document, -float(place))
         for name, ranking in zip(names, rankings, strict=True)

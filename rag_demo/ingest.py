@@ -1,7 +1,6 @@
-"""Ingestion: documents into a saved index, streamed, continued, and only as far as needed.
+"""Ingestion: stream documents into a saved index, and embed only new and changed ones.
 
-What the index in the folder has already stays when it is the same: that is how an interrupted run
-goes on, and how a folder is indexed again after changes.
+So an interrupted run can continue, and a changed folder can be indexed again cheaply.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,21 +26,21 @@ from rag_demo.store.writer import IndexWriter, open_or_replace
 from rag_demo.vectors import normalized
 from torch_utils import exit_on_signals
 
-__all__ = ["Ingested", "ingest", "sigterm_ends_in_order"]
+__all__ = ["Ingested", "exit_on_sigterm", "ingest"]
 
-COMMIT_S = 2.0  # about what the work between two commits takes
+COMMIT_S = 2.0  # about the time between two commits
 _FEWEST, _MOST = 32, 1024  # documents of a commit
-_MOST_CHARS = 1 << 21  # of a commit; it ends with the document that reaches them
+_MOST_CHARS = 1 << 21  # of a commit; the last document may exceed it
 
 
 @dataclass(frozen=True)
 class Ingested:
-    """What an ingestion did.
+    """The result of an ingestion.
 
     Attributes:
-        embedded: Documents that were embedded.
-        reused: Documents whose vectors the index had already.
-        finished: Whether all documents were seen.
+        embedded: How many documents were embedded.
+        reused: How many documents the index already had.
+        finished: False if an interrupt ended it.
     """
 
     embedded: int
@@ -61,36 +60,37 @@ def ingest(
 ) -> Ingested:
     """Index documents into a folder.
 
-    Every two seconds or so what was embedded is committed, and can be searched from then on.
-    Whatever ends a run, Ctrl-C, an error, SIGTERM or SIGKILL, loses no more than that. SIGTERM
-    ends by SystemExit where this is called in the main thread and the program does not handle it.
-    Documents of an earlier index of the same model stay until a run has finished. Finding
-    duplicate ids takes about 100 bytes of memory for each document.
+    About every two seconds, the embedded documents are committed and can be searched. So Ctrl-C,
+    an error, SIGTERM or SIGKILL loses at most that much work. In the main thread, an unhandled
+    SIGTERM becomes a SystemExit. Documents of an earlier index stay until a run has finished.
 
     Args:
-        documents: What to index; ids must differ.
-        embedding_model: What makes vectors; called only for texts that are new or have changed.
-        folder: Of the index.
-        source: Says what the documents are of. The index remembers it.
-        replace: Replace an index that is not an earlier one of this source and this model.
-        keep: Which of the documents that were not reached stay when the run is finished.
-        on_progress: Called with the count of documents that were dealt with since last time.
+        documents: The documents. Their ids must differ; each id takes about 100 bytes of memory.
+        embedding_model: The embedding model. It embeds new and changed documents only.
+        folder: The folder of the index.
+        source: A description of the source, which is stored in the index.
+        replace: Whether to replace an index of another source or another model.
+        keep: Tells which documents stay at the end although they are not among ``documents``.
+        on_progress: Called with the number of documents processed since the last call.
+
+    Returns:
+        How many documents were embedded and reused. After Ctrl-C, ``finished`` is False.
 
     Raises:
-        OtherIndexError: The folder holds an index of another source or of another model. Nothing
+        OtherIndexError: The folder holds an index of another source or another model. Nothing
             was embedded.
-        IndexFileError: The folder holds something else, is being written by another process, or
-            cannot be written (the index stays what it was at the last commit); or an id stands
-            twice, an id or a text is not a str, or metadata are not JSON.
+        IndexFileError: The folder holds something else, another process is writing into it, or
+            it cannot be written; or a document is invalid or its id is repeated. The index stays
+            as it was after the last commit.
     """
     folder = Path(folder)
     with ExitStack() as stack:
-        stack.enter_context(sigterm_ends_in_order())
+        stack.enter_context(exit_on_sigterm())
         writer = stack.enter_context(_open_writer(folder))
         if writer.manifest is not None and not replace and writer.manifest.source != source:
-            of = writer.manifest.source
-            what = f"the index of {of}" if of else "an index that a program made"
-            raise _other(folder, f"{what}, not of {source or 'what a program gives'}")
+            other = writer.manifest.source
+            what = f"the index of {other}" if other else "an index that a program made"
+            raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
         embedder = as_embedder(embedding_model)
         _use_model(writer, embedder.identity, replace=replace)
         run = _Run(writer, embedder, source)
@@ -105,25 +105,22 @@ def ingest(
 
 
 def _open_writer(folder: Path) -> IndexWriter:
-    """Open an index for changes, and begin anew in place of one of which anything is damaged."""
+    """Open an index for changes; empty it if any part of it is damaged."""
     writer = open_or_replace(folder)
     if writer.manifest is not None:
         try:
-            saved = SavedIndex(folder)
-            try:
+            with closing(SavedIndex(folder)) as saved:
                 saved.check_all()
-            finally:
-                saved.close()
         except DamagedIndexError:
             writer.clear(writer.manifest.model, source=writer.manifest.source)
-        except BaseException:  # An interrupt too: nobody else closes the writer.
+        except BaseException:  # After an interrupt too, nothing else closes the writer.
             writer.__exit__()
             raise
     return writer
 
 
-def sigterm_ends_in_order() -> AbstractContextManager[object]:
-    """Make SIGTERM raise SystemExit, where it would end the process on the spot."""
+def exit_on_sigterm() -> AbstractContextManager[object]:
+    """Make SIGTERM raise SystemExit, if the program does not handle it."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         return exit_on_signals(signal.SIGTERM)
@@ -139,13 +136,11 @@ def _use_model(writer: IndexWriter, model: ModelIdentity, *, replace: bool) -> N
 
 
 def _other(folder: Path, what: str) -> OtherIndexError:
-    return OtherIndexError(
-        f"'{folder}' holds {what}; name another folder, or replace it: --yes, or replace=True"
-    )
+    return OtherIndexError(f"'{folder}' holds {what}; name another folder, or replace the index")
 
 
 class _Run:
-    """One run of an ingestion, between its commits."""
+    """One run of an ingestion."""
 
     def __init__(self, writer: IndexWriter, embedder: Embedder, source: str | None) -> None:
         self.embedded = self.reused = 0
@@ -156,11 +151,11 @@ class _Run:
         self._rows_of = np.bincount(owners[owners >= 0], minlength=1)
 
     def take(self, batch: list[Document]) -> None:
-        """Put a batch of documents into the index, and commit it."""
+        """Index a batch of documents, and commit it."""
         writer = self._writer
         for document in batch:
             if document.id in self._ids:
-                raise IndexFileError(f"the id {document.id!r} stands twice; ids must differ")
+                raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
             self._ids.add(document.id)
         number_of = dict(writer.documents.find([document.id for document in batch]))
         numbers = list(number_of.values())
@@ -181,7 +176,7 @@ class _Run:
     def _is_same(
         self, document: Document, known: dict[str, Document], number_of: dict[str, int]
     ) -> bool:
-        """Whether the index has what would be embedded for a document."""
+        """Tell whether the index has the vectors of a document."""
         before = known.get(document.id)
         if before is None or before.text != document.text:
             return False
@@ -204,7 +199,7 @@ class _Run:
         self._numbers.update(range(first, end))
 
     def finish(self, keep: Callable[[Document], bool]) -> None:
-        """Remove what was not seen, and commit."""
+        """Remove documents that the source no longer has, and commit."""
         writer = self._writer
         unseen = [
             number
@@ -223,12 +218,12 @@ class _Run:
 
 
 def _described(document: Document) -> tuple[str | None, str]:
-    """Return what may change without another embedding; ``==`` would take 1 for True."""
+    """Return the parts that can change without embedding. As text, 1 and True differ."""
     return document.file, json.dumps(document.metadata)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield documents, as many at once as take about `COMMIT_S`."""
+    """Yield batches of documents that take about `COMMIT_S` each."""
     iterator, size = iter(documents), _FEWEST
     while batch := list(_until_full(iterator, size)):
         started_s = time.monotonic()

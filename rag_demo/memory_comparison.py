@@ -1,6 +1,6 @@
-"""What a model gives back by `del` and by a scope: the same model, each way in its own process.
+"""Compare how much memory `del`, a garbage collection and a scope release.
 
-In one process the first way would leave its heap to the second.
+Each method runs in a process of its own. In one process, the second would reuse the first's heap.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from typing import Any, NamedTuple
 from rag_demo.errors import RagDemoError
 from torch_utils import SafePyTorchCleanup, measuring, memory_snapshot, release
 
-__all__ = ["WAYS", "MemoryRelease", "measure_release", "compare_releases"]
+__all__ = ["METHODS", "MemoryRelease", "compare_releases", "measure_release"]
 
 DEL, DEL_AND_COLLECT, SCOPE = "del model", "del model; gc.collect()", "with SafePyTorchCleanup()"
-WAYS = (DEL, DEL_AND_COLLECT, SCOPE)
+METHODS = (DEL, DEL_AND_COLLECT, SCOPE)
 _TEXTS = 96
-_LONGEST_S = 120.0  # of one process, which takes some three seconds
+_TIMEOUT_S = 120.0  # of a process that usually takes three seconds
 
 
 class MemoryRelease(NamedTuple):
-    """What became of a model's memory: resident bytes of the process.
+    """The resident memory of a process that loaded, used and released a model.
 
     Attributes:
-        way: How it was given back.
-        weights_bytes: Of the model itself.
-        taken_bytes: By how much loading it and encoding with it made the process larger.
-        returned_bytes: By how much giving it back made the process smaller.
-        seconds: That giving back took.
+        method: How the model was released.
+        weights_bytes: The size of the weights.
+        taken_bytes: The growth of the process by loading the model and encoding.
+        returned_bytes: The shrinkage of the process by the release.
+        seconds: The duration of the release.
     """
 
-    way: str
+    method: str
     weights_bytes: int
     taken_bytes: int
     returned_bytes: int
     seconds: float
 
 
-def measure_release(way: str) -> MemoryRelease:
-    """Load the packaged model, encode with it, and give it back in one of `WAYS`."""
+def measure_release(method: str) -> MemoryRelease:
+    """Load the packaged model, encode with it, and release it by one of `METHODS`."""
     import safetensors.torch  # noqa: F401
     import tokenizers  # noqa: F401
     import torch
 
     from rag_demo.encoding.packaged_model import packaged_model
 
-    # Code and thread pools, which come once and stay, are no part of what a model takes.
+    # Code and thread pools are loaded once and stay, so they do not count as the model's memory.
     torch.ones(500, 500) @ torch.ones(500, 500)
     release()
     path = str(packaged_model())
     before = memory_snapshot()
     with contextlib.ExitStack() as stack:
-        scope = stack.enter_context(SafePyTorchCleanup()) if way == SCOPE else None
+        scope = stack.enter_context(SafePyTorchCleanup()) if method == SCOPE else None
         model = _used_model(path)
         if scope is not None:
             scope.manage(model)
@@ -64,14 +64,14 @@ def measure_release(way: str) -> MemoryRelease:
         full = memory_snapshot()
         with measuring("cpu") as taken:
             if scope is not None:
-                stack.close()  # The end of its block; the variable lives on.
+                stack.close()  # The end of the block; the variable still refers to the model.
             else:
                 del model
-                if way == DEL_AND_COLLECT:
+                if method == DEL_AND_COLLECT:
                     gc.collect()
     after = memory_snapshot()
     grown, shrunk = (full - before).host.rss_bytes, (full - after).host.rss_bytes
-    return MemoryRelease(way, weights, grown, shrunk, taken.median_s)
+    return MemoryRelease(method, weights, grown, shrunk, taken.median_s)
 
 
 def _used_model(path: str) -> Any:
@@ -84,31 +84,31 @@ def _used_model(path: str) -> Any:
 
 
 def compare_releases(on_progress: Callable[[int], object]) -> list[MemoryRelease]:
-    """Give the model back in each of `WAYS`, by turns, each in a process of its own.
+    """Run each of `METHODS` in a process of its own.
 
     Args:
-        on_progress: Called with 1 whenever one is done.
+        on_progress: Called with 1 after each process.
 
     Raises:
-        RagDemoError: A process failed.
+        RagDemoError: A process failed or took too long.
     """
     found = []
-    for way in WAYS:
+    for method in METHODS:
         program = "from rag_demo.memory_comparison import main; main()"
         try:
             done = subprocess.run(
-                [sys.executable, "-c", program, way],
+                [sys.executable, "-c", program, method],
                 capture_output=True,
                 text=True,
                 check=True,
-                timeout=_LONGEST_S,
+                timeout=_TIMEOUT_S,
             )
         except subprocess.CalledProcessError as error:
-            said = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
-            raise RagDemoError(f"giving a model back by {way!r} failed: {said}") from None
+            lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+            raise RagDemoError(f"releasing a model by {method!r} failed: {lines[-1]}") from None
         except subprocess.TimeoutExpired:
             raise RagDemoError(
-                f"giving a model back by {way!r} took more than {_LONGEST_S:.0f} s; "
+                f"releasing a model by {method!r} took more than {_TIMEOUT_S:.0f} s; "
                 "try again when the machine is less busy"
             ) from None
         found.append(MemoryRelease(*json.loads(done.stdout)))
@@ -117,5 +117,5 @@ def compare_releases(on_progress: Callable[[int], object]) -> list[MemoryRelease
 
 
 def main() -> None:
-    """Be one of the processes: the way is the argument, what was measured goes to stdout."""
+    """Measure the method that is the program's argument, and print the result as JSON."""
     sys.stdout.write(json.dumps(measure_release(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""The commands of ``rag-demo``, a file for each group of them."""
+"""The commands of ``rag-demo``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["cli", "run"]
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="torch-cleanup")
 def cli() -> None:
-    """Index texts, ask questions about them, and leave cleanly."""
+    """Index texts and search them."""
 
 
 for _command in (index, add, delete, search, serve, info, verify, evaluate, demo):
@@ -26,10 +26,10 @@ for _command in (index, add, delete, search, serve, info, verify, evaluate, demo
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command that is named, and return its exit code; without one, show the help.
+    """Run a command and return its exit code. Without arguments, show the help.
 
     Raises:
-        RagDemoError: What click says about wrong arguments too.
+        RagDemoError: The command failed, or click refused the arguments.
     """
     try:
         code = cli.main(arguments or ["--help"], prog_name="rag-demo", standalone_mode=False)

@@ -1,4 +1,4 @@
-"""``rag-demo demo``: search torch's docstrings, and give a model back."""
+"""``rag-demo demo``: search torch's docstrings, and compare ways to release a model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ QUESTIONS = (
 )
 
 
-@click.command(short_help="Search torch's docstrings, and give a model back.")
+@click.command()
 @click.option(
-    "--top-k", type=Count(1), default=3, show_default=True, help="Answers to each question."
+    "--top-k", type=Count(1), default=3, show_default=True, help="Results for each question."
 )
 @progress_option
 def demo(top_k: int, show: str) -> None:
-    """Search torch's docstrings, and give a model back: by del, and by a scope."""
+    """Search torch's docstrings, and compare ways to release a model."""
     from rag_demo.console import Printer, print_releases, progress
     from rag_demo.corpus import Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.memory_comparison import WAYS, compare_releases
+    from rag_demo.memory_comparison import METHODS, compare_releases
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from torch_utils import SafePyTorchCleanup
     from torch_utils.report import format_bytes
@@ -54,7 +54,7 @@ def demo(top_k: int, show: str) -> None:
             f"{format_bytes(before - after)} given back"
         )
     say("")
-    say("giving the same model back in three ways, each in a process of its own ...")
-    with progress("giving back", len(WAYS), show) as advance:
-        found = compare_releases(advance)
-    print_releases(found)
+    say("releasing the same model by three methods, each in a process of its own ...")
+    with progress("releasing", len(METHODS), show) as advance:
+        releases = compare_releases(advance)
+    print_releases(releases)

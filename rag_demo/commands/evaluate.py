@@ -1,4 +1,4 @@
-"""``rag-demo evaluate``: the quality of the answers on a collection with judgements."""
+"""``rag-demo evaluate``: retrieval quality on a judged collection."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ __all__ = ["evaluate"]
 @click.option("--format", "layout", type=click.Choice(["beir"]), default="beir")
 @mode_option
 @dtype_option
-@click.option("--passages/--no-passages", default=True, help="Embed long documents by passage too.")
 @click.option(
-    "--split", default="test", show_default=True, help="Of the judgements: qrels/SPLIT.tsv."
+    "--passages/--no-passages", default=True, help="Embed the passages of long documents too."
+)
+@click.option(
+    "--split", default="test", show_default=True, help="Read judgements from qrels/SPLIT.tsv."
 )
 @model_option
 @embedding_options
@@ -42,10 +44,9 @@ def evaluate(
     embedding: Embedding,
     show: str,
 ) -> None:
-    """Measure quality on the collection in PATH.
+    """Measure retrieval quality on the judged collection in PATH.
 
-    It has judgements, in BEIR's layout. Embeddings come from the cache where they are in it;
-    --mode bm25 embeds nothing.
+    The collection has BEIR's layout. --mode bm25 embeds nothing.
     """
     from rag_demo.console import print_scores, progress
     from rag_demo.evaluate import NoEmbeddings, evaluate, read_beir, searching
@@ -64,4 +65,4 @@ def evaluate(
                 on_progress=advance,
             )
         scores = evaluate(collection, searching(retriever, mode))
-    print_scores(f"{folder.name}, {mode}, {len(collection.questions)} questions", scores)
+    print_scores(f"{folder.name}, {mode}, {len(collection.queries)} questions", scores)

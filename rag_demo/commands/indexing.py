@@ -1,4 +1,4 @@
-"""``rag-demo index`` and ``add``: a source into an index."""
+"""``rag-demo index`` and ``add``: put a source into an index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ from rag_demo.commands.options import (
     say,
     warn,
 )
-from rag_demo.corpus import STDIN, Document, Reading, Skipped, bytes_of, is_json_lines, read_source
+from rag_demo.corpus import (
+    STDIN,
+    Document,
+    Reading,
+    Skipped,
+    is_json_lines,
+    read_source,
+    size_of_source,
+)
 from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
 from rag_demo.printable import on_one_line
@@ -37,9 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["add", "index"]
 
 _AND = " + "  # between the sources of an index
-_UNKNOWN = "a program's texts"  # of an index that no command made
-_OTHERS = "others"
-_MOST_CHARS = 2000  # of the names of an index's sources; the manifest is small
+_UNKNOWN = "a program's texts"  # the source of an index that no command made
 
 
 def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,23 +54,23 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--text-field",
             default="text",
             show_default=True,
-            help="The field of JSON lines that holds the text.",
+            help="Field of JSON lines that has the text.",
         ),
         click.option(
             "--chunk-size",
             type=Count(min=100),
             default=PASSAGE_CHARS,
             show_default=True,
-            help="Characters of the passages that texts are cut into.",
+            help="Characters of a passage.",
         ),
         click.option(
-            "--exclude", multiple=True, metavar="GLOB", help="Leave out such files and folders."
+            "--exclude", multiple=True, metavar="GLOB", help="Skip matching files and folders."
         ),
         click.option(
             "--include",
             multiple=True,
             metavar="GLOB",
-            help="Of a folder, read such files only, as plain text if of no known kind.",
+            help="Read only matching files of a folder, those of an unknown kind as plain text.",
         ),
     ):
         command = option(command)
@@ -73,7 +79,7 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.argument("source")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the index.")
 @_reading_options
 @model_option
 @dtype_option
@@ -90,16 +96,16 @@ def index(
     show: str,
     **reading: Any,
 ) -> None:
-    """Make an index of SOURCE, or bring it up to date.
+    """Create an index of SOURCE, or update it.
 
-    SOURCE is a folder, a file, an installed package's docstrings, or - for standard input. A
-    folder's text, Markdown, reStructuredText, HTML, Python, notebooks, PDF and JSON lines are
-    read; hidden files are not.
+    SOURCE is a folder, a file, the name of an installed package (for its docstrings), or - for
+    standard input. It reads text, Markdown, reStructuredText, HTML, Python, notebooks, PDF and
+    JSON lines, and skips hidden files.
     """
     from rag_demo.store.index_format import refuse_foreign_folder
 
     _refuse_dangling(out)
-    refuse_foreign_folder(out)  # Before minutes of work, not after them.
+    refuse_foreign_folder(out)  # Before minutes of work.
     run = _Run(source, show, reading)
     documents = run.documents()
     with embedding.open(model, dtype) as embedder:
@@ -107,7 +113,7 @@ def index(
     known = f", {reused} of them unchanged" if reused else ""
     count = _count(out)
     say(f"indexed {count} text{'s' * (count != 1)} of {run.name} in {out}{known}")
-    run.tell_skipped()
+    run.report_skipped()
 
 
 @click.command()
@@ -127,22 +133,22 @@ def add(
 ) -> None:
     """Add SOURCE to the index in DIR.
 
-    A file that is in it already is replaced, and so is a text whose id is.
+    A file that was added before is replaced, and so is a text with the same id.
     """
     from rag_demo.encoding.model_identity import refuse_other_model
     from rag_demo.store.reader import SavedIndex
 
     manifest = load_manifest(folder)
-    files: set[str | None] = set()  # that were read to their end
+    files: set[str | None] = set()  # read to their end
     run = _Run(source, show, {**reading, "lines_are_named": True, "on_read": files.add})
     new = run.documents()
-    together = _together(manifest.source, run.source)
+    together = _AND.join(dict.fromkeys([*(manifest.source or _UNKNOWN).split(_AND), run.source]))
     _refuse_unfinished(folder, manifest, together)
     earlier = SavedIndex(folder).documents
 
     def renamed() -> Iterator[Document]:
         for document in new:
-            # Two files of one name are two files; one that is added again replaces itself.
+            # Different files may have the same name; a file that is added again keeps its ids.
             name = document.id
             while _has_another(earlier, name, document.file):
                 name += "~"
@@ -159,38 +165,41 @@ def add(
             keep=lambda document: document.file is None or document.file not in files,
         )
     say(f"added {run.name} to {folder}: {_count(folder)} texts, {manifest.count} before")
-    run.tell_skipped()
+    run.report_skipped()
 
 
 def _has_another(documents: DocumentTable, name: str, file: str | None) -> bool:
-    """Whether a document of a name was read from another file."""
+    """Tell whether a document with this id was read from another file."""
     numbers = [number for _, number in documents.find([name])]
     return any(each.file != file for each in documents.get(numbers))
 
 
 class _Run:
-    """What one source is read and embedded with: the progress, and what was passed over."""
+    """One run: it reads and embeds a source, and shows progress."""
 
     def __init__(self, source: str, show: str, reading: dict[str, Any]) -> None:
         self._source, self._show = source, show
         self._skipped = Skipped()
         self._reading = Reading(**reading, on_file=self._file_was_read)
         self._counts_bytes = True
-        self._bytes = 0  # of the files that were read since progress was told last
+        self._bytes = 0  # read since the last report of progress
         self._total: int | None = None
         self.name = "standard input" if source == STDIN else source
         self._begins = ""
 
     def documents(self) -> Iterator[Document]:
-        """Begin to read, so far that it is known that there is something.
+        """Return the documents, after checking that there is one.
 
-        JSON lines are read to their end, and again: a bad line is found before hours of work.
+        JSON lines are read twice, so that a bad line is found before hours of work.
+
+        Raises:
+            SourceError: The source is missing, empty or invalid.
         """
-        from rag_demo.console import counting
+        from rag_demo.console import progress
 
-        with counting(f"looking at {self.name}", self._show) as count:
+        with progress(f"reading {self.name}", None, self._show, transient=True) as count:
             if self._source != STDIN:
-                self._total = bytes_of(self._source, self._reading, count)
+                self._total = size_of_source(self._source, self._reading, count)
             if is_json_lines(self._source):
                 self._total, self._counts_bytes = 0, False
                 for _ in read_source(self._source, Skipped(), self._reading):
@@ -202,9 +211,9 @@ class _Run:
         found = read_source(self._source, self._skipped, self._reading, stdin=stdin)
         first = next(found, None)
         if first is None:
-            passed_over = f" ({self._skipped})" if len(self._skipped) else ""
+            skipped = f" ({self._skipped})" if len(self._skipped) else ""
             raise SourceError(
-                f"{self.name} holds no text to index{passed_over}; name another folder or package"
+                f"{self.name} holds no text to index{skipped}; name another folder or package"
             )
         begins = f"{first.id}\n{first.text}".encode("utf-8", "surrogatepass")
         self._begins = hashlib.sha256(begins).hexdigest()[:8]
@@ -212,9 +221,9 @@ class _Run:
 
     @property
     def source(self) -> str:
-        """What an index remembers that it was made of: the same from every folder.
+        """The name of the source in an index; a full path, if it is a file or folder.
 
-        What comes through a pipe has no name, and is known by how it begins.
+        A pipe has no name, and is identified by its beginning.
         """
         if self._source == STDIN:
             return f"{self.name} ({self._begins})"
@@ -224,22 +233,23 @@ class _Run:
     def ingest(
         self, documents: Iterator[Document], embedder: Any, folder: Path, **options: Any
     ) -> int:
-        """Embed documents into an index; returns how many of them were there unchanged.
-
-        Asks before it replaces another index, where somebody can answer.
+        """Embed documents into an index, and ask at a terminal before replacing another index.
 
         Args:
-            documents: What `documents` returned.
-            embedder: The model.
-            folder: Of the index.
-            **options: Of `rag_demo.ingest.ingest`.
+            documents: The result of `documents`.
+            embedder: The embedding model.
+            folder: The folder of the index.
+            **options: Options of `rag_demo.ingest.ingest`.
+
+        Returns:
+            How many documents were unchanged.
         """
         options = {"source": self.source, **options}
         try:
             return self._ingest(documents, embedder, folder, options)
-        except OtherIndexError as error:  # Nothing has been read or embedded yet.
+        except OtherIndexError as error:  # Nothing has been embedded yet.
             if not sys.stdin.isatty():
-                raise
+                raise OtherIndexError(f"{error} with --yes") from None
             click.confirm(f"{on_one_line(error)}. Replace it?", abort=True, err=True)
         return self._ingest(documents, embedder, folder, {**options, "replace": True})
 
@@ -257,22 +267,22 @@ class _Run:
 
             done = ingest(documents, embedder, folder, on_progress=on_progress, **options)
         if not done.finished:
-            self._tell_interrupted(folder)
+            self._report_interrupt(folder)
             raise click.Abort
         return done.reused
 
     @staticmethod
-    def _tell_interrupted(folder: Path) -> None:
+    def _report_interrupt(folder: Path) -> None:
         from rag_demo.store.index_format import DATABASE
 
         if (folder / DATABASE).exists():
-            there = f"{_count(folder)} texts are in {folder}"
-            warn(f"interrupted; {there}, and the same command goes on from there")
-        else:  # Before the first commit.
+            texts = f"{_count(folder)} texts are in {folder}"
+            warn(f"interrupted; {texts}, and the same command goes on from there")
+        else:
             warn(f"interrupted before anything was saved; there is no index in {folder} yet")
 
-    def tell_skipped(self) -> None:
-        """Say what was passed over."""
+    def report_skipped(self) -> None:
+        """Print what was skipped."""
         if len(self._skipped):
             warn(self._skipped)
 
@@ -280,19 +290,8 @@ class _Run:
         self._bytes += nbytes
 
 
-def _together(earlier: str | None, source: str) -> str:
-    """Name the sources of an index to which one more is added.
-
-    It is not of one source any more: indexing that one again would drop the others.
-    """
-    together = _AND.join(dict.fromkeys([*(earlier or _UNKNOWN).split(_AND), source]))
-    if len(together) <= _MOST_CHARS:
-        return together
-    return _AND.join([together[:_MOST_CHARS].rpartition(_AND)[0] or _UNKNOWN, _OTHERS])
-
-
 def _refuse_unfinished(folder: Path, manifest: Manifest, together: str) -> None:
-    """Refuse to add to a part of something, which would pass for all of it then."""
+    """Refuse to add to an incomplete index, which would then look complete."""
     if manifest.finished or manifest.source == together:
         return
     interrupted = (manifest.source or _UNKNOWN).split(_AND)[-1]

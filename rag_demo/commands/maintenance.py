@@ -1,4 +1,4 @@
-"""``rag-demo info``, ``verify`` and ``delete``: what is in an index, and taking some of it out."""
+"""``rag-demo info``, ``verify`` and ``delete``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from typing import Any
 
 import click
 
-from rag_demo.commands.options import (
-    folder_argument,
-    load_manifest,
-    say,
-    warn,
-)
-from rag_demo.commands.where_option import parse_conditions
+from rag_demo.commands.options import folder_argument, load_manifest, say, warn
+from rag_demo.commands.where_option import parse_conditions, where_option
 from rag_demo.errors import RagDemoError
 
 __all__ = ["delete", "info", "verify"]
@@ -25,32 +20,29 @@ __all__ = ["delete", "info", "verify"]
 @folder_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def info(folder: Path, as_json: bool) -> None:
-    """Say what is in the index in DIR.
-
-    Texts, vectors, the model, the source, bytes, and whether all of the source was read.
-    """
+    """Show the model, the source and the size of the index in DIR."""
     from torch_utils.report import format_bytes
 
-    found = load_manifest(folder)
+    manifest = load_manifest(folder)
     nbytes = sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
-    manifest: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "folder": str(folder),
-        "texts": found.count,
-        "vectors": found.rows,
-        "dimension": found.dimension,
-        "model": found.model.name,
-        "dtype": found.model.dtype,
-        "source": found.source,
-        "finished": found.finished,
-        "version": found.version,
+        "texts": manifest.count,
+        "vectors": manifest.rows,
+        "dimension": manifest.dimension,
+        "model": manifest.model.name,
+        "dtype": manifest.model.dtype,
+        "source": manifest.source,
+        "finished": manifest.finished,
+        "version": manifest.version,
         "bytes": nbytes,
     }
     if as_json:
-        click.echo(json.dumps(manifest))
+        click.echo(json.dumps(facts))
         return
-    manifest["bytes"] = format_bytes(nbytes)
-    manifest["finished"] = "yes" if manifest["finished"] else "no"
-    for name, value in manifest.items():
+    facts["bytes"] = format_bytes(nbytes)
+    facts["finished"] = "yes" if facts["finished"] else "no"
+    for name, value in facts.items():
         say(f"{name:10} {value}")
 
 
@@ -61,48 +53,42 @@ def verify(folder: Path) -> None:
     from rag_demo.store.reader import SavedIndex
 
     manifest = load_manifest(folder)
-    with contextlib.closing(SavedIndex(folder)) as opened:
-        opened.check_all()
+    with contextlib.closing(SavedIndex(folder)) as saved:
+        saved.check_all()
     say(f"{folder} is whole: {manifest.count} texts, {manifest.rows} vectors")
 
 
 @click.command()
 @folder_argument
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option(
-    "--where",
-    "conditions",
-    multiple=True,
-    metavar="CONDITION",
-    help="Delete what fits, such as source=old.md; see rag-demo search --help.",
-)
+@where_option("Delete the texts that match, such as source=old.md; see rag-demo search --help.")
 def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> None:
-    """Delete texts from the index in DIR.
+    """Delete texts from the index in DIR, by ID or by metadata.
 
-    By their IDs, as rag-demo search --json prints them, or by a condition on their metadata.
+    rag-demo search --json prints the IDs.
     """
     import numpy as np
 
-    from rag_demo.ingest import sigterm_ends_in_order
+    from rag_demo.ingest import exit_on_sigterm
     from rag_demo.store.writer import IndexWriter
 
     if not ids and not conditions:
         raise RagDemoError("nothing was named to delete; name ids, or --where KEY=VALUE")
     where = parse_conditions(conditions)
     load_manifest(folder)
-    with sigterm_ends_in_order(), IndexWriter(folder) as writer:
+    with exit_on_sigterm(), IndexWriter(folder) as writer:
         found = dict(writer.documents.find(ids))
         numbers = set(found.values())
         if where is not None:
-            there = np.unique(writer.owners[writer.owners >= 0])
-            fitting = writer.documents.matching(where, 0, int(there.max(initial=-1)) + 1)
-            numbers.update(there[fitting[there]].tolist())
+            present = np.unique(writer.owners[writer.owners >= 0])
+            matches = writer.documents.matching(where, 0, int(present.max(initial=-1)) + 1)
+            numbers.update(present[matches[present]].tolist())
         if numbers:
             writer.remove(sorted(numbers))
             writer.compact()
             writer.commit()
-        left = writer.count
+        remaining = writer.count
     if unknown := set(ids) - found.keys():
         warn(f"not there: {', '.join(sorted(unknown))}")
     gone = len(numbers)
-    say(f"deleted {gone} text{'s' * (gone != 1)} of {folder}; {left} are left")
+    say(f"deleted {gone} text{'s' * (gone != 1)} from {folder}; {remaining} remain")

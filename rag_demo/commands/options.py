@@ -1,10 +1,11 @@
-"""Options that several commands have, and how what they name is opened."""
+"""Options that several commands share, and functions that open what they name."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
@@ -28,8 +29,8 @@ __all__ = [
     "dtype_option",
     "embedding_options",
     "folder_argument",
-    "made_by_option",
     "load_manifest",
+    "made_by_option",
     "mode_option",
     "model_option",
     "open_retriever",
@@ -39,19 +40,32 @@ __all__ = [
     "warn",
 ]
 
+
+def _check_device(context: click.Context, option: click.Parameter, device: str | None) -> Any:
+    if device is None or re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", device):
+        return device
+    raise click.BadParameter(
+        f"the device {device!r} is unknown; use cpu, cuda, mps or xpu, or a number as in cuda:1"
+    )
+
+
 model_option = click.option(
     "--model", help="A sentence-transformers model: folder or name. [default: packaged MiniLM]"
 )
 made_by_option = click.option(
-    "--model", help="A folder or name. [default: the one that made the index]"
+    "--model", help="A folder or name. [default: the model that made the index]"
 )
-device_option = click.option("--device", help="torch's name of a device. [default: the best]")
+device_option = click.option(
+    "--device",
+    callback=_check_device,
+    help="Device to compute on: cpu, cuda, cuda:1, mps or xpu. [default: the best available]",
+)
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="What the model computes in; bfloat16 is faster where the processor has it.",
+    help="Dtype of the model; bfloat16 is faster on processors that support it.",
 )
 progress_option = click.option(
     "--progress",
@@ -59,48 +73,48 @@ progress_option = click.option(
     type=click.Choice(["auto", "terminal", "none"]),
     default="auto",
     show_default=True,
-    help="auto: if stderr is a terminal; terminal: also if stderr goes elsewhere; none: never.",
+    help="auto: on stderr if it is a terminal; terminal: even if stderr is redirected.",
 )
 retriever_option = click.option(
     "--retriever",
     type=click.Choice(["torch", "faiss"]),
     default="torch",
     show_default=True,
-    help="What compares the vectors.",
+    help="Library that searches the vectors.",
 )
 mode_option = click.option(
     "--mode",
     type=click.Choice(MODES),
     default="hybrid",
     show_default=True,
-    help="Compare vectors, words, or both and fuse the ranks.",
+    help="Search vectors (dense), full text (bm25), or both.",
 )
 folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
 
 class Number(click.FloatRange):
-    """A number on the command line; NaN, which no range keeps out, and infinity are none."""
+    """A finite number on the command line."""
 
     name = "number"
 
-    def _describe_range(self) -> str:  # click's, which says "x<=None" where there is no end.
+    def _describe_range(self) -> str:  # click writes "x<=None" without an upper end.
         return "" if self.min is None and self.max is None else super()._describe_range()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it."""
+        """Convert the value; NaN would pass any range."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value!r} is no finite number", param, ctx)
+            self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
 
 
 class Count(click.IntRange):
-    """A whole number on the command line, and an error that says which are taken."""
+    """A whole number on the command line; the error tells the range."""
 
     name = "integer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it."""
+        """Convert the value."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
@@ -109,7 +123,7 @@ class Count(click.IntRange):
 
 
 class Embedding(NamedTuple):
-    """How a command embeds: what `embedding_options` were given."""
+    """The values of `embedding_options`."""
 
     device: str | None
     workers: int
@@ -117,7 +131,7 @@ class Embedding(NamedTuple):
     cache: bool
 
     def open(self, model: str | None, dtype: str | None) -> EmbeddingModel:
-        """Open a model, which is loaded when it is needed; the caller closes it."""
+        """Create the model, which the caller must close. It is loaded on first use."""
         from rag_demo.embedding_model import EmbeddingModel
         from rag_demo.encoding.embedding_cache import default_cache_path
 
@@ -132,13 +146,13 @@ class Embedding(NamedTuple):
 
 
 def embedding_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of how it embeds, which it gets as an `Embedding`."""
+    """Add the options of embedding to a command, which gets them as ``embedding``."""
 
     @wraps(command)
     def with_embedding(*args: Any, **options: Any) -> Any:
-        given = {name: options.pop(name) for name in Embedding._fields}
-        with _log_said():
-            return command(*args, embedding=Embedding(**given), **options)
+        values = {name: options.pop(name) for name in Embedding._fields}
+        with _warnings_printed():
+            return command(*args, embedding=Embedding(**values), **options)
 
     options = (
         device_option,
@@ -155,7 +169,7 @@ def embedding_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Texts that are embedded at once. [default: 32]",
         ),
         click.option(
-            "--cache/--no-cache", default=True, help="Keep embeddings on the disk. [default: yes]"
+            "--cache/--no-cache", default=True, help="Store embeddings on disk. [default: yes]"
         ),
     )
     with_options: Callable[..., Any] = with_embedding
@@ -174,16 +188,16 @@ def warn(text: object) -> None:
     click.echo(f"rag-demo: {_line(text)}", err=True)
 
 
-class _Saying(logging.Handler):
+class _WarningHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # Nobody reads it; the work goes on.
+        with contextlib.suppress(OSError):  # A closed stderr must not end the work.
             warn(record.getMessage())
 
 
 @contextlib.contextmanager
-def _log_said() -> Iterator[None]:
-    """Print what the library warns of, such as a cache that cannot be used."""
-    logger, handler = logging.getLogger("rag_demo"), _Saying(logging.WARNING)
+def _warnings_printed() -> Iterator[None]:
+    """Print the library's log warnings, such as a cache that cannot be used."""
+    logger, handler = logging.getLogger("rag_demo"), _WarningHandler(logging.WARNING)
     logger.addHandler(handler)
     try:
         yield
@@ -196,10 +210,10 @@ def _line(text: object) -> str:
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Read what describes an index; cheap, and done before a model is loaded in vain.
+    """Read the manifest of an index, before a model is loaded in vain.
 
     Raises:
-        IndexFileError: There is none, or it is damaged.
+        IndexFileError: The index is missing or damaged.
     """
     from rag_demo.store.index_format import read_manifest
 
@@ -209,10 +223,10 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
-    """Make the retriever of a kind.
+    """Create a retriever of the kind "torch" or "faiss".
 
     Raises:
-        RagDemoError: There is no such device.
+        RagDemoError: The device cannot be used.
     """
     if kind == "faiss":
         from rag_demo.faiss_retriever import FaissRetriever
@@ -225,6 +239,6 @@ def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
 
         try:
             torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:  # The latter without CUDA in this torch.
+        except (RuntimeError, AssertionError) as error:  # AssertionError: torch has no CUDA.
             raise RagDemoError(f"the device {device!r} cannot be used: {error}") from None
     return PyTorchGPURetriever(embedder, device=device)

@@ -1,7 +1,8 @@
-"""``rag-demo search``: questions to an index, from the command line, a pipe or a prompt."""
+"""``rag-demo search``: queries from the command line, a pipe or a prompt."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,38 +21,35 @@ from rag_demo.commands.options import (
     open_retriever,
     retriever_option,
 )
-from rag_demo.commands.where_option import parse_conditions
+from rag_demo.commands.where_option import parse_conditions, where_option
 from rag_demo.errors import RagDemoError
 
 __all__ = ["search"]
 
-_AT_ONCE = 256  # questions out of a pipe that are asked together
+_BATCH = 256  # queries from a pipe that are searched together
 
 
 @click.command()
 @folder_argument
 @click.argument("questions", nargs=-1, metavar="[QUESTION]...")
 @click.option(
-    "--top-k", type=Count(1), default=5, show_default=True, help="How many answers to each."
+    "--top-k", type=Count(1), default=5, show_default=True, help="Results for each question."
 )
-@click.option(
-    "--where",
-    "conditions",
-    multiple=True,
-    metavar="CONDITION",
-    help="Only documents whose metadata fit: lang=en, year>=2020. Several must all hold.",
+@where_option(
+    "Search only documents whose metadata match: lang=en, 'year>=2020', tags~news (a list has "
+    "news, or a text contains it). Several conditions must all hold."
 )
 @click.option(
     "--min-score",
     type=Number(),
-    help="Leave out what scores lower; makes --mode dense the default, whose scores are cosines.",
+    help="Lowest score of a result. Makes --mode dense the default, whose scores are cosines.",
 )
 @click.option(
     "--context",
     type=Count(min=0),
     default=0,
     metavar="N",
-    help="Show N passages before and after each answer.",
+    help="Show N passages before and after each result.",
 )
 @mode_option
 @retriever_option
@@ -61,7 +59,8 @@ _AT_ONCE = 256  # questions out of a pipe that are asked together
     type=click.Choice(["auto", "table", "plain", "json"]),
     default="auto",
     show_default=True,
-    help="A table on a terminal, else a line of tabs an answer; or JSON, a line a question.",
+    help="auto: a table on a terminal, else plain. plain: one line with tabs for each result. "
+    "json: one line for each question.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @made_by_option
@@ -82,24 +81,24 @@ def search(
     device: str | None,
     context: int,
 ) -> None:
-    """Ask QUESTIONs of the index in DIR.
+    """Search the index in DIR for each QUESTION.
 
-    Without one, those on standard input are asked, one a line, or those at a prompt.
+    Without a QUESTION, read questions from standard input, one on each line, or from a prompt.
     """
     from rag_demo.console import Printer
     from rag_demo.embedding_model import EmbeddingModel
 
     if not all(question.strip() for question in questions):
-        raise click.BadParameter("a question is empty; put some words between the quotes")
+        raise click.BadParameter("a question is empty; write some words between the quotes")
     where = parse_conditions(conditions)
     source = ctx.get_parameter_source("mode")
     if min_score is not None and source is click.core.ParameterSource.DEFAULT:
         mode = "dense"
     made_by = load_manifest(folder).model
-    batches = _questions(questions)
-    first = next(batches, None)
-    if first is None:
-        raise RagDemoError("no question was asked; name one, or pipe some in, one a line")
+    batches = _read_questions(questions)
+    batch = next(batches, None)
+    if batch is None:
+        raise RagDemoError("no question was asked; name one, or pipe some in, one on each line")
     neighbours = _Neighbours(folder, context)
     printer = Printer("json" if as_json else layout, rank_scores=mode == "hybrid")
     with (
@@ -107,40 +106,38 @@ def search(
         open_retriever(retriever, embedder, device) as opened,
     ):
         opened.load(folder)
-        while first is not None:
-            asked = opened.search_batch(first, top_k, min_score, where, mode=mode)
-            for question, results in zip(first, asked, strict=True):
+        while batch is not None:
+            found = opened.search_batch(batch, top_k, min_score, where, mode=mode)
+            for question, results in zip(batch, found, strict=True):
                 several = len(questions) != 1
-                printer.show(question, results, neighbours.of(results), several=several)
-            first = next(batches, None)
+                printer.show(question, results, neighbours.of(results), with_query=several)
+            batch = next(batches, None)
 
 
-def _questions(given: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the questions to ask together."""
-    if given:
-        yield list(given)
-    elif sys.stdin is not None and sys.stdin.isatty():
-        while (question := _prompted()) is not None:
+def _read_questions(questions: Sequence[str]) -> Iterator[list[str]]:
+    """Yield batches of questions."""
+    if questions:
+        yield list(questions)
+    elif sys.stdin.isatty():
+        while (question := _prompt()) is not None:
             if question.strip():
                 yield [question]
-    elif sys.stdin is not None:
-        asked: list[str] = []
+    else:
+        batch: list[str] = []
         for line in sys.stdin:
             if line.strip():
-                asked.append(line.strip())
-            if len(asked) == _AT_ONCE:
-                yield asked
-                asked = []
-        if asked:
-            yield asked
+                batch.append(line.strip())
+            if len(batch) == _BATCH:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
 
 
-def _prompted() -> str | None:
-    """Ask for a question at the terminal; None at the end."""
-    import contextlib
-
+def _prompt() -> str | None:
+    """Ask for a question at the terminal. Return None at the end of the input."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (Lets input() edit the line, and remember earlier ones.)
+        import readline  # noqa: F401  (gives input() editing and a history)
     try:
         return input("question> ")
     except EOFError:
@@ -149,14 +146,14 @@ def _prompted() -> str | None:
 
 
 class _Neighbours:
-    """The passages around an answer: of a long document, else of the same file."""
+    """The passages around a result: of its long text, or else of its file."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self._folder, self._count = folder, count
-        self._opened: Any = None
+        self._saved: Any = None
 
     def of(self, results: Sequence[Any]) -> dict[str, tuple[list[str], list[str]]]:
-        """Return what stands before and after each answer, by its id."""
+        """Return the texts before and after each result, by its id."""
         if not self._count:
             return {}
         return {result.id: self._around(result) for result in results}
@@ -165,28 +162,28 @@ class _Neighbours:
         from rag_demo.documents.passages import passages_of
 
         if result.passage is not None:
-            spans = [passage[:2] for passage in passages_of(result.text)]
-            names: list[Any] = list(spans)
-            texts, name = [result.text[start:stop] for start, stop in spans], result.passage
+            names: list[Any] = [passage[:2] for passage in passages_of(result.text)]
+            texts, name = [result.text[start:stop] for start, stop in names], result.passage
         else:
-            its = self._of_the_same_file(result)
-            names, texts, name = [each.id for each in its], [each.text for each in its], result.id
+            documents = self._of_same_file(result)
+            names, texts = [each.id for each in documents], [each.text for each in documents]
+            name = result.id
         if name not in names:
             return [], []
         place = names.index(name)
         return texts[max(0, place - self._count) : place], texts[place + 1 :][: self._count]
 
-    def _of_the_same_file(self, result: Any) -> list[Any]:
+    def _of_same_file(self, result: Any) -> list[Any]:
         from rag_demo.store.reader import SavedIndex
 
-        if self._opened is None:
-            self._opened = SavedIndex(self._folder)
-        documents = self._opened.documents
+        if self._saved is None:
+            self._saved = SavedIndex(self._folder)
+        documents = self._saved.documents
         numbers = [number for _, number in documents.find([result.id])]
         files = [each.file for each in documents.get(numbers) if each.file is not None]
-        its = documents.of_file(files[0]) if files else []
+        found = documents.of_file(files[0]) if files else []
         order = ("page", "cell", "start", "line")
-        return sorted(its, key=lambda each: [_number(each.metadata.get(name)) for name in order])
+        return sorted(found, key=lambda each: [_number(each.metadata.get(name)) for name in order])
 
 
 def _number(value: object) -> float:

@@ -4,39 +4,44 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-__all__ = ["parse_conditions"]
+__all__ = ["parse_conditions", "where_option"]
 
-_CONDITION = re.compile(r"\s*([^=<>!]+?)\s*(<=|>=|!=|=|<|>)(?![=<>])(.*)", re.DOTALL)
-_OPERATORS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte"}
+_CONDITION = re.compile(r"\s*([^=<>!~]+?)\s*(<=|>=|!=|=|<|>|~)(?![=<>~])(.*)", re.DOTALL)
+_OPERATORS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", "~": "$contains"}
 
 
-def parse_conditions(written: Sequence[str]) -> dict[str, dict[str, Any]] | None:
-    """Make the filter of a search of conditions that all have to hold; None of none.
+def where_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option ``--where`` with a help text."""
+    return click.option("--where", "conditions", multiple=True, metavar="CONDITION", help=text)
 
-    ``key=value``, ``!=``, ``<``, ``<=``, ``>``, ``>=``. A value is what it looks like in JSON (a
-    number, true, false), or else a string; for ``=`` and ``!=`` a string of that spelling is the
-    same. Text that begins with a sign stands in quotes: ``==`` is a mistake. Several values for
-    ``=`` of one key are alternatives.
+
+def parse_conditions(conditions: Sequence[str]) -> dict[str, dict[str, Any]] | None:
+    """Make a filter of conditions that must all hold. Without conditions, return None.
+
+    The operators are ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=`` and ``~``: a list has the value,
+    or a string contains it. A value is read as JSON (a number, true, false), or else as a string.
+    With ``=`` and ``!=`` it also matches the string of its spelling. A string that begins with an
+    operator must be in double quotes. Several values for ``=`` of one key are alternatives.
 
     Raises:
-        click.BadParameter: One is none, or two contradict each other.
+        click.BadParameter: A condition is invalid, or two conditions conflict.
     """
     where: dict[str, dict[str, Any]] = {}
-    for condition in written:
+    for condition in conditions:
         found = _CONDITION.fullmatch(condition)
         if found is None:
             raise click.BadParameter(
-                f"{condition!r} is no condition: --where takes KEY=VALUE, or !=, <, <=, >, >=; "
-                "a text that begins with a sign is put in double quotes"
+                f"{condition!r} is not a condition; write KEY=VALUE, or !=, <, <=, >, >=, ~; "
+                "put a value that begins with an operator in double quotes"
             )
         key, sign, value = found[1], found[2], found[3].strip()
         if key.startswith("$"):
-            raise click.BadParameter(f"{condition!r}: no key of metadata is {key!r}")
+            raise click.BadParameter(f"{condition!r}: a key of metadata cannot be {key!r}")
         wanted, of_key = _typed(value), where.setdefault(key, {})
         if sign in _OPERATORS:
             if _OPERATORS[sign] in of_key:

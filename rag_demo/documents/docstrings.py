@@ -12,21 +12,20 @@ from rag_demo.errors import SourceError
 
 __all__ = ["docstrings_of_file", "find_package", "opening_paragraph"]
 
-# A parsed source takes up to 600 bytes of memory for each of its characters; what is longer than
-# this was written by a program, or is a table.
+# A parsed source takes up to 600 bytes of memory for each character. Longer sources are generated.
 _MOST_CHARS = 1 << 20
-# How C extensions get their documentation in Python source: torch's and numpy's own helpers.
+# The helpers of torch and numpy that document C extensions, and the places of their arguments.
 _REGISTRARS = {"add_docstr": (0, 1), "_add_docstr": (0, 1), "add_newdoc": (1, 2)}
 _SIGNATURE = re.compile(r"^[\w.]+\(.*\)\s*(->.*)?$", re.DOTALL)
-# Bounded, so that time is linear in whatever looks like one.
+# Bounded, so that time is linear.
 _ROLE = re.compile(r":[\w:]{1,64}:`~?([^`<]{1,500}?)(?:\s*<[^`]{0,500}>)?`")
 
 
 def find_package(name: str) -> Path:
-    """Return the folder, or the one file, of an installed package. Does not import it.
+    """Return the folder or the file of an installed package, without importing it.
 
     Raises:
-        SourceError: There is none of that name, or it has no Python source.
+        SourceError: The package is not installed, or has no Python source.
     """
     try:
         spec = importlib.util.find_spec(name.partition(".")[0])
@@ -51,17 +50,17 @@ def docstrings_of_file(
     """Yield the qualified name, line and text of each docstring in a module's source.
 
     Args:
-        source: The Python source. One that does not parse, or is longer than a million
-            characters, yields nothing.
+        source: The Python source. Nothing is yielded if it does not parse, or has more than a
+            million characters.
         module: The module's dotted name.
-        public_only: Leave out what a leading underscore makes private.
+        public_only: Whether to leave out names with a leading underscore.
     """
     if len(source) > _MOST_CHARS:
         return
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # Templates, and sources of other Python versions.
+        return  # It is a template, or for another Python version.
     pending: list[tuple[str, ast.AST]] = [(module, tree)]
     while pending:
         name, node = pending.pop()
@@ -80,7 +79,7 @@ def docstrings_of_file(
 
 
 def _registered(call: ast.Call, module: str) -> Iterator[tuple[str, int, str]]:
-    """Yield what a call such as ``add_docstr(torch.add, "...")`` documents."""
+    """Yield the docstring of a call such as ``add_docstr(torch.add, "...")``."""
     function = call.func
     called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if called not in _REGISTRARS:
@@ -98,14 +97,14 @@ def _registered(call: ast.Call, module: str) -> Iterator[tuple[str, int, str]]:
         try:
             name = ast.unparse(of).replace("torch._C._VariableFunctions", "torch")
         except RecursionError:
-            return  # No name that anybody could ask for.
+            return
     yield name, call.lineno, text.value.strip()
 
 
 def opening_paragraph(docstring: str) -> str:
-    """Return a docstring's first paragraph on one line, without the marks of its markup.
+    """Return a docstring's first paragraph on one line, without markup.
 
-    A paragraph that is only a signature, as C extensions put it first, is passed over.
+    The signature, with which docstrings of C extensions begin, is skipped.
     """
     for paragraph in re.split(r"\n\s*\n", docstring.strip()):
         text = " ".join(paragraph.split())
@@ -115,12 +114,12 @@ def opening_paragraph(docstring: str) -> str:
 
 
 def may_register(source: str) -> bool:
-    """Whether a private module's source may document public objects of C extensions."""
+    """Tell whether a private module may document public objects of C extensions."""
     return any(f"{name}(" in source for name in _REGISTRARS)
 
 
 def module_name(path: Path, root: Path, package: str) -> str:
-    """Name the module in a file below a package's folder."""
+    """Return the dotted name of the module in a file of a package."""
     parts = list(path.relative_to(root).with_suffix("").parts) if path != root else []
     if parts and parts[-1] == "__init__":
         parts.pop()
@@ -128,5 +127,5 @@ def module_name(path: Path, root: Path, package: str) -> str:
 
 
 def is_public(module: str) -> bool:
-    """Whether no part of a module's name starts with an underscore."""
+    """Tell whether no part of a dotted name begins with an underscore."""
     return not any(part.startswith("_") for part in module.split("."))

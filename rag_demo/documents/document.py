@@ -1,4 +1,4 @@
-"""Documents: what is indexed and found."""
+"""Documents."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Document(NamedTuple):
     """One text to index.
 
     Attributes:
-        id: Its name in the index.
-        text: What is embedded and found.
-        metadata: What is known about it: JSON values, to filter by and to get back.
-        file: The full path of the file that it was read from, if it was; not what metadata say.
+        id: The id in the index.
+        text: The text to embed and to find.
+        metadata: JSON values. Filters compare them, and results contain them.
+        file: The full path of the file that it was read from, or None.
     """
 
     id: str
@@ -28,10 +28,10 @@ class Document(NamedTuple):
 
 
 def checked_document(document: object) -> Document:
-    """Check what a program hands over as a document; its metadata are copied.
+    """Check a caller's document, and return it with a copy of its metadata.
 
     Raises:
-        TypeError: It is none, its id or its text is no text, or its metadata are not JSON.
+        TypeError: It is not a Document, its id or text is not str, or its metadata are not JSON.
         ValueError: See `rag_demo.documents.metadata.checked_metadata`.
     """
     if not isinstance(document, Document):

@@ -1,26 +1,26 @@
-"""A text that was taken out of a file, and where in the file each part of it stands."""
+"""A text that was extracted from a file, with the position in the file of each part."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-__all__ = ["ExtractedText", "TextBuilder", "lines_of"]
+__all__ = ["ExtractedText", "TextBuilder", "with_lines"]
 
 
 @dataclass(frozen=True)
 class ExtractedText:
-    """A text and the places of its parts.
+    """A text and the positions of its parts.
 
     Attributes:
-        text: What is read.
-        unit: What the places count: "line", "cell" or "page"; the first one is 1.
-        starts: Where in the text parts begin, in ascending order.
-        numbers: The place of each part.
-        anchors: Names that a link can lead to.
-        anchored: The number of the part that each of them stands before, in ascending order.
+        text: The text.
+        unit: The unit of positions: "line", "cell" or "page"; the first one is 1.
+        starts: Where parts begin in the text, in ascending order.
+        numbers: The position of each part in the file.
+        anchors: The ids that a link can refer to.
+        anchored: The number of the part after each anchor, in ascending order.
     """
 
     text: str
@@ -31,7 +31,7 @@ class ExtractedText:
     anchored: array[int] = field(default_factory=lambda: array("q"))
 
     def place(self, offset: int) -> dict[str, int | str]:
-        """Say where in the file an offset is, as metadata: line, cell or page, and the anchor."""
+        """Return the position of an offset in the text as metadata, with the anchor before it."""
         part = bisect_right(self.starts, offset) - 1
         if part < 0:
             return {}
@@ -43,37 +43,42 @@ class ExtractedText:
 
 
 class TextBuilder:
-    """A `ExtractedText` in the making."""
+    """Builds an `ExtractedText`.
+
+    Args:
+        unit: See `ExtractedText`.
+    """
 
     def __init__(self, unit: str) -> None:
-        self._unit = unit
         self._pieces: list[str] = []
         self._length = 0
-        self._starts, self._numbers = array("q"), array("q")
-        self._anchors: list[str] = []
-        self._anchored = array("q")
+        self._numbers = array("q")
+        self._text = ExtractedText("", unit, array("q"), self._numbers)
 
     def add(self, piece: str, number: int | None = None, anchor: str | None = None) -> None:
-        """Put a piece behind the others; without a number it belongs to the part before it."""
+        """Append a piece of text.
+
+        Args:
+            piece: The text.
+            number: Its position in the file; None continues the part before.
+            anchor: The id before it.
+        """
         if number is not None:
             if anchor is not None:
-                self._anchors.append(anchor)
-                self._anchored.append(len(self._starts))
-            self._starts.append(self._length)
+                self._text.anchors.append(anchor)
+                self._text.anchored.append(len(self._text.starts))
+            self._text.starts.append(self._length)
             self._numbers.append(number)
         self._pieces.append(piece)
         self._length += len(piece)
 
     def finish(self) -> ExtractedText:
         """Return the text."""
-        text = "".join(self._pieces)
-        return ExtractedText(
-            text, self._unit, self._starts, self._numbers, self._anchors, self._anchored
-        )
+        return replace(self._text, text="".join(self._pieces))
 
 
-def lines_of(text: str) -> ExtractedText:
-    """Say of each line of a text where it begins, in eight bytes for each."""
+def with_lines(text: str) -> ExtractedText:
+    """Return a text with the positions of its lines. Takes eight bytes for each line."""
     starts = array("q", [0])
     position = text.find("\n")
     while position >= 0:

@@ -1,38 +1,104 @@
-"""Files of a folder, one by one, and what is in them; what cannot be read is skipped, not fatal."""
+"""The files of a folder, their content, and a record of what was skipped."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, NamedTuple
 
-from rag_demo.documents.skipped import CANNOT_BE_READ, EXCLUDED, NOT_TEXT, Skipped
-
 __all__ = [
+    "CANNOT_BE_READ",
+    "EMPTY",
     "MOST_BYTES",
+    "UNKNOWN_KIND",
     "FoundFile",
+    "Skipped",
     "UnreadableError",
-    "files_of",
+    "find_files",
     "full_path",
     "open_file",
     "read_bytes",
-    "text_of",
+    "to_text",
 ]
 
 MOST_BYTES = 64 << 20  # of a file that is read as one text, and of a line of JSON
-_HEAD_BYTES = 8192  # in which a file that is no text shows that it is none
+_HEAD_BYTES = 8192  # in which a binary file shows itself
 _NEVER_READ = frozenset({"__pycache__", "node_modules"})
+
+NOT_TEXT = "that is not UTF-8 text"
+UNKNOWN_KIND = "of an unknown kind"
+EXCLUDED = "that is excluded"
+CANNOT_BE_READ = "that cannot be read"
+NOT_REGULAR = "that is not a regular file"
+EMPTY = "without text"
+_TOO_LARGE = f"of more than {MOST_BYTES >> 20} MB"
+_EXPECTED = frozenset({UNKNOWN_KIND, EXCLUDED, EMPTY})
+_NAMES = 3  # that are listed for an expected reason
+_MORE_NAMES = 20  # that are listed for another reason, because the user may want to fix them
+_KINDS = 8  # suffixes that are listed for a reason
+
+
+class Skipped:
+    """What was skipped: counts by reason and suffix, and the first names."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {}
+        self._names: dict[str, list[str]] = {}
+
+    def add(self, name: str, reason: str, detail: object = "") -> None:
+        """Count something that was skipped.
+
+        Args:
+            name: A file, a folder (ends with "/") or a line (ends with ":" and its number).
+            reason: One of a few reasons; it continues "a file".
+            detail: The details of this case.
+        """
+        file, _, line = name.rpartition(":")
+        if name.endswith("/"):
+            kind = "folder"
+        elif file and line.isdecimal():
+            kind = "line"
+        else:
+            kind = PurePath(name).suffix.lower() or "without suffix"
+        self._counts.setdefault(reason, Counter())[kind] += 1
+        names = self._names.setdefault(reason, [])
+        if len(names) < (_NAMES if reason in _EXPECTED else _MORE_NAMES):
+            names.append(f"{name}: {detail}" if detail else name)
+
+    def __len__(self) -> int:
+        return sum(counts.total() for counts in self._counts.values())
+
+    def __str__(self) -> str:
+        """Return one line with all reasons, the expected ones last."""
+        reasons = sorted(self._counts, key=lambda reason: (reason in _EXPECTED, reason))
+        return f"skipped {len(self)}: " + "; ".join(map(self._describe, reasons))
+
+    def _describe(self, reason: str) -> str:
+        counts, names = self._counts[reason], self._names[reason]
+        most = counts.most_common(_KINDS)
+        kinds = [
+            f"{count} {kind}{'s' * (kind in ('folder', 'line') and count != 1)}"
+            for kind, count in most
+        ]
+        others = counts.total() - sum(count for _, count in most)
+        if others:
+            kinds.append(f"{others} others")
+        more = ", ..." if counts.total() > len(names) else ""
+        if counts.total() > 1:
+            reason = reason.replace("that is ", "that are ")
+        return f"{', '.join(kinds)} {reason} ({', '.join(names)}{more})"
 
 
 class UnreadableError(Exception):
     """A file cannot be read.
 
     Attributes:
-        reason: One of few; it fits behind "a file".
-        detail: What there is to say of this one.
+        reason: One of a few reasons; it continues "a file".
+        detail: The details of this case.
     """
 
     def __init__(self, reason: str, detail: object = "") -> None:
@@ -41,29 +107,28 @@ class UnreadableError(Exception):
 
 
 class FoundFile(NamedTuple):
-    """A file, its name below the folder, and its bytes when it was found."""
+    """A file: its path, its name relative to the folder, and its size."""
 
     path: Path
     name: str
     nbytes: int
 
 
-def files_of(
+def find_files(
     folder: Path, skipped: Skipped, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> Iterator[FoundFile]:
-    """Yield the files of a folder and of those in it, by name, without a limit of depth.
+    """Yield the files of a folder and its subfolders, in the order of their names.
 
-    Hidden ones are passed over silently, and so are the folders of caches and of packages.
-    Links to folders are not followed, saved indexes not read.
+    Hidden files, caches and installed packages are ignored. Links to folders and saved indexes
+    are skipped.
 
     Args:
-        folder: Where to begin.
-        skipped: Filled with the rest, and with what cannot be read.
-        include: Patterns of the shell's kind, for names or for paths below the folder; a file
-            has to match one.
-        exclude: The same; what matches one is left out, a folder with all that is in it.
+        folder: The folder.
+        skipped: Records other skipped files, and those that cannot be read.
+        include: Shell patterns for names or relative paths. A file must match one, if any.
+        exclude: Shell patterns of files and folders to skip.
     """
-    # Of a folder only the names are in memory, and of a million empty files that is all.
+    # Only the names of the current folders are in memory.
     pending = [iter([(folder, "")])]
     while pending:
         path, name = next(pending[-1], (None, ""))
@@ -80,7 +145,7 @@ def files_of(
             if stat.S_ISDIR(kind):
                 pending.append(_entries(path, name, skipped, exclude))
             elif not stat.S_ISREG(kind):
-                skipped.add(name, "that is no regular file")
+                skipped.add(name, NOT_REGULAR)
             elif _matches(name, exclude) or (include and not _matches(name, include)):
                 skipped.add(name, EXCLUDED)
             else:
@@ -114,15 +179,15 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def full_path(path: str | Path) -> str:
-    """Name a file so that it is the same from every folder; links are not followed."""
+    """Return the absolute path of a file, without following links."""
     return os.path.abspath(path)  # noqa: PTH100  (resolve() asks the disk about each folder)
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """Open a regular file; anything else that has come in its place is not waited for.
+    """Open a regular file for reading. Never waits for a pipe.
 
     Raises:
-        UnreadableError: It cannot be opened, or is none.
+        UnreadableError: The file cannot be opened or is not regular.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -132,7 +197,7 @@ def open_file(path: Path) -> IO[bytes]:
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
-        raise UnreadableError("that is no regular file")
+        raise UnreadableError(NOT_REGULAR)
     return file
 
 
@@ -140,11 +205,11 @@ def read_bytes(path: Path, *, is_text: bool = True) -> bytes:
     """Read a file of at most `MOST_BYTES`.
 
     Args:
-        path: Of the file.
-        is_text: Stop where it begins like one that is no text.
+        path: The file.
+        is_text: Whether to refuse a binary file.
 
     Raises:
-        UnreadableError: It is larger, is no text, or cannot be read.
+        UnreadableError: The file is too large, is binary, or cannot be read.
     """
     with open_file(path) as file:
         try:
@@ -155,16 +220,18 @@ def read_bytes(path: Path, *, is_text: bool = True) -> bytes:
         except OSError as error:
             raise UnreadableError(CANNOT_BE_READ, error.strerror) from None
     if len(content) > MOST_BYTES:
-        raise UnreadableError(f"of more than {MOST_BYTES >> 20} MB")
+        raise UnreadableError(_TOO_LARGE)
     return content
 
 
-def text_of(content: bytes) -> str:
-    r"""Decode a text; its lines end with "\n", however they do in the file.
+def to_text(content: bytes) -> str:
+    r"""Decode a text, and turn all line ends into "\n".
 
     Raises:
-        UnreadableError: It is not UTF-8, or holds the character 0.
+        UnreadableError: The text is too long, is not UTF-8, or has the character 0.
     """
+    if len(content) > MOST_BYTES:
+        raise UnreadableError(_TOO_LARGE)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

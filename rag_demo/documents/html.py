@@ -1,8 +1,7 @@
-"""The text of a page of HTML; in one pass, whatever the page is.
+"""The text of an HTML page, in linear time.
 
-Python's own parser looks at the rest of the page again for each tag that is not closed, and
-takes half a minute for 60 KB of them. Here whatever is not closed goes to the end of the page,
-as in a browser, so that every character is looked at once.
+Python's own parser takes quadratic time for tags that are not closed: half a minute for 60 KB.
+Here an element that is not closed extends to the end of the page, as in a browser.
 """
 
 from __future__ import annotations
@@ -17,31 +16,30 @@ __all__ = ["read_html"]
 _RAW = frozenset(
     {"script", "style", "noscript", "iframe", "noembed", "noframes", "textarea", "xmp"}
 )
-_SHOWN_RAW = frozenset({"textarea", "xmp"})
+_VISIBLE_RAW = frozenset({"textarea", "xmp"})
 _BLOCK_NAMES = """
     address article aside blockquote body br caption center dd details div dl dt fieldset
     figcaption figure footer form header hr legend li main menu nav ol option p pre section
     summary table tbody td tfoot th thead title tr ul
 """
 _BLOCKS = frozenset(_BLOCK_NAMES.split())
-_MARKUP = re.compile(r"<(?=[a-zA-Z/!?])")  # Any other is a sign, as in "a < b".
+_MARKUP = re.compile(r"<(?=[a-zA-Z/!?])")  # Any other "<" is text, as in "a < b".
 _HEADING = re.compile("h[1-6]")
 _NAME = re.compile(r"/?([a-zA-Z][^\s/>]*)")
 _VALUE = re.compile(r"[^\s>]*")
 _KEY = re.compile(r"([^\s=/\"'<>]+)\s*\Z")
-# More digits than a character can have, which Python refuses to read as a number.
+# More digits than any character has; Python refuses to convert thousands of them.
 _HUGE_REFERENCE = re.compile(r"&#(?:[0-9]{8,}|[xX][0-9a-fA-F]{8,});?")
 _SPACE = re.compile(r"\s+")
 _SPACES = re.compile(r"\s*")
-_KEY_CHARS = 64  # before an "=", in which a name of an attribute is looked for
+_KEY_CHARS = 64  # before an "=", where the name of an attribute is searched
 
 
 def read_html(page: str) -> ExtractedText:
-    """Return its text: blocks are paragraphs, headings are marked as in Markdown.
+    """Return the text of a page: blocks become paragraphs, headings are marked as in Markdown.
 
-    Places are lines of the page, and anchors the ids of elements before. What is in scripts,
-    styles and templates is no text; what a style hides is. Never raises; an element that is not
-    closed ends with the page.
+    Positions are lines of the page, and anchors are ids of elements. Scripts, styles and templates
+    are left out; text that a style hides is included. Never raises.
     """
     return _Page(page).read()
 
@@ -52,11 +50,11 @@ class _Page:
         self._text = TextBuilder("line")
         self._line, self._counted = 1, 0  # of the page, up to where lines are counted
         self._anchor: str | None = None
-        self._templates = 0  # that are open
-        self._preformatted = 0  # elements that are open, whose lines are kept
+        self._templates = 0  # open <template> elements
+        self._preformatted = 0  # open <pre> elements
         self._heading = ""  # the marks to put before the next text
-        self._broken = True  # whether a new paragraph has begun, and nothing is in it
-        self._spaced = True  # whether the text ends with a space, which stands for any number
+        self._broken = True  # whether the current paragraph is empty
+        self._spaced = True  # whether the text ends with a space
 
     def read(self) -> ExtractedText:
         page, position = self._page, 0
@@ -64,15 +62,15 @@ class _Page:
             found = _MARKUP.search(page, position)
             opened = len(page) if found is None else found.start()
             if opened > position:
-                self._show(position, opened)
+                self._add(position, opened)
             position = self._markup(opened) if opened < len(page) else opened
         return self._text.finish()
 
     def _markup(self, start: int) -> int:
-        """Read what begins with "<"; return where it ends."""
+        """Process the markup at a "<", and return where it ends."""
         page = self._page
         if page.startswith("<!--", start):
-            return self._after("-->", start + 2)  # "<!-->" is one, too.
+            return self._after("-->", start + 2)  # "<!-->" is a comment too.
         name = _NAME.match(page, start + 1)
         if name is None:
             return self._after(">", start + 2)
@@ -91,13 +89,13 @@ class _Page:
         if tag in _RAW and not closes:
             end = re.compile(rf"</{tag}(?=[\s/>])", re.IGNORECASE).search(page, stop)
             content_stop = len(page) if end is None else end.start()
-            if tag in _SHOWN_RAW:
-                self._show(stop, content_stop)
+            if tag in _VISIBLE_RAW:
+                self._add(stop, content_stop)
             return content_stop if end is None else self._after(">", end.end())
         return stop
 
     def _attributes(self, position: int, *, keep: bool) -> int:
-        """Pass over attributes, whose values may hold ">"; return where the tag ends."""
+        """Skip attributes, whose values may contain ">", and return where the tag ends."""
         page = self._page
         end = page.find(">", position)
         equals = page.find("=", position, end if end >= 0 else len(page))
@@ -135,8 +133,8 @@ class _Page:
             self._broken = self._spaced = True
         self._heading = ""
 
-    def _show(self, start: int, stop: int) -> None:
-        """Put visible text behind what is there, line by line of the page."""
+    def _add(self, start: int, stop: int) -> None:
+        """Append visible text, line by line."""
         if self._templates:
             return
         while start < stop:
@@ -156,7 +154,7 @@ class _Page:
 
 
 def _end_of(pattern: re.Pattern[str], page: str, start: int, stop: int | None = None) -> int:
-    """Return where what a pattern matches ends, which may match nothing."""
+    """Return where the match of a pattern ends. The pattern must match the empty string."""
     found = pattern.match(page, start, len(page) if stop is None else stop)
     assert found is not None
     return found.end()

@@ -1,4 +1,4 @@
-"""Documents as JSON lines: an object on each, with its text, and more that is known about it."""
+"""Documents in JSON lines: each line is an object with a text and metadata."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import IO, NoReturn
 
 from rag_demo.documents.document import Document
-from rag_demo.documents.files import MOST_BYTES, UnreadableError
+from rag_demo.documents.files import CANNOT_BE_READ, MOST_BYTES, UnreadableError
 from rag_demo.documents.metadata import checked_metadata
-from rag_demo.documents.skipped import CANNOT_BE_READ
 from rag_demo.errors import short_repr
 
 __all__ = ["read_json_lines"]
@@ -19,18 +18,18 @@ __all__ = ["read_json_lines"]
 def read_json_lines(
     file: IO[bytes], *, text_field: str = "text", name: str, ids: str = "", unnamed: str = ""
 ) -> Iterator[tuple[int, Document | str]]:
-    """Yield the number of each line, and its document or what is wrong with it.
+    """Yield the number of each line, and its document or an error message.
 
-    Lines are read one by one; of one that is longer than `MOST_BYTES` the rest is passed over.
+    Lines are read one by one. A line longer than `MOST_BYTES` is an error.
 
     Args:
         file: The lines.
-        text_field: Under which name an object has its text. Its ``title`` is put before that;
-            ``id`` or ``_id``, a text or a number, names the document, by default the number of
-            its line does; everything else is metadata.
-        name: Of the file, for the metadata's ``source``.
-        ids: What is put before ids.
-        unnamed: What is put before the numbers of lines, where these are ids.
+        text_field: The field with the text. ``title`` is put before the text. ``id`` or ``_id``,
+            a string or a number, is the document's id; the default is the number of the line.
+            All other fields are metadata.
+        name: The name of the file, for the metadata's ``source``.
+        ids: The prefix of all ids.
+        unnamed: The prefix of ids that are numbers of lines.
 
     Raises:
         UnreadableError: Reading fails.
@@ -55,7 +54,7 @@ def read_json_lines(
                 document = _document(line, number, text_field, name, unnamed)
                 document = document._replace(id=f"{ids}{document.id}")
                 if document.id in seen:
-                    raise ValueError(f"the id {document.id!r} stands twice")
+                    raise ValueError(f"the id {document.id!r} appears twice")
                 seen.add(document.id)
             except ValueError as error:
                 yield number, str(error)
@@ -64,8 +63,8 @@ def read_json_lines(
 
 
 def _refuse(constant: str) -> NoReturn:
-    """Refuse NaN and Infinity, which Python writes, and no other reader of JSON takes."""
-    raise ValueError(f"{constant} is no number in JSON; write null")
+    """Refuse NaN and Infinity, which are not JSON."""
+    raise ValueError(f"{constant} is not JSON; write null")
 
 
 def _finite(digits: str) -> float:
@@ -89,12 +88,12 @@ def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str
         fields = f"its fields are {short_repr(', '.join(record))}" if record else "it has no fields"
         raise ValueError(
             f'expected an object with a string "{text_field}"; {fields}; '
-            "say which one has the text: --text-field"
+            "name the one with the text: --text-field"
         )
     keys = [record.pop(name, None) for name in ("id", "_id")]
     key = next((each for each in keys if each is not None), f"{unnamed}{number}")
     if isinstance(key, (bool, list, dict)):
-        raise ValueError(f"the id is {json.dumps(key)[:50]}, which is no text and no number")
+        raise ValueError(f"the id must be a string or a number, not {json.dumps(key)[:50]}")
     title, text = record.get("title"), record.pop(text_field)
     record.setdefault("source", f"{name}:{number}")
     if isinstance(title, str) and title:

@@ -1,4 +1,4 @@
-"""Passages: long texts cut after sentences, at most as long as a small model reads."""
+"""Passages: long texts cut after sentences, short enough for a small model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 __all__ = ["SHORTEST", "Passage", "cut", "passages_of"]
 
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
-SHORTEST = 20  # characters; less than that says too little to be found by itself
+SHORTEST = 20  # characters; a shorter passage is joined to its neighbour
 _BETWEEN = 2  # characters between the paragraphs of a passage
-_LONG_CHARS = 1000  # what is shorter is a passage by itself
+_LONG_CHARS = 1000  # a text of at most this length is not cut
 _PARAGRAPH = re.compile(r"\S[\s\S]*?(?=\n[ \t]*\n|\Z)")
 _HEADING = re.compile(r"#{1,6}\s+(.+)")
 _UNDERLINED = re.compile(r"""(\S[^\n]*)\n([=\-~^"'#*+.:`_])\2{2,}[ \t]*(?:\n|\Z)""")
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)|[\u3002\uff01\uff1f]")
-# Characters that are about a token each, where others are a quarter of one.
+# Characters that are about one token each; others are about a quarter of a token.
 _WIDE = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff]"
 )
@@ -28,9 +28,9 @@ class Passage(NamedTuple):
     """A passage of a text.
 
     Attributes:
-        start, stop: Where it is in the text, in characters.
-        text: What it says.
-        heading: The one that it stands under.
+        start, stop: Its place in the text, in characters.
+        text: The text of the passage.
+        heading: The heading above it.
     """
 
     start: int
@@ -40,17 +40,17 @@ class Passage(NamedTuple):
 
 
 def cut(text: str, size: int = PASSAGE_CHARS) -> Iterator[Passage]:
-    """Cut a text between paragraphs into passages; a heading begins a new one.
+    """Cut a text between paragraphs into passages. A heading begins a new passage.
 
-    Nothing is left out: what is shorter than `SHORTEST` is joined to what follows it, or, at the
-    end, to what stands before. Takes time that is linear in the text, and the memory of a passage.
+    Nothing is left out: a passage shorter than `SHORTEST` is joined to the next one, or at the end
+    to the previous one. Time is linear in the text.
 
     Args:
-        text: Of any length.
-        size: Characters of a passage; the joined ones may have some `SHORTEST` more. A character
+        text: A text of any length.
+        size: Characters of a passage; joined passages may have about `SHORTEST` more. A character
             of Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese counts as four.
     """
-    held: Passage | None = None  # The last one is given once what follows it is not too short.
+    held: Passage | None = None  # It is yielded when the next one is long enough.
     for passage in _gathered(text, size):
         if held is not None and len(passage.text) < SHORTEST:
             held = _joined(held, passage)
@@ -63,11 +63,11 @@ def cut(text: str, size: int = PASSAGE_CHARS) -> Iterator[Passage]:
 
 
 def _gathered(text: str, size: int) -> Iterator[Passage]:
-    """Put paragraphs together; only the last of these passages may be too short."""
+    """Join paragraphs into passages; only the last one may be too short."""
     pieces: list[Passage] = []
     length = 0
     heading = ""
-    is_code = False  # between the fences of Markdown, where "#" begins a comment
+    is_code = False  # between Markdown fences, where "#" begins a comment
     for paragraph in _PARAGRAPH.finditer(text):
         was_code, whole = is_code, paragraph.group()
         is_code ^= len(_FENCE.findall(whole)) % 2 == 1
@@ -93,7 +93,7 @@ def _joined(*pieces: Passage) -> Passage:
 
 
 def _pieces(paragraph: str, size: int) -> Iterator[tuple[int, str]]:
-    """Cut a paragraph that is too long for one passage: after a sentence, else at a space."""
+    """Cut a long paragraph after sentences, or else at spaces."""
     start = 0
     while (full := _stop_of(paragraph, start, size)) < len(paragraph):
         stop = _end_of_piece(paragraph, start, full)
@@ -106,12 +106,12 @@ def _pieces(paragraph: str, size: int) -> Iterator[tuple[int, str]]:
 
 
 def _letters(text: str) -> int:
-    """Count the characters of a text, the wide ones several times."""
+    """Count the characters of a text; a wide character counts as four."""
     return len(text) if text.isascii() else len(text) + (_WIDTH - 1) * len(_WIDE.findall(text))
 
 
 def _stop_of(paragraph: str, start: int, size: int) -> int:
-    """Say where so many letters from ``start`` on end."""
+    """Return where ``size`` letters from ``start`` on end."""
     stop = min(start + size, len(paragraph))
     while stop > start + 1 and (letters := _letters(paragraph[start:stop])) > size:
         stop = start + max(1, (stop - start) * size // letters)
@@ -119,7 +119,7 @@ def _stop_of(paragraph: str, start: int, size: int) -> int:
 
 
 def _end_of_piece(paragraph: str, start: int, stop: int) -> int:
-    """Say where the piece from ``start`` on ends, at ``stop`` or before."""
+    """Return where the piece from ``start`` on ends, at ``stop`` or before."""
     sentences = [match.end() for match in _SENTENCE_END.finditer(paragraph, start, stop)]
     if sentences and sentences[-1] - start >= (stop - start) // 3:
         return sentences[-1]
@@ -128,18 +128,17 @@ def _end_of_piece(paragraph: str, start: int, stop: int) -> int:
 
 
 def passages_of(text: str, title: object = None) -> list[Passage]:
-    """Cut a document that is long into passages, as they are embedded; one that is not has none.
+    """Return the passages of a long text to embed. A short text has none.
 
     Args:
-        text: Of the document.
-        title: If it is a string, it is put before the text of passages that do not begin with it.
+        text: The document's text.
+        title: If it is a str, it is put before passages that do not begin with it.
     """
     if _letters(text) <= _LONG_CHARS:
         return []
     named = title if isinstance(title, str) else ""
     found = []
     for passage in cut(text):
-        # Whitespace between the pieces of a passage is not as it was; the text itself is.
         if not passage.text.startswith(named):
             passage = passage._replace(text=f"{named}\n{passage.text}")
         found.append(passage)

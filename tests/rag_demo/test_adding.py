@@ -84,21 +84,6 @@ def test_two_pipes_are_two_sources() -> None:
     assert len(texts("i")) == 3
 
 
-def test_names_of_sources_stay_short(here: Path) -> None:
-    """However many are added; the first one is named."""
-    sources = [here / f"{'x' * 200}{number}.md" for number in range(14)]
-    for number, source in enumerate(sources):
-        source.write_text(f"text number {number}")
-    succeed("index", sources[0], "--out", "i", *TINY)
-    for source in sources[1:]:
-        succeed("add", "i", source)
-    named = info("i")["source"]
-    assert str(sources[0]) in named
-    assert named.endswith(" + others")
-    assert len(named) < 3_000
-    assert info("i")["texts"] == 14
-
-
 INTERRUPTED = """
 import signal, sys
 

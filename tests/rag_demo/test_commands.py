@@ -84,7 +84,7 @@ def test_index_says_how_many_texts_there_are_and_what_was_skipped(
     assert result.stdout.startswith(f"indexed {len(texts(tmp_path / 'i'))} texts of ")
     assert result.stderr.startswith("rag-demo: skipped 2: ")
     assert "1 .txt that is not UTF-8 text (latin.txt)" in result.stderr
-    assert "1 .bin of no kind that is read (x.bin)" in result.stderr
+    assert "1 .bin of an unknown kind (x.bin)" in result.stderr
     assert "unchanged" not in result.stdout
     assert "unchanged" in succeed(*command)
 
@@ -132,6 +132,7 @@ def test_results_are_printed_as_a_table(index: Path) -> None:
         (["nothing!=1"], []),
         (["year=x"], []),
         (["nothing=1"], []),
+        (["source~.jsonl:2"], [2019]),
     ],
 )
 def test_where_filters_results(index: Path, conditions: list[str], years: list[int]) -> None:
@@ -340,17 +341,18 @@ def test_mistakes_are_one_line_that_says_what_to_do(index: Path, tmp_path: Path)
         ("search", index, "q", "--top-k", "x"): ("--top-k", "'x'"),
         ("search", index): ("no question was asked",),
         ("search", index, " "): ("question is empty",),
-        ("search", index, "q", "--device", "nonsense"): ("device",),
+        ("search", index, "q", "--device", "nonsense"): ("'nonsense'", "use cpu, cuda"),
         ("search", index, "q", "--device", "cuda:99", "--mode", "bm25"): ("device",),
-        ("search", index, "q", "--where", "lang"): ("'lang' is no condition",),
-        ("search", index, "q", "--where", "lang==en"): ("'lang==en' is no condition", "quotes"),
-        ("search", index, "q", "--where", "$or=1"): ("no key",),
-        ("search", index, "q", "--where", "=1"): ("no condition",),
+        ("search", index, "q", "--where", "lang"): ("'lang' is not a condition",),
+        ("search", index, "q", "--where", "lang==en"): ("'lang==en' is not a condition", "quotes"),
+        ("search", index, "q", "--where", "$or=1"): ("cannot be '$or'",),
+        ("search", index, "q", "--where", "=1"): ("not a condition",),
         ("search", index, "q", "--where", "year>1", "--where", "year>2"): ("another >",),
-        ("search", index, "q", "--where", "year=>2000"): ("'year=>2000' is no condition",),
-        ("delete", index, "--where", "year>>2000"): ("'year>>2000' is no condition",),
+        ("search", index, "q", "--where", "year=>2000"): ("'year=>2000' is not a condition",),
+        ("delete", index, "--where", "year>>2000"): ("'year>>2000' is not a condition",),
         ("delete", index): ("nothing was named",),
         ("evaluate", tmp_path / "nowhere"): ("nowhere' was not found", "corpus.jsonl", "qrels/"),
+        ("index", "json", "--out", out, "--device", "gpu"): ("'gpu'", "use cpu, cuda"),
         ("info", empty): (f"there is no index in '{empty}'",),
         ("nonsense",): ("No such command 'nonsense'",),
     }

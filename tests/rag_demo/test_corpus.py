@@ -56,7 +56,7 @@ def test_folder(tmp_path: Path) -> None:
     assert "Visible & readable paragraph." in by_source["c.html"]["text"]
     assert "hidden" not in by_source["c.html"]["text"]
     assert by_source["d.py:1"]["text"] == "d.f: Return what the caller asked for."
-    assert "skipped 1: 1 .png of no kind that is read (image.png)" in said
+    assert "skipped 1: 1 .png of an unknown kind (image.png)" in said
 
 
 def test_more_kinds_of_files(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_more_kinds_of_files(tmp_path: Path) -> None:
     assert found["e.HTML#0"]["metadata"]["anchor"] == "p1"
     paths = {each["metadata"]["path"] for each in found.values()}
     assert paths == {str(path) for path in tmp_path.iterdir()}
-    assert "2 lines that are no document (d.jsonl:2: not JSON" in said
+    assert "2 lines that are not a document (d.jsonl:2: not JSON" in said
 
 
 def test_files_in_other_encodings_are_skipped(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_json_lines(tmp_path: Path) -> None:
         ),
         ("{}", [":1: expected ", "; it has no fields"]),
         ("[1]", [":1: expected an object"]),
-        ('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', [":2: the id '1' stands twice"]),
-        ('{"id": [1], "text": "a"}', [":1: the id is [1], which is no text and no number"]),
-        ('{"id": true, "text": "a"}', [":1: the id is true"]),
+        ('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', [":2: the id '1' appears twice"]),
+        ('{"id": [1], "text": "a"}', [":1: the id must be a string or a number, not [1]"]),
+        ('{"id": true, "text": "a"}', [":1: the id must be", "true"]),
         (f'{{"text": "a", "m": {"[" * 400}{"]" * 400}}}', [":1: ", "nested more than 100 deep"]),
     ],
 )
@@ -243,7 +243,7 @@ def test_pdf_pages_are_places(tmp_path: Path) -> None:
     found, said = read(tmp_path)
     assert found["a.pdf#0"]["metadata"]["page"] == 1
     assert any("port" in each["text"] for each in found.values())
-    assert "1 .pdf that is no whole PDF (b.pdf: " in said
+    assert "1 .pdf that is not a whole PDF (b.pdf: " in said
 
 
 def command(*arguments: str | Path, before: str) -> Any:
@@ -297,7 +297,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         "locked/: Permission denied",
         "secret.txt: Permission denied",
         "nothing.txt: No such file",
-        "that is no regular file (pipe.txt)",
+        "that is not a regular file (pipe.txt)",
         "1 folder that is a link (round/)",
         "MB (large.md)",
     ):

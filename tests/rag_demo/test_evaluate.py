@@ -115,11 +115,19 @@ def test_other_split_and_blank_lines(small: Path) -> None:
     [
         ("corpus.jsonl", None, "cannot be read"),
         ("corpus.jsonl", '{"text": "no id"}', 'expected an object with "_id"'),
-        ("corpus.jsonl", '{"_id": 1, "text": "a"}\n' * 2, "corpus.jsonl:2: the _id 1 stands twice"),
+        (
+            "corpus.jsonl",
+            '{"_id": 1, "text": "a"}\n' * 2,
+            "the _id 1 appears twice",
+        ),
         ("queries.jsonl", "{", "cannot be read as JSON lines"),
         ("qrels/test.tsv", "a\tb\n1\t2\n", "cannot be read as judgements"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\tx\n", "as judgements"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq7\td1\t1\n", "'q7', which is not there"),
+        (
+            "qrels/test.tsv",
+            "query-id\tcorpus-id\tscore\nq7\td1\t1\n",
+            "'q7', which queries",
+        ),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "judges nothing"),
     ],
 )
