@@ -104,7 +104,9 @@ def _without_hangups() -> Iterator[None]:
     f"[default: the variable {ADMIN_TOKEN}, else the clients' token]",
 )
 @click.option("--no-token", is_flag=True, help="Answer every client that can reach --host.")
-@click.option("--writable", is_flag=True, help="Let clients add and delete documents.")
+@click.option(
+    "--writable", is_flag=True, help="Let clients add and delete documents; needs --workers 1."
+)
 @click.option(
     "--cors-origin",
     multiple=True,
@@ -125,13 +127,18 @@ def _without_hangups() -> Iterator[None]:
     help="Texts of several clients that are embedded together; 1 turns batches off.",
 )
 @click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Format of the log on stderr.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
     default="INFO",
     show_default=True,
+    help="Lowest level of the lines in the log.",
 )
 @_without_hangups()
 def serve(

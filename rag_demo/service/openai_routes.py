@@ -44,7 +44,7 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
         )
     check_texts(request, texts, limits.texts, "input")
     if not all(texts):
-        raise Problem(400, "input has an empty text", param="input")
+        raise Problem(400, "input must not contain an empty text", param="input")
     vectors, tokens = await embed_texts(
         request,
         texts,
@@ -97,7 +97,7 @@ async def search(request: Request, store: Store, body: StoreSearchRequest) -> Re
     limits = service.settings.limits
     check_texts(request, queries, limits.queries, "query")
     if not all(query.strip() for query in queries):
-        raise Problem(400, "query is empty", param="query")
+        raise Problem(400, "query must not be empty", param="query")
     where = None if body.filters is None else convert_filter(body.filters)
     check_limits(where, limits, "/v1/", "filters")
     threshold = body.ranking_options.score_threshold if body.ranking_options else None

@@ -30,15 +30,15 @@ router = APIRouter()
 
 
 def check_texts(request: Request, texts: Sequence[str], most: int, param: str) -> None:
-    """Check the number, the length and the encoding of texts.
+    """Check the number, the lengths and the encoding of texts.
 
     Raises:
-        Problem: There are none or too many, or one is too long or has a lone surrogate.
+        Problem: The list is empty or too long, or a text is too long or has a lone surrogate.
     """
     chars = service_of(request).settings.limits.query_chars
     status = invalid_status(request.url.path)
     if not texts:
-        raise Problem(status, f"{param} is empty", param=param)
+        raise Problem(status, f"{param} must not be empty", param=param)
     if len(texts) > most:
         detail = f"{param} has {len(texts):,} texts; at most {most:,} are allowed"
         raise Problem(413, detail, param=param)
@@ -82,7 +82,7 @@ async def embed_texts(
     service = service_of(request)
     dimension = service.engine.embedder.dimension
     if dimensions not in (None, dimension):
-        detail = f"the vectors of this model have {dimension} dimensions"
+        detail = f"dimensions must be {dimension} for this model, got {dimensions}"
         raise Problem(invalid_status(request.url.path), detail, param="dimensions")
     kind: Any = "query" if are_queries else "document"
     jobs = (Job(kind, part, tokens=tokens) for part in service.parts(texts))
@@ -101,9 +101,9 @@ async def search(request: Request, body: SearchRequest) -> Response:
     assert queries is not None
     check_texts(request, queries, limits.queries, "queries")
     if not all(query.strip() for query in queries):
-        raise Problem(422, "a query is empty")
+        raise Problem(422, "a query must not be empty", param="queries")
     if body.top_k > limits.top_k:
-        raise Problem(422, f"top_k must be at most {limits.top_k}", param="top_k")
+        raise Problem(422, f"top_k must be at most {limits.top_k}, got {body.top_k}", param="top_k")
     check_limits(body.where, limits, "/search", "where")
     most = len(queries) * min(body.top_k, service.engine.documents)
     if most > limits.results:
@@ -199,7 +199,7 @@ async def put_documents(request: Request, body: DocumentsRequest) -> JSONRespons
     ids, texts = [each.id for each in body.documents], [each.text for each in body.documents]
     limits = service.settings.limits
     if not texts:
-        raise Problem(422, "documents is empty", param="documents")
+        raise Problem(422, "documents must not be empty", param="documents")
     if len(texts) > limits.texts or sum(map(len, texts)) > limits.change_chars:
         detail = f"at most {limits.texts:,} documents with {limits.change_chars:,} characters"
         raise Problem(413, f"{detail} in total are allowed; send them in several requests")

@@ -214,7 +214,7 @@ class _Supervisor:
         if self._got_sighup:
             self._got_sighup = False
             self._to_reload += self._workers
-        self._to_reload = [worker for worker in self._to_reload if worker in self._workers]
+        self._to_reload = [w for w in dict.fromkeys(self._to_reload) if w in self._workers]
         is_reloading = any(each.reloads_until > time.monotonic() for each in self._workers)
         if self._to_reload and not is_reloading and self._to_reload[0].serves:
             self._to_reload.pop(0).reload()
