@@ -10,7 +10,7 @@ FOUND = $(shell $(PYTHON) -c 'import sys; print("fine" if $(AT_LEAST) else sys.v
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # The dependency groups that constraints.txt covers.
-GROUPS := test dev wheel service-test corpus bench
+GROUPS := test dev wheel service-test corpus bench docs
 # Four workers on two cores, because many tests wait for a program to end. tests/conftest.py sets
 # the order. .ci/run uses PYTEST_OPTIONS to run failed tests a second time.
 PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder --dist loadgroup $(PYTEST_OPTIONS)
@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples clean
+.PHONY: demo test test-slow test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples docs clean
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
@@ -156,6 +156,14 @@ screenshots: .venv/.installed
 
 examples: .venv/.installed
 	$(PYTEST) -q tests/test_readme.py tests/rag_demo/test_examples.py tests/examples
+
+# Builds the site in build/docs, and checks that it loads nothing from other machines.
+docs: .venv/.installed
+	$(PIP) --group docs
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --nitpicky --quiet --jobs 2 docs build/docs
+	! grep --recursive --extended-regexp --include='*.html' --include='*.css' \
+		'<(script|img|iframe|source)[^>]* src="?(https?:)?//|<link[^>]* href="?(https?:)?//|url\("?(https?:)?//' \
+		build/docs
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -1,0 +1,43 @@
+"""Sphinx configuration: `make docs` builds the site into build/docs."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import figures
+
+from torch_utils import __version__
+
+project = "torch-cleanup"
+copyright = "the authors of torch-cleanup, Apache-2.0"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["colon_fence", "substitution"]
+myst_heading_anchors = 3
+myst_substitutions = figures.substitutions()
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_title = "torch-cleanup"
+html_copy_source = False
+html_show_sphinx = False
+pygments_style, pygments_dark_style = "default", "github-dark"
+
+default_role = "py:obj"
+maximum_signature_line_length = 88
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True, "inherited-members": False}
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
+
+napoleon_use_ivar = True
+
+# Public names of this project must resolve. Inventories of other projects would be downloads.
+nitpick_ignore_regex = [
+    ("py:obj", ".*"),  # single backticks in docstrings, which may be any expression
+    ("py:.*", r"(?!(torch_utils|clean_exit|rag_demo)\.\w+$).*"),
+]

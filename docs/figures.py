@@ -1,0 +1,472 @@
+"""Tables for the documentation, made from benchmarks/results/ whenever the site is built.
+
+Each function below makes the table that ``{{ its_name }}`` stands for in a page. A missing file or
+key is an error, so a page can only show figures that were measured.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results_file import RESULTS, described
+
+Result = dict[str, Any]
+TABLES: dict[str, Callable[[], str]] = {}
+
+
+def from_file(name: str) -> Callable[[Callable[[Result], str]], Callable[[Result], str]]:
+    """Register a function that makes a table of ``results/<name>.json``."""
+
+    def register(make: Callable[[Result], str]) -> Callable[[Result], str]:
+        def with_source() -> str:
+            result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+            source = f"`benchmarks/results/{name}.json`"
+            machine = result["machine"]
+            return (
+                f"{make(result)}\n\n*Measured on {described(machine)}; {machine['date']}; {source}*"
+            )
+
+        TABLES[make.__name__] = with_source
+        return make
+
+    return register
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table. The first column is aligned left, the others right."""
+    heads = list(heads)
+    lines = [heads, [":--", *["--:"] * (len(heads) - 1)], *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def short(value: float) -> str:
+    """Return a number with two or three digits that count."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+@from_file("release")
+def release_tensors(result: Result) -> str:
+    """Percent of resident memory returned, and milliseconds, for each size of tensors."""
+    methods = ("del", "del+gc", "accelerate", "torch_utils")
+    return table(
+        ["tensors", "`del`", "`del` and `gc.collect()`", "accelerate", "`torch_utils`"],
+        (
+            [row["sizes"], *(f"{row[m]['percent']:.1f}% in {row[m]['ms']:.0f} ms" for m in methods)]
+            for row in result["tensors"]
+            if row["cycle"] == row["survivors"] == "yes"
+        ),
+    )
+
+
+@from_file("release")
+def release_minilm(result: Result) -> str:
+    """What each way returns of MiniLM after it has encoded 5,000 texts."""
+    rounds = {way: row.get("rounds") for way, row in result["minilm"].items()}
+    return table(
+        ["way", "returned", "of", "time", "full collections", "growth in a round"],
+        (
+            [
+                f"`{way}`",
+                f"{row['percent']:.0f}%",
+                f"{row['grown_mb']:.0f} MB",
+                f"{row['ms']:.0f} ms",
+                row["full_collections"],
+                f"{rounds[way]['growth_mb_per_round']:.2f} MB" if rounds[way] else "",
+            ]
+            for way, row in result["minilm"].items()
+        ),
+    )
+
+
+@from_file("release")
+def release_many(result: Result) -> str:
+    """Microseconds for each of 16,000 tensors, and the longest wait of another thread."""
+    rows = result["many_tensors"]
+    shapes = dict.fromkeys(name.partition(",")[0] for name in rows if "," in name)
+    pairs = {
+        shape: [rows[f"{shape}, {way}"] for way in ("del+gc", "torch_utils")] for shape in shapes
+    }
+    return table(
+        [
+            "16,000 tensors with gradients in",
+            *("`del` and `gc.collect()`", "`torch_utils`"),
+            *("longest wait: `del`", "longest wait: `torch_utils`"),
+        ],
+        (
+            [
+                shape,
+                *(f"{row['us_per_tensor']:.0f} us" for row in pair),
+                *(f"{row['worst_stall_ms']:.0f} ms" for row in pair),
+            ]
+            for shape, pair in pairs.items()
+        ),
+    )
+
+
+@from_file("release")
+def small_costs(result: Result) -> str:
+    """What the library costs where it has nothing to do."""
+    costs = result["nothing_to_do"]
+    return table(
+        ["cost", ""],
+        [
+            [
+                "`safe_cuda_empty_cache()` beside a plain call",
+                f"{costs['empty_cache_extra_us']:.2f} us",
+            ],
+            ["`import torch_utils` beside an empty package", f"{costs['import_extra_ms']:.2f} ms"],
+        ],
+    )
+
+
+@from_file("exit")
+def exit_time(result: Result) -> str:
+    """Seconds from the last line of a program to the end of its process."""
+    labels = {
+        "torch": "`import torch`",
+        "sentence-transformers": "sentence-transformers with MiniLM loaded",
+        "rag_demo": "`rag_demo` with a model and a retriever open",
+    }
+    return table(
+        ["program", "ordinary exit", "after `gc.freeze`", "ratio"],
+        (
+            [labels[name], *(f"{s:.2f} s" for s in row["median_s"].values()), f"{row['ratio']:.1f}"]
+            for name, row in result["programs"].items()
+        ),
+    )
+
+
+@from_file("cycles")
+def hosting_memory(result: Result) -> str:
+    """Resident memory over 20 rounds of load, encode and unload."""
+    labels = {
+        "del": "`del model; gc.collect()`",
+        "thread": '`ModelHost(isolation="thread")`',
+        "process": '`ModelHost(isolation="process")`',
+    }
+    rows = []
+    for way, row in result["ways"].items():
+        idle = row["idle_mb"]
+        sizes = (row["before_mb"], idle[0], idle[-1], max(idle), row["peak_mb"])
+        torch = "yes" if row["imported_torch"] else "no"
+        rows.append([labels[way], *(f"{size:.0f}" for size in sizes), torch])
+    heads = ("before", "after round 1", "after round 20", "most between rounds", "peak")
+    return table(["resident memory in MB", *heads, "imports torch"], rows)
+
+
+@from_file("host")
+def hosting_calls(result: Result) -> str:
+    """Milliseconds of one call to another process that returns its argument."""
+    rows = [{"bytes": row["bytes"], **row["median_us"]} for row in result["rows"]]
+    ways = ("ModelHost", "multiprocessing.Pipe", "concurrent.futures")
+    return table(
+        ["bytes of the array", *(f"`{way}`" for way in ways)],
+        ([f"{row['bytes']:,}", *(f"{row[way] / 1e3:.3g} ms" for way in ways)] for row in rows),
+    )
+
+
+@from_file("rag")
+def search(result: Result) -> str:
+    """Milliseconds of one batch, beside four other libraries."""
+    names = ("torch_utils", "faiss", "semantic_search", "numpy", "usearch")
+    rows = []
+    for cell in result["cells"]:
+        ms = {name: 1e3 * seconds for name, seconds in cell["median_s"].items()}
+        best = min((name for name in ms if name != "torch_utils"), key=ms.__getitem__)
+        rows.append(
+            [
+                f"{cell['count']:,}",
+                cell["batch"],
+                *(short(ms[name]) if name in ms else "" for name in names),
+                f"**{ms[best] / ms['torch_utils']:.1f}x** {best}",
+                f"{cell['recall']:.2f}",
+            ]
+        )
+    heads = ["documents", "queries", "`rag_demo`", "faiss", "sentence-transformers", "numpy"]
+    return table([*heads, "usearch", "speed beside the fastest other", "recall"], rows)
+
+
+@from_file("open")
+def saved_index(result: Result) -> str:
+    """Seconds until a saved index of a million vectors is open and answers."""
+    steps = {"open": "open", "first_answer": "first answer", "next_answer": "next answer"}
+    return table(
+        ["step", "`rag_demo`", "faiss"],
+        (
+            [label, *(f"{result[f'{whose}{step}_s']:.2f} s" for whose in ("", "faiss_"))]
+            for step, label in steps.items()
+        ),
+    )
+
+
+@from_file("open")
+def saved_index_size(result: Result) -> str:
+    """What a saved index of a million vectors takes."""
+    return table(
+        ["saved index", ""],
+        [
+            ["time to write", f"{result['save_s']:.1f} s"],
+            ["size beside the vectors alone", f"{result['size_ratio_to_vectors']:.2f} times"],
+            [
+                "resident memory after opening",
+                f"{result['resident_after_open_bytes'] / 1e6:.0f} MB",
+            ],
+        ],
+    )
+
+
+@from_file("change")
+def changes(result: Result) -> str:
+    """Milliseconds of one change among 200,000 documents."""
+    kinds = ("PyTorchGPURetriever, in memory", "FaissRetriever, in memory", "opened, changes")
+    steps = ("search before", "add", "replace", "delete", "next search")
+    rows: list[list[object]] = [
+        [step, *(f"{short(result['ms'][kind][step])} ms" for kind in kinds)] for step in steps
+    ]
+    rows += [[step, "", "", f"{short(ms)} ms"] for step, ms in result["ms"]["durable"].items()]
+    heads = ("`PyTorchGPURetriever`", "`FaissRetriever`", "`PyTorchGPURetriever`, index opened")
+    return table(["step", *heads], rows)
+
+
+@from_file("change")
+def filters_and_words(result: Result) -> str:
+    """Milliseconds of filters and of searches by words, among 200,000 documents."""
+    where, words = result["ms"]["where"], result["ms"]["words"]
+    return table(
+        ["work among 200,000 documents", "`rag_demo`", "other"],
+        [
+            [
+                "filter: one value of 75",
+                f"{short(where['where equal'])} ms",
+                f"numpy, without an index: {short(where['numpy, equal'])} ms",
+            ],
+            ["filter: a range of ten values", f"{short(where['where range'])} ms", ""],
+            ["filter and vector search", f"{short(where['where, with search'])} ms", ""],
+            [
+                "search by words",
+                f"{short(words['words'])} ms",
+                f"bm25s: {short(words['words, bm25s'])} ms",
+            ],
+            ["add a document, search by words", f"{short(words['add and words'])} ms", ""],
+        ],
+    )
+
+
+@from_file("quality_scifact")
+def quality(result: Result) -> str:
+    """Quality on SciFact's 300 test questions, with 95% intervals."""
+    metrics = list(result["modes"]["dense"])
+    return table(
+        ["mode", *metrics],
+        (
+            [f"`{mode}`"]
+            + [f"{s['mean']:.3f} ({s['low']:.3f} to {s['high']:.3f})" for s in scores.values()]
+            for mode, scores in result["modes"].items()
+        ),
+    )
+
+
+@from_file("encode")
+def encoding(result: Result) -> str:
+    """Texts a second, beside sentence-transformers."""
+    rows = []
+    for row in result["rows"]:
+        rate = {way: row["count"] / seconds for way, seconds in row["median_s"].items()}
+        cells = [
+            f"{short(rate[way])} ({row[way]['ratio']:.2f}x)" for way in ("float32", "bfloat16")
+        ]
+        rows.append([row["texts"], short(rate["sentence_transformers"]), *cells])
+    return table(["texts a second", "sentence-transformers", "float32", "bfloat16"], rows)
+
+
+@from_file("start")
+def start(result: Result) -> str:
+    """Seconds from the start of a process to its answer, and from there to its end."""
+    labels = {
+        "rag-demo search": "`rag-demo search`",
+        "usual way": "sentence-transformers and faiss",
+        "import torch": "`import torch` alone",
+    }
+    return table(
+        ["program", "to the answer", "from there to the end"],
+        (
+            [
+                label,
+                f"{result['rows'][name]['answer_s']:.2f} s",
+                f"{result['rows'][name]['exit_s']:.2f} s",
+            ]
+            for name, label in labels.items()
+        ),
+    )
+
+
+@from_file("unload")
+def unload(result: Result) -> str:
+    """What unloading an embedding model returns."""
+    return table(
+        ["way", "first time", "second time", "growth over 50 rounds"],
+        (
+            [
+                f"`{way}`",
+                *(
+                    f"{row[n]['returned']:.0%} of {row[n]['taken_bytes'] / 1e6:.0f} MB"
+                    for n in ("first", "second")
+                ),
+                f"{row['growth_bytes'] / 1e6:.1f} MB",
+            ]
+            for way, row in result["ways"].items()
+        ),
+    )
+
+
+@from_file("service")
+def service_speed(result: Result) -> str:
+    """Requests a second with and without batching."""
+    return table(
+        ["setting", "requests a second", "median", "99th percentile"],
+        (
+            [
+                setting.replace(" 1 clients", " 1 client"),
+                row["requests_per_s"],
+                f"{row['p50_ms']:.0f} ms",
+                f"{row['p99_ms']:.0f} ms",
+            ]
+            for setting, row in result["speed"].items()
+        ),
+    )
+
+
+@from_file("service")
+def service_soak(result: Result) -> str:
+    """What a run under load for minutes shows."""
+    soak = result["soak"]
+    size = soak["resident_mb"]
+    return table(
+        ["soak", ""],
+        [
+            ["clients", soak["clients"]],
+            ["seconds", f"{soak['seconds']:.0f}"],
+            ["requests a second", soak["requests_per_s"]],
+            ["median, 99th percentile", f"{soak['p50_ms']:.0f} ms, {soak['p99_ms']:.0f} ms"],
+            *([f"requests: {outcome}", f"{n:,}"] for outcome, n in soak["outcomes"].items()),
+            *([f"resident memory {when}", f"{mb:.0f} MB"] for when, mb in size.items()),
+            ["growth in 10,000 requests", f"{soak['slope_mb_per_10000_requests']:.2f} MB"],
+            ["clean exit", "yes" if soak["clean"] else "no"],
+        ],
+    )
+
+
+@from_file("clean_exit")
+def probe_cost(result: Result) -> str:
+    """What the probe and the command add to a program."""
+    labels = {
+        "nothing": "an empty program",
+        "numpy": "`import numpy`",
+        "torch": "`import torch`",
+        "logging": "20,000 log records",
+        "errors": "20,000 errors in destructors",
+        "stderr": "1 GB written to stderr",
+    }
+    return table(
+        ["program", "alone", "the probe adds", "`clean-exit` adds"],
+        (
+            [
+                labels[row["program"]],
+                *(
+                    f"{round(1e3 * row[n])} ms"
+                    for n in ("bare_s", "probe_adds_s", "command_adds_s")
+                ),
+            ]
+            for row in result["rows"]
+            if row["program"] in labels
+        ),
+    )
+
+
+@from_file("clean_exit_lint")
+def lint_time(result: Result) -> str:
+    """What the linter takes."""
+    return table(
+        ["what", "files", "processor time"],
+        ([r["what"], f"{r['files']:,}", f"{r['processor_s']:.1f} s"] for r in result["rows"]),
+    )
+
+
+@from_file("clean_exit_programs")
+def real_programs(result: Result) -> str:
+    """Verdicts about real programs on each Python."""
+    kinds = ("right", "wrong", "skipped")
+    return table(
+        ["Python", "right verdicts", "wrong verdicts", "skipped"],
+        ([python, *(n.get(kind, 0) for kind in kinds)] for python, n in result["counts"].items()),
+    )
+
+
+@from_file("gpu_stand_in")
+def stand_in(result: Result) -> str:
+    """Outcomes of the GPU tests over the stand-in for the CUDA driver."""
+    outcomes = [test["outcome"] for test in result["tests"].values()]
+    controls = [control["as_expected"] for control in result["controls"].values()]
+    return table(
+        ["tests over the stand-in", ""],
+        [
+            *([outcome, outcomes.count(outcome)] for outcome in ("passed", "failed", "skipped")),
+            ["controls that failed, as they must", f"{sum(controls)} of {len(controls)}"],
+        ],
+    )
+
+
+def help_of(*command: str) -> str:
+    """Return what ``COMMAND --help`` prints, as a block."""
+    modules = {
+        "clean-exit": "clean_exit",
+        "clean-exit-lint": "clean_exit.lint",
+        "rag-demo": "rag_demo",
+    }
+    module, *words = command
+    run = [sys.executable, "-m", modules[module], *words, "--help"]
+    environment = {"COLUMNS": "96", "LANG": "C.UTF-8", "NO_COLOR": "1"}
+    done = subprocess.run(
+        run, env=environment, cwd=RESULTS.parents[1], check=True, capture_output=True, text=True
+    )
+    return f"```text\n{done.stdout.rstrip()}\n```"
+
+
+def example_report() -> str:
+    """Return the report of a program that fails at exit."""
+    program = "import atexit; atexit.register(lambda: 1 / 0)"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "report.json")
+        command = ["clean_exit", "-q", "--report-json", str(file), "-c", program]
+        run = [sys.executable, "-m", *command]
+        subprocess.run(run, cwd=RESULTS.parents[1], check=False, capture_output=True)
+        report = json.loads(file.read_text(encoding="utf-8"))
+    report["runs"][0]["command"][0] = "python"  # not the path of this machine's Python
+    return f"```json\n{json.dumps(report, indent=2)}\n```"
+
+
+def example_lint_report() -> str:
+    """Return what the linter says of a destructor with an import statement."""
+    run = [sys.executable, "-m", "clean_exit.lint", "--format", "json", "-"]
+    source = "class Model:\n    def __del__(self):\n        import shutil\n"
+    done = subprocess.run(
+        run, input=source, cwd=RESULTS.parents[1], check=False, capture_output=True, text=True
+    )
+    return f"```json\n{json.dumps(json.loads(done.stdout), indent=2)}\n```"
+
+
+def substitutions() -> dict[str, str]:
+    """Return all tables, and the help of each command, by the name that pages use."""
+    found = {name: make() for name, make in TABLES.items()}
+    found |= {"help_clean_exit": help_of("clean-exit"), "help_lint": help_of("clean-exit-lint")}
+    found |= {make.__name__: make() for make in (example_report, example_lint_report)}
+    found["help_rag_demo"] = help_of("rag-demo")
+    for name in ("index", "add", "delete", "search", "serve", "info", "verify", "evaluate", "demo"):
+        found[f"help_rag_demo_{name}"] = help_of("rag-demo", name)
+    return found

@@ -1,0 +1,116 @@
+"""README.md and the pages in docs/: their code runs, their links lead to files."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from clean_exit import check
+from support.programs import ROOT, assert_clean, run, run_forked
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+SLOW = ("SentenceTransformer", "rag_demo")
+"""Blocks with these words load a model, which takes seconds."""
+
+
+def python_blocks() -> list[object]:
+    """Return the Python blocks of all pages. One that begins with "# not run" is a fragment."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for number, block in enumerate(blocks):
+            if not block.startswith("# not run"):
+                marks = [pytest.mark.slow] if any(word in block for word in SLOW) else []
+                found.append(pytest.param(block, id=f"{page.stem}-{number}", marks=marks))
+    return found
+
+
+def expected_output(block: str) -> str:
+    """Return what the comment lines at the end of a block say that it prints."""
+    lines = block.splitlines()
+    start = len(lines)
+    while lines[start - 1].startswith("# "):
+        start -= 1
+    return "".join(f"{line.removeprefix('# ')}\n" for line in lines[start:])
+
+
+def need_imports(block: str) -> None:
+    """Skip if a package that a block imports is not installed."""
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            if find_spec(name.partition(".")[0]) is None:
+                pytest.skip(f"{name} is not installed")
+
+
+@pytest.mark.parametrize("block", python_blocks())
+def test_python_block_runs(block: str, pytester: pytest.Pytester) -> None:
+    need_imports(block)
+    if "\ndef test_" in block:
+        pytester.makepyfile(block)
+        outcomes = pytester.runpytest_subprocess().parseoutcomes()
+        assert set(outcomes) == {"passed"}
+        return
+    result = run_forked(block, env={"TQDM_DISABLE": "1"})
+    assert_clean(result)
+    assert result.stdout.endswith(expected_output(block))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in python_blocks() if "README" in block.id])
+def test_readme_block_exits_cleanly(block: str) -> None:
+    """In a fresh interpreter under clean-exit, as README.md tells its readers to run programs."""
+    need_imports(block)
+    env = {**os.environ, "TQDM_DISABLE": "1"}
+    report = check(["-c", block], timeout_s=600, max_shutdown_s=300, env=env)
+    assert (report.exit_code, report.stderr) == (0, ""), f"{report}\n{report.stderr}"
+
+
+def test_expected_output_is_compared() -> None:
+    assert expected_output("print(1)  # one\nprint(2)\n# 1\n# 2\n") == "1\n2\n"
+    assert expected_output("# a comment\nprint(1)\n") == ""
+
+
+def test_tutorial_about_exits_shows_the_real_error(tmp_path: Path) -> None:
+    folder = DOCS / "tutorials"
+    source = (folder / "main.py").read_text(encoding="utf-8")
+    env = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    before = run(source, env=env)
+    assert "TypeError: 'NoneType' object is not callable" in before.stderr
+    assert (before.returncode, before.stdout) == (0, "ready: 2 connections\n")
+    after = run(source.replace("pool_before", "pool_after"), env=env)
+    assert_clean(after)
+    assert after.stdout.endswith("disconnected first\ndisconnected second\n")
+
+
+@pytest.mark.parametrize("package", ["torch_utils", "clean_exit", "rag_demo"])
+def test_reference_has_every_public_name(package: str) -> None:
+    page = (DOCS / "reference" / f"{package}.md").read_text(encoding="utf-8")
+    described = set(re.findall(rf":: {package}\.(\w+)$", page, re.MULTILINE))
+    assert set(importlib.import_module(package).__all__) - described == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_gpu_page_names_tests_that_exist() -> None:
+    page = (DOCS / "gpu.md").read_text(encoding="utf-8")
+    tests = re.findall(r"`(test_\w+)::(test_\w+)`", page)
+    sources = {path.stem: path.read_text() for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    assert len(tests) > 20
+    assert [pair for pair in tests if f"def {pair[1]}(" not in sources.get(pair[0], "")] == []
