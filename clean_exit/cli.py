@@ -214,7 +214,7 @@ def _warn_of_other_torch_utils() -> None:
         found = Path(folder, "torch_utils")
         if (found / "__init__.py").is_file():
             if found.resolve() != ours:
-                _say(
+                _print_line(
                     f"clean-exit: {str(found.resolve())!r} is not the torch_utils of "
                     "torch-cleanup; a program that imports torch_utils may get that one"
                 )
