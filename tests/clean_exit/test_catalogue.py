@@ -1,4 +1,4 @@
-"""--explain of both commands, and that a wheel has the catalogues and declares the commands."""
+"""--explain of both commands, the catalogues in a wheel, and the page of lint findings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.clean_exit import (
 )
 from support.programs import ROOT
 
-HANGS_S = 5  # How long a program that never ends is given; a slow machine changes nothing.
+HANGS_S = 5  # The timeout of a program that never ends.
 Main = Callable[[Sequence[str]], int]
 
 
@@ -41,8 +41,7 @@ def explain(command: Main, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", FINDINGS)
-def test_every_finding_is_explained(name: str) -> None:
-    """By its section, and nothing of the next one; findings say how to get there."""
+def test_explain_prints_the_section_of_a_finding(name: str) -> None:
     text = explain(main, name)
     assert text.startswith(f"{name}: {FINDINGS[name]}\n\n")
     assert "**What it means.**" in text
@@ -51,8 +50,7 @@ def test_every_finding_is_explained(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_is_explained(name: str) -> None:
-    """By its id and its code; findings say how to get there."""
+def test_explain_prints_the_section_of_a_rule_by_id_and_code(name: str) -> None:
     text = explain(lint_main, name)
     assert text == explain(lint_main, RULES[name].code)
     assert "**Why.**" in text
@@ -73,7 +71,7 @@ def test_codes_of_rules_are_distinct() -> None:
     ],
     ids=["clean-exit", "clean-exit-lint"],
 )
-def test_an_unknown_name(
+def test_explain_lists_the_names_or_points_to_the_other_command(
     command: Main,
     code: int,
     arguments: list[str],
@@ -82,7 +80,7 @@ def test_an_unknown_name(
     said: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nothing runs: all names are listed, and one of the other command's leads there."""
+    """Neither command runs a program."""
 
     def ask(name: str) -> str:
         try:
@@ -110,7 +108,7 @@ def test_page_of_lint_findings_matches_its_data() -> None:
     assert listed == [(r["of"], r["path"], str(r["line"]), r["rule"]) for r in wrong]
 
 
-# Those whose programs take long, or need torch, are slow.
+# The other programs take long or need torch.
 QUICK = ("import", "register", "half-built", "wait")
 
 
@@ -118,8 +116,8 @@ QUICK = ("import", "register", "half-built", "wait")
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RULES],
 )
-def test_programs_of_a_rule(name: str, tmp_path: Path) -> None:
-    """The bad program is found and fails as printed; in the safe one nothing is found."""
+def test_program_in_a_section_fails_as_printed(name: str, tmp_path: Path) -> None:
+    """The linter finds the bad program and nothing in the safe one."""
     if name == "device" and find_spec("torch") is None:
         pytest.skip("torch is not installed")
     text = explain(lint_main, name)
@@ -140,7 +138,7 @@ def test_programs_of_a_rule(name: str, tmp_path: Path) -> None:
     errors = re.findall(r"^(\w+(?:Error|Exit)): (.*)", output, re.MULTILINE)
     assert errors or hangs
     for kind, message in errors:
-        # Other Pythons have other words for None: the kind of error is the same.
+        # The message about None depends on the version of Python.
         assert kind in said, said
         assert "NoneType" in message or message in said, said
     assert not hangs or report.findings[0].id == "hang"
@@ -151,8 +149,8 @@ def test_programs_of_a_rule(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wheel_has_commands_and_catalogues(tmp_path: Path) -> None:
-    """Built from the checkout and from the sdist; without the checkout, entries are found."""
+def test_wheel_contains_commands_and_catalogues(tmp_path: Path) -> None:
+    """Also a wheel that is built from the sdist."""
     pytest.importorskip("hatchling")
 
     def build(kind: str, source: Path, folder: Path) -> None:
@@ -176,7 +174,7 @@ def test_a_wheel_has_commands_and_catalogues(tmp_path: Path) -> None:
         assert {key: entries[key[0]][key[1]] for key in ENTRY_POINTS} == ENTRY_POINTS
         for name, command, entry in asked:
             module, _, function = ENTRY_POINTS["console_scripts", name].partition(":")
-            # -S: not what this Python has installed.
+            # -S: without the packages of this Python.
             program = f"import sys; sys.path.insert(0, {str(installed)!r}); "
             program += f"from {module} import {function}; sys.exit({function}())"
             isolated = [sys.executable, "-I", "-S", "-c", program, "--explain", entry]

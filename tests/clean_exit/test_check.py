@@ -1,4 +1,4 @@
-"""`check`: its reports on programs of many kinds, and on systems that lack something."""
+"""`check`: its reports about many kinds of programs, and systems that lack something."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ def ids(report: Any) -> list[str]:
     return [finding.id for finding in report.findings]
 
 
-# What the report says
+# Reports
 
 
-def test_hang_shows_every_thread() -> None:
-    """Where each of them is."""
+def test_hang_shows_the_stack_of_every_thread() -> None:
     program = """
 import threading, time
 def wait_for_queue(): time.sleep(60)
@@ -48,7 +47,7 @@ main()
 
 @pytest.mark.parametrize("flags", [[], ["-X", "faulthandler"]], ids=["probe", "program"])
 def test_crash_shows_the_stack(flags: list[str]) -> None:
-    """Where the program's own faulthandler writes it, or else the probe's."""
+    """From the program's own faulthandler, or from the probe's."""
     code = "import ctypes\ndef inner(): ctypes.string_at(0)\ninner()"
     report = check([sys.executable, *flags, "-c", code])
     assert report.returncode == -11
@@ -67,25 +66,14 @@ def test_crash_shows_the_stack(flags: list[str]) -> None:
         ("exit 139", "SIGSEGV ended a process that it started: exit code 139"),
     ],
 )
-def test_crashes_that_are_only_told(script: str, summary: str) -> None:
-    """By what a shell prints, or by its exit code."""
+def test_crash_of_a_child_is_known_by_a_message_or_exit_code(script: str, summary: str) -> None:
     report = check(["sh", "-c", script])
     assert [finding.id for finding in report.findings] == ["crash"]
     assert summary in report.findings[0].summary
 
 
-def test_a_program_that_skips_its_exit_handlers() -> None:
-    """Is clean, and the report says so."""
-    code = "import atexit, os; atexit.register(lambda: 1 / 0); {}"
-    report = check(["-c", code.format("os._exit(0)")])
-    assert (report.clean, report.returncode, report.exit_code) == (True, 0, 0)
-    assert report.note.startswith("its exit handlers did not all run: ")
-    plain = check(["-c", code.format("pass")])
-    assert (plain.clean, plain.note) == (False, "")
-
-
-def test_what_stderr_says_counts() -> None:
-    """Whoever says it; and once, if the record has the same event."""
+def test_message_on_stderr_counts_once() -> None:
+    """The record may have the same event."""
     quoted = f"import sys; sys.stderr.write({MESSAGE!r})"
     report = check(["-c", quoted])
     assert [(f.id, f.summary) for f in report.findings] == [("unraisable", "ValueError: x in <f>")]
@@ -96,18 +84,7 @@ def test_what_stderr_says_counts() -> None:
     assert [f.summary[:13] for f in twice.findings] == ["ValueError: y", "ValueError: x"]
 
 
-@pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
-def test_a_python_that_ignores_its_environment(flag: str) -> None:
-    """Is judged from outside alone."""
-    code = "class A:\n    def __del__(self): raise ValueError('y')\nA()\n"
-    report = check([sys.executable, flag, "-c", code])
-    assert not report.probed
-    assert [finding.id for finding in report.findings] == ["unraisable"]
-    assert (report.findings[0].phase, report.shutdown_s, report.note) == ("", None, "")
-
-
-def test_slow_shutdown_shows_where() -> None:
-    """The time of each phase, and the stack when it had taken too long."""
+def test_slow_shutdown_shows_phases_and_stack() -> None:
     program = """
 import atexit, time
 def flush():
@@ -121,12 +98,11 @@ atexit.register(flush)
     assert took is not None
     assert "in flush" in report.findings[0].evidence
     assert report.shutdown_s is not None
-    # The program's own time is a part of both, which are rounded.
+    # Both include the program's own time and are rounded.
     assert float(report.stdout) - 0.1 < float(took[1]) <= report.shutdown_s + 0.1
 
 
-def test_each_error_is_in_its_phase() -> None:
-    """Each error is in the phase in which it happened."""
+def test_error_has_the_phase_in_which_it_happened() -> None:
     program = """
 import atexit, threading
 class A:
@@ -140,16 +116,7 @@ last = A()
     assert [f.phase for f in report.findings] == ["main", "threads", "atexit", "teardown"]
 
 
-def test_python_below_a_shell_is_checked() -> None:
-    """The first Python that a wrapper starts has the probe."""
-    command = f"{sys.executable} -c 'import atexit; atexit.register(lambda: 1/0)'; exit 0"
-    report = check(["sh", "-c", command])
-    assert [finding.id for finding in report.findings] == ["atexit-error"]
-    assert report.findings[0].phase == "atexit"
-
-
-def test_work_of_threads_is_no_shutdown() -> None:
-    """Threads that go on after the main module are work; what comes after them is the end."""
+def test_wait_for_threads_is_not_a_part_of_the_shutdown() -> None:
     work = """
 import threading, time
 def work():
@@ -165,16 +132,14 @@ threading.Thread(target=work).start()
     assert f", including {report.threads_s:.2f} s of waiting for threads and " in str(report)
 
 
-def test_the_first_python_is_not_the_program() -> None:
-    """What is done after a Python below make or a shell is work as well."""
+def test_work_after_a_child_python_is_not_a_shutdown() -> None:
     script = f"{sys.executable} -c pass; sleep 1.5; exit 0"
     report = check(["sh", "-c", script], max_shutdown_s=1)
     assert report.clean, report
     assert report.shutdown_s is None
 
 
-def test_a_slow_server_without_a_probe() -> None:
-    """Its time since the signal is said, and explained."""
+def test_slow_server_without_a_probe_is_reported() -> None:
     script = "trap 'sleep 1.5; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     report = check(
         ["sh", "-c", script], stop_signal=15, stop_when="ready", max_shutdown_s=1, timeout_s=60
@@ -184,38 +149,10 @@ def test_a_slow_server_without_a_probe() -> None:
     assert "ending after SIGTERM" in finding.evidence
 
 
-def test_returncode_after_a_timeout() -> None:
-    """As it ended, not what another way of waiting for it found."""
-    report = check(["sleep", "60"], timeout_s=0.5)
-    assert (report.timed_out, report.returncode) == (True, -signal.SIGTERM)
-
-
-def test_program_that_is_not_python() -> None:
-    """A shell, with and without a fault."""
-    assert check(["sh", "-c", "echo hello; exit 0"]).stdout == "hello\n"
-    report = check(["sh", "-c", "kill -SEGV $$"])
-    assert (report.probed, report.returncode) == (False, -11)
-    assert report.shutdown_s is None
-
-
-def test_a_checker_below_a_checker_sees_its_own() -> None:
+def test_nested_checker_reports_only_its_own_run() -> None:
     inner = [*CHECKER, "-q", "--", "sh", "-c", "sleep 60 &"]
     report = check(inner)
     assert (report.clean, report.returncode) == (True, 120)
-
-
-@pytest.mark.slow
-def test_real_process_group() -> None:
-    """With torch's own: the default backend for the CPU says nothing when it is forgotten."""
-    program = """
-import tempfile, torch.distributed as dist
-store = f"file://{tempfile.mkdtemp()}/store"
-dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-"""
-    # On a busy machine torch takes many seconds to go away.
-    dirty = check(["-c", program], max_shutdown_s=600)
-    assert [finding.id for finding in dirty.findings] == ["process-group-not-destroyed"]
-    assert check(["-c", program + "dist.destroy_process_group()"], max_shutdown_s=600).clean
 
 
 @pytest.mark.parametrize(
@@ -225,8 +162,8 @@ dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
         "closerange(3, 1000); time.sleep(30)",
     ],
 )
-def test_a_program_that_cannot_write_stacks_is_not_asked(what: str) -> None:
-    """The signal for it would end a program that has no handler for it."""
+def test_stacks_signal_is_not_sent_without_a_handler(what: str) -> None:
+    """It would end the program."""
     report = check(["-c", f"import os, time\nfrom os import *\n{what}"], timeout_s=3)
     assert (report.timed_out, report.returncode) == (True, -signal.SIGTERM)
 
@@ -256,10 +193,10 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
     ],
     ids=["one GPU", "no driver", "not installed"],
 )
-def test_gpu_memory_held_by_what_outlives_the_program(
+def test_gpu_memory_of_a_left_over_process_is_reported(
     driver: str, found: list[str], tmp_path: Path
 ) -> None:
-    """On a stand-in GPU on which every process of this machine holds 1 MB; by no other process."""
+    """With a stand-in for NVML that reports 1 MB for every process of this machine."""
     (tmp_path / "pynvml.py").write_text(driver)
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:{tmp_path}"}
     report = tmp_path / "report.json"
@@ -275,7 +212,7 @@ def test_gpu_memory_held_by_what_outlives_the_program(
 
 # Systems
 
-# Asks for some reports where a system lacks what MISSING takes away, for the keeper as well.
+# Makes reports after removing the functions in MISSING, also in the keeper.
 ELSEWHERE = """
 import builtins, json, os, signal, sys
 MISSING = sys.argv[1].split()
@@ -333,12 +270,12 @@ LEFT_OVER = ["sh", "-c", "setsid sleep 30 >/dev/null 2>&1 & exit 0"]
         for name in SYSTEMS
     ],
 )
-def test_a_system_that_lacks_something(system: str, tmp_path: Path) -> None:
-    """Times are kept and ends are told; left-over processes are found where /proc and prctl are."""
+def test_check_works_on_a_system_that_lacks_something(system: str, tmp_path: Path) -> None:
+    """Left-over processes are found only with /proc and prctl."""
     program, python = tmp_path / "elsewhere.py", tmp_path / "python"
     program.write_text(ELSEWHERE)
     missing = SYSTEMS[system]
-    # The script that an interpreter is to run is its first argument that is no option.
+    # The script is the first argument that is not an option.
     python.write_text(f"""#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 exec {sys.executable} -I -S {program} '{missing}' run "$@"
@@ -352,8 +289,7 @@ exec {sys.executable} -I -S {program} '{missing}' run "$@"
     assert [json.loads(line) for line in done.stdout.splitlines()] == [said for *_, said in cases]
 
 
-def test_no_temporary_folder() -> None:
-    """The program runs all the same."""
+def test_program_runs_without_a_temporary_folder() -> None:
     code = f"""
 import sys, tempfile
 def refuse(*_, **__): raise FileNotFoundError(2, "No usable temporary directory found")
@@ -366,8 +302,7 @@ print(check(["sh", "-c", "exit 3"]).returncode)
 
 
 @pytest.mark.slow
-def test_every_python_runs_the_checker(tmp_path: Path) -> None:
-    """It needs the standard library only, of each Python from 3.10 on."""
+def test_checker_runs_on_every_python_from_3_10(tmp_path: Path) -> None:
     if not other_pythons():
         pytest.skip("there is no other Python")
     (tmp_path / "pyproject.toml").touch()  # 3.10 cannot read this project's without tomli.
@@ -376,9 +311,9 @@ def test_every_python_runs_the_checker(tmp_path: Path) -> None:
         assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
 
 
-# Wrong use
+# Wrong arguments
 
-# What `check` may be called with by mistake: the options, and what they are told.
+# Options, the exception and a part of its message.
 WRONG = [
     ({"ignore": "vendor"}, TypeError, "ignore=['vendor']"),
     ({"ignore": [b"vendor"]}, TypeError, "must be a string, not b'vendor'"),
@@ -413,13 +348,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "kind", "said"), WRONG, ids=lambda value: str(value)[:40])
-def test_wrong_arguments(options: Any, kind: type[Exception], said: str) -> None:
-    """Each is refused before anything runs; letters of a string would ignore every finding."""
+def test_check_refuses_wrong_arguments_before_it_runs_anything(
+    options: Any, kind: type[Exception], said: str
+) -> None:
     with pytest.raises(kind) as caught:
         check(**{"command": ["true"], **options})
     assert said in str(caught.value)
 
 
-def test_a_finding_needs_an_id_that_there_is() -> None:
+def test_finding_refuses_an_unknown_id() -> None:
     with pytest.raises(ValueError, match="there is no finding"):
         Finding("no-such-finding", "")

@@ -1,4 +1,4 @@
-"""The command clean-exit: exit codes, options, reports, settings, and mistakes."""
+"""The command clean-exit: exit codes, options, reports, settings and wrong usage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DIRTY = ["-c", "import atexit; atexit.register(lambda: 1 / 0)"]
 
 @pytest.fixture(autouse=True)
 def folder_without_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test depends on this project's own pyproject.toml."""
+    """Keep the tests independent of this project's pyproject.toml."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").touch()
 
@@ -44,8 +44,7 @@ def clean_exit(*arguments: str, cwd: Path | None = None) -> subprocess.Completed
     return run_command([*CHECKER, *arguments], cwd=cwd)
 
 
-def test_both_commands_say_their_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both commands say it, and run nothing."""
+def test_version_is_printed_by_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (main, lint_main):
         assert command(["--version"]) == 0
     assert capsys.readouterr().out == (f"clean-exit {__version__}\nclean-exit-lint {__version__}\n")
@@ -76,15 +75,14 @@ def test_both_commands_say_their_version(capsys: pytest.CaptureFixture[str]) -> 
         ([], 125, "there is no command"),
     ],
 )
-def test_exit_codes(arguments: list[str], code: int, said: str) -> None:
-    """The table of the documentation, each with what says why."""
+def test_exit_code_and_reason(arguments: list[str], code: int, said: str) -> None:
+    """The table in the documentation."""
     done = clean_exit(*arguments)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
 
 
-def test_forms_of_a_program(tmp_path: Path) -> None:
-    """A file, a module and code, with their own arguments, which are not clean-exit's."""
+def test_file_module_and_code_get_their_own_arguments(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import sys; print(sys.argv[1:])")
     expected = "['-q', '--timeout', '--']\n"
     for form in (["program.py"], ["-m", "program"], ["--", sys.executable, "program.py"]):
@@ -110,20 +108,18 @@ WHEN = ["--stop-when", r"listening on \d+"]
     ("when", "on_stop"),
     [
         *((WHEN, on_stop) for on_stop in ("sys.exit(0)", "sys.exit(143)", DIES)),
-        # Time enough for a busy machine to get there.
+        # Enough time to start on a busy machine.
         pytest.param(["--stop-after", "10"], DIES, marks=pytest.mark.slow),
     ],
 )
-def test_a_server_is_stopped(when: list[str], on_stop: str) -> None:
-    """Ending because of the signal is success, in each of the usual ways."""
+def test_server_that_ends_by_the_stop_signal_succeeds(when: list[str], on_stop: str) -> None:
     done = clean_exit("--stop-signal", "TERM", *when, "-c", SERVER.format(on_stop=on_stop))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "listening on 8000\n"
     assert "clean" in done.stderr
 
 
-def test_a_server_that_does_not_stop() -> None:
-    """It is ended after the time allowed, and its stack says where it was."""
+def test_server_that_ignores_the_stop_signal_is_killed_with_its_stack() -> None:
     program = SERVER.format(on_stop="pass")
     options = ["--stop-signal", "SIGTERM", "--stop-when", "listening", "--timeout", "6"]
     done = clean_exit(*options, "-c", program)
@@ -131,16 +127,14 @@ def test_a_server_that_does_not_stop() -> None:
     assert 'File "<string>", line 7' in done.stderr
 
 
-def test_a_server_with_a_dirty_shutdown() -> None:
-    """Code 0 after the signal is not enough."""
+def test_server_with_an_unclean_shutdown_is_reported() -> None:
     program = SERVER.format(on_stop="sys.exit(0)") + "\n"
     dirty = "import atexit; atexit.register(lambda: 1 / 0)\n" + program
     done = clean_exit("--stop-signal", "15", "--stop-when", "listening", "-c", dirty)
     assert done.returncode == 120
 
 
-def test_reports(tmp_path: Path) -> None:
-    """JSON of a stated schema, JUnit XML, and annotations."""
+def test_reports_have_json_junit_and_annotations(tmp_path: Path) -> None:
     files = [tmp_path / "r.json", tmp_path / "r.xml"]
     options = ["--report-json", str(files[0]), "--report-junit", str(files[1]), "--github"]
     done = clean_exit(*options, "--repeat", "2", *DIRTY)
@@ -160,8 +154,7 @@ def test_reports(tmp_path: Path) -> None:
     assert "::error title=clean-exit%3A atexit-error::ZeroDivisionError" in done.stderr
 
 
-def test_a_report_has_processes_and_notes(tmp_path: Path) -> None:
-    """The command line of a child with a finding; and that exit handlers did not all run."""
+def test_report_has_child_processes_and_notes(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     script = f"{shlex.join([sys.executable, *DIRTY])}; exit 0"
     done = clean_exit("--report-json", str(path), "--", "sh", "-c", script)
@@ -180,19 +173,19 @@ def test_a_report_has_processes_and_notes(tmp_path: Path) -> None:
     assert f"\n  note: {run['note']}\n" in done.stderr
 
 
-def test_a_lost_keeper(tmp_path: Path) -> None:
-    """One line, and 125; the reports of earlier runs are written all the same."""
+def test_killed_keeper_is_a_checker_error(tmp_path: Path) -> None:
+    """The reports of earlier runs are still written."""
     path = tmp_path / "r.json"
     script = "[ -e again ] && kill -9 $PPID; touch again"
     done = clean_exit("--report-json", str(path), "--repeat", "3", "--", "sh", "-c", script)
     assert done.returncode == 125
     first, second = done.stderr.splitlines()
     assert first.startswith("clean-exit: clean exit; ")
-    assert second.startswith("clean-exit: the ")  # supervising process was killed, or the like
+    assert second.startswith("clean-exit: the ")  # supervising process was killed
     assert [run["clean"] for run in json.loads(path.read_text())["runs"]] == [True]
 
 
-# Imports each module of a package, other than those for programs of another kind, and prints what.
+# Imports each module of a package and prints the names.
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -203,7 +196,6 @@ print(*names)
 
 
 def test_importing_a_module_runs_nothing(tmp_path: Path) -> None:
-    """Not the keeper's, which would start what the command line says; nor the commands."""
     done = run_command(
         [sys.executable, "-c", IMPORT_ALL, PACKAGE, "", "", "", "touch", "ran"], cwd=tmp_path
     )
@@ -212,8 +204,7 @@ def test_importing_a_module_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_junit_survives_odd_characters(tmp_path: Path) -> None:
-    """What XML cannot hold is replaced."""
+def test_junit_replaces_characters_that_xml_forbids(tmp_path: Path) -> None:
     path = tmp_path / "r.xml"
     odd = "\\x00\\x1b\\ud800\\uffff\\ufffe <&>"
     code = f"import atexit\ndef f(): raise ValueError('{odd}')\natexit.register(f)"
@@ -223,8 +214,7 @@ def test_junit_survives_odd_characters(tmp_path: Path) -> None:
     assert "<&>" in text
 
 
-def test_settings_are_defaults(tmp_path: Path) -> None:
-    """pyproject.toml gives defaults, for folders below too; the command line goes before them."""
+def test_settings_are_defaults_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.clean_exit]\nerror-exitcode = 9\nignore = ["KeyError"]\ntimeout = 30\n'
     )
@@ -234,33 +224,28 @@ def test_settings_are_defaults(tmp_path: Path) -> None:
     assert clean_exit("--error-exitcode", "8", *DIRTY, cwd=below).returncode == 8
     keyed = ["-c", "import atexit; atexit.register(lambda: {}['x'])"]
     assert clean_exit(*keyed, cwd=below).returncode == 0
-    # Another option's name in a value does not keep the file from being read.
+    # A value that looks like an option does not disable the settings.
     assert clean_exit("--ignore", "x--explain", *DIRTY, cwd=below).returncode == 9
 
 
-def test_colours_are_only_used_where_asked_for() -> None:
-    """Only where they are asked for, or seen."""
+def test_colours_are_off_without_a_terminal() -> None:
     assert "\033[" in clean_exit("--color", "always", *DIRTY).stderr
     assert "\033[" not in clean_exit(*DIRTY).stderr
 
 
-def test_long_evidence_is_shortened() -> None:
-    """Fifteen lines unless -v asks for all."""
+def test_long_evidence_is_shortened_without_v() -> None:
     code = "import atexit\ndef f(n): return f(n - 1) if n else 1 / 0\natexit.register(f, 20)"
     assert "more lines (-v shows them)" in clean_exit("-c", code).stderr
     assert "more lines" not in clean_exit("-v", "-c", code).stderr
 
 
-def test_many_findings_are_shortened() -> None:
-    """Ten in full, and how many more of each kind there are; -v shows them all."""
+def test_many_findings_are_shortened_without_v() -> None:
     code = "import atexit\nfor n in range(13): atexit.register(lambda n=n: {}[n])"
     assert "... 3 more findings: 3 atexit-error (-v shows them)" in clean_exit("-c", code).stderr
     assert "more findings" not in clean_exit("-v", "-c", code).stderr
 
 
-# Mistakes
-
-# What people write by mistake, and what they are told.
+# Wrong command lines and a part of the message.
 MISTAKES = {
     "--no-such-option true": "see clean-exit --help",
     "--timeout soon true": "argument --timeout: must be a number of seconds, not 'soon'",
@@ -289,7 +274,7 @@ MISTAKES = {
 }
 
 
-# Many runs of the command in one process, for what never starts a program, or only `true`.
+# Runs the command many times in one process, for cases that start at most `true`.
 BATCH = """
 import contextlib, importlib, io, json, pathlib, sys
 if sys.argv[3:]: sys.modules["tomli"] = None
@@ -322,7 +307,7 @@ def run_each(
     return results
 
 
-def test_a_mistake_gets_one_line(tmp_path: Path) -> None:
+def test_wrong_usage_gets_one_line(tmp_path: Path) -> None:
     (tmp_path / "lost").write_text("#!/nowhere/python\n")
     (tmp_path / "words").write_text("echo A shell would run this.\n")
     for name in ("lost", "words"):
@@ -336,16 +321,17 @@ def test_a_mistake_gets_one_line(tmp_path: Path) -> None:
 
 @pytest.fixture
 def restricted() -> Sequence[str]:
-    """Put before a command: root too is then held to the permissions of files."""
+    """Return a prefix for commands that makes root respect the permissions of files."""
     if os.geteuid():
         return ()
     if not shutil.which("setpriv"):
-        pytest.skip("root may enter everywhere, and there is no setpriv")
+        pytest.skip("root ignores permissions, and there is no setpriv")
     return ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
 
 
-def test_a_folder_that_may_not_be_entered(restricted: Sequence[str], tmp_path: Path) -> None:
-    """One line for it, though looking at what is in it is refused as well."""
+def test_program_in_a_folder_without_permission_gets_one_line(
+    restricted: Sequence[str], tmp_path: Path
+) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
     done = run_command([*restricted, *CHECKER, str(closed / "program")])
@@ -355,10 +341,9 @@ def test_a_folder_that_may_not_be_entered(restricted: Sequence[str], tmp_path: P
     assert done.stderr == f"clean-exit: {said}\n"
 
 
-def test_a_report_in_a_folder_that_may_not_be_written_to(
+def test_report_in_a_read_only_folder_overwrites_but_does_not_create(
     restricted: Sequence[str], tmp_path: Path
 ) -> None:
-    """One that is there already may be overwritten."""
     (tmp_path / "there.json").touch()
     tmp_path.chmod(0o500)
     command = [*restricted, *CHECKER, "-q", "--report-json"]
@@ -372,17 +357,8 @@ def test_a_report_in_a_folder_that_may_not_be_written_to(
     assert "the report 'new.json' cannot be written: Permission denied" in new.stderr
 
 
-def test_a_report_in_a_folder_that_was_removed() -> None:
-    """The program could run there; its report has no place."""
-    command = shlex.join([*CHECKER, "--report-json", "a", "true"])
-    done = run_command(["sh", "-c", f"mkdir gone; cd gone; rmdir ../gone; {command}"])
-    assert (done.returncode, done.stderr.count("\n")) == (125, 1)
-    assert "the report 'a' cannot be written: No such file or directory" in done.stderr
-
-
 @pytest.mark.parametrize("asked", [["--help"], ["--explain", "unraisable"]], ids=str)
-def test_stdout_that_nobody_reads(asked: list[str]) -> None:
-    """A reader that has gone is no error; a disk that is full, or no stdout at all, is one."""
+def test_closed_pipe_is_no_error_but_a_full_disk_is(asked: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -399,7 +375,7 @@ def test_stdout_that_nobody_reads(asked: list[str]) -> None:
 # The table in pyproject.toml
 
 TABLE = "[tool.clean-exit] argument"
-# Each says that the exit code is wrong, which is then complained about.
+# Each has an invalid exit code, so that the error shows that the table was read.
 TABLES = {
     "plain": "[tool.clean_exit]\nerror-exitcode = 0\n",
     "hyphen": "[tool.clean-exit]\nerror-exitcode = 0\n",
@@ -434,19 +410,19 @@ needs_a_parser = pytest.mark.skipif(
 
 
 @needs_a_parser
-def test_every_way_to_write_a_table(tmp_path: Path) -> None:
+def test_settings_are_read_from_every_form_of_the_table(tmp_path: Path) -> None:
     for name, (code, said) in run_with(TABLES, tmp_path).items():
         assert code == 125, name
         assert f"{TABLE} --error-exitcode: must be a whole number from 1 to 255" in said, name
 
 
 @needs_a_parser
-def test_tables_of_others_and_text_like_tables_are_ignored(tmp_path: Path) -> None:
+def test_other_tables_and_text_like_tables_are_ignored(tmp_path: Path) -> None:
     assert run_with(NO_TABLES, tmp_path) == {name: [0, ""] for name in NO_TABLES}
 
 
-def test_without_a_parser_a_table_is_an_error(tmp_path: Path) -> None:
-    """Python 3.10 without tomli says so wherever the file has the name, and nothing otherwise."""
+def test_settings_on_python_3_10_need_tomli(tmp_path: Path) -> None:
+    """Files without the table need no parser."""
     python = {f"3.{sys.version_info[1]}": sys.executable, **other_pythons()}.get("3.10")
     if python is None:
         pytest.skip("there is no Python 3.10")
@@ -488,8 +464,7 @@ WRONG_TABLES = {
 
 
 @needs_a_parser
-def test_a_wrong_setting_gets_one_line(tmp_path: Path) -> None:
-    """It names the file, and what is wrong in it."""
+def test_wrong_setting_gets_one_line_with_the_file(tmp_path: Path) -> None:
     for text, (code, said) in run_with({text: text for text in WRONG_TABLES}, tmp_path).items():
         assert code == 125, text
         assert WRONG_TABLES[text] in said
@@ -497,8 +472,7 @@ def test_a_wrong_setting_gets_one_line(tmp_path: Path) -> None:
         assert said.count("\n") == 1, said
 
 
-def test_all_settings(tmp_path: Path) -> None:
-    """They do what the options of the same names do."""
+def test_every_setting_has_the_effect_of_its_option(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("""
 [tool.clean-exit]
 timeout = 300
@@ -526,8 +500,8 @@ color = "always"
     assert "slow-shutdown" in clean_exit(*SLOW, cwd=tmp_path).stderr
 
 
-def test_odd_pyproject_files(tmp_path: Path) -> None:
-    """Bytes that are not UTF-8; a folder by that name; a current folder that is gone."""
+def test_unusual_pyproject_files_do_not_fail(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8, a folder of that name, and a removed current folder."""
     (tmp_path / "pyproject.toml").write_bytes(b"[tool.clean-exit] # \xff\n")
     (tmp_path / "below" / "pyproject.toml").mkdir(parents=True)
     for folder in (tmp_path, tmp_path / "below"):

@@ -1,4 +1,4 @@
-"""Processes: those of the program are found and ended, and nobody else's."""
+"""Processes: the program's are found and ended, and no others."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from support.waiting import is_there, wait_for
         "sleep 300 </dev/null >/dev/null 2>&1 & echo $!; exec CHECKER sh -c 'exit 0'",
     ],
 )
-def test_what_a_shell_had_started_lives(script: str) -> None:
-    """After exec the children of the shell are those of clean-exit, but none of the program's."""
+def test_children_of_the_calling_shell_survive(script: str) -> None:
+    """After exec they are children of clean-exit."""
     with subprocess.Popen(
         ["bash", "-c", script.replace("CHECKER", " ".join(QUIET))],
         stdout=subprocess.PIPE,
@@ -37,21 +37,19 @@ def test_what_a_shell_had_started_lives(script: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_what_the_program_started_is_ended() -> None:
-    """The control: the same process, started below the program."""
+def test_children_of_the_program_are_ended() -> None:
     done = shell("exec CHECKER bash -c 'sleep 300 >/dev/null 2>&1 & echo $!'")
     assert done.returncode == 120
     wait_for(lambda: not is_there(int(done.stdout)))
 
 
-def test_a_child_that_was_killed_is_not_left_over() -> None:
-    """Though the program has not waited for it."""
+def test_killed_child_that_was_not_waited_for_is_not_left_over() -> None:
     code = "import subprocess\nsubprocess.Popen(['sleep', '300']).kill()"
     report = check([sys.executable, "-W", "ignore", "-c", code])
     assert report.clean, report
 
 
-def test_a_filter_of_stderr_gets_all(tmp_path: Path) -> None:
+def test_filter_of_stderr_gets_all_output(tmp_path: Path) -> None:
     """``2> >(tee)`` is a child of the shell that clean-exit replaces."""
     log = tmp_path / "log"
     done = shell(f"exec CHECKER sh -c 'echo to stderr >&2' 2> >(tee {log} >&2)")
@@ -59,7 +57,7 @@ def test_a_filter_of_stderr_gets_all(tmp_path: Path) -> None:
     wait_for(lambda: log.exists() and log.read_text() == "to stderr\n")
 
 
-# Each prints the process that stays behind, and ends when that is as it should be.
+# Each prints the id of the process that stays behind, and ends when that is ready.
 DAEMONS = {
     "no environment": "(env -i setsid sleep 300 >/dev/null 2>&1 & echo $!)",
     "double fork": f"""exec {sys.executable} -I -c '
@@ -113,8 +111,7 @@ os.read(reader, 1)
     [how if how == "double fork" else pytest.param(how, marks=pytest.mark.slow) for how in DAEMONS],
 )
 @pytest.mark.parametrize("by", ["command", pytest.param("check", marks=pytest.mark.slow)])
-def test_daemons_are_found(how: str, by: str, tmp_path: Path) -> None:
-    """By what they descend from, whatever they did to hide."""
+def test_daemon_is_found_and_ended(how: str, by: str, tmp_path: Path) -> None:
     command = ["sh", "-c", DAEMONS[how]]
     if by == "command":
         done = run_command([*CHECKER, "--", *command])
@@ -126,7 +123,7 @@ def test_daemons_are_found(how: str, by: str, tmp_path: Path) -> None:
     assert "left-over-process" in said
     assert output.split()
     wait_for(lambda: not any(is_there(int(pid)) for pid in output.split()))
-    with (tmp_path / "plain").open("w+") as plain:  # The control: nobody else ends them.
+    with (tmp_path / "plain").open("w+") as plain:  # The control: without the checker it survives.
         subprocess.run(command, stdout=plain, stdin=subprocess.DEVNULL, check=True)
         plain.seek(0)
         pid = int(plain.read())
@@ -134,8 +131,7 @@ def test_daemons_are_found(how: str, by: str, tmp_path: Path) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_zombies_are_reaped_while_it_runs(tmp_path: Path) -> None:
-    """Orphans that have ended leave the table of processes."""
+def test_orphaned_zombies_are_reaped_during_the_run(tmp_path: Path) -> None:
     script = """
 for n in 1 2 3 4 5; do (sh -c 'exit 0' & echo $!); done >pids
 for pid in $(cat pids); do
@@ -147,8 +143,7 @@ wc -l <pids
     assert run_command([*QUIET, "sh", "-c", script], cwd=tmp_path).stdout == "5\n"
 
 
-def test_a_program_does_not_outlive_its_checker() -> None:
-    """When that is killed."""
+def test_killed_checker_ends_the_program() -> None:
     with subprocess.Popen(
         [*QUIET, "sh", "-c", "echo $$; exec sleep 300"],
         stdout=subprocess.PIPE,
@@ -161,8 +156,7 @@ def test_a_program_does_not_outlive_its_checker() -> None:
         wait_for(lambda: not is_there(pid))
 
 
-def test_a_killed_checker_leaves_no_folder(tmp_path: Path) -> None:
-    """What it had in the temporary directory is removed."""
+def test_killed_checker_leaves_no_folder(tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [*QUIET, "-c", "print('runs', flush=True); import time; time.sleep(300)"],
@@ -180,13 +174,13 @@ def test_a_killed_checker_leaves_no_folder(tmp_path: Path) -> None:
     "what",
     ["sleep 1", pytest.param("timeout 5 sh -c 'while :; do :; done'", marks=pytest.mark.slow)],
 )
-def test_what_ends_soon_after_the_program_is_not_left_over(what: str) -> None:
-    """Two seconds may be slept, and more be worked."""
+def test_process_that_ends_soon_after_the_program_is_not_left_over(what: str) -> None:
+    """It may sleep for two seconds and work for longer."""
     assert check(["sh", "-c", f"{what} >/dev/null 2>&1 &"]).clean
 
 
-def test_a_chain_of_short_lived_processes(tmp_path: Path) -> None:
-    """Each forks the next and goes, faster than /proc can be read: found and ended all the same."""
+def test_chain_of_short_lived_processes_is_found_and_ended(tmp_path: Path) -> None:
+    """Each forks the next one and exits faster than /proc can be read."""
     program = tmp_path / "chain.py"
     program.write_text("""
 import os, time

@@ -1,4 +1,4 @@
-"""The pytest plug-in: its marker and fixture, in the sessions that people have."""
+"""The pytest plugin: its marker and fixture in the usual kinds of sessions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from support.clean_exit import PYTEST_PLUGIN
 
 DIRTY = "import atexit; atexit.register(lambda: 1 / 0)"
-# Each marked test is an interpreter of its own, and these two cost more than all the rest.
+# Each marked test starts an interpreter, where these two plugins take most of the time.
 LIGHT = ["-p", "no:hypothesispytest", "-p", "no:anyio"]
 BIN = Path(sysconfig.get_path("scripts"))
-# These sessions have no PYTHONPATH, or one of their own: they find the plug-in if it is installed.
+# These sessions have no PYTHONPATH, so they find only an installed plugin.
 needs_installation = pytest.mark.skipif(
     not (BIN / "clean-exit").exists(), reason="clean-exit is not installed as a command"
 )
@@ -81,8 +81,10 @@ MARKED = """
         pytest.param(["-x", "-v"], marks=pytest.mark.slow),
     ],
 )
-def test_marker(outer: pytest.Pytester, options: list[str]) -> None:
-    """With parameters, fixtures and classes; skips, failures and lost interpreters."""
+def test_marker_runs_the_test_in_a_fresh_interpreter(
+    outer: pytest.Pytester, options: list[str]
+) -> None:
+    """With parameters, fixtures, classes, skips and failures."""
     outer.makepyfile(MARKED)
     result = run(outer, *options)
     if "-x" in options:
@@ -106,8 +108,7 @@ def test_without_the_marker_the_same_test_passes(outer: pytest.Pytester) -> None
     run(outer).assert_outcomes(passed=1)
 
 
-def test_nothing_is_set_up_here(outer: pytest.Pytester) -> None:
-    """Fixtures and the test run in the fresh interpreter only."""
+def test_fixtures_of_a_marked_test_run_only_in_the_inner_pytest(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         """
         import os, pytest
@@ -128,8 +129,7 @@ def test_nothing_is_set_up_here(outer: pytest.Pytester) -> None:
     run(outer).assert_outcomes(passed=2)
 
 
-def test_options_of_the_marker(outer: pytest.Pytester) -> None:
-    """They are those of check; wrong ones get one line each, and nothing has run."""
+def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         f"""
         import pytest
@@ -160,8 +160,7 @@ def test_options_of_the_marker(outer: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
-def test_hang_is_ended(outer: pytest.Pytester) -> None:
-    """After the time that the marker allows, of which a busy machine needs much for pytest."""
+def test_hanging_test_is_ended_after_its_timeout(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         """
         import pytest, time
@@ -176,8 +175,7 @@ def test_hang_is_ended(outer: pytest.Pytester) -> None:
     assert "in test_hang" in result.stdout.str()
 
 
-def test_settings_are_passed_on(outer: pytest.Pytester) -> None:
-    """Ini options and plug-ins from the command line hold in there too."""
+def test_ini_options_and_plugins_are_passed_to_the_inner_pytest(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         my_plugin="import pytest\n@pytest.fixture\ndef mine(): return 7\n",
         test_it="""
@@ -197,8 +195,9 @@ def test_settings_are_passed_on(outer: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1, failed=1)
 
 
-def test_fixture(outer: pytest.Pytester) -> None:
-    """Fails with the evidence; takes files, lists and strings."""
+def test_fixture_takes_files_lists_and_strings_and_fails_with_the_evidence(
+    outer: pytest.Pytester,
+) -> None:
     outer.makepyfile(
         program="print('hello')",
         dirty="import atexit\natexit.register(lambda: 1 / 0)\n",
@@ -223,8 +222,7 @@ def test_fixture(outer: pytest.Pytester) -> None:
     )
 
 
-def test_described() -> None:
-    """pytest itself says what there is."""
+def test_pytest_lists_the_marker_and_the_option() -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *LIGHT]
     markers = subprocess.run([*command, "--markers"], capture_output=True, text=True, check=True)
     assert "@pytest.mark.clean_exit(timeout_s=300" in markers.stdout
@@ -232,8 +230,7 @@ def test_described() -> None:
     assert "--clean-exit-timeout=S" in options.stdout
 
 
-def test_the_import_is_cheap() -> None:
-    """It loads itself and the standard library, and of that nothing of weight."""
+def test_plugin_imports_only_light_modules() -> None:
     program = f"""
 import importlib, json, pytest, sys
 before = set(sys.modules)
@@ -249,8 +246,7 @@ print(*sorted(set(sys.modules) - before))
 
 
 @pytest.mark.slow
-def test_skipped_tests_in_every_report(outer: pytest.Pytester) -> None:
-    """Skipped in its body, by a fixture and by a mark."""
+def test_skips_in_body_fixture_and_mark_are_reported(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         """
         import pytest
@@ -276,8 +272,7 @@ def test_skipped_tests_in_every_report(outer: pytest.Pytester) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest has subtests from 9.0 on")
-def test_subtests(outer: pytest.Pytester) -> None:
-    """One that fails fails the session, whatever its test says."""
+def test_failing_subtest_fails_the_session(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         """
         import pytest, unittest
@@ -302,8 +297,7 @@ def test_subtests(outer: pytest.Pytester) -> None:
 
 
 @needs_installation
-def test_what_came_before_is_torn_down(outer: pytest.Pytester) -> None:
-    """A marked test between others: in its module, its class, and before the next module."""
+def test_earlier_fixtures_are_torn_down_around_a_marked_test(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         test_a="""
         import pytest
@@ -358,10 +352,9 @@ def test_options(request):
 @pytest.mark.parametrize(
     "workers", [[], ["-n", "1", "--dist", "loadgroup"]], ids=["here", "worker"]
 )
-def test_options_of_the_session(
+def test_session_options_reach_the_inner_pytest_by_clean_exit_args(
     outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: list[str]
 ) -> None:
-    """Those of a conftest are in clean_exit_args; a folder in addopts; one test runs."""
     outer.makeconftest(CONFTEST)
     outer.makepyfile(test_options=OPTIONS, test_other="raise SystemError('do not collect')")
     ini = f"[pytest]\naddopts = . {' '.join(LIGHT)} --maxfail=7 --strict-config\n"
@@ -374,8 +367,7 @@ def test_options_of_the_session(
     run(outer, *options[1:]).assert_outcomes(skipped=1)
 
 
-def test_plugins_kept_away(outer: pytest.Pytester) -> None:
-    """One whose option the other session is given, and one whose setting the project has."""
+def test_disabled_plugins_stay_disabled_in_the_inner_pytest(outer: pytest.Pytester) -> None:
     ini = f"[pytest]\naddopts = {' '.join(LIGHT)} --strict-config -p no:cacheprovider\n"
     outer.makeini(f"{ini}cache_dir = .cache_of_mine\n")
     outer.makepyfile("import pytest\n@pytest.mark.clean_exit\ndef test_here(): pass\n")
@@ -383,8 +375,7 @@ def test_plugins_kept_away(outer: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
-def test_orders_and_selections_are_this_sessions(outer: pytest.Pytester) -> None:
-    """--lf, --ff, --sw and --deselect: what the other session writes does not disturb them."""
+def test_last_failed_and_stepwise_ignore_the_inner_pytest(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         """
         import pytest
@@ -403,8 +394,7 @@ def test_orders_and_selections_are_this_sessions(outer: pytest.Pytester) -> None
 
 
 @pytest.mark.slow
-def test_outside_of_the_root(outer: pytest.Pytester) -> None:
-    """A file that the ini file is not above of, in a folder whose name looks like parameters."""
+def test_marked_test_outside_the_root_folder_runs(outer: pytest.Pytester) -> None:
     inside = outer.mkdir("inside")
     (inside / "pytest.ini").write_text(f"[pytest]\naddopts = {' '.join(LIGHT)}\n")
     outside = outer.mkdir("outside")
@@ -421,8 +411,7 @@ def test_outside_of_the_root(outer: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
-def test_expected_to_fail(outer: pytest.Pytester) -> None:
-    """Leaving dirty is a failure that can be expected, unless another one is."""
+def test_unclean_exit_can_be_an_expected_failure(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         f"""
         import pytest
@@ -455,8 +444,7 @@ def test_expected_to_fail(outer: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
-def test_run_again(outer: pytest.Pytester) -> None:
-    """--reruns starts another interpreter, until one leaves cleanly."""
+def test_reruns_start_another_interpreter(outer: pytest.Pytester) -> None:
     pytest.importorskip("pytest_rerunfailures", reason="needs pytest-rerunfailures")
     outer.makepyfile(
         f"""
@@ -484,8 +472,7 @@ def test_run_again(outer: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
-def test_coverage(outer: pytest.Pytester) -> None:
-    """--cov: the session's report stays its own, and is made once."""
+def test_coverage_of_the_session_is_reported_once(outer: pytest.Pytester) -> None:
     pytest.importorskip("pytest_cov", reason="needs pytest-cov")
     outer.makepyfile(
         test_it="""
@@ -504,8 +491,7 @@ def test_coverage(outer: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
-def test_settings_of_the_project(outer: pytest.Pytester) -> None:
-    """[tool.clean-exit] holds for both, and the marker's own options win; errors are said."""
+def test_pyproject_settings_apply_to_marker_and_fixture(outer: pytest.Pytester) -> None:
     settings = outer.path / "pyproject.toml"
     settings.write_text("[ tool . 'clean-exit' ]\nignore = ['ZeroDivision']\n")
     outer.makepyfile(
@@ -529,8 +515,7 @@ def test_settings_of_the_project(outer: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines([f"*pyproject.toml: {said}*"])
 
 
-def test_from_a_folder_below_the_root(outer: pytest.Pytester) -> None:
-    """Where the path of a test is not what its id begins with."""
+def test_marked_test_runs_from_a_folder_below_the_root(outer: pytest.Pytester) -> None:
     folder = outer.mkdir("below")
     (folder / "test_b.py").write_text(
         "import pytest\n@pytest.mark.clean_exit\ndef test_b(): assert 1 == 1\n"
@@ -540,8 +525,7 @@ def test_from_a_folder_below_the_root(outer: pytest.Pytester) -> None:
     assert "1 passed" in done.stdout, done.stdout
 
 
-def test_output_is_in_the_failure(outer: pytest.Pytester) -> None:
-    """What the other pytest printed, and how the interpreter left."""
+def test_failure_shows_output_and_findings(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         f"""
         import pytest, sys
@@ -578,6 +562,6 @@ OUTCOMES = """
 """
 
 
-def test_what_ends_the_other_interpreter_is_no_success(outer: pytest.Pytester) -> None:
+def test_inner_pytest_that_ends_early_is_a_failure(outer: pytest.Pytester) -> None:
     outer.makepyfile(OUTCOMES.format(marks="pytest.mark.clean_exit"))
     run(outer).assert_outcomes(failed=4, skipped=1, xfailed=1)

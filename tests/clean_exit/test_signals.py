@@ -1,6 +1,6 @@
-"""Signals: each arrives as plainly, once; and terminals and shells do not notice the checker.
+"""Signals: each arrives once, and terminals and shells behave as without the checker.
 
-One that kill(2) sends to the whole group may arrive twice: plainly, and passed on.
+A signal that kill(2) sends to the whole group may arrive twice, because it is also passed on.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from support.waiting import wait_for
 
 NAMES = "INT TERM HUP QUIT USR1 USR2 ALRM".split()
 RARE = "TRAP SYS SEGV BUS FPE IO".split()
-KERNELS = "WINCH CONT CHLD URG PIPE XFSZ".split()  # Not passed on: the kernel sends them.
-# Prints each signal that it gets, up to SIGPROF: what is sent before that arrives before it.
+KERNELS = "WINCH CONT CHLD URG PIPE XFSZ".split()  # The kernel sends them; not passed on.
+# Prints each signal that it receives and ends after SIGPROF.
 COUNTER = f"""
 import os, signal, time
 got = []
 def note(number, frame):
     got.append(signal.Signals(number).name)
-    os.write(1, (got[-1] + chr(10)).encode())  # print() in the middle of a print() mixes lines.
+    os.write(1, (got[-1] + chr(10)).encode())  # print() inside print() mixes lines.
 for name in {[*NAMES, *RARE, *KERNELS, "PROF"]!r}:
     signal.signal(getattr(signal, "SIG" + name), note)
 print("ready", flush=True)
@@ -49,7 +49,7 @@ def start(**options: Any) -> subprocess.Popen[str]:
 
 
 def rest(process: subprocess.Popen[str]) -> list[str]:
-    """Send the last signal, and return what came before its arrival."""
+    """Send SIGPROF and return the names of the signals that arrived before it."""
     process.send_signal(signal.SIGPROF)
     said, _ = process.communicate()
     assert process.returncode == 0
@@ -59,12 +59,12 @@ def rest(process: subprocess.Popen[str]) -> list[str]:
 
 
 def read_all(terminal: int, said: bytes = b"") -> bytes:
-    """Return what comes until a terminal has been left."""
+    """Return all bytes until the other side of a terminal is closed."""
     try:
         while part := os.read(terminal, 1000):
             said += part
     except OSError:
-        pass  # So a terminal says that it has been left.
+        pass  # The other side of the terminal is closed.
     os.close(terminal)
     return said
 
@@ -77,8 +77,7 @@ def read_until(terminal: int, what: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_signal_arrives_once(name: str) -> None:
-    """Sent to the command alone."""
+def test_signal_to_the_command_arrives_once(name: str) -> None:
     process = start(start_new_session=True)
     process.send_signal(getattr(signal, f"SIG{name}"))
     assert process.stdout is not None
@@ -87,10 +86,10 @@ def test_a_signal_arrives_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*KERNELS, "TERM", "USR1"])
-def test_a_signal_for_the_group_arrives(name: str) -> None:
-    """The kernel's arrive once; the others perhaps twice, as they are passed on as well.
+def test_signal_to_the_process_group_arrives(name: str) -> None:
+    """The kernel's signals arrive once; others may arrive twice, as they are passed on as well.
 
-    The command is stopped meanwhile, as a busy machine may keep it from running.
+    The command is stopped meanwhile, because it may run late on a busy machine.
     """
     process = start(start_new_session=True)
     process.send_signal(signal.SIGSTOP)
@@ -101,11 +100,10 @@ def test_a_signal_for_the_group_arrives(name: str) -> None:
     assert rest(process) in ([], [f"SIG{name}"] if name not in KERNELS else [])
 
 
-def test_whatever_is_sent_arrives() -> None:
-    """Those too that a kernel sends to a program that has gone wrong: sent, they are signals."""
+def test_rare_signals_arrive() -> None:
     process = start()
     assert process.stdout is not None
-    # One by one: the stack of faulthandler, on which they are handled, has room for few at once.
+    # One by one: the stack of faulthandler has room for few signals at once.
     for name in RARE:
         process.send_signal(getattr(signal, f"SIG{name}"))
         assert process.stdout.readline() == f"SIG{name}\n"
@@ -113,8 +111,7 @@ def test_whatever_is_sent_arrives() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_ends_the_program(number: signal.Signals) -> None:
-    """The report comes nevertheless."""
+def test_report_is_printed_after_a_signal_ends_the_program(number: signal.Signals) -> None:
     code = "import time; print('ready', flush=True); time.sleep(60)"
     with subprocess.Popen(
         [*CHECKER, sys.executable, "-c", code],
@@ -134,8 +131,9 @@ def test_a_signal_that_ends_the_program(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "CHECKER "])
-def test_a_signal_for_all_of_the_group(prefix: str, tmp_path: Path) -> None:
-    """What the program sends to its group reaches what called the command, as plainly, and once."""
+def test_signal_from_the_program_to_its_group_reaches_the_caller_once(
+    prefix: str, tmp_path: Path
+) -> None:
     script = f"""
 trap 'printf "got "; touch got' USR1
 {prefix}sh -c 'trap : USR1; kill -USR1 0; until [ -e got ]; do sleep 0.02; done' &
@@ -147,8 +145,7 @@ echo
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "USR1", "CHLD", "TSTP", "62"])
-def test_a_signal_for_the_parent_goes_no_further(name: str) -> None:
-    """It neither ends the run nor comes back to the program, nor does the command get it."""
+def test_signal_to_the_parent_stays_with_the_keeper(name: str) -> None:
     code = f"""
 import os, signal, time
 number = int("{name}") if "{name}".isdigit() else signal.SIG{name}
@@ -165,8 +162,8 @@ raise SystemExit(3)
 
 
 @pytest.mark.parametrize("by_terminal", [True, False])
-def test_ctrl_c_of_a_terminal_arrives_once(by_terminal: bool) -> None:
-    """Also where stdin is not the terminal; and one from kill is not taken for the terminal's."""
+def test_ctrl_c_arrives_once(by_terminal: bool) -> None:
+    """Also if stdin is not the terminal, and if kill sends SIGINT."""
     pid, terminal = pty.fork()
     if pid == 0:
         if by_terminal:
@@ -189,14 +186,13 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_stop_and_go_on() -> None:
-    """The program is of the command's process group, and so both are stopped and go on."""
+def test_stopped_group_stops_and_continues_the_program() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         script = "echo pid=$$.; read line; echo got=$line."
         os.execve(sys.executable, [*QUIET, "sh", "-c", script], ENVIRONMENT)
     program = int(read_until(terminal, b".").partition(b"=")[2].partition(b".")[0])
-    # A group of its own that belongs to no shell is not stopped by the terminal: by hand, then.
+    # A terminal does not stop a group without a shell, so the test sends SIGSTOP.
     os.killpg(pid, signal.SIGSTOP)
     wait_for(lambda: state(program) == state(pid) == "T")
     os.killpg(pid, signal.SIGCONT)
@@ -207,8 +203,7 @@ def test_stop_and_go_on() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_shell_sees_its_job_stopped() -> None:
-    """SIGTSTP to the group: bash tells what stopped its job, and ``fg`` goes on with it."""
+def test_shell_sees_the_job_stopped_and_continues_it() -> None:
     script = """set -m
 CHECKER sh -c 'echo ready; kill -TSTP 0; echo on' &
 wait $! ; echo $(($? - 128))
@@ -221,8 +216,7 @@ fg >/dev/null; echo last=$?
 
 
 @pytest.mark.parametrize("prefix", [[], QUIET])
-def test_reading_in_the_background(prefix: list[str]) -> None:
-    """It is stopped by the terminal it reads from, and goes on in front: it is stopped once."""
+def test_background_job_is_stopped_once_by_the_terminal(prefix: list[str]) -> None:
     job = "sh -c 'read line; echo got $line.'"
     pid, terminal = pty.fork()
     if pid == 0:
@@ -253,8 +247,7 @@ LOOK = (
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})",
     ],
 )
-def test_ignored_and_blocked_signals_stay_so(before: str) -> None:
-    """And exit codes come through."""
+def test_ignored_and_blocked_signals_are_inherited(before: str) -> None:
     for program, code in (
         (LOOK, 0),
         ("raise SystemExit(3)", 3),
@@ -272,8 +265,8 @@ def test_ignored_and_blocked_signals_stay_so(before: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_ignored_sigchld_loses_no_exit_code() -> None:
-    """It is the default again in the program: posix_spawn can reset a signal, not ignore one."""
+def test_ignored_sigchld_loses_no_exit_code() -> None:
+    """The program has the default action: posix_spawn can reset a signal but not ignore it."""
     for program, code in ((LOOK, 0), ("raise SystemExit(3)", 3)):
         command = [*QUIET, sys.executable, "-c", program]
         ignoring = "import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
@@ -297,8 +290,7 @@ STACKS_SIGNAL = 62
         ),
     ],
 )
-def test_handlers_of_the_program_get_no_signal_of_the_checker(handler: str) -> None:
-    """But for the one that asks for the stack of a slow end, which is there nevertheless."""
+def test_program_handlers_get_only_the_stacks_signal(handler: str) -> None:
     own = "import atexit, signal, time, sys\nfor number in {}: {}\natexit.register(time.sleep, 1)\n"
     numbers = [*range(signal.SIGRTMIN, signal.SIGRTMAX), signal.SIGUSR1, signal.SIGUSR2]
     numbers.remove(STACKS_SIGNAL)
@@ -311,8 +303,7 @@ def test_handlers_of_the_program_get_no_signal_of_the_checker(handler: str) -> N
 
 
 @pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
-def test_a_program_that_withdrew_the_handler_is_not_ended(handler: str) -> None:
-    """The signal for stacks would end it."""
+def test_program_without_the_stacks_handler_is_not_ended(handler: str) -> None:
     own = f"signal.signal({STACKS_SIGNAL}, signal.{handler}); atexit.register(time.sleep, 1)"
     done = run_command([*SLOW_END, f"import atexit, signal, time; {own}"])
     assert done.returncode == 120, done.stderr
@@ -321,13 +312,12 @@ def test_a_program_that_withdrew_the_handler_is_not_ended(handler: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_ignored_signal_keeps_nothing_from_ending(name: str) -> None:
+def test_ignored_signal_does_not_keep_the_command_from_ending(name: str) -> None:
     done = run_command(["bash", "-c", f"trap '' {name}; exec {' '.join(QUIET)} true"])
     assert done.returncode == 0, done
 
 
-def test_a_signal_after_the_end_of_the_program_hurries_the_rest() -> None:
-    """What is left over is ended at once, and the report is as ever."""
+def test_signal_after_the_program_ends_left_over_processes_at_once() -> None:
     program = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
     program += "; import os; print(os.getpid(), flush=True)"
     command = [*CHECKER, sys.executable, "-c", program]

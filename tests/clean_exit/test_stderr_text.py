@@ -1,4 +1,4 @@
-"""Unit tests of the parser of stderr (private): it knows every dialect, and no quotation."""
+"""Unit tests of the private parser of stderr: it knows all messages and ignores quotations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.clean_exit import StderrText
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    1 / 0\n'
 ERROR = "ZeroDivisionError: division by zero\n"
 
-# How Python 3.10 to 3.14 begin such a message, and what it is.
+# The first lines of messages of Python 3.10 to 3.14, and their findings.
 DIALECTS = {
     "Exception ignored in: <function A.__del__ at 0x7f>": "unraisable",
     "Exception ignored in: <finalize object at 0x7f; dead>": "finalizer-error",
@@ -56,8 +56,8 @@ def found(text: str, chunk: int = 1 << 20) -> list[str]:
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 @pytest.mark.parametrize("first", DIALECTS)
-def test_dialects(first: str, chunk: int) -> None:
-    """However the bytes arrive, between other output, coloured or with Windows line ends."""
+def test_message_of_each_python_version_is_recognised(first: str, chunk: int) -> None:
+    """In any chunks, between other output, in colour, and with Windows line ends."""
     expected = [DIALECTS[first]]
     message = f"{first}\n{TRACEBACK}{ERROR}"
     assert found(f"before\n{message}after\n", chunk) == expected
@@ -68,8 +68,7 @@ def test_dialects(first: str, chunk: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_behind_progress(end: str, chunk: int) -> None:
-    """A bar that returns to the start of its line leaves the message there."""
+def test_message_after_a_progress_bar_is_recognised(end: str, chunk: int) -> None:
     for first, expected in DIALECTS.items():
         message = f"{first}\n{TRACEBACK}{ERROR}".replace("\n", end)
         assert found(f" 10%\r 50%\r{message}after\n", chunk) == [expected]
@@ -86,16 +85,14 @@ ASYNCIO = {
 
 
 @pytest.mark.parametrize("first", ASYNCIO)
-def test_asyncio(first: str) -> None:
-    """What its loop logs when it ends; not without the line that says of what."""
+def test_asyncio_message_needs_the_line_about_its_object(first: str) -> None:
     for before in ("", "ERROR:asyncio:", "2026-01-01 ERROR asyncio "):
         assert found(f"{before}{first}\n{ASYNCIO[first]}") == ["unraisable"]
         assert found(f"{before}{first}\n{TRACEBACK}{ERROR}") == []
 
 
 @pytest.mark.parametrize("first", DIALECTS)
-def test_quotations(first: str) -> None:
-    """The phrase within a line, or alone, or followed by anything else."""
+def test_quoted_message_is_ignored(first: str) -> None:
     assert found(f"the manual says: {first}\n{TRACEBACK}{ERROR}") == []
     assert found(f"{first}\n") == []
     assert found(f"{first}\nand then it went on\n") == []
@@ -103,25 +100,22 @@ def test_quotations(first: str) -> None:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_single_lines(line: str) -> None:
-    """Messages of one line, and the same within another line."""
+def test_single_line_message_is_recognised_only_at_the_start_of_a_line(line: str) -> None:
     assert found(line + "\n") == [LINES[line]]
     assert found(f"the manual says: {line}\n".replace(".py:", ".py ").replace("]", ")")) in (
         [],
-        ["resource-warning"],  # Anything may stand before this one.
+        ["resource-warning"],  # Any text may come before this message.
     )
 
 
-def test_finalizers_print_a_bare_traceback() -> None:
-    """Only their frames tell it from a traceback that the program has printed."""
+def test_bare_traceback_is_recognised_by_its_first_frame() -> None:
     frames = '  File "/usr/lib/python3.12/weakref.py", line 666, in _exitfunc\n    f()\n'
     head, rest = TRACEBACK.split("\n", 1)
     assert found(f"{head}\n{frames}{rest}{ERROR}") == ["finalizer-error"]
     assert found(TRACEBACK + ERROR) == []
 
 
-def test_much_output() -> None:
-    """A hundred megabytes without an end of line, binary, and a message at the end."""
+def test_message_after_a_hundred_megabytes_is_recognised() -> None:
     scanner = StderrText()
     for _ in range(1600):
         scanner.feed(b"\xff\x00" * 32768)
@@ -147,8 +141,7 @@ CRASHES = [
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
 @pytest.mark.parametrize("words", CRASHES)
-def test_crashes(words: str, chunk: int) -> None:
-    """What a program that aborts says, or a shell about it; and the same within another line."""
+def test_crash_message_is_recognised_only_at_the_start_of_a_line(words: str, chunk: int) -> None:
     for prefix, expected in (("", 1), ("[default0]:", 1), ("the manual says: ", 0)):
         scanner = scan(f"before\n{prefix}{words}\n".encode(), chunk)
         if "\n" in words and prefix == "[default0]:":
@@ -160,21 +153,18 @@ def test_crashes(words: str, chunk: int) -> None:
     "words", ["Fatal Python error: see the manual", "Aborted", "bash: line 1:"]
 )
 def test_crash_words_alone_are_not_a_crash(words: str) -> None:
-    """Not without what follows them."""
     assert scan(f"{words}\nand so on\n".encode()).crashes == []
 
 
 @pytest.mark.parametrize("first", DIALECTS)
-def test_workers_in_between(first: str) -> None:
-    """Two workers speak at once, each line with its name before it."""
+def test_messages_of_two_workers_are_separated_by_prefix(first: str) -> None:
     lines = f"{first}\n{TRACEBACK}{ERROR}".splitlines()
     text = "".join(f"[default0]:{line}\n[default1]: {line}\n" for line in lines)
     assert found(text) == [DIALECTS[first]] * 2
     assert found("".join(f"[default0]:{line}\n[default0]:and\n" for line in lines)) == []
 
 
-def test_chain_of_errors() -> None:
-    """One message, and the error is its last; what follows an error by itself is another."""
+def test_chained_exceptions_are_one_message() -> None:
     first = next(iter(DIALECTS))
     chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
     text = f"{first}\n{TRACEBACK}{ERROR}{chain}{TRACEBACK}KeyError: 'x'\n"

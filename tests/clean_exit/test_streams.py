@@ -1,4 +1,4 @@
-"""Files and streams: the program's are what they would be without clean-exit."""
+"""Files and streams: the program has the same ones as without clean-exit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from support.programs import TIMEOUT_S
 from support.waiting import is_there, wait_for
 
 
-def test_inherited_files_pass_through(tmp_path: Path) -> None:
-    """``<(...)``, ``3>file``, and the job server of make; and none of the checker's own."""
+def test_inherited_files_reach_the_program(tmp_path: Path) -> None:
+    """``<(...)`` and ``3>file``, but no file of the checker."""
     out = tmp_path / "out"
     script = f"CHECKER sh -c 'cat $0; echo three >&3' <(echo first) 3>{out}"
     assert shell(script).stdout == "first\n"
@@ -42,8 +42,7 @@ def test_make_finds_its_job_server(tmp_path: Path) -> None:
     "closed",
     ["<&- >&- 2>&-", *(pytest.param(c, marks=pytest.mark.slow) for c in ("<&-", ">&-", "2>&-"))],
 )
-def test_closed_files(closed: str) -> None:
-    """The program's exit code; and to the program stdin and stdout are empty, not closed."""
+def test_closed_standard_files_become_dev_null(closed: str) -> None:
     look = "for n in 0 1; do file=$(readlink /proc/$$/fd/$n); echo $file >&9; done; exit 3"
     done = shell(f"exec 9>&1; CHECKER sh -c {look!r} {closed} 9>&9", stdin=subprocess.PIPE)
     assert done.returncode == 3
@@ -51,12 +50,11 @@ def test_closed_files(closed: str) -> None:
     for number, operator in enumerate(("<&-", ">&-")):
         is_closed = operator in closed.split()
         assert (where[number] == "/dev/null") == is_closed, (where, done.stderr)
-    noisy = " ".join(CHECKER)  # With a report that has nowhere to go.
+    noisy = " ".join(CHECKER)  # The report cannot be written.
     assert shell(f"{noisy} -- sh -c 'exit 3' {closed}").returncode == 3
 
 
-def test_a_closed_reader_ends_the_writer() -> None:
-    """As plainly: by SIGPIPE."""
+def test_closed_pipe_sends_sigpipe_to_the_program() -> None:
     endless = "while :; do echo line >&2 || exit 7; done"
     script = f"CHECKER sh -c {endless!r} 2>&1 >/dev/null | head -1; exit ${{PIPESTATUS[0]}}"
     done = shell(script)
@@ -64,8 +62,7 @@ def test_a_closed_reader_ends_the_writer() -> None:
     assert done.returncode == 128 + signal.SIGPIPE
 
 
-def test_bytes_are_untouched() -> None:
-    """Binary output arrives as it was, and stdin is the program's."""
+def test_bytes_of_all_streams_are_unchanged() -> None:
     code = "import sys, shutil; shutil.copyfileobj(sys.stdin.buffer, sys.stdout.buffer)"
     data = os.urandom(100_000)
     copied = subprocess.run([*CHECKER, "-q", "-c", code], input=data, stdout=-1, check=True)
@@ -77,8 +74,7 @@ def test_bytes_are_untouched() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", [1, 2])
-def test_much_output_in_bounded_memory(file: int) -> None:
-    """Half a gigabyte arrives, every byte of it."""
+def test_half_a_gigabyte_passes_through_in_bounded_memory(file: int) -> None:
     code = f"import os\nblock = b'x' * (1 << 20)\nfor _ in range(512): os.write({file}, block)\n"
     checker = (
         "import resource, runpy; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29)); "
@@ -102,8 +98,7 @@ def test_much_output_in_bounded_memory(file: int) -> None:
     assert digest.digest() == hashlib.md5(b"x" * count, usedforsecurity=False).digest()
 
 
-def test_output_is_live() -> None:
-    """A line of stderr comes when it is written, not when the program ends."""
+def test_stderr_passes_through_at_once() -> None:
     code = "import sys, time; print('first', file=sys.stderr, flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [*CHECKER, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -115,16 +110,15 @@ def test_output_is_live() -> None:
         assert "clean exit; the program's exit code is 0 (took " in process.stderr.read()
 
 
-def test_a_server_that_does_not_flush() -> None:
-    """Python is told not to hold its output back where a line of it is waited for."""
+def test_stop_when_makes_python_unbuffered() -> None:
     code = "import time\nprint('listening')\ntime.sleep(60)"
     options = ["--stop-signal", "TERM", "--stop-when", "listening", "--timeout", "50"]
     done = run_command([*CHECKER, *options, "--", sys.executable, "-c", code])
     assert (done.returncode, done.stdout) == (0, "listening\n"), done.stderr
 
 
-def test_a_line_that_comes_in_parts() -> None:
-    """Between what the other stream says, without an end of its line; and amid a letter."""
+def test_stop_when_matches_a_line_that_comes_in_parts() -> None:
+    """Between output on the other stream, and split inside a character."""
     code = """
 import os, time
 line = "jetzt höre ich zu\\n".encode()
@@ -141,8 +135,8 @@ time.sleep(600)
     assert done.stderr == "50%, 50%, 50%, "
 
 
-def test_a_reader_that_pauses_for_long() -> None:
-    """The program is ended in time all the same, and no byte of its output is lost."""
+def test_timeout_holds_while_a_reader_pauses() -> None:
+    """No byte of the output is lost."""
     code = "import os\nprint(os.getpid(), flush=True)\nwhile True: os.write(2, b'x' * 1000)"
     reader, writer = os.pipe()
     started = time.monotonic()
@@ -156,19 +150,18 @@ def test_a_reader_that_pauses_for_long() -> None:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         wait_for(lambda: not is_there(pid))
-        assert 2 <= time.monotonic() - started < 60  # Where the machine is busy.
+        assert 2 <= time.monotonic() - started < 60  # 60 s for a busy machine.
         with open(reader, "rb") as stream:
             said = stream.read()
         assert process.wait(timeout=TIMEOUT_S) == 124
     output, _, report = said.partition(b"clean-exit: ")
-    assert len(output) > 1_000_000  # What the pipe to clean-exit held, too.
+    assert len(output) > 1_000_000  # Including the bytes in the pipe.
     assert output.strip(b"x") == b""
     assert report.startswith(b"1 finding; the program was killed (took ")
 
 
 @pytest.mark.parametrize("kilobytes", [500, pytest.param(3000, marks=pytest.mark.slow)])
-def test_a_reader_that_pauses(kilobytes: int) -> None:
-    """A program that has ended, or only waits for its output to be read, did nothing slowly."""
+def test_paused_reader_is_not_a_slow_shutdown(kilobytes: int) -> None:
     code = f"import os\nfor _ in range({kilobytes}): os.write(2, b'x' * 1000)\nprint('ends')"
     with subprocess.Popen(
         [*CHECKER, "--max-shutdown", "1", "-c", code],
@@ -176,7 +169,7 @@ def test_a_reader_that_pauses(kilobytes: int) -> None:
         stderr=subprocess.PIPE,
         env=ENVIRONMENT,
     ) as process:
-        time.sleep(4)  # More than what remains of a program may take before it is left over.
+        time.sleep(4)  # Longer than a process may outlive the program.
         assert process.poll() is None
         assert process.stderr is not None
         said = process.stderr.read().lstrip(b"x").decode()

@@ -1,4 +1,4 @@
-"""A program runs as plainly: what it can look at is the same, but for the probe's few traces."""
+"""Transparency: a program sees what it sees without clean-exit, except few traces of the probe."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def without_addresses(text: str) -> str:
     ],
 )
 @pytest.mark.parametrize("how", ["file", "-c", "-m", "with options"])
-def test_nothing_looks_different(version: str, how: str, path: str | None, tmp_path: Path) -> None:
-    """Arguments, paths, flags, files and variables are what they are without it."""
+def test_arguments_paths_flags_and_variables_are_the_same(
+    version: str, how: str, path: str | None, tmp_path: Path
+) -> None:
     (tmp_path / "look.py").write_text(LOOK)
     target = {"file": ["look.py", "a"], "-c": ["-c", LOOK, "a"], "-m": ["-m", "look", "a"]}
     options = ["-W", "ignore", "-X", "utf8"] if how == "with options" else []
@@ -67,8 +68,7 @@ def test_nothing_looks_different(version: str, how: str, path: str | None, tmp_p
 
 
 @pytest.mark.parametrize("value", [None, "", "somewhere:"])
-def test_what_stays_in_the_environment(value: str | None) -> None:
-    """Two variables, which reach the program's children; what was in PYTHONPATH follows."""
+def test_environment_has_two_more_variables(value: str | None) -> None:
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     if value is not None:
         env["PYTHONPATH"] = value
@@ -86,8 +86,9 @@ def test_what_stays_in_the_environment(value: str | None) -> None:
 
 @pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-IBc"]])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_isolated_interpreter(version: str, flags: list[str], tmp_path: Path) -> None:
-    """Where the environment or site is ignored, the program is judged from outside only."""
+def test_isolated_python_is_observed_from_outside_only(
+    version: str, flags: list[str], tmp_path: Path
+) -> None:
     source = "import sys\nclass A:\n  def __del__(self): 1 / 0\nprint(sys.argv[1:])\nA()\n"
     (tmp_path / "dirty.py").write_text(source)
     target = [source] if flags[-1].endswith("c") else ["dirty.py", "a"]
@@ -103,8 +104,9 @@ def test_isolated_interpreter(version: str, flags: list[str], tmp_path: Path) ->
 
 @pytest.mark.parametrize("flags", [[], ["-I"]])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_tracebacks_are_the_same(version: str, flags: list[str], tmp_path: Path) -> None:
-    """The traceback is the program's own, to the letter, and so is the exit code."""
+def test_traceback_and_exit_code_are_the_same(
+    version: str, flags: list[str], tmp_path: Path
+) -> None:
     program = tmp_path / "fails.py"
     program.write_text("def f():\n    return {}['key']\n\nf()\n")
     command = [PYTHONS[version], *flags, str(program)]
@@ -114,8 +116,7 @@ def test_tracebacks_are_the_same(version: str, flags: list[str], tmp_path: Path)
     assert report.clean
 
 
-def test_own_sitecustomize(tmp_path: Path) -> None:
-    """The program's is imported, once, from where it is."""
+def test_own_sitecustomize_is_imported_once(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('mine', __file__)\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     report = check(["-c", "import sitecustomize; print(sitecustomize.__file__)"], env=env)
@@ -124,8 +125,7 @@ def test_own_sitecustomize(tmp_path: Path) -> None:
     assert report.probed
 
 
-def test_own_sitecustomize_that_fails(tmp_path: Path) -> None:
-    """What Python says about it is what it says without the probe."""
+def test_failing_sitecustomize_prints_the_same_error(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import module_that_is_not_there\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", "print(1)"]
@@ -135,8 +135,7 @@ def test_own_sitecustomize_that_fails(tmp_path: Path) -> None:
     assert report.stderr == done.stderr
 
 
-def test_virtual_environment(tmp_path: Path) -> None:
-    """A virtual environment stays one."""
+def test_python_of_a_virtual_environment_keeps_it(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=False)
     python = str(tmp_path / "env" / "bin" / "python")
     report = check([python, "-c", "import sys; print(sys.prefix, sys.flags.no_site)"])
@@ -145,8 +144,7 @@ def test_virtual_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_executable_without_an_interpreter(tmp_path: Path) -> None:
-    """A Python file is run by this Python; anything else has to name its interpreter."""
+def test_executable_must_name_its_interpreter_unless_it_is_python(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("import sys; print(sys.argv)")
     (tmp_path / "script").write_text("echo from $0")
     (tmp_path / "binary").write_bytes(b"\0\1\2")
@@ -160,8 +158,7 @@ def test_executable_without_an_interpreter(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_packages_and_archives_run_as_plainly(tmp_path: Path) -> None:
-    """``python FOLDER`` and an archive run as plainly; so does ``-mMODULE``."""
+def test_folders_and_archives_run_the_same(tmp_path: Path) -> None:
     source = "import sys; print(__name__, sys.argv[1:], sys.path[0], __file__)"
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "__main__.py").write_text(source)
@@ -175,7 +172,7 @@ def test_packages_and_archives_run_as_plainly(tmp_path: Path) -> None:
     assert run_command([*CHECKER, "-q", "-mfolder", "a"], cwd=tmp_path).returncode == 0
 
 
-# In each of them stderr is not the checker's: a terminal's, nobody's, or closed.
+# In each way, stderr is not the checker's.
 WAYS = {
     "pty.spawn": "import pty; pty.spawn([sys.executable, __file__, 'again'])",
     "pty.fork": """
@@ -219,14 +216,14 @@ def findings_after(python: str, how: str, body: str, folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_program_that_is_executed_is_seen(version: str, how: str, tmp_path: Path) -> None:
-    """What such a program leaves behind is found; its clean twin is clean."""
+def test_program_started_with_another_stderr_is_observed(
+    version: str, how: str, tmp_path: Path
+) -> None:
     assert findings_after(PYTHONS[version], how, "1 / 0", tmp_path) == {"unraisable"}
     assert findings_after(PYTHONS[version], how, "pass", tmp_path) == set()
 
 
-def test_little_is_imported_into_the_program() -> None:
-    """Some modules of the standard library and the probe, and none of weight."""
+def test_probe_imports_only_light_modules() -> None:
     names = [sys.executable, "-c", "import sys; print(*sys.modules)"]
     plain, below = (
         set(run_command([*prefix, *names]).stdout.split()) for prefix in (list[str](), QUIET)

@@ -46,7 +46,7 @@ def output(folder: Path, capsys: pytest.CaptureFixture[str]) -> Output:
     def run(*arguments: str) -> tuple[int, str, str]:
         try:
             code = lint_main(arguments)
-        except SystemExit as ended:  # Of argparse.
+        except SystemExit as ended:  # From argparse.
             code = int(ended.code or 0)
         said = capsys.readouterr()
         return code, said.out, said.err
@@ -58,8 +58,7 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return run_command([*COMMAND, *arguments], **options)
 
 
-def test_exit_codes_and_text(folder: Path) -> None:
-    """0, 1 and 2; a finding has its line, a caret and what to read."""
+def test_exit_codes_and_text_format(folder: Path) -> None:
     done = run("clean.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "clean-exit-lint: nothing found in 1 file\n"
@@ -73,7 +72,7 @@ def test_exit_codes_and_text(folder: Path) -> None:
         "\n"
         "clean-exit-lint: 1 finding in 2 files: 1 import\n"
     )
-    assert run().stdout == done.stdout  # Without a path it is the current folder.
+    assert run().stdout == done.stdout  # The default is the current folder.
     for wrong in (["nowhere.py"], ["--select", "no-such", "."], ["--format", "xml", "."]):
         done = run(*wrong)
         assert (done.returncode, done.stdout) == (2, ""), wrong
@@ -81,8 +80,7 @@ def test_exit_codes_and_text(folder: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_nothing_is_run_or_imported(folder: Path) -> None:
-    """A file that would end the program, and a module of the name of one that is imported here."""
+def test_linter_neither_runs_nor_imports_the_code(folder: Path) -> None:
     (folder / "dirty.py").write_text(f"raise SystemExit(7)\n{DIRTY}")
     (folder / "json.py").write_text("raise SystemExit(8)\n")
     code = f"""
@@ -99,8 +97,7 @@ print(sorted({{"dirty", "torch"}} & set(sys.modules)))
     assert done.stdout.endswith("1\n[]\n")
 
 
-def test_json(folder: Path, output: Output) -> None:
-    """The schema of the documentation, and nothing else."""
+def test_json_format_has_the_documented_schema(folder: Path, output: Output) -> None:
     code, said, _ = output("--format", "json", ".")
     assert code == 1
     assert json.loads(said) == {
@@ -133,8 +130,7 @@ def sarif_errors(data: Any) -> list[str]:
     ]
 
 
-def test_sarif(folder: Path, output: Output) -> None:
-    """Valid, with the way there as a code flow, and what was not read as a notification."""
+def test_sarif_is_valid_and_has_traces_and_notes(folder: Path, output: Output) -> None:
     (folder / "ä b.py").write_text("def (:\n")
     (folder / "dirty 2.py").write_text(f"{DIRTY}x = 1  # clean-exit-lint: ignore\n")
     (folder / "ä b.py").write_text("__del__ = (\n")
@@ -158,15 +154,13 @@ def test_sarif(folder: Path, output: Output) -> None:
     assert len(told) == 1
 
 
-def test_sarif_errors_are_seen() -> None:
-    """A control: a run without results, and a key that is not in the standard."""
+def test_sarif_schema_refuses_invalid_reports() -> None:
     assert sarif_errors({"version": "2.1.0", "runs": [{}]})
     assert sarif_errors({"version": "2.1.0", "runs": [], "more": 1})
     assert sarif_errors({"version": "2.0.0", "runs": []})
 
 
-def test_github(folder: Path, output: Output) -> None:
-    """One annotation a finding; what ends a property in a path is written otherwise."""
+def test_github_format_escapes_paths(folder: Path, output: Output) -> None:
     (folder / "a,b:c.py").write_text(DIRTY)
     code, said, _ = output("--format", "github", ".")
     lines = said.splitlines()
@@ -175,8 +169,7 @@ def test_github(folder: Path, output: Output) -> None:
     assert lines[1].endswith("import os (see clean-exit-lint --explain import)")
 
 
-def test_select_and_ignore(folder: Path, output: Output) -> None:
-    """By id and by code, with commas and repeated."""
+def test_select_and_ignore_take_ids_and_codes(folder: Path, output: Output) -> None:
     (folder / "dirty.py").write_text(DIRTY + "        print(1)\n        assert os\n")
 
     def rules(*arguments: str) -> set[str]:
@@ -205,8 +198,8 @@ z = 1  # clean-exit-lint: ignore[no-such]
 """
 
 
-def test_ignores(folder: Path, output: Output) -> None:
-    """On any line of what was found; what hides nothing is reported, what is text is none."""
+def test_ignore_comment_hides_findings_of_its_statement(folder: Path, output: Output) -> None:
+    """An unused comment is reported, and a string is not a comment."""
     (folder / "dirty.py").write_text(IGNORED)
     code, said, _ = output("--format", "json", ".")
     found = [(one["rule"], one["line"]) for one in json.loads(said)["findings"]]
@@ -214,11 +207,11 @@ def test_ignores(folder: Path, output: Output) -> None:
     assert found == [("unused-ignore", line) for line in (5, 10, 11, 12)]
     code, said, _ = output("--format", "json", "--ignore", "log,import", ".")
     found = [(one["rule"], one["line"]) for one in json.loads(said)["findings"]]
-    assert ("unused-ignore", 5) not in found  # What is not checked cannot be said to be unused.
+    assert ("unused-ignore", 5) not in found  # A rule that was not checked may be needed.
 
 
-def test_baseline(folder: Path, output: Output) -> None:
-    """What was there is not reported, wherever it has moved; one more of it is."""
+def test_baseline_hides_known_findings_only(folder: Path, output: Output) -> None:
+    """Moved findings stay known; one more of the same kind is new."""
     code, said, _ = output("--write-baseline", "known.json", ".")
     assert (code, said) == (0, "clean-exit-lint: known.json has 1 finding now\n")
     (folder / "dirty.py").write_text("# moved\n\n" + DIRTY)
@@ -233,7 +226,7 @@ def test_baseline(folder: Path, output: Output) -> None:
     assert "1 finding of the baseline no longer found" in noted
     (folder / "other.py").write_text("")
     for narrow in (["other.py"], ["--select", "log", "."], ["--exclude", "dirty.py", "."]):
-        # Nothing is known to be gone from what was not checked.
+        # Findings in files that were not checked may still exist.
         code, _, noted = output("--baseline", "known.json", *narrow)
         assert (code, noted) == (0, "")
     row = '{"path": "a", "rule": "b", "code": "c", "count": 1e999}'
@@ -247,18 +240,17 @@ def test_baseline(folder: Path, output: Output) -> None:
     assert output("--write-baseline", "no/such/folder.json", ".")[0] == 2
 
 
-def test_a_baseline_is_the_same_from_any_folder(folder: Path, output: Output) -> None:
+def test_baseline_works_from_any_folder(folder: Path, output: Output) -> None:
     assert output("--write-baseline", "known.json", ".")[0] == 0
     (folder / "below").mkdir()
     os.chdir(folder / "below")
     assert output("--baseline", "../known.json", "..")[0] == 0
     assert output("--baseline", "../known.json", str(folder / "dirty.py"))[0] == 0
-    (folder / "below" / "dirty.py").write_text(DIRTY)  # Of the same name, elsewhere.
+    (folder / "below" / "dirty.py").write_text(DIRTY)  # The same name in another folder.
     assert output("--baseline", "../known.json", ".")[0] == 1
 
 
-def test_settings(folder: Path, output: Output) -> None:
-    """Defaults of a project, from its folder or one below; options come before them."""
+def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> None:
     toml = folder / "pyproject.toml"
     if sys.version_info < (3, 11):
         pytest.importorskip("tomli")
@@ -296,8 +288,7 @@ def test_settings(folder: Path, output: Output) -> None:
         "[tool.clean_exit_lint",
     ],
 )
-def test_wrong_settings(table: str, folder: Path, output: Output) -> None:
-    """Are wrong usage, with the reason."""
+def test_wrong_setting_is_a_usage_error(table: str, folder: Path, output: Output) -> None:
     if sys.version_info < (3, 11):
         pytest.importorskip("tomli")
     (folder / "pyproject.toml").write_text(table)
@@ -306,22 +297,19 @@ def test_wrong_settings(table: str, folder: Path, output: Output) -> None:
     assert noted.startswith("clean-exit-lint: ")
 
 
-def test_other_tables_do_not_matter(folder: Path, output: Output) -> None:
-    """A file of another tool's, however broken."""
+def test_broken_file_without_the_table_is_ignored(folder: Path, output: Output) -> None:
     (folder / "pyproject.toml").write_text("[[[")
     assert output("clean.py")[0] == 0
 
 
-def test_output_file(folder: Path, output: Output) -> None:
-    """Has the report; the summary stays here."""
+def test_output_file_gets_the_report_and_stdout_the_summary(folder: Path, output: Output) -> None:
     code, said, _ = output("--format", "json", "--output", "report.json", ".")
     assert (code, said) == (1, "clean-exit-lint: 1 finding in 2 files: 1 import\n")
     assert len(json.loads((folder / "report.json").read_text())["findings"]) == 1
     assert output("--output", "no/such/folder", ".")[0] == 2
 
 
-def test_terminals(folder: Path) -> None:
-    """One that cannot show what a file has; one that nobody reads; colours when asked for."""
+def test_output_survives_encodings_and_closed_pipes(folder: Path) -> None:
     (folder / "dirty.py").write_text(
         "class A:\n    def __del__(self): 'ä\\'→'; import os\n", "utf-8"
     )
@@ -338,8 +326,7 @@ def test_terminals(folder: Path) -> None:
     assert "\033[" not in run(".").stdout
 
 
-def test_a_comment_for_a_rule_that_is_not_asked_for(folder: Path) -> None:
-    """It is of use, whether it names the rule or none."""
+def test_ignore_comment_for_an_unselected_rule_is_not_unused(folder: Path) -> None:
     path = folder / "a.py"
     path.write_text(SHORT.replace("import os", "import os  # clean-exit-lint: ignore"))
     assert lint([str(path)], select=["log"]).findings == ()
@@ -349,16 +336,14 @@ def test_a_comment_for_a_rule_that_is_not_asked_for(folder: Path) -> None:
     assert lint([str(path)], ignore=["unused-ignore"]).findings == ()
 
 
-def test_unknown_rules_are_told_which_there_are(output: Output) -> None:
-    """The same ones, whichever option names it."""
+def test_unknown_rule_error_lists_the_rules(output: Output) -> None:
     said = {output(option, "nosuch", "a.py") for option in ("--select", "--ignore", "--explain")}
     ((code, out, noted),) = said
     assert (code, out) == (2, "")
     assert "unused-ignore" in noted
 
 
-def test_the_help_of_an_unused_comment_is_there(folder: Path, output: Output) -> None:
-    """What a report says to ask for can be asked for."""
+def test_unused_ignore_has_an_explanation(folder: Path, output: Output) -> None:
     (folder / "a.py").write_text("x = 1  # clean-exit-lint: ignore[lgo]\n")
     code, said, _ = output("--format", "json", "a.py")
     (found,) = json.loads(said)["findings"]
@@ -368,8 +353,9 @@ def test_the_help_of_an_unused_comment_is_there(folder: Path, output: Output) ->
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes any bytes as a name")
-def test_odd_names(folder: Path, output: Output) -> None:
-    """Bytes that are not UTF-8, and a line's end: in all formats, and in a baseline."""
+def test_names_with_line_feeds_and_invalid_utf8_work_in_every_format(
+    folder: Path, output: Output
+) -> None:
     heir = b"from dirty import A\nclass B(A):\n    def __del__(self):\n        import json\n"
     Path(os.fsdecode(b"\xff.py")).write_bytes(heir)
     (folder / "two\nlines.py").write_text(SHORT)
@@ -386,8 +372,7 @@ def test_odd_names(folder: Path, output: Output) -> None:
     assert output("--baseline", "known.json", ".")[0] == 0
 
 
-def test_stdin(folder: Path) -> None:
-    """A dash is the standard input, as it is for flake8 and ruff; it is called so in the report."""
+def test_dash_is_stdin(folder: Path) -> None:
     done = run("--format", "json", "-", input=SHORT)
     (found,) = json.loads(done.stdout)["findings"]
     assert (found["path"], found["line"], found["rule"]) == ("-", 3, "import")
@@ -396,8 +381,7 @@ def test_stdin(folder: Path) -> None:
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
-def test_a_file_that_is_called_a_dash(folder: Path) -> None:
-    """With its folder before it, it is a file."""
+def test_file_named_dash_is_read_with_its_folder(folder: Path) -> None:
     (folder / "-").write_text(SHORT)
     assert run("./-", input="").returncode == 1
     assert run("-", input="").returncode == 0
@@ -408,22 +392,20 @@ def test_a_file_that_is_called_a_dash(folder: Path) -> None:
     ("where", "said"),
     [(">/dev/full", "stdout: No space left on device"), (">&-", "stdout is closed")],
 )
-def test_stdout_that_takes_nothing(
+def test_unwritable_stdout_is_an_error_of_one_line(
     folder: Path, arguments: list[str], where: str, said: str
 ) -> None:
-    """Is told in a line, and nothing more."""
     done = run_command(["sh", "-c", f'"$@" {where}', "sh", *COMMAND, *arguments])
     assert (done.returncode, done.stderr) == (2, f"clean-exit-lint: {said}\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-def test_ctrl_c_while_it_reads(folder: Path) -> None:
-    """It ends as a shell expects, without a traceback."""
+def test_ctrl_c_exits_with_130_and_no_traceback(folder: Path) -> None:
     os.mkfifo("pipe")
     with subprocess.Popen(
         [*COMMAND, "pipe"], stdout=-1, stderr=-1, text=True, env=ENVIRONMENT
     ) as process:
-        with Path("pipe").open("w"):  # It is opened once the other side is.
+        with Path("pipe").open("w"):  # open() returns when the command has opened it.
             process.send_signal(signal.SIGINT)
             assert process.communicate() == ("", "")
     assert process.returncode == 130
@@ -441,8 +423,9 @@ def test_ctrl_c_while_it_reads(folder: Path) -> None:
         (["--output", "dirty.py", "clean.py"], "would overwrite the program dirty.py"),
     ],
 )
-def test_wrong_usage(folder: Path, output: Output, arguments: list[str], said: str) -> None:
-    """One line, and no file is changed."""
+def test_wrong_usage_gets_one_line_and_changes_no_file(
+    folder: Path, output: Output, arguments: list[str], said: str
+) -> None:
     row = {"path": "a", "rule": "b", "code": "c", "count": "many"}
     (folder / "damaged.json").write_text(json.dumps({"version": 1, "findings": [row]}))
     code, _, noted = output(*arguments)
@@ -460,24 +443,15 @@ import os
 
 
 @pytest.mark.parametrize("rule", ["global", "CEX002"])
-def test_an_ignore_is_of_its_statement(rule: str, folder: Path, output: Output) -> None:
-    """On any of its lines, by id or by code."""
+def test_ignore_comment_works_on_any_line_of_a_statement(
+    rule: str, folder: Path, output: Output
+) -> None:
     (folder / "spread.py").write_text(SPREAD.format(rule))
     assert output("spread.py")[0] == 0
     assert output("--quiet", "dirty.py")[1].count("finding") == 0
 
 
-def test_a_file_by_two_names_is_one(folder: Path, output: Output) -> None:
+def test_file_with_two_names_is_checked_once(folder: Path, output: Output) -> None:
     (folder / "spread.py").write_text(SPREAD.format("global"))
     code, said, _ = output("spread.py", str(folder / "spread.py"))
     assert (code, said) == (0, "clean-exit-lint: nothing found in 1 file\n")
-
-
-def test_in_a_removed_folder(folder: Path, output: Output) -> None:
-    (folder / "gone").mkdir()
-    os.chdir(folder / "gone")
-    (folder / "gone").rmdir()
-    try:
-        assert output(str(folder / "dirty.py"))[0] == 1
-    finally:
-        os.chdir(folder)

@@ -1,4 +1,4 @@
-"""What is found across files, and what is done with files that are not as they should be."""
+"""Findings across files, and files that cannot be read or parsed."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ class LocalClient:
 """
 
 
-def test_import_in_another_file(tmp_path: Path) -> None:
-    """As in a client of a vector database; the way there is in the message and the trace."""
+def test_import_in_another_file_is_found_with_its_trace(tmp_path: Path) -> None:
     result = lint_files(
         tmp_path, client_S___init__="", client_S_remote=REMOTE, client_S_local=LOCAL
     )
@@ -66,7 +65,7 @@ def test_import_in_another_file(tmp_path: Path) -> None:
     assert found.to_json()["trace"] == ["__del__", "close", "LocalClient.close"]
     assert found.trace[0].path.endswith("remote.py")
     alone = lint([str(tmp_path / "client" / "remote.py")])
-    assert alone.findings == ()  # A control: the file that imports is not known then.
+    assert alone.findings == ()  # The control: the imported file is not checked.
 
 
 CLOSES = "def close(what):\n    print(what)\n"
@@ -89,8 +88,7 @@ USES = "class A:\n    def __del__(self):\n        {call}\n"
         ("from typing import TYPE_CHECKING\nfrom .ends import close", "close(self)"),
     ],
 )
-def test_ways_to_import(imports: str, call: str, tmp_path: Path) -> None:
-    """Relative, absolute, starred, through the package, renamed."""
+def test_every_form_of_import_is_followed(imports: str, call: str, tmp_path: Path) -> None:
     result = lint_files(
         tmp_path,
         pack_S___init__="from .ends import close\n",
@@ -104,8 +102,7 @@ def test_ways_to_import(imports: str, call: str, tmp_path: Path) -> None:
     assert found.message.startswith("__del__ -> close: ")
 
 
-def test_inherited_across_files(tmp_path: Path) -> None:
-    """A file without a word of destructors is read, because its class inherits one."""
+def test_class_that_inherits_its_destructor_is_checked(tmp_path: Path) -> None:
     base = "class Base:\n    def __del__(self):\n        self.close()\n    def close(self): ...\n"
     child = "{}\nclass Child({}):\n    def close(self):\n        import os\n"
     result = lint_files(
@@ -121,8 +118,7 @@ def test_inherited_across_files(tmp_path: Path) -> None:
     assert paths == ["a.py", "b.py", "c.py", "e.py"]
 
 
-def test_circular_imports(tmp_path: Path) -> None:
-    """Modules, classes and functions that go round end."""
+def test_circular_imports_and_classes_end(tmp_path: Path) -> None:
     result = lint_files(
         tmp_path,
         a="from b import X as Y, f\nclass A(Y):\n    def __del__(self):\n        f()\n",
@@ -132,8 +128,7 @@ def test_circular_imports(tmp_path: Path) -> None:
     assert {one.rule for one in result.findings} == {"global", "explicit-call"}
 
 
-def test_names_of_the_standard_library_are_its_own(tmp_path: Path) -> None:
-    """A project's file called queue.py, in another folder, is not what ``import queue`` means."""
+def test_project_file_does_not_replace_a_standard_module(tmp_path: Path) -> None:
     result = lint_files(
         tmp_path,
         tools_S_queue="class Queue:\n    def close(self):\n        print('x')\n",
@@ -146,8 +141,7 @@ def test_names_of_the_standard_library_are_its_own(tmp_path: Path) -> None:
 DIRTY = "class A:\n    def __del__(self):\n        import os\n"
 
 
-def test_unreadable_files_are_told(tmp_path: Path) -> None:
-    """And the others are checked: no crash, no finding, a note with the line."""
+def test_unreadable_file_gets_a_note_and_others_are_checked(tmp_path: Path) -> None:
     (tmp_path / "syntax.py").write_text(f"{DIRTY}def (:\n")
     (tmp_path / "null.py").write_bytes(b"x = '__del__\0'\n")
     (tmp_path / "encoding.py").write_bytes(b"# coding: no-such\n__del__ = 1\n")
@@ -162,8 +156,7 @@ def test_unreadable_files_are_told(tmp_path: Path) -> None:
     assert told["syntax.py"].line == 4
 
 
-def test_other_encodings(tmp_path: Path) -> None:
-    """Columns are characters, whatever the encoding; a mark at the beginning is none of them."""
+def test_columns_count_characters_in_every_encoding(tmp_path: Path) -> None:
     source = "class A:\n    def __del__(self): 'äöü→'; import os\n"
     (tmp_path / "utf8.py").write_text(source, encoding="utf-8-sig")
     latin = "# -*- coding: latin-1 -*-\n" + source.replace("→", ".")
@@ -174,8 +167,7 @@ def test_other_encodings(tmp_path: Path) -> None:
     assert {one.code_line.strip()[-9:] for one in result.findings} == {"import os"}
 
 
-def test_deep_nesting(tmp_path: Path) -> None:
-    """Is told or goes well; and what is beside it is found."""
+def test_deep_nesting_gets_a_note_or_is_checked(tmp_path: Path) -> None:
     sums = " + ".join(["1"] * 5000)
     brackets = "(" * 150 + "1" + ")" * 150
     elifs = "if a: pass\n" + "elif a: pass\n" * 3000
@@ -192,8 +184,7 @@ def test_deep_nesting(tmp_path: Path) -> None:
     assert "brackets.py" in found
 
 
-def test_folders(tmp_path: Path) -> None:
-    """Hidden ones, caches and environments are left out; a file that is named is read."""
+def test_hidden_folders_caches_and_environments_are_skipped(tmp_path: Path) -> None:
     for place in ("a", ".hidden", "__pycache__", "venv/lib", "node_modules", "skipped"):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "x.py").write_text(DIRTY)
@@ -210,8 +201,7 @@ def test_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-def test_what_is_not_a_file(tmp_path: Path) -> None:
-    """A pipe that nobody writes to is passed by; folders and links that end in .py are not."""
+def test_pipes_below_a_folder_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     for name in ("dirty.py", "folder.py/inner.py"):
         (tmp_path / name).write_text(DIRTY)
@@ -228,8 +218,8 @@ HEIR = "from dirty import A\nclass B(A):\n    pass\n"
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
 @pytest.mark.parametrize("text", [DIRTY, HEIR])
-def test_a_pipe_is_read_once(tmp_path: Path, text: str) -> None:
-    """As ``<(command)`` of a shell is; reading it twice would wait for ever, or read nothing."""
+def test_named_pipe_is_read_once(tmp_path: Path, text: str) -> None:
+    """A second read would wait forever."""
     (tmp_path / "dirty.py").write_text(DIRTY)
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(text,), daemon=True)
@@ -242,8 +232,7 @@ def test_a_pipe_is_read_once(tmp_path: Path, text: str) -> None:
     assert done == [1 + (text is DIRTY)]
 
 
-def test_long_ladders_of_classes(tmp_path: Path) -> None:
-    """The order of bases takes a time that does not explode: this once took minutes."""
+def test_long_chain_of_classes_is_fast(tmp_path: Path) -> None:
     steps = [f"class A{at}(A{at - 1}):\n    pass\n" for at in range(1, 900)]
     last = "class Z(A899):\n    def __del__(self):\n        self.close()\n"
     first = "class A0:\n    def close(self):\n        import os\n"
@@ -269,8 +258,7 @@ class Child(Base):
 """
 
 
-def test_a_verdict_does_not_depend_on_which_files_are_given(tmp_path: Path) -> None:
-    """A base beside the file is read; of one that is not found, nothing is said."""
+def test_base_class_beside_the_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "base.py").write_text(BASE)
     child, other = tmp_path / "child.py", tmp_path / "other.py"
     child.write_text(CHILD.format("base"))
@@ -282,7 +270,7 @@ def test_a_verdict_does_not_depend_on_which_files_are_given(tmp_path: Path) -> N
     assert lint([str(other)]).findings == ()
 
 
-def test_what_was_not_given_has_no_findings(tmp_path: Path) -> None:
+def test_findings_are_reported_in_checked_files_only(tmp_path: Path) -> None:
     (tmp_path / "called.py").write_text("def close():\n    import math\n")
     (tmp_path / "caller.py").write_text(
         "from called import close\nclass A:\n    def __del__(self):\n        close()\n"
@@ -293,8 +281,7 @@ def test_what_was_not_given_has_no_findings(tmp_path: Path) -> None:
     assert {one.rule for one in both} == {"global", "import"}
 
 
-def test_stars_in_a_circle(tmp_path: Path) -> None:
-    """What neither of the files has is not looked for without an end."""
+def test_circular_star_imports_end(tmp_path: Path) -> None:
     found = lint_files(
         tmp_path,
         a="from b import *\nclass C(Base):\n    def __del__(self):\n        foo()\n",
@@ -305,8 +292,7 @@ def test_stars_in_a_circle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a"), ("b",)])
-def test_the_order_of_files_does_not_matter(order: tuple[str, ...], tmp_path: Path) -> None:
-    """Nor what was found out for another file, of functions in rows and in circles."""
+def test_order_of_files_does_not_matter(order: tuple[str, ...], tmp_path: Path) -> None:
     row = "".join(f"def f{n}():\n    f{n + 1}()\n" for n in range(1, 5)) + "def f5(): pass\n"
     circle = "def ping(n):\n    pong(n)\n    raise ValueError\ndef pong(n):\n    if n: ping(n)\n"
     (tmp_path / "util.py").write_text(row + circle)
@@ -344,21 +330,20 @@ class A:
         ("None", "'open'", "self.ok == 'open'"),
     ],
 )
-def test_comparisons_are_guards(before: str, after: str, test: str, tmp_path: Path) -> None:
+def test_comparison_is_a_guard(before: str, after: str, test: str, tmp_path: Path) -> None:
     assert lint_files(tmp_path, a=GUARDED.format(before, after, test)).findings == ()
     control = lint_files(tmp_path, a=GUARDED.format(after, before, test)).findings
     assert [one.rule for one in control] == ["half-built"]
 
 
-def test_what_is_filled_is_no_longer_false(tmp_path: Path) -> None:
+def test_filled_container_is_not_false(tmp_path: Path) -> None:
     for change in ("self.ok += 1", "self.ok.append(1)"):
         source = GUARDED.format("[]" if "append" in change else "0", "1", "self.ok")
         source = source.replace("        self.file = ", f"        {change}\n        self.file = ")
         assert [one.rule for one in lint_files(tmp_path, a=source).findings] == ["half-built"]
 
 
-def test_heads_of_classes_of_any_form(tmp_path: Path) -> None:
-    """Their files are read though no word in them tells of a destructor."""
+def test_class_heads_of_any_form_are_recognised(tmp_path: Path) -> None:
     close = "    def close(self):\n        import math\n"
     heads = (
         "class S(mixin(3), Base)",
@@ -374,8 +359,7 @@ def test_heads_of_classes_of_any_form(tmp_path: Path) -> None:
         assert [one.rule for one in found.findings] == ["import"], head
 
 
-def test_variables_and_attributes_by_the_hundred(tmp_path: Path) -> None:
-    """In linear time, or nearly so: this took minutes."""
+def test_hundreds_of_variables_and_attributes_are_fast(tmp_path: Path) -> None:
     bound = '        s = s.replace("0", "")\n' * 200
     a = f'class A:\n    def __del__(self):\n        s = "a"\n{bound}        s.strip()\n'
     names = [f"self.x{n}" for n in range(300)]

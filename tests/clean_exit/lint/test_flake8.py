@@ -1,4 +1,4 @@
-"""The flake8 plug-in."""
+"""The flake8 plugin."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def flake8(folder: Path, *options: str) -> str:
     return done.stdout
 
 
-def test_flake8_runs_it(tmp_path: Path) -> None:
-    """By the name of the entry point, beside a project's own torch_utils; noqa is flake8's."""
+def test_flake8_reports_the_rules_and_applies_noqa(tmp_path: Path) -> None:
+    """Beside another package named torch_utils."""
     (tmp_path / "torch_utils").mkdir()
     (tmp_path / "torch_utils" / "__init__.py").write_text("raise RuntimeError('another one')\n")
     (tmp_path / "dirty.py").write_text(DIRTY, encoding="utf-8")
@@ -49,8 +49,7 @@ def test_flake8_runs_it(tmp_path: Path) -> None:
     assert flake8(tmp_path) == ""
 
 
-def test_a_host_that_gives_no_lines() -> None:
-    """Other programs that take flake8's plug-ins give less."""
+def test_plugin_works_without_source_lines() -> None:
     module, _, name = ENTRY_POINTS["flake8.extension", "CEX"].partition(":")
     Plugin = getattr(importlib.import_module(module), name)
     found = list(Plugin(ast.parse(DIRTY), "x.py", DIRTY.splitlines(keepends=True)).run())

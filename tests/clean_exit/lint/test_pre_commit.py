@@ -1,4 +1,4 @@
-"""The pre-commit hook, as a project uses it: from a repository, in an environment of its own."""
+"""The pre-commit hook, used as a project does."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ def make_repository(folder: Path) -> str:
 @pytest.mark.skipif(find_spec("pre_commit") is None, reason="pre-commit is not installed")
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout")
-def test_the_hook(tmp_path: Path) -> None:
-    """It fails on what has a finding, shows it, and passes once that is fixed."""
+def test_hook_fails_on_a_finding_and_passes_after_the_fix(tmp_path: Path) -> None:
     commit = make_repository(tmp_path / "lint")
     project = tmp_path / "project"
     project.mkdir()
