@@ -652,6 +652,8 @@ class ModelHost(ModelLender, Generic[M]):
                 threads = self.holder_threads()
                 if at_exit:
                     ends = began + (LEASES_AT_EXIT_S if transition is None else LOAD_AT_EXIT_S)
+                elif transition is not None and transition.state == "unloading":
+                    ends = math.inf  # By another thread, as this one would.
                 left = ends - time.monotonic()
                 if left > 0 and threads != {threading.get_ident()}:
                     self._changed.wait(min(left, LONGEST_WAIT_S))

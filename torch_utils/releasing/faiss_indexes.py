@@ -19,6 +19,7 @@ from torch_utils.releasing.modules import bury
 from torch_utils.releasing.objects import (
     bases_of,
     contents_of,
+    current_frames,
     is_among,
     is_index_class,
     is_released,
@@ -110,7 +111,7 @@ def _reason_to_keep(index: Any, name: str) -> str:
 
 def _arguments_in_faiss() -> Iterator[Any]:
     """Yield what other threads have in the variables of faiss's own functions."""
-    for thread, top in sys._current_frames().items():
+    for thread, top in current_frames().items():
         frame: FrameType | None = None if thread == get_ident() else top
         while frame is not None:
             name = frame.f_globals.get("__name__")

@@ -28,6 +28,7 @@ from torch_utils.releasing.objects import (
     DEAD_ENDS,
     Part,
     attributes_of,
+    current_frames,
     find_in_class,
     is_instance,
     module_of,
@@ -194,7 +195,7 @@ class _Search:
 
 def _frames() -> Iterator[FrameType]:
     """Yield the running frames of all threads, without this package's own."""
-    for top in sys._current_frames().values():
+    for top in current_frames().values():
         frame: FrameType | None = top
         while frame is not None:
             module = dict.get(frame.f_globals, "__name__")

@@ -374,6 +374,21 @@ DEAD_ENDS = frozenset(
 )
 
 
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, with no garbage collection in the middle.
+
+    Before Python 3.12, one that begins there and runs code may wait for ever for a lock of the
+    interpreter. Do not keep the dictionary in a variable: it refers to the frame of its caller.
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
 def referents_of(thing: Any, holder: str) -> Iterator[Part]:
     """Yield what an object refers to, each with what reports call its holder.
 

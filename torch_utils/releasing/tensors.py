@@ -12,13 +12,14 @@ import gc
 import sys
 import time
 from _thread import get_ident
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 from torch_utils._runtime import DEBUG, early_bound, loaded_torch, log, whole_torch
 from torch_utils.releasing.internals import private
-from torch_utils.releasing.objects import contents_of, slots_of
+from torch_utils.releasing.objects import contents_of, current_frames, slots_of
 from torch_utils.releasing.storages import Inventory, Target, is_plain
 
 
@@ -141,7 +142,7 @@ def keep_while_in_use(taken_out: Any) -> None:
     What is still kept when a release ends goes with a later garbage collection, of any generation,
     or a later release.
     """
-    places = {place for place, is_inside in _places() if is_inside}
+    places = {place for place, is_inside in _places(current_frames) if is_inside}
     if places:
         _KEPT[id(places)] = taken_out, places
         if _after_collection not in gc.callbacks:
@@ -157,16 +158,16 @@ def settle(wait_s: float = WAIT_S) -> None:
     """Drop what no thread can be using any more, and wait a little for the others."""
     stop = time.perf_counter() + wait_s
     while _KEPT:
-        _drop_unused()
+        _drop_unused(current_frames)
         if not _KEPT or time.perf_counter() >= stop:
             return
         time.sleep(0.001)
 
 
-def _places() -> Iterator[tuple[Place, bool]]:
+def _places(look: Callable[[], dict[int, FrameType]]) -> Iterator[tuple[Place, bool]]:
     """Yield where all threads are, and whether each may be in the middle of a tensor's method."""
     me = get_ident()
-    for thread, frame in sys._current_frames().items():
+    for thread, frame in look().items():
         inner = ""  # No list of frames, which would keep the variables of this thread's alive.
         while frame is not None:
             name = frame.f_code.co_name
@@ -179,8 +180,8 @@ def _places() -> Iterator[tuple[Place, bool]]:
             inner, frame = name, frame.f_back  # type: ignore[assignment]  # (None at the end)
 
 
-def _drop_unused() -> None:
-    now = {place for place, _ in _places()}
+def _drop_unused(look: Callable[[], dict[int, FrameType]]) -> None:
+    now = {place for place, _ in _places(look)}
     for key, (_, places) in list(_KEPT.items()):
         places.intersection_update(now)  # Once is enough: later calls find an empty tensor.
         if not places:
@@ -189,7 +190,7 @@ def _drop_unused() -> None:
 
 def _after_collection(phase: str, info: dict[str, int]) -> None:
     if phase == "stop":
-        _drop_unused()
+        _drop_unused(sys._current_frames)  # No collection begins in the middle of this one.
         if not _KEPT and _after_collection in gc.callbacks:
             gc.callbacks.remove(_after_collection)
 

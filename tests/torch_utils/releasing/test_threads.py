@@ -317,3 +317,31 @@ def test_close_may_wait_for_a_thread_that_releases() -> None:
     assert reports[0].errors == () and reports[0].freed_bytes == {"host": 16}, reports
     """
     assert_clean(run_forked(program, quick_end=True))
+
+
+def test_release_does_not_lock_up_in_a_collection() -> None:
+    """Before Python 3.12, one in the middle of `sys._current_frames` did, where it ran code."""
+    program = """
+    import gc, threading, time, torch
+    from torch_utils import release
+
+    def step():
+        time.sleep(0.0005)
+
+    def work():
+        while not stop.is_set():
+            step()
+
+    stop = threading.Event()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    gc.set_threshold(2, 1000, 1000)
+    for _ in range(30):
+        tensor = torch.zeros(10)
+        release(tensor, collect="never")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    """
+    assert_clean(run_forked(program))
