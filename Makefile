@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: demo test test-slow test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-cache bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples docs clean
+.PHONY: demo test test-slow test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples docs clean
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
@@ -102,7 +102,6 @@ hazards: .venv/.installed
 
 bench-exit: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_exit
-	$(BIN)/python -m benchmarks.bench_resource
 
 bench-release: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_release
@@ -119,10 +118,7 @@ bench-rag: .venv/.installed
 
 # BEIR names a folder with corpus.jsonl and queries.jsonl, for example SciFact's.
 bench-encode: .venv/.installed
-	$(BIN)/python -m benchmarks.bench_encode $(if $(BEIR),--beir $(BEIR))
-
-bench-cache: .venv/.installed
-	$(BIN)/python -m benchmarks.bench_cache
+	$(BIN)/python -m benchmarks.bench_encode --beir $(BEIR)
 
 bench-unload: .venv/.installed
 	$(BIN)/python -m benchmarks.bench_unload

@@ -1,7 +1,6 @@
 """What clean-exit adds to a program: the probe alone, and the whole command.
 
-Each pair runs alternately, so that both see the same noise; medians are compared. And by how much
-pytest starts later with the plugin.
+Each pair runs alternately, so that both see the same noise; medians are compared.
 """
 
 from __future__ import annotations
@@ -22,11 +21,6 @@ PROGRAMS = {
     "nothing": "",
     "numpy": "import numpy",
     "torch": "import torch",
-    "audited": "for _ in range(20_000): open('/dev/null').close()",
-    "id": "x = 1\nfor _ in range(1_000_000): id(x)",
-    "deepcopy": (
-        "import copy\nd = {i: [i] for i in range(100)}\nfor _ in range(500): copy.deepcopy(d)"
-    ),
     "logging": (
         "import io, logging\nlogging.basicConfig(stream=io.StringIO())\n"
         "for _ in range(20_000): logging.warning('%d', 1)"
@@ -69,19 +63,6 @@ def compare(name: str, source: str, folder: str, rounds: int) -> dict[str, float
     }
 
 
-PLUGIN = (
-    "import time, pytest\nstarted = time.perf_counter()\nimport clean_exit.pytest_plugin\n"
-    "print(time.perf_counter() - started)"
-)
-
-
-def plugin_s() -> float:
-    done = subprocess.run(
-        [sys.executable, "-c", PLUGIN], check=True, stdout=subprocess.PIPE, text=True
-    )
-    return float(done.stdout)
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "events").touch()
@@ -95,9 +76,7 @@ def main() -> None:
             float(row[name]) * 1e3 for name in ("bare_s", "probe_adds_s", "command_adds_s")
         )
         print(f"{row['program']:10} {bare:7.1f} ms {probe:9.1f} ms {command:13.1f} ms")
-    result = {"rounds": ROUNDS, "rows": rows, "plugin_s": min(plugin_s() for _ in range(15))}
-    print(f"the pytest plugin is loaded in {1e3 * result['plugin_s']:.1f} ms")
-    write("clean_exit", result)
+    write("clean_exit", {"rounds": ROUNDS, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plot_memory import DOCS, thinned
+from benchmarks.plot_memory import panels, save, thinned
 from benchmarks.results_file import RESULTS, write
 
 WAYS = {
@@ -108,39 +108,12 @@ def measure(way: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def table(ways: dict[str, Any]) -> list[str]:
-    """Return the rows of the table in docs/hosting.md."""
-    rows = []
-    for way, (label, _) in WAYS.items():
-        found = ways[way]
-        idle = found["idle_mb"]
-        sizes = [found["before_mb"], idle[0], idle[-1], max(idle), found["peak_mb"]]
-        said = "yes" if found["imported_torch"] else "no"
-        rows.append(
-            f"| `{label}` | " + " | ".join(f"{size:.0f}" for size in sizes) + f" | {said} |"
-        )
-    return rows
-
-
 def draw(ways: dict[str, Any]) -> None:
-    """One panel a way, for they take different times."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(1, len(WAYS), figsize=(9, 3.2), sharey=True)
-    for axes, (way, (label, colour)) in zip(panels, WAYS.items(), strict=True):
-        times, sizes = zip(*ways[way]["samples"], strict=True)
-        axes.plot(times, sizes, color=colour, linewidth=1.1)
-        axes.set_title(label, fontsize=10, color=colour)
-        axes.set_xlabel("seconds", fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylim(bottom=0)  # Shared, and so only when all have been drawn.
-    panels[0].set_ylabel("resident memory with\nchildren (MB)", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(DOCS / "hosting.svg", metadata={"Date": None})
+    """Draw docs/hosting.svg."""
+    samples = {way: found["samples"] for way, found in ways.items()}
+    figure = panels(samples, WAYS, "resident memory with\nchildren (MB)")
+    figure.axes[0].set_ylim(bottom=0)  # The axis is shared, so only when all have been drawn.
+    save(figure, "hosting.svg")
 
 
 def main() -> None:
@@ -154,7 +127,6 @@ def main() -> None:
         return
     if given.redraw:
         ways = json.loads((RESULTS / "cycles.json").read_text())["ways"]
-        print(*table(ways), sep="\n")
         draw(ways)
         return
     ways = {}
@@ -162,7 +134,6 @@ def main() -> None:
         ways[way] = measure(way, given.rounds)
         shown = {name: value for name, value in ways[way].items() if name != "samples"}
         print(f"{way}: {shown}", flush=True)
-    print(*table(ways), sep="\n")
     write("cycles", {"rounds": given.rounds, "texts": len(TEXTS), "ways": ways})
     draw(ways)
 

@@ -1,9 +1,6 @@
 """Encoding beside ``SentenceTransformer.encode``: the same texts, alternating, medians compared.
 
-``--peers`` adds the same model in ONNX Runtime and OpenVINO, by sentence-transformers' own backends
-(pip install onnxruntime optimum[onnxruntime] optimum-intel[openvino]).
-
-Texts are SciFact's where its folder is given (``--beir PATH``), torch's docstrings otherwise.
+The texts are those of SciFact: ``--beir`` names its folder, with corpus.jsonl and queries.jsonl.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from sentence_transformers import SentenceTransformer
 
 from benchmarks.results_file import described, machine, write
 from rag_demo import EmbeddingModel
-from rag_demo.corpus import Skipped, read_source
 from torch_utils import measuring
 
 DTYPES = ("float32", "bfloat16")
@@ -33,19 +29,7 @@ FEW_TEXTS = 20
 Models = dict[str, EmbeddingModel]
 
 
-def read_texts(beir: Path | None) -> dict[str, list[str]]:
-    if beir is None:
-        documents = [d.text for d in read_source("torch", Skipped())]
-        short = [text[:60] for text in documents[:600]]
-        long = sorted(documents[:600], key=len)[-100:]
-        return {
-            "one query": short[:1],
-            "one document": long[:1],
-            "16 documents": long[:16],
-            "100 documents": long,
-            "queries": short,
-            "sentences": documents[:400],
-        }
+def read_texts(beir: Path) -> dict[str, list[str]]:
     corpus = [json.loads(line) for line in (beir / "corpus.jsonl").open(encoding="utf-8")]
     queries = [json.loads(line)["text"] for line in (beir / "queries.jsonl").open(encoding="utf-8")]
     sentences = [s for d in corpus[:150] for s in d["text"].split(". ") if len(s) > 40]
@@ -74,17 +58,16 @@ def timed(embed: Callable[[list[str]], Any], texts: list[str]) -> tuple[float, A
 def row_of(
     name: str,
     texts: list[str],
-    theirs: dict[str, SentenceTransformer],
+    theirs: SentenceTransformer,
     models: Models,
     rounds: int,
 ) -> dict[str, Any]:
     """Measure all of them by turns."""
 
-    def embedding(model: SentenceTransformer) -> Callable[[list[str]], Any]:
-        return lambda texts: model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-
     ways: dict[str, Callable[[list[str]], Any]] = {
-        name: embedding(model) for name, model in theirs.items()
+        "sentence_transformers": lambda texts: theirs.encode(
+            texts, normalize_embeddings=True, show_progress_bar=False
+        )
     }
     ways |= {dtype: model.embed_documents for dtype, model in models.items()}
     tokens = 0
@@ -129,34 +112,27 @@ def first_call(texts: list[str]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--beir", type=Path)
+    parser.add_argument("--beir", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", action="store_true")
     options = parser.parse_args()
     here = machine()
     print(described(here), *here["instructions"])
     sets = read_texts(options.beir)
-    path = str(get_model_path())
-    theirs = {"sentence_transformers": SentenceTransformer(path, device="cpu")}
-    if options.peers:
-        theirs["onnx"] = SentenceTransformer(path, device="cpu", backend="onnx")
-        theirs["openvino"] = SentenceTransformer(path, device="cpu", backend="openvino")
+    theirs = SentenceTransformer(str(get_model_path()), device="cpu")
     models = {dtype: EmbeddingModel(device="cpu", dtype=dtype) for dtype in DTYPES}
     rows = []
-    ours = [*list(theirs)[1:], *DTYPES]
-    print(f"{'texts':14} {'st texts/s':>10}", *(f"{name:>9} {'x':>5}" for name in ours))
+    print(f"{'texts':14} {'st texts/s':>10}", *(f"{name:>9} {'x':>5}" for name in DTYPES))
     for name, texts in sets.items():
         row = row_of(name, texts, theirs, models, options.rounds)
         line = f"{name:14} {len(texts) / row['median_s']['sentence_transformers']:10.0f}"
-        for way in ours:
+        for way in DTYPES:
             line += f" {len(texts) / row['median_s'][way]:9.0f} {row[way]['ratio']:5.2f}"
         print(line, flush=True)
         rows.append(row)
     for model in models.values():
         model.close()
-    few = next(name for name in sets if name.startswith("16 "))
-    first_s = first_call(sets[few])
-    print(f"first call, {few}, s:", *(f"{who} {s:.3f}" for who, s in first_s.items()))
+    first_s = first_call(sets["16 abstracts"])
+    print("first call, 16 abstracts, s:", *(f"{who} {s:.3f}" for who, s in first_s.items()))
     write("encode", {"rounds": options.rounds, "rows": rows, "first_call_s": first_s})
 
 

@@ -34,16 +34,14 @@ def cell(*arguments: str) -> dict[str, Any]:
 
 
 def tensors() -> list[dict[str, Any]]:
-    print("\nHost memory returned, percent / milliseconds. With torch_utils the variable lives on.")
-    print(f"{'tensors':10}{'cycle':>6}{'survivors':>11}" + "".join(f"{m:>16}" for m in METHODS))
+    print("\nHost memory returned, percent / milliseconds; only torch_utils keeps the variable")
+    print(f"{'tensors':10}" + "".join(f"{m:>16}" for m in METHODS))
     rows = []
     for sizes in SIZES:
-        for cycle in ("no", "yes"):
-            for survivors in ("no", "yes"):
-                row = {m: cell("tensors", sizes, cycle, survivors, m) for m in METHODS}
-                rows.append({"sizes": sizes, "cycle": cycle, "survivors": survivors, **row})
-                shown = "".join(f"{row[m]['percent']:9.1f}/{row[m]['ms']:<6.0f}" for m in METHODS)
-                print(f"{sizes:10}{cycle:>6}{survivors:>11}{shown}", flush=True)
+        row = {method: cell("tensors", sizes, method) for method in METHODS}
+        rows.append({"sizes": sizes, **row})
+        cells = "".join(f"{row[m]['percent']:9.1f}/{row[m]['ms']:<6.0f}" for m in METHODS)
+        print(f"{sizes:10}{cells}", flush=True)
     return rows
 
 
@@ -65,26 +63,6 @@ def minilm() -> dict[str, Any]:
     return rows
 
 
-def costs() -> dict[str, Any]:
-    print("\nRelease of 50 layers without a cycle, less trimming, beside live objects")
-    heaps = {}
-    for millions, order in (
-        ("0", "ordered"),
-        ("1", "ordered"),
-        ("10", "ordered"),
-        ("10", "shuffled"),
-    ):
-        heaps[f"{millions}M {order}"] = row = cell("heap", millions, order)
-        print(f"{millions + 'M':>4} {order:9} {row['ms']:.2f} ms", flush=True)
-    print("The longest that another thread waits while 1 GB goes")
-    stalls = {}
-    for method in METHODS:
-        runs = [cell("stall", method)["worst_stall_ms"] for _ in range(3)]
-        stalls[method] = runs
-        print(f"{method:12} {statistics.median(runs):.1f} ms", flush=True)
-    return {"heaps": heaps, "stall_ms": stalls}
-
-
 def many_tensors() -> dict[str, Any]:
     print("\nA model of 16,000 tensors with gradients, beside a thread that looks at the clock")
     rows: dict[str, Any] = {}
@@ -104,15 +82,6 @@ def many_tensors() -> dict[str, Any]:
                 f"{row['worst_stall_ms']:.1f} ms, {row['full_collections']} full collections",
                 flush=True,
             )
-    return rows
-
-
-def named_elsewhere() -> dict[str, Any]:
-    print("\nModels whose layers somebody else names too, beside a million objects")
-    rows = {}
-    for kind in ("100 layers and a list", "minilm and a dictionary", "accelerate's hooks"):
-        rows[kind] = row = min((cell("named", kind) for _ in range(3)), key=lambda r: r["ms"])
-        print(f"{kind:24} {row['ms']:.1f} ms", flush=True)
     return rows
 
 
@@ -158,7 +127,7 @@ def import_cost() -> float:
     return extra
 
 
-SECTIONS = (tensors, minilm, costs, many_tensors, named_elsewhere, nothing_to_do)
+SECTIONS = (tensors, minilm, many_tensors, nothing_to_do)
 
 
 def main() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 
 import torch_utils
 from benchmarks.gpu_setting import GB, Setting
+from benchmarks.release_cell import beside_a_thread
 
 
 def model_of(nbytes: int, each: int, device: str) -> Any:
@@ -47,30 +46,6 @@ WAYS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-def beside_a_thread(work: Callable[[], None]) -> tuple[float, float]:
-    """Return how long work takes, and the longest that another thread had to wait meanwhile."""
-    gaps: list[tuple[float, float]] = []
-    stop = threading.Event()
-
-    def look() -> None:
-        last = time.perf_counter()
-        while not stop.is_set():
-            time.sleep(0.0002)
-            now = time.perf_counter()
-            gaps.append((now - last, last))
-            last = now
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    time.sleep(0.05)
-    started = time.perf_counter()
-    work()
-    seconds = time.perf_counter() - started
-    stop.set()
-    thread.join()
-    return seconds, max((gap for gap, at in gaps if at >= started - 0.001), default=0.0)
-
-
 def reserved(setting: Setting) -> int:
     return 0 if setting.rehearse else torch.cuda.memory_reserved(0)
 
@@ -101,10 +76,10 @@ def _once(
     held = {"model": model_of(total, each, setting.device)}
     setting.synchronize()
     full = reserved(setting)
-    seconds, wait = beside_a_thread(lambda: way(held))
+    taken = beside_a_thread(lambda: way(held))
     freed = full - reserved(setting)
     held.clear()
-    return seconds, wait, freed
+    return taken["ms"], taken["worst_stall_ms"], freed
 
 
 def _summed_up(runs: dict[str, list[tuple[float, float, int]]]) -> dict[str, Any]:
@@ -112,10 +87,10 @@ def _summed_up(runs: dict[str, list[tuple[float, float, int]]]) -> dict[str, Any
     for name, times in runs.items():
         middle = len(times) // 2
         found[name] = {
-            "ms": sorted(seconds for seconds, _, _ in times)[middle] * 1e3,
-            "longest_wait_ms": sorted(wait for _, wait, _ in times)[middle] * 1e3,
+            "ms": sorted(ms for ms, _, _ in times)[middle],
+            "longest_wait_ms": sorted(wait for _, wait, _ in times)[middle],
             "freed_bytes": min(freed for _, _, freed in times),
-            "all_ms": [round(seconds * 1e3, 3) for seconds, _, _ in times],
+            "all_ms": [round(ms, 3) for ms, _, _ in times],
         }
         print(
             f"{name:30} {found[name]['ms']:9.2f} ms, another thread waits "

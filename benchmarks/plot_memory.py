@@ -50,30 +50,45 @@ def measure() -> dict[str, Any]:
     return curves
 
 
-def draw(curves: dict[str, Any]) -> None:
-    """Draw one panel a method, for they take different times, with the rounds named in each."""
+def panels(curves: dict[str, Samples], labels: dict[str, tuple[str, str]], unit: str) -> Any:
+    """Return a figure with one panel for each curve, because the curves take different times."""
     import matplotlib as mpl
 
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(1, len(METHODS), figsize=(9, 3.2), sharey=True)
-    for axes, (method, (label, colour)) in zip(panels, METHODS.items(), strict=True):
-        times, sizes = zip(*curves[method]["samples"], strict=True)
-        axes.plot(times, [size - sizes[0] for size in sizes], color=colour, linewidth=1.3)
+    figure, panels = plt.subplots(1, len(curves), figsize=(9, 3.2), sharey=True)
+    for axes, (name, samples) in zip(panels, curves.items(), strict=True):
+        label, colour = labels[name]
+        axes.plot(*zip(*samples, strict=True), color=colour, linewidth=1.2)
         axes.set_title(label, fontsize=10, color=colour)
-        starts = [at for at, name in curves[method]["marks"] if name == "load"]
-        ends = [at for at, name in curves[method]["marks"] if name == "unload"]
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
-            axes.axvspan(start, end, color="0.95", linewidth=0)
-            middle = (start + end) / 2
-            axes.text(middle, 6, f"round {number}", fontsize=8, color="0.4", ha="center")
         axes.set_xlabel("seconds", fontsize=9)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("resident memory\nover the start (MB)", fontsize=9)
+    panels[0].set_ylabel(unit, fontsize=9)
+    return figure
+
+
+def save(figure: Any, name: str) -> None:
+    """Write a picture for the documentation."""
     figure.tight_layout()
-    figure.savefig(DOCS / "memory.svg", metadata={"Date": None})
+    figure.savefig(DOCS / name, metadata={"Date": None})
+
+
+def draw(curves: dict[str, Any]) -> None:
+    """Draw docs/memory.svg, with the rounds named in each panel."""
+    grown = {
+        name: [(at, size - curve["samples"][0][1]) for at, size in curve["samples"]]
+        for name, curve in curves.items()
+    }
+    figure = panels(grown, METHODS, "resident memory\nover the start (MB)")
+    for axes, curve in zip(figure.axes, curves.values(), strict=True):
+        starts = [at for at, name in curve["marks"] if name == "load"]
+        ends = [at for at, name in curve["marks"] if name == "unload"]
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
+            axes.axvspan(start, end, color="0.95", linewidth=0)
+            axes.text((start + end) / 2, 6, f"round {number}", fontsize=8, color="0.4", ha="center")
+    save(figure, "memory.svg")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,9 @@
 """One cell of the release benchmark, in a process of its own; prints a JSON object.
 
-release_cell.py tensors SIZES CYCLE SURVIVORS METHOD
+release_cell.py tensors SIZES METHOD
 release_cell.py minilm METHOD
 release_cell.py rounds COUNT METHOD
-release_cell.py heap MILLIONS ORDER
-release_cell.py stall METHOD
 release_cell.py many SHAPE METHOD
-release_cell.py named KIND
 release_cell.py curve METHOD
 """
 
@@ -43,18 +40,18 @@ def raise_mmap_threshold() -> None:
     torch.empty(30 * MB, dtype=torch.uint8).fill_(1)
 
 
-def build(sizes: str, survivors: bool, total: int = TOTAL) -> tuple[torch.nn.Module, list[Any]]:
-    """Make a module of touched tensors, if wanted with small live blocks between them."""
+def build(sizes: str) -> tuple[torch.nn.Module, list[Any]]:
+    """Make a module of tensors that are written, with small live blocks between them."""
     rng, model, kept, done = random.Random(0), torch.nn.Module(), [], 0
     for index in range(1 << 30):
-        if done >= total:
+        if done >= TOTAL:
             break
         size = SIZES[sizes](rng)
         tensor = torch.empty(size, dtype=torch.uint8).fill_(1)
         model.register_buffer(f"b{index}", tensor)
         del tensor
         done += size
-        if survivors and index % 16 == 0:
+        if index % 16 == 0:
             kept.append(torch.ones(64))
     return model, kept
 
@@ -79,15 +76,14 @@ def rss() -> int:
     return memory_snapshot().host.rss_bytes
 
 
-def tensors(sizes: str, cycle: str, survivors: str, method: str) -> dict[str, Any]:
+def tensors(sizes: str, method: str) -> dict[str, Any]:
     raise_mmap_threshold()
     if method == "accelerate":
         import accelerate.utils  # noqa: F401
     gc.collect()
     empty = rss()
-    model, kept = build(sizes, survivors == "yes")
-    if cycle == "yes":
-        model.me = [model]
+    model, kept = build(sizes)
+    model.me = [model]  # a reference cycle
     held = {"model": model}
     del model
     full = rss()
@@ -146,30 +142,6 @@ def rounds(count: str, method: str) -> dict[str, Any]:
     return {"rss_mb": sizes, "growth_mb_per_round": (sizes[-1] - sizes[1]) / (len(sizes) - 2)}
 
 
-def heap(millions: str, order: str) -> dict[str, Any]:
-    """Time a release without a cycle, less unmapping and trimming, beside live objects."""
-    objects: list[Any] = [[n] for n in range(int(float(millions) * 1e6))]
-    if order == "shuffled":
-        random.Random(0).shuffle(objects)
-        objects = [[o] for o in objects]
-        random.Random(1).shuffle(objects)
-    times = []
-    for _ in range(7):
-        model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(50)))
-        started = time.perf_counter()
-        torch_utils.release(model, trim_host=False)
-        times.append((time.perf_counter() - started) * 1e3)
-    return {"ms": sorted(times)[len(times) // 2], "live": len(objects)}
-
-
-def stall(method: str) -> dict[str, Any]:
-    """The longest that another thread waits while 1 GB goes."""
-    model, kept = build("mixed", True, 1024 * MB)
-    held = {"model": model}
-    del model
-    return {**timed_beside_a_thread(method, held), "kept": len(kept)}
-
-
 def many(shape: str, method: str) -> dict[str, Any]:
     """A model of 16,000 small tensors with gradients: microseconds each, and what others notice.
 
@@ -196,7 +168,7 @@ def many(shape: str, method: str) -> dict[str, Any]:
     gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
     held = {"model": model}
     del model
-    row = timed_beside_a_thread(method, held)
+    row = beside_a_thread(lambda: give_back(method, held))
     gc.callbacks.clear()
     return {
         "us_per_tensor": row["ms"] * 1e3 / count,
@@ -206,29 +178,8 @@ def many(shape: str, method: str) -> dict[str, Any]:
     }
 
 
-def named(kind: str) -> dict[str, Any]:
-    """Release a model whose layers somebody else names too, beside a million objects."""
-    objects = [[n] for n in range(1_000_000)]
-    if kind == "minilm and a dictionary":
-        model = minilm_model()
-        others: Any = dict(model.named_modules())
-    else:
-        model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(100)))
-        others = list(model) if kind == "100 layers and a list" else None
-    if kind == "accelerate's hooks":
-        from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-
-        for layer in list(model):
-            add_hook_to_module(layer, AlignDevicesHook(execution_device="cpu"))
-        del layer
-    started = time.perf_counter()
-    torch_utils.release(model, trim_host=False)
-    ms = (time.perf_counter() - started) * 1e3
-    return {"ms": ms, "live": len(objects), "named": len(others or ())}
-
-
-def timed_beside_a_thread(method: str, held: dict[str, Any]) -> dict[str, Any]:
-    """Release while another thread looks at the clock, and say how long that had to wait."""
+def beside_a_thread(work: Callable[[], object]) -> dict[str, float]:
+    """Measure a call, and the longest that another thread had to wait meanwhile."""
     gaps, stop = [], threading.Event()
 
     def tick() -> None:
@@ -243,7 +194,7 @@ def timed_beside_a_thread(method: str, held: dict[str, Any]) -> dict[str, Any]:
     thread.start()
     time.sleep(0.1)
     started, worked = time.perf_counter(), time.thread_time()
-    give_back(method, held)
+    work()
     seconds, worked = time.perf_counter() - started, time.thread_time() - worked
     stop.set()
     thread.join()
@@ -290,6 +241,6 @@ def curve(method: str) -> dict[str, Any]:
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(2)
-    cells = (tensors, minilm, rounds, heap, stall, many, named, curve)
+    cells = (tensors, minilm, rounds, many, curve)
     kinds: dict[str, Callable[..., dict[str, Any]]] = {cell.__name__: cell for cell in cells}
     print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

@@ -59,7 +59,6 @@ def release_tensors(result: Result) -> str:
         (
             [row["sizes"], *(f"{row[m]['percent']:.1f}% in {row[m]['ms']:.0f} ms" for m in methods)]
             for row in result["tensors"]
-            if row["cycle"] == row["survivors"] == "yes"
         ),
     )
 
@@ -384,7 +383,6 @@ def probe_cost(result: Result) -> str:
                 ),
             ]
             for row in result["rows"]
-            if row["program"] in labels
         ),
     )
 
