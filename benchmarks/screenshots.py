@@ -1,4 +1,4 @@
-"""Two pictures of the service's page, light and dark, for docs/."""
+"""Pictures of the service's page for docs/, light and dark."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rag_demo import EmbeddingModel, FaissRetriever
 from support.browsing import browser, serving_on_a_port
 
 TEXTS = [
-    "A lease lends a model for the length of a block. The clock starts when the last lease ends.",
-    "Memory is given back in place: whoever still names the model has an empty one.",
-    "The old index answers until the new one is ready. No request fails.",
-    "What is still open when the program ends is closed while every module is intact.",
+    "A lease lends a model for a block. The keep-alive time starts when the last lease ends.",
+    "Memory is released in place: a variable that still names the model has an empty one.",
+    "The old index answers until the new one is open. No request fails.",
+    "Open resources are closed at the end of the program while every module is intact.",
 ]
 
 
@@ -33,12 +33,12 @@ def main() -> None:
                 )
                 page.goto(url)
                 page.get_by_label("Results", exact=True).first.fill("3")
-                page.get_by_label("Question").fill("when is the memory of a model given back?")
-                for _ in range(2):  # Asked again it is loaded again: one sees both.
+                page.get_by_label("Question").fill("when is the memory of a model released?")
+                for _ in range(2):  # The second search loads the model again.
                     page.keyboard.press("Enter")
                     page.locator("#results li").first.wait_for()
-                    page.wait_for_timeout(3000)  # The picture of the memory needs some seconds.
-                    page.get_by_role("button", name="Give back all-MiniLM").click()
+                    page.wait_for_timeout(3000)  # Several samples of the memory.
+                    page.get_by_role("button", name="Unload all-MiniLM").click()
                     page.locator("#returned", has_text="freed").wait_for()
                     page.wait_for_timeout(3000)
                     page.get_by_label("Question").focus()
