@@ -1,7 +1,7 @@
 """Middleware that every request passes before its route.
 
-It assigns request ids, checks tokens and host names, reads bodies under limits of size and time,
-adds security headers, and writes one line to the log for each request.
+It assigns request ids, checks tokens and host names, and reads bodies under limits of size and
+time. It adds security headers and logs each request.
 """
 
 from __future__ import annotations

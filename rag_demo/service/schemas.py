@@ -87,7 +87,8 @@ class EmbeddingsRequest(_Strict):
     """A request of OpenAI's clients; unknown fields are ignored."""
 
     input: str | Texts | Tokens | TokenLists = Field(
-        json_schema_extra={"type": ["string", "array"], **_text(_DEFAULTS.texts, minLength=1)}
+        examples=[["a text", "another"]],
+        json_schema_extra={"type": ["string", "array"], **_text(_DEFAULTS.texts, minLength=1)},
     )
     model: str = Field("default", json_schema_extra={"enum": ["default"]})
     encoding_format: Literal["float", "base64"] | None = "float"
@@ -99,7 +100,7 @@ class EmbeddingsRequest(_Strict):
 class EmbedRequest(_Strict):
     """A request of text-embeddings-inference's clients; unknown fields are ignored."""
 
-    inputs: str | Texts = Field(json_schema_extra=_INPUTS)
+    inputs: str | Texts = Field(examples=["a text"], json_schema_extra=_INPUTS)
     normalize: bool = Field(True, json_schema_extra={"enum": [True]})
     truncate: bool | None = Field(None, description="false refuses texts that are too long.")
     truncation_direction: Literal["right", "Right"] | None = None
@@ -117,7 +118,7 @@ class RankingOptions(_Strict):
 class StoreSearchRequest(_Strict):
     """A search of OpenAI's clients in a vector store."""
 
-    query: str | Texts = Field(json_schema_extra=_QUERIES)
+    query: str | Texts = Field(examples=["a question"], json_schema_extra=_QUERIES)
     max_num_results: Integer = Field(10, ge=1, le=50)
     filters: StoreFilter | None = None
     ranking_options: RankingOptions | None = None

@@ -172,8 +172,10 @@ class _Server(uvicorn.Server):
         # `run_server` raises the error of a startup that fails; uvicorn would log it as well.
         errors = logging.getLogger("uvicorn.error")
         errors.disabled = True
-        await super().startup(sockets)
-        errors.disabled = False
+        try:
+            await super().startup(sockets)
+        finally:
+            errors.disabled = False
         if not self.started:
             return
         self._service = self._app.state.service
