@@ -1,36 +1,45 @@
-"""What README.md claims about commands, versions and names. tests/test_docs.py runs its code."""
+"""What README.md says of its programs, commands, versions and links; test_docs.py runs its code."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
+
+from clean_exit import check
 from support.programs import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^\$ (?:[A-Z_]+=\S+ )?(\S+) (\S+)", README, re.MULTILINE)
+COMMANDS = re.findall(r"^\$ (\S+) (\S+)", README, re.MULTILINE)
+BROKEN, FIXED = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[:2]
+ERROR = "AttributeError: 'NoneType' object has no attribute 'is_available'"
 
 
-def test_first_block_stands_early() -> None:
-    """A reader sees code within the first 30 lines."""
-    assert README[: README.index("```python")].count("\n") < 30
+@pytest.mark.parametrize(("program", "exit_code"), [(BROKEN, 120), (FIXED, 0)])
+def test_clean_exit_tells_the_broken_program_from_the_fixed_one(
+    program: str, exit_code: int
+) -> None:
+    pytest.importorskip("torch")
+    report = check(["-c", program], max_shutdown_s=300, timeout_s=600)
+    assert report.exit_code == exit_code
+    assert (ERROR in report.stderr) == (exit_code == 120)
+    assert ERROR in README
+
+
+def test_picture_shows_the_same_error() -> None:
+    picture = (ROOT / "docs" / "clean-exit.svg").read_text(encoding="utf-8")
+    assert "is_available" in picture
+    assert "url(http" not in picture
 
 
 def test_commands_exist() -> None:
-    """Each command that the README shows is one that there is."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    rag_commands = {"index", "add", "search", "serve", "evaluate", "demo"}
-    for command, argument in COMMANDS:
-        known = {
-            "make": targets,
-            "rag-demo": rag_commands,
-            "pip": {"install"},
-            "clean-exit": {"--", "train.py"},
-        }[command]
-        assert argument in known, (command, argument)
+    known = {"make": targets, "pip": {"install"}}
+    assert len(COMMANDS) > 4
+    assert all(argument in known[command] for command, argument in COMMANDS)
 
 
-def test_supported_pythons_are_those_of_the_package() -> None:
-    """What the README promises is what the package says, and what make wants is what pins need."""
+def test_versions_are_those_of_the_package() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
     assert f"Python {versions[0]} to {versions[-1]}" in README
@@ -40,11 +49,13 @@ def test_supported_pythons_are_those_of_the_package() -> None:
     assert f"torch {torch[1]} or newer" in README
 
 
-def test_functions_of_the_table_exist() -> None:
-    """The table of functions names what is there, and misses no function."""
-    import torch_utils
-
-    table = README[README.index("## The functions") : README.index("## rag_demo")]
-    named = set(re.findall(r"`(\w+)", table))
-    functions = {n for n in torch_utils.__all__ if n[0].islower()}
-    assert functions <= named
+def test_links_lead_to_files() -> None:
+    """They are absolute, so that they also work on a package index."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    links = re.findall(r"\]\((.*?)\)", README)
+    home = re.search(r'^Homepage = "https://github.com/(.+)"', project, re.MULTILINE)
+    assert home is not None
+    place = rf"https://(?:github|raw\.githubusercontent)\.com/{home[1]}(?:/\w+)?/main/"
+    assert all(re.match(place, link) for link in links)
+    files = [re.sub(place, "", link) for link in links]
+    assert [file for file in files if not (ROOT / file).exists()] == []

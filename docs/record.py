@@ -1,0 +1,46 @@
+"""Record what clean-exit says of the README's first two programs: ``make recording``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURE = ROOT / "docs" / "clean-exit.svg"
+WIDTH = 100
+
+
+def main() -> None:
+    """Run both programs and write the picture."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, after = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[:2]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "before.py").write_text(before, encoding="utf-8")
+        Path(folder, "after.py").write_text(after, encoding="utf-8")
+        screen = Console(record=True, width=WIDTH)
+        for name in ("before.py", "after.py"):
+            done = subprocess.run(
+                [Path(sys.executable).with_name("clean-exit"), name],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            said = (done.stdout + done.stderr).replace(f"{folder}/", "")
+            screen.print(Text(f"$ clean-exit {name}", style="bold green"))
+            screen.print(Text(said.rstrip()))
+            screen.print(Text("$ echo $?", style="bold green"))
+            screen.print(Text(f"{done.returncode}"))
+    svg = screen.export_svg(title="clean-exit")
+    # Rich names a font on a CDN; every browser has a monospaced font of its own.
+    PICTURE.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
