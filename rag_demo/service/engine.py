@@ -267,12 +267,7 @@ class Engine:
         where = None if options.where is None else public_filter(options.where)
         with self.index.lease(_LEASE_S) as retriever:
             return retriever.search_batch(
-                queries,
-                options.top_k,
-                options.min_score,
-                where,
-                mode=options.mode,
-                vectors=known,
+                queries, options.top_k, options.min_score, where, mode=options.mode, vectors=known
             )
 
     def rerank(self, query: str, texts: Sequence[str]) -> list[float]:

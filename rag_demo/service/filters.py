@@ -44,8 +44,7 @@ class Conditions(BaseModel):
     """Keys of the metadata with values or operators; ``$and``, ``$or``, ``$not`` combine them."""
 
     model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra={"patternProperties": {r"^\$(?!(and|or|not)$)": False}},
+        extra="allow", json_schema_extra={"patternProperties": {r"^\$(?!(and|or|not)$)": False}}
     )
     __pydantic_extra__: dict[str, Scalar | list[Scalar] | Operators]
 
@@ -106,10 +105,7 @@ class Compound(BaseModel):
     filters: list[StoreFilter] = Field(min_length=1)
 
 
-StoreFilter = Annotated[
-    Equality | Range | Membership | Compound,
-    Field(discriminator="type"),
-]
+StoreFilter = Annotated[Equality | Range | Membership | Compound, Field(discriminator="type")]
 """A filter of OpenAI's vector stores."""
 Compound.model_rebuild()
 

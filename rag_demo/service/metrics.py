@@ -27,9 +27,7 @@ INFERENCE_SECONDS = client.Histogram(
 )
 TOKENS = client.Counter("rag_demo_tokens", "Tokens of embedded texts, for requests with usage.")
 BATCH = client.Histogram(
-    "rag_demo_batch_texts",
-    "Texts in a batch.",
-    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    "rag_demo_batch_texts", "Texts in a batch.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
 )
 WAITING = client.Gauge("rag_demo_waiting_texts", "Texts in the queue.", multiprocess_mode="livesum")
 REFUSED = client.Counter("rag_demo_refused", "Requests refused with 429.")

@@ -137,11 +137,7 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        app: FastAPI,
-        settings: Settings,
-        supervisor: socket.socket | None,
-        report: Report,
+        self, app: FastAPI, settings: Settings, supervisor: socket.socket | None, report: Report
     ) -> None:
         self._connections = _allowed_connections(settings.limits.connections)
         config = uvicorn.Config(

@@ -19,15 +19,9 @@ import time
 from types import FrameType
 
 from rag_demo.errors import RagDemoError
+from rag_demo.service import server
 from rag_demo.service.logs import configure_logging
-from rag_demo.service.server import (
-    ALIVE,
-    RELOAD_OTHERS,
-    RELOADED,
-    SERVES,
-    run_server,
-    supervisor_ended,
-)
+from rag_demo.service.server import run_server, supervisor_ended
 from rag_demo.service.settings import Settings
 from torch_utils import exit_on_signals
 
@@ -114,13 +108,13 @@ class _Worker:
         reports = [line.decode(errors="replace") for line in lines]
         for report in reports:
             self._alive_at = time.monotonic()
-            if report == SERVES:
+            if report == server.SERVES:
                 self.served_since = self._alive_at
-            elif report == RELOADED:
+            elif report == server.RELOADED:
                 self.reloads_until = 0.0
-            elif report not in (ALIVE, RELOAD_OTHERS):
+            elif report not in (server.ALIVE, server.RELOAD_OTHERS):
                 self.failure = report
-        return RELOAD_OTHERS in reports
+        return server.RELOAD_OTHERS in reports
 
     def kill_if_silent(self) -> None:
         if time.monotonic() - self._alive_at > _SILENT_S and self.process.poll() is None:
@@ -138,11 +132,7 @@ class _Worker:
 
 class _Supervisor:
     def __init__(
-        self,
-        settings: Settings,
-        listener: socket.socket,
-        setup: bytes,
-        environment: dict[str, str],
+        self, settings: Settings, listener: socket.socket, setup: bytes, environment: dict[str, str]
     ) -> None:
         self._settings, self._listener = settings, listener
         self._setup, self._environment = setup, environment
