@@ -15,8 +15,6 @@ from typing import NoReturn, TextIO
 from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
 from rag_demo.printable import on_one_line
 
-__all__ = ["main"]
-
 _BROKEN_PIPE = 1  # as in click and in the documentation of Python's signals
 
 

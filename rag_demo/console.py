@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rag_demo.evaluate import Score
     from rag_demo.memory_comparison import MemoryRelease
 
-__all__ = ["Printer", "print_releases", "print_scores", "progress"]
-
 _TABLE_CHARS = 300  # of a result's text in a table
 _Context = Mapping[str, tuple[list[str], list[str]]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,25 +247,19 @@ def _passages(extracted: ExtractedText, source: str, reading: Reading) -> Iterat
 
 
 def _docstrings(text: str, module: str, source: str, reading: Reading) -> Iterator[Document]:
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     for name, line, docstring in docstrings_of_file(text, module, public_only=False):
         place = f"{source}:{line}"
         for passage in cut(docstring, reading.chunk_size):
             body = f"{name}: {' '.join(passage.text.split())}"
             metadata = {"source": place, "title": name, "line": line}
-            yield Document(_unused(f"{place}#{passage.start}", seen), body, metadata)
+            yield Document(_unique(f"{place}#{passage.start}", seen), body, metadata)
 
 
-def _unused(name: str, seen: dict[str, int]) -> str:
+def _unique(name: str, counts: Counter[str]) -> str:
     """Make a name unique, because several docstrings may be on one line."""
-    number = seen.get(name, 0) + 1
-    unused = name if number == 1 else f"{name}~{number}"
-    while unused in seen:
-        number += 1
-        unused = f"{name}~{number}"
-    seen[unused] = 1
-    seen[name] = number  # The next search begins here.
-    return unused
+    counts[name] += 1
+    return name if counts[name] == 1 else f"{name}~{counts[name]}"
 
 
 def _read_lines(
@@ -297,7 +292,7 @@ def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Docume
 def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]:
     texts: set[str] = set()
     for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
-        source, seen = path.relative_to(root.parent).as_posix(), dict[str, int]()
+        source, seen = path.relative_to(root.parent).as_posix(), Counter[str]()
         try:
             content = to_text(read_bytes(path))
         except UnreadableError as error:
@@ -314,4 +309,4 @@ def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]
             texts.add(text)
             place = f"{source}:{line}"
             metadata = {"source": place, "title": title, "path": str(path), "line": line}
-            yield Document(_unused(place, seen), f"{title}: {text}", metadata)
+            yield Document(_unique(place, seen), f"{title}: {text}", metadata)

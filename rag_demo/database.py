@@ -10,8 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
-__all__ = ["Database"]
-
 _INHERITED: list[sqlite3.Connection] = []
 
 

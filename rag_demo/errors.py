@@ -5,26 +5,6 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-__all__ = [
-    "HOW_TO_CREATE",
-    "HOW_TO_INSTALL",
-    "HOW_TO_NAME_MODEL",
-    "HOW_TO_REBUILD",
-    "DamagedIndexError",
-    "IndexFileError",
-    "ModelError",
-    "ModelMismatchError",
-    "NewerIndexError",
-    "OtherIndexError",
-    "RagDemoError",
-    "SourceError",
-    "UnreadableIndexError",
-    "WriterBusyError",
-    "damaged",
-    "short_repr",
-    "unwritable",
-]
-
 HOW_TO_CREATE = "make one with: rag-demo index SOURCE --out FOLDER"
 HOW_TO_REBUILD = "make it again with: rag-demo index SOURCE --out"
 HOW_TO_NAME_MODEL = "--model FOLDER, or EmbeddingModel(FOLDER)"

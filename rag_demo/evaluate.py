@@ -18,15 +18,6 @@ from rag_demo.vectors import Vectors
 if TYPE_CHECKING:
     from rag_demo.retriever import Retriever
 
-__all__ = [
-    "JudgedCollection",
-    "NoEmbeddings",
-    "Score",
-    "evaluate",
-    "read_beir",
-    "searching",
-]
-
 Ranking = Sequence[str]
 _LAYOUT = "a collection has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, as in BEIR"
 _RESAMPLES = 2000

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from rag_demo.errors import RagDemoError
 from torch_utils import SafePyTorchCleanup, measuring, memory_snapshot, release
 
-__all__ = ["METHODS", "MemoryRelease", "compare_releases", "measure_release"]
-
 DEL, DEL_AND_COLLECT, SCOPE = "del model", "del model; gc.collect()", "with SafePyTorchCleanup()"
 METHODS = (DEL, DEL_AND_COLLECT, SCOPE)
 _TEXTS = 96

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["on_one_line", "printable"]
-
 # Control characters can move the cursor, rename the window or type commands. Other characters
 # reverse the order of text. Lone surrogates, from undecodable file names, cannot be encoded.
 _HARMFUL = re.compile(

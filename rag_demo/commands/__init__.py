@@ -12,8 +12,6 @@ from rag_demo.commands.search import search
 from rag_demo.commands.serve import serve
 from rag_demo.errors import RagDemoError
 
-__all__ = ["cli", "run"]
-
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="torch-cleanup")

@@ -6,8 +6,6 @@ import click
 
 from rag_demo.commands.options import Count, progress_option, say
 
-__all__ = ["demo"]
-
 QUESTIONS = (
     "how do I give cached GPU memory back?",
     "how do I save an object to a file?",

@@ -16,8 +16,6 @@ from rag_demo.commands.options import (
     progress_option,
 )
 
-__all__ = ["evaluate"]
-
 
 @click.command()
 @click.argument("folder", metavar="PATH", type=click.Path(path_type=Path))

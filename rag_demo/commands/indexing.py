@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from rag_demo.store.document_table import DocumentTable
     from rag_demo.store.index_format import Manifest
 
-__all__ = ["add", "index"]
-
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made
 

@@ -13,8 +13,6 @@ from rag_demo.commands.options import folder_argument, load_manifest, say, warn
 from rag_demo.commands.where_option import parse_conditions, where_option
 from rag_demo.errors import RagDemoError
 
-__all__ = ["delete", "info", "verify"]
-
 
 @click.command()
 @folder_argument

@@ -21,25 +21,6 @@ if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.store.index_format import Manifest
 
-__all__ = [
-    "Count",
-    "Embedding",
-    "Number",
-    "device_option",
-    "dtype_option",
-    "embedding_options",
-    "folder_argument",
-    "load_manifest",
-    "made_by_option",
-    "mode_option",
-    "model_option",
-    "open_retriever",
-    "progress_option",
-    "retriever_option",
-    "say",
-    "warn",
-]
-
 
 def _check_device(context: click.Context, option: click.Parameter, device: str | None) -> Any:
     if device is None or re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", device):

@@ -24,8 +24,6 @@ from rag_demo.commands.options import (
 from rag_demo.commands.where_option import parse_conditions, where_option
 from rag_demo.errors import RagDemoError
 
-__all__ = ["search"]
-
 _BATCH = 256  # queries from a pipe that are searched together
 
 

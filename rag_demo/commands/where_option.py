@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 
-__all__ = ["parse_conditions", "where_option"]
-
 _CONDITION = re.compile(r"\s*([^=<>!~]+?)\s*(<=|>=|!=|=|<|>|~)(?![=<>~])(.*)", re.DOTALL)
 _OPERATORS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", "~": "$contains"}
 

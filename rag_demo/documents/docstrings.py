@@ -10,8 +10,6 @@ from pathlib import Path
 
 from rag_demo.errors import SourceError
 
-__all__ = ["docstrings_of_file", "find_package", "opening_paragraph"]
-
 # A parsed source takes up to 600 bytes of memory for each character. Longer sources are generated.
 _MOST_CHARS = 1 << 20
 # The helpers of torch and numpy that document C extensions, and the places of their arguments.

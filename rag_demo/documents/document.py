@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from rag_demo.documents.metadata import checked_metadata
 from rag_demo.errors import short_repr
 
-__all__ = ["Document", "checked_document"]
-
 
 class Document(NamedTuple):
     """One text to index.

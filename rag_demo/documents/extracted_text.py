@@ -7,8 +7,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = ["ExtractedText", "TextBuilder", "with_lines"]
-
 
 @dataclass(frozen=True)
 class ExtractedText:

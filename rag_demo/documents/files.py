@@ -10,21 +10,6 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import IO, NamedTuple
 
-__all__ = [
-    "CANNOT_BE_READ",
-    "EMPTY",
-    "MOST_BYTES",
-    "UNKNOWN_KIND",
-    "FoundFile",
-    "Skipped",
-    "UnreadableError",
-    "find_files",
-    "full_path",
-    "open_file",
-    "read_bytes",
-    "to_text",
-]
-
 MOST_BYTES = 64 << 20  # of a file that is read as one text, and of a line of JSON
 _HEAD_BYTES = 8192  # in which a binary file shows itself
 _NEVER_READ = frozenset({"__pycache__", "node_modules"})

@@ -8,8 +8,6 @@ import logging
 
 from rag_demo.documents.extracted_text import ExtractedText, TextBuilder
 
-__all__ = ["MissingReaderError", "read_notebook", "read_pdf"]
-
 
 class MissingReaderError(Exception):
     """The library that reads a kind of file is not installed."""

@@ -11,8 +11,6 @@ import re
 
 from rag_demo.documents.extracted_text import ExtractedText, TextBuilder
 
-__all__ = ["read_html"]
-
 _RAW = frozenset(
     {"script", "style", "noscript", "iframe", "noembed", "noframes", "textarea", "xmp"}
 )

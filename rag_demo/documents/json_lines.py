@@ -12,8 +12,6 @@ from rag_demo.documents.files import CANNOT_BE_READ, MOST_BYTES, UnreadableError
 from rag_demo.documents.metadata import checked_metadata
 from rag_demo.errors import short_repr
 
-__all__ = ["read_json_lines"]
-
 
 def read_json_lines(
     file: IO[bytes], *, text_field: str = "text", name: str, ids: str = "", unnamed: str = ""

@@ -8,8 +8,6 @@ from typing import Any
 
 from rag_demo.errors import short_repr
 
-__all__ = ["checked_metadata", "copied"]
-
 _MOST_BITS = 13_287  # of an integer: 4,000 digits; Python refuses to convert more than 4,300
 _MOST_DEPTH = 100  # of nested lists and mappings; every JSON reader accepts that many
 

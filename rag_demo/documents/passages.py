@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["SHORTEST", "Passage", "cut", "passages_of"]
-
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
 SHORTEST = 20  # characters; a shorter passage is joined to its neighbour
 _BETWEEN = 2  # characters between the paragraphs of a passage

@@ -19,8 +19,6 @@ from rag_demo.encoding.bert_settings import Settings, UnsupportedModelError
 from rag_demo.encoding.encoder import Kind
 from rag_demo.vectors import Vectors
 
-__all__ = ["BertEncoder"]
-
 TOKENS_PER_TEXT = 64  # tokens in a batch for each text of the batch size
 _LONG_CHARS = 20_000
 _CHARS_PER_TOKEN = 512  # at most, in any ordinary text

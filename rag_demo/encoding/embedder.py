@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import short_repr
 
-__all__ = ["BasicEmbedder", "Embedder", "as_embedder", "check_embedding_model"]
-
 
 class BasicEmbedder(Protocol):
     """The minimal embedding model; `as_embedder` adds the rest."""
@@ -30,19 +28,8 @@ class Embedder(Protocol):
     """A complete embedding model."""
 
     @property
-    def name(self) -> str:
-        """The name for messages."""
-
-    @property
     def identity(self) -> ModelIdentity:
         """The identity. A saved index opens only with the model that made it."""
-
-    @property
-    def dimension(self) -> int:
-        """Length of its vectors."""
-
-    def embed_query(self, text: str) -> Any:
-        """Embed one query: shape (d,)."""
 
     def embed_queries(self, texts: Sequence[str]) -> Any:
         """Embed queries: shape (n, d)."""
@@ -91,21 +78,12 @@ class _Adapter:
         self._model = model
 
     @property
-    def name(self) -> str:
-        name = getattr(self._model, "name", None)
-        return name if isinstance(name, str) else type(self._model).__name__
-
-    @property
     def identity(self) -> ModelIdentity:
         identity = getattr(self._model, "identity", None)
-        return identity if isinstance(identity, ModelIdentity) else ModelIdentity(self.name)
-
-    @property
-    def dimension(self) -> int:
-        return self._model.dimension
-
-    def embed_query(self, text: str) -> Any:
-        return self._model.embed_query(text)
+        if isinstance(identity, ModelIdentity):
+            return identity
+        name = getattr(self._model, "name", None)
+        return ModelIdentity(name if isinstance(name, str) else type(self._model).__name__)
 
     def embed_queries(self, texts: Sequence[str]) -> Any:
         embed = getattr(self._model, "embed_queries", None)

@@ -21,8 +21,6 @@ import numpy as np
 from rag_demo.database import Database
 from rag_demo.vectors import Vectors
 
-__all__ = ["EmbeddingCache", "default_cache_path", "make_key"]
-
 MAX_BYTES = 1 << 30
 BUSY_S = 1.0  # how long to wait for another process's lock
 _APPLICATION = 0x72616764  # "ragd", SQLite's application id of our file

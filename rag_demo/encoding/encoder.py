@@ -7,8 +7,6 @@ from typing import Literal, Protocol, TypeVar
 
 from rag_demo.vectors import Vectors
 
-__all__ = ["Encoder", "Kind"]
-
 Kind = Literal["query", "document"]
 Prepared = TypeVar("Prepared")
 

@@ -9,8 +9,6 @@ from typing import Any
 from rag_demo.encoding.encoder import Encoder
 from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError
 
-__all__ = ["load_encoder"]
-
 log = logging.getLogger("rag_demo")
 _MOVED = f"if it has moved, name its folder: {HOW_TO_NAME_MODEL}"
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from rag_demo.errors import HOW_TO_NAME_MODEL, HOW_TO_REBUILD, ModelMismatchError
 
-__all__ = ["ModelIdentity", "file_digest", "fingerprint", "identify", "refuse_other_model"]
-
 # Files that cannot change a vector. An unknown file counts: a needless embedding is better than
 # a wrong result.
 _IDLE_SUFFIXES = frozenset(

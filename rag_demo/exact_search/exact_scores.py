@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from rag_demo.vectors import Mask, Rows, Vectors, rounding
 
-__all__ = ["FEW_ROWS", "Pairs", "Scores", "all_candidates", "exact_scores", "some_candidates"]
-
 Scores = npt.NDArray[np.float64]
 
 FEW_ROWS = 1 << 15

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from rag_demo.vectors import Vectors
 
-__all__ = ["BLOCK", "round_to_int8"]
-
 BLOCK = 32
 """How many rows share a scale and a bound."""
 

@@ -10,8 +10,6 @@ from typing import Any
 from rag_demo.exact_search.rounding import BLOCK, round_to_int8
 from rag_demo.vectors import Vectors
 
-__all__ = ["Scan", "StreamedScan", "make_scan", "wait_for_device"]
-
 # The largest relative rounding error of each type; float16 also has subnormals.
 _FLOAT_ERRORS = {"float32": 0.0, "float16": 2.0**-11 + 2.0**-20, "bfloat16": 2.0**-8}
 

@@ -14,8 +14,6 @@ from rag_demo.documents.passages import passages_of
 from rag_demo.errors import short_repr
 from rag_demo.vectors import Rows
 
-__all__ = ["MODES", "check_documents", "check_ids", "check_queries", "texts_to_embed"]
-
 MODES = ("dense", "bm25", "hybrid")
 _MOST_BITS = 1000  # of an integer that fits into a float
 

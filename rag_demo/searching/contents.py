@@ -18,8 +18,6 @@ from rag_demo.store.reader import SavedIndex
 from rag_demo.store.text_index import TextIndex
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
 
-__all__ = ["Contents", "VectorRows"]
-
 
 class VectorRows(Protocol):
     """Rows of vectors of length 1: a snapshot that never changes.

@@ -11,8 +11,6 @@ import numpy as np
 from rag_demo.exact_search.exact_scores import Pairs, Scores, exact_scores
 from rag_demo.vectors import Mask, Rows, Vectors
 
-__all__ = ["FUSED_FROM", "Ranked", "best_of_each", "best_scores", "fuse", "rank"]
-
 Names = Callable[[Sequence[int]], list[str]]
 
 FUSED_FROM = 100  # of each ranking

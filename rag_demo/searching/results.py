@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-__all__ = ["SearchResult", "Stats"]
-
 
 class SearchResult(NamedTuple):
     """One answer.

@@ -15,8 +15,6 @@ from rag_demo.searching.results import SearchResult
 from rag_demo.store.filters import Where
 from rag_demo.vectors import Mask, Vectors
 
-__all__ = ["Search"]
-
 
 @dataclass(frozen=True)
 class Search:

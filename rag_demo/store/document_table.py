@@ -27,8 +27,6 @@ from rag_demo.store.filters import (
 )
 from rag_demo.vectors import Mask
 
-__all__ = ["SCHEMA", "DamagedRowError", "DocumentTable"]
-
 SCHEMA = (
     "CREATE TABLE documents"
     " (number INTEGER PRIMARY KEY, id, text, metadata, file, checksum INTEGER)",

@@ -13,20 +13,6 @@ import numpy as np
 
 from rag_demo.errors import short_repr
 
-__all__ = [
-    "COMPARISONS",
-    "OPERATORS",
-    "All",
-    "AnyOf",
-    "Condition",
-    "Filter",
-    "Not",
-    "Where",
-    "encode",
-    "parse_filter",
-    "predicate",
-]
-
 Where = Mapping[str, Any] | Callable[[Mapping[str, Any]], bool]
 """A mapping of conditions that must all hold, or a function of a document's metadata.
 

@@ -39,29 +39,6 @@ from rag_demo.errors import (
 from rag_demo.store.document_table import SCHEMA, DamagedRowError
 from rag_demo.vectors import Rows, Vectors
 
-__all__ = [
-    "DATABASE",
-    "GONE",
-    "INDEX_FILES",
-    "SEGMENT",
-    "SEGMENT_COLUMNS",
-    "TABLES",
-    "Manifest",
-    "Passages",
-    "Segment",
-    "as_bytes",
-    "checksum_of",
-    "is_busy",
-    "open_for_reading",
-    "open_regular",
-    "read_manifest",
-    "read_manifest_from",
-    "read_text_index",
-    "reading_errors",
-    "refuse_foreign_folder",
-    "writing_errors",
-]
-
 DATABASE = "index.sqlite"
 VERSION = 6
 GONE = -1

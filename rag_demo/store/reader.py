@@ -35,8 +35,6 @@ from rag_demo.store.index_format import (
 )
 from rag_demo.vectors import Rows, Vectors
 
-__all__ = ["SavedIndex"]
-
 _SMALL_BYTES = 1 << 21  # a database of at most this size is checked when it is opened
 _ATTEMPTS = 20  # another process may replace the files while they are being opened
 

@@ -21,8 +21,6 @@ from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
 from rag_demo.store.tokens import STOP_WORDS, tokenize
 from rag_demo.vectors import Mask, Rows
 
-__all__ = ["TextIndex"]
-
 log = logging.getLogger("rag_demo")
 
 _MEMORY_BYTES = 16 << 20  # that tantivy collects before it writes

@@ -15,8 +15,6 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-__all__ = ["STOP_WORDS", "tokenize"]
-
 # Lucene's English stop words.
 _STOP_WORDS = """
     a an and are as at be but by for if in into is it no not of on or such that the their then

@@ -43,8 +43,6 @@ from rag_demo.store.index_format import (
 from rag_demo.store.text_index import TextIndex
 from rag_demo.vectors import Rows, Vectors
 
-__all__ = ["IndexWriter", "open_or_replace"]
-
 _MOST_BEHIND = 1 << 13
 """Documents that a commit may leave out of the full-text index; a reader adds them itself."""
 
