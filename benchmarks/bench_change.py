@@ -1,6 +1,6 @@
-"""What it takes to change one document, to filter, and to search by words, among many.
+"""Measure changes of one document, filters and searches by words among many documents.
 
-Each beside the same work done by numpy, faiss or bm25s in the same run; rounds alternate.
+numpy, faiss or bm25s do the same work in the same run. Rounds alternate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.bench_rag import DIMENSION, Vectors, make
 from benchmarks.results_file import write
 from rag_demo import FaissRetriever, PyTorchGPURetriever
 
-WORDS = 20_000  # different ones; their counts fall as those of a language do
+WORDS = 20_000  # distinct words, with frequencies as in a language
 
 
 def texts_of(count: int) -> list[str]:
@@ -35,7 +35,7 @@ def texts_of(count: int) -> list[str]:
 
 
 def alternate(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Time each way in turn; milliseconds, medians."""
+    """Run the functions by turns; return the median of each in milliseconds."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -62,7 +62,7 @@ def changes(retriever: Any, rounds: int) -> dict[str, float]:
 
 
 def durable(retriever: Any, path: Path, rounds: int) -> dict[str, float]:
-    """Change one document, and save the change into the index that was opened."""
+    """Measure a change of one document together with saving it into an opened index."""
     retriever.save(path)
     numbers, gone = iter(range(10**6)), iter(range(50_000, 10**6))
 

@@ -1,6 +1,6 @@
-"""What clean-exit adds to a program: the probe alone, and the whole command.
+"""Measure what the probe alone and the whole command add to a program.
 
-Each pair runs alternately, so that both see the same noise; medians are compared.
+The ways alternate, so that all meet the same conditions. The medians are compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FEWER_ROUNDS = {"torch": 3, "errors": 1, "stderr": 1}
 
 def seconds(command: list[str], environment: dict[str, str]) -> float:
     started = time.perf_counter()
-    # A dirty program makes the command say 120.
+    # The command exits with 120 for an unclean program.
     subprocess.run(command, env=environment, check=False, stderr=subprocess.DEVNULL)
     return time.perf_counter() - started
 

@@ -1,6 +1,6 @@
-"""How long clean-exit-lint takes: everything that is installed here, and 200 files of it.
+"""Measure how long clean-exit-lint takes on all installed packages and on 200 of their files.
 
-Seconds of processor time beside seconds by the clock, because a machine may have other work.
+The processor time stands beside the elapsed time, because other programs may use the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from clean_exit.lint import python_files
 
 
 def timed(paths: list[str]) -> dict[str, float | int]:
-    """Run the command once on paths, and return what it took."""
+    """Run the command once on paths; return the number of files and the seconds."""
     command = [sys.executable, "-m", "clean_exit.lint", "--format", "json", *paths]
     before, began = os.times(), time.monotonic()
     done = subprocess.run(

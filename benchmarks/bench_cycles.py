@@ -1,10 +1,11 @@
-"""Resident memory over 20 rounds of load, encode, unload: in a host's thread, its process, by del.
+"""Measure resident memory over 20 rounds of load, encode and unload.
 
 Usage: bench_cycles.py [--rounds N] [--redraw]
 
-The model is all-MiniLM-L6-v2 in sentence-transformers, 1,000 texts a round. Each way runs in a
-process of its own, whose memory (with that of its children) is read from outside while it works.
-Writes results/cycles.json and docs/hosting.svg; --redraw draws the last run's file again.
+The model is all-MiniLM-L6-v2 in sentence-transformers; each round encodes 1,000 texts. It is
+unloaded by ``del``, by a host in a thread, and by a host in a process. Each way runs in its own
+process, and its memory is read from outside, with that of its children. Writes
+results/cycles.json and docs/hosting.svg; --redraw only draws the last result again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def say(what: str) -> None:
 
 
 def work(way: str, rounds: int) -> None:
-    """Do the rounds, and say when each begins, and when its model has been given back."""
+    """Run the rounds; print when each begins and when its model is unloaded."""
     from torch_utils import ModelHost
 
     host = None if way == "del" else ModelHost(load, isolation=way, keep_alive=-1)
@@ -64,7 +65,7 @@ def work(way: str, rounds: int) -> None:
 
 
 def resident_mb(pid: int) -> float:
-    """Add up a process and its children; 0 for one that has ended."""
+    """Return the resident memory of a process and its children in MB; 0 after its end."""
     pages, waiting = 0, [pid]
     while waiting:
         folder = Path(f"/proc/{waiting.pop()}")
@@ -78,9 +79,9 @@ def resident_mb(pid: int) -> float:
 
 
 def measure(way: str, rounds: int) -> dict[str, Any]:
-    """Run one way; return its memory over time, and at the end of each round."""
+    """Run one way; return its memory over time and after each round."""
     command = [sys.executable, __file__, "--way", way, "--rounds", str(rounds)]
-    # Threads of torch that wait by spinning would only take each other's time on a busy machine.
+    # On a busy machine, waiting threads of torch should sleep instead of spinning.
     quiet = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     environment = {**os.environ, **quiet}
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -90,12 +91,12 @@ def measure(way: str, rounds: int) -> dict[str, Any]:
         samples.append((time.monotonic() - started, resident_mb(worker.pid)))
         time.sleep(EVERY_S)
     assert worker.stdout is not None
-    said = [json.loads(line) for line in worker.stdout.read().splitlines()]
+    events = [json.loads(line) for line in worker.stdout.read().splitlines()]
     if worker.returncode != 0:
         raise SystemExit(f"{way}: exit code {worker.returncode}")
-    ends = [at - started for at, what in said if what == "unloaded"]
-    # The lowest around the end of a round, for the next one begins at once.
-    starts = [at - started for at, what in said if what == "load"]
+    ends = [at - started for at, what in events if what == "unloaded"]
+    # The lowest value around the end of a round, because the next round begins at once.
+    starts = [at - started for at, what in events if what == "load"]
     idle = [min(size for at, size in samples if end - 0.1 <= at <= end + 0.1) for end in ends]
     seconds = [end - start for start, end in zip(starts, ends, strict=True)]
     return {
@@ -103,7 +104,7 @@ def measure(way: str, rounds: int) -> dict[str, Any]:
         "idle_mb": [round(size, 1) for size in idle],
         "peak_mb": round(max(size for _, size in samples), 1),
         "median_round_s": round(statistics.median(seconds[1:] or seconds), 2),
-        "imported_torch": said[-1][1] == "torch",
+        "imported_torch": events[-1][1] == "torch",
         "samples": thinned(samples, 240),
     }
 
@@ -112,7 +113,7 @@ def draw(ways: dict[str, Any]) -> None:
     """Draw docs/hosting.svg."""
     samples = {way: found["samples"] for way, found in ways.items()}
     figure = panels(samples, WAYS, "resident memory with\nchildren (MB)")
-    figure.axes[0].set_ylim(bottom=0)  # The axis is shared, so only when all have been drawn.
+    figure.axes[0].set_ylim(bottom=0)  # The axis is shared, so this comes last.
     save(figure, "hosting.svg")
 
 
@@ -121,20 +122,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--redraw", action="store_true")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.way:
-        work(given.way, given.rounds)
+    options = parser.parse_args()
+    if options.way:
+        work(options.way, options.rounds)
         return
-    if given.redraw:
+    if options.redraw:
         ways = json.loads((RESULTS / "cycles.json").read_text())["ways"]
         draw(ways)
         return
     ways = {}
     for way in WAYS:
-        ways[way] = measure(way, given.rounds)
+        ways[way] = measure(way, options.rounds)
         shown = {name: value for name, value in ways[way].items() if name != "samples"}
         print(f"{way}: {shown}", flush=True)
-    write("cycles", {"rounds": given.rounds, "texts": len(TEXTS), "ways": ways})
+    write("cycles", {"rounds": options.rounds, "texts": len(TEXTS), "ways": ways})
     draw(ways)
 
 

@@ -1,4 +1,4 @@
-"""Encoding beside ``SentenceTransformer.encode``: the same texts, alternating, medians compared.
+"""Compare encoding with ``SentenceTransformer.encode`` on the same texts, by turns.
 
 The texts are those of SciFact: ``--beir`` names its folder, with corpus.jsonl and queries.jsonl.
 """
@@ -47,7 +47,7 @@ def read_texts(beir: Path) -> dict[str, list[str]]:
 
 
 def timed(embed: Callable[[list[str]], Any], texts: list[str]) -> tuple[float, Any]:
-    """Return what one call takes, of enough of them that a clock can tell, and its vectors."""
+    """Return the seconds of one call, averaged over calls for short work, and its vectors."""
     calls = max(1, FEW_TEXTS // len(texts))
     with measuring("cpu") as taken:
         for _ in range(calls):
@@ -62,7 +62,7 @@ def row_of(
     models: Models,
     rounds: int,
 ) -> dict[str, Any]:
-    """Measure all of them by turns."""
+    """Measure all models on a set of texts, by turns."""
 
     ways: dict[str, Callable[[list[str]], Any]] = {
         "sentence_transformers": lambda texts: theirs.encode(
@@ -96,7 +96,7 @@ def row_of(
 
 
 def first_call(texts: list[str]) -> dict[str, float]:
-    """Return what the first call of a model that was just loaded takes, choosing its way too."""
+    """Return the seconds of the first call after loading a model."""
     seconds = {}
     for dtype in DTYPES:
         with EmbeddingModel(device="cpu", dtype=dtype) as model:
@@ -132,7 +132,7 @@ def main() -> None:
     for model in models.values():
         model.close()
     first_s = first_call(sets["16 abstracts"])
-    print("first call, 16 abstracts, s:", *(f"{who} {s:.3f}" for who, s in first_s.items()))
+    print("first call, 16 abstracts, s:", *(f"{name} {s:.3f}" for name, s in first_s.items()))
     write("encode", {"rounds": options.rounds, "rows": rows, "first_call_s": first_s})
 
 

@@ -1,6 +1,6 @@
-"""How long a program takes to end: the ordinary exit beside one after `gc.freeze`.
+"""Measure how long a program takes to end, with and without `gc.freeze` at exit.
 
-Measured from the last line of the program to the end of its process, by turns, medians.
+The time runs from the last line of the program to the end of its process. Rounds alternate.
 """
 
 from __future__ import annotations

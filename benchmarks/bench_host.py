@@ -1,7 +1,7 @@
-"""Calls to a model in a process of its own, beside the standard library's ways to have one.
+"""Measure a call to a model in another process, beside two ways of the standard library.
 
-The same echo, by turns: a small call, and arrays of several sizes, whose bytes travel both ways.
-The peers are a pair of `multiprocessing` pipes and `concurrent.futures`, by spawn.
+Each call returns its argument: a number, or an array of several sizes. The peers are a pair of
+`multiprocessing` pipes and `concurrent.futures`, with spawned processes.
 """
 
 from __future__ import annotations
@@ -64,25 +64,14 @@ def main() -> None:
         for size in (0, *SIZES):
             value = np.ones(size, np.uint8) if size else 1
             count = max(2, min(300, (1 << 24) // max(size, 1 << 14)))
-            times: dict[str, list[float]] = {name: [] for name in (*ways, "copy")}
+            times: dict[str, list[float]] = {name: [] for name in ways}
             for _ in range(ROUNDS):
                 for name, call in ways.items():
                     times[name].append(seconds(call, value, count))
-                if size:
-                    target = np.empty_like(value)
-                    times["copy"].append(seconds(lambda v, t=target: np.copyto(t, v), value, 3))
-            median = {name: statistics.median(found) for name, found in times.items() if found}
-            row: dict[str, Any] = {
-                "bytes": size,
-                "median_us": {n: s * 1e6 for n, s in median.items()},
-            }
-            said = ", ".join(f"{name} {s * 1e6:.0f} us" for name, s in median.items())
-            if size:
-                # Each way is a copy; what an array costs to go there and back is two of them.
-                row["of_copy_bandwidth"] = 2 * median["copy"] / median["ModelHost"]
-                said += f"; {row['of_copy_bandwidth']:.2f} of the memory's copy bandwidth"
-            print(f"{size:>10,} bytes: {said}", flush=True)
-            rows.append(row)
+            us = {name: 1e6 * statistics.median(found) for name, found in times.items()}
+            line = ", ".join(f"{name} {value:.0f} us" for name, value in us.items())
+            print(f"{size:>10,} bytes: {line}", flush=True)
+            rows.append({"bytes": size, "median_us": us})
     ours.send(None)
     peer.join()
     write("host", {"rounds": ROUNDS, "rows": rows})

@@ -1,6 +1,6 @@
-"""How long a saved index of a million vectors takes to open, and to answer.
+"""Measure how long a saved index of a million vectors takes to open and to answer.
 
-Beside a file of faiss, which is read as a whole and compared with no checksum.
+faiss reads a file with the same vectors as a whole and compares no checksum.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# As in bench_rag: threads that spin while they wait would take the processor from the others.
+# See bench_rag.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import faiss
@@ -30,7 +30,7 @@ ROUNDS = 5
 
 
 class Texts:
-    """Short texts, made when they are read."""
+    """Short texts that are created when they are read."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -43,12 +43,12 @@ class Texts:
 
 
 def first_answers(folder: Path, file: Path, query: Any) -> dict[str, float]:
-    """Open both in turn, and ask each twice; medians."""
+    """Open both indexes by turns and search each twice; return medians in seconds."""
     times: dict[str, list[float]] = {}
 
-    def add(name: str, way: Any, *given: Any) -> Any:
+    def add(name: str, way: Any, *arguments: Any) -> Any:
         with measuring("cpu") as taken:
-            result = way(*given)
+            result = way(*arguments)
         times.setdefault(name, []).extend(taken.host_s)
         return result
 

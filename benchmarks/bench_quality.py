@@ -1,4 +1,4 @@
-"""Quality on a collection in BEIR's layout: vectors, words, and both, of one index."""
+"""Measure search quality on a collection in BEIR's layout: by vectors, by words and by both."""
 
 from __future__ import annotations
 

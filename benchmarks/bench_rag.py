@@ -1,7 +1,7 @@
-"""Exact search beside what people use: faiss, sentence-transformers' own search, numpy, usearch.
+"""Compare exact search with faiss, sentence-transformers, numpy and usearch.
 
-Vectors go in and answers come out, on each side by its public interface; embedding costs nothing
-here. Rounds alternate, so that all see the same noise; medians are compared.
+All libraries use their public interfaces. The vectors exist before the measurement, so embedding
+costs nothing here. Rounds alternate, and the medians are compared.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-# faiss and torch bring an OpenMP each. Threads of one that spin while they wait for work would
-# take the processor from the other.
+# faiss and torch each have an OpenMP. Waiting threads of one must not spin and slow the other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import faiss
@@ -32,7 +31,7 @@ SIZES, BATCHES = (10_000, 100_000, 1_000_000), (1, 32, 512)
 
 
 class Vectors:
-    """An embedding model that has its vectors already; a text is a number."""
+    """An embedding model that returns vectors that exist already. A text is a number."""
 
     name = "bench"
     dimension = DIMENSION
@@ -51,7 +50,7 @@ class Vectors:
 
 
 def make(count: int, seed: int) -> Any:
-    """Vectors of length 1 in a hundred loose clusters, as those of texts are."""
+    """Return vectors of length 1 in a hundred loose clusters, as those of texts are."""
     chance = np.random.default_rng(seed)
     centres = np.random.default_rng(7).standard_normal((100, DIMENSION), dtype=np.float32)
     vectors = chance.standard_normal((count, DIMENSION), dtype=np.float32)
@@ -62,7 +61,7 @@ def make(count: int, seed: int) -> Any:
 
 def numpy_search(documents: Any, queries: Any) -> Any:
     rows = []
-    for start in range(0, len(queries), 64):  # All of it at once would take 2 GB.
+    for start in range(0, len(queries), 64):  # All at once would take 2 GB.
         scores = queries[start : start + 64] @ documents.T
         best = np.argpartition(scores, -TOP_K, axis=1)[:, -TOP_K:]
         order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1)
@@ -88,7 +87,7 @@ def cell(count: int, batch: int, rounds: int, all_peers: bool) -> dict[str, Any]
     names = [str(row) for row in range(count)]
     with PyTorchGPURetriever(Vectors(documents, queries), device="cpu") as retriever:
         retriever.add(names, ids=names)
-        retriever.search_batch(["0"])  # Makes the int8 copy.
+        retriever.search_batch(["0"])  # Creates the int8 copy.
         searches = peers(documents, index, retriever)
         if not all_peers:
             searches = {name: searches[name] for name in ("torch_utils", "faiss", "numpy")}

@@ -1,6 +1,6 @@
-"""What a release gives back, beside `del`, `gc.collect` and accelerate's release_memory.
+"""Compare `release` with `del`, `gc.collect` and accelerate's release_memory.
 
-Every cell is a process of its own; see release_cell.py for what it does.
+Each cell runs in its own process: see release_cell.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import timeit
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results_file import RESULTS, machine, write
+from benchmarks.results_file import write
 
 CELL = Path(__file__).resolve().parent / "release_cell.py"
 METHODS = ("del", "del+gc", "accelerate", "torch_utils")
@@ -86,7 +86,7 @@ def many_tensors() -> dict[str, Any]:
 
 
 def nothing_to_do() -> dict[str, Any]:
-    """The cost of asking, over a plain function call; and of the import, over an empty one."""
+    """Return what a call with nothing to do, and the import, cost beside an empty one."""
     import torch  # noqa: F401
 
     from torch_utils import safe_cuda_empty_cache
@@ -131,15 +131,7 @@ SECTIONS = (tensors, minilm, many_tensors, nothing_to_do)
 
 
 def main() -> None:
-    """Measure everything, or the sections that are named, which then replace only themselves."""
-    chosen = [s for s in SECTIONS if s.__name__ in sys.argv[1:]] or SECTIONS
-    result = {section.__name__: section() for section in chosen}
-    if len(chosen) < len(SECTIONS):
-        known = json.loads((RESULTS / "release.json").read_text())
-        described = {name: {**rows, "machine": machine()} for name, rows in result.items()}
-        (RESULTS / "release.json").write_text(json.dumps({**known, **described}, indent=2) + "\n")
-    else:
-        write("release", result)
+    write("release", {section.__name__: section() for section in SECTIONS})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""From the start of a process to its answer, and from its last line to its end.
+"""Measure a search from the start of its process to the answer, and from there to the end.
 
-``rag-demo search`` with a saved index of torch's docstrings, beside the usual way:
-sentence-transformers, the vectors from a file, faiss.
+``rag-demo search`` reads a saved index of torch's docstrings. The peer uses sentence-transformers,
+vectors from a file, and faiss.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ print(index.search(query, 5)[1].tolist(), flush=True)
 
 
 def measure(command: list[str]) -> tuple[float, float, str]:
-    """Return the seconds to the answer, those from there to the end, and stderr."""
+    """Return the seconds to the answer, the seconds from there to the end, and stderr."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     started = time.perf_counter()
     with subprocess.Popen(
@@ -47,11 +47,11 @@ def measure(command: list[str]) -> tuple[float, float, str]:
         process.stdout.readline()
         answered = time.perf_counter()
         process.stdout.read()
-        said = process.stderr.read().decode()
+        stderr = process.stderr.read().decode()
         process.wait()
         ended = time.perf_counter()
-    assert process.returncode == 0, said
-    return answered - started, ended - answered, said
+    assert process.returncode == 0, stderr
+    return answered - started, ended - answered, stderr
 
 
 def main() -> None:
@@ -70,10 +70,10 @@ def main() -> None:
         times: dict[str, list[tuple[float, float]]] = {how: [] for how in commands}
         for _ in range(ROUNDS):
             for how, command in commands.items():
-                answer, exit_s, said = measure(command)
+                answer, exit_s, stderr = measure(command)
                 times[how].append((answer, exit_s))
                 if how == "rag-demo search":
-                    assert said == "", said
+                    assert stderr == "", stderr
     rows = {}
     print(f"{'':16} {'answer after':>13} {'then to the end':>16}   (s, median of {ROUNDS})")
     for how, values in times.items():

@@ -1,8 +1,8 @@
-"""What ``unload_model`` gives back of loading and encoding, beside ``del`` and a collection.
+"""Compare ``unload_model`` with ``del`` and a collection after encoding.
 
-Each way in a process of its own: first the memory before, after encoding, and after giving
-back; then rounds of all of it, to see what each leaves. And how resident memory grows while
-very many texts are encoded, but for their vectors.
+Each way runs in its own process. It reads the memory before loading, after encoding and after
+unloading, and then repeats this for many rounds. A last program reads how resident memory grows
+while very many texts are encoded, without their vectors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def once(texts):
 torch.ones(500, 500) @ torch.ones(500, 500)
 import tokenizers, safetensors.torch
 once(texts[:64])
-first = [rss(), once(texts), rss()]  # Some of it stays once: code, kernels, thread pools.
+first = [rss(), once(texts), rss()]  # Code, kernels and thread pools stay after the first time.
 second = [rss(), once(texts), rss()]
 ends = []
 for _ in range(rounds):
@@ -58,7 +58,7 @@ from rag_demo import EmbeddingModel
 from torch_utils import memory_snapshot
 
 count = int(sys.argv[1])
-# Longest first, as they are encoded: so the pages of the vectors are written one by one.
+# Longest first, which is the order of encoding, so the vectors are written page by page.
 text = "number {:06} is about memory, caches and heaps "
 texts = [text.format(n) * (3 - 3 * n // count) for n in range(count)]
 done, seen = 0, []
@@ -66,7 +66,7 @@ done, seen = 0, []
 def note(more):
     global done
     done += more
-    # Vectors are float32 of dimension 384, and in memory once they are written.
+    # The vectors are float32 of dimension 384; they take memory when they are written.
     seen.append((done, memory_snapshot().host.rss_bytes - done * 384 * 4))
 
 with EmbeddingModel(device="cpu") as model:

@@ -1,9 +1,9 @@
-"""`make bench-gpu`: what a GPU does, beside what others do with it, in one run of eight minutes.
+"""`make bench-gpu`: compare searches, encoding and releases on a GPU with other libraries.
 
-For a machine with whatever Python it has, torch and a GPU, unattended. Sizes follow the card's
-memory; a part for which no time is left is written down as left out. Each part writes a file
-into the folder that RESULTS names (``benchmarks/results/gpu``), as soon as it is measured.
-``--rehearse`` runs the same on the CPU in tiny sizes, and writes nothing.
+It runs unattended, within eight minutes, on any Python with torch. Sizes follow the memory of the
+card. A part without time left is recorded as left out. Each part writes a file into the folder that
+RESULTS names (default ``benchmarks/results/gpu``) as soon as it is measured. ``--rehearse`` runs
+small sizes on the CPU and writes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 
 from benchmarks import results_file
 
-# In the order of what matters, each with its share of the time.
+# The most important part first, each with its share of the time.
 SHARES = {
     "bandwidth": 0.05,
     "search": 0.40,
@@ -37,7 +37,7 @@ SHARES = {
 
 
 def parts() -> dict[str, Callable[[Any], Any]]:
-    """Import what measures, which takes long."""
+    """Import the slow modules, and return the parts by name."""
     from benchmarks import gpu_encode, gpu_release, gpu_search
 
     return {
@@ -60,9 +60,9 @@ def main() -> int:
     from torch_utils import is_cuda_available
 
     if not options.rehearse and not is_cuda_available():
-        print("needs a CUDA device, and torch finds none; --rehearse runs the same on the CPU")
+        print("bench-gpu needs a CUDA device; --rehearse runs small sizes on the CPU")
         return 1
-    # Whatever hangs: the parts that were measured by then are written.
+    # If a part hangs, the results of the earlier parts are already written.
     faulthandler.dump_traceback_later(options.seconds + 30, exit=True)
     started, failed = time.monotonic(), 0
     from benchmarks.gpu_setting import Setting, describe_gpu
@@ -77,7 +77,7 @@ def main() -> int:
     for name, part in parts().items():
         if options.part and name not in options.part and name != "bandwidth":
             continue
-        # What an earlier part has not used is left for the later ones.
+        # Later parts get the time that earlier parts did not use.
         used, due = time.monotonic() - started, _share_until(name) * options.seconds
         setting.deadline = time.monotonic() + max(SHARES[name] * options.seconds, due - used)
         setting.deadline = min(setting.deadline, started + options.seconds)
@@ -85,7 +85,7 @@ def main() -> int:
         try:
             result = part(setting)
         except Exception:
-            # Of one part, whatever it is: the others are measured all the same.
+            # An error ends one part only.
             traceback.print_exc()
             failed += 1
             continue

@@ -1,6 +1,6 @@
-"""Encoding beside ``SentenceTransformer.encode``, with random weights of MiniLM's architecture.
+"""Compare encoding with ``SentenceTransformer.encode``, with random weights.
 
-They serve for speed, and for whether both compute the same; not for quality.
+The architecture is MiniLM's. The weights show speed and agreement, not quality.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MINILM = {
 
 
 def write_model(folder: Path, **changes: int) -> tuple[Path, list[str]]:
-    """Write a model of random weights; return its folder and the words that it knows."""
+    """Write a model with random weights; return its folder and its words."""
     from sentence_transformers import SentenceTransformer
     from transformers import BertConfig, BertModel, BertTokenizer
 
@@ -56,14 +56,14 @@ def write_model(folder: Path, **changes: int) -> tuple[Path, list[str]]:
 
 
 def texts_of(words: list[str], count: int) -> list[str]:
-    """Make texts of 5 to 200 words, most of them short, as those of a corpus are."""
+    """Return texts of 5 to 200 words, mostly short, as in a corpus."""
     rng = random.Random(1)
     lengths = (min(200, 5 + int(rng.expovariate(1 / 40))) for _ in range(count))
     return [" ".join(rng.choices(words, k=length)) for length in lengths]
 
 
 def encode(setting: Setting) -> list[dict[str, Any]]:
-    """Both, in each type and in two sizes of batches, by turns."""
+    """Measure both libraries with each dtype and two batch sizes, by turns."""
     changes = {"num_hidden_layers": 1, "vocab_size": 2000} if setting.rehearse else {}
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:

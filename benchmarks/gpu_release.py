@@ -1,4 +1,4 @@
-"""Giving 10 GB back, beside what others do; and `measure` beside Triton's timer."""
+"""Compare releases of a 10 GB model with other ways, and `measure` with Triton's timer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.release_cell import beside_a_thread
 
 
 def model_of(nbytes: int, each: int, device: str) -> Any:
-    """Make a model of parameters of so many bytes each, none of which is written."""
+    """Return a model with ``nbytes`` of unwritten parameters of ``each`` bytes."""
     model = torch.nn.Module()
     for number in range(max(1, nbytes // each)):
         values = torch.empty(each // 4, device=device)
@@ -24,7 +24,7 @@ def model_of(nbytes: int, each: int, device: str) -> Any:
 
 
 def _ours(held: dict[str, Any]) -> None:
-    torch_utils.release(held["model"])  # The variable lives on.
+    torch_utils.release(held["model"])  # The variable remains.
 
 
 def _by_hand(held: dict[str, Any]) -> None:
@@ -51,9 +51,9 @@ def reserved(setting: Setting) -> int:
 
 
 def release_beside_others(setting: Setting) -> list[dict[str, Any]]:
-    """Large layers and small ones, each way five times by turns."""
+    """Measure large and small layers, each way five times by turns."""
     total = (4 << 20) if setting.rehearse else min(10 * GB, setting.room_bytes() // 2)
-    torch_utils.release()  # Load what it is made of; that is no part of a release.
+    torch_utils.release()  # Import its modules before the measurement.
     if importlib.util.find_spec("accelerate") is not None:
         import accelerate.utils  # noqa: F401
     results = []
@@ -100,7 +100,7 @@ def _summed_up(runs: dict[str, list[tuple[float, float, int]]]) -> dict[str, Any
 
 
 def measure_beside_triton(setting: Setting) -> list[dict[str, Any]]:
-    """The medians of both, of work that no cache holds."""
+    """Compare the medians of both timers on work that no cache can hold."""
     side = 128 if setting.rehearse else 8192
     half = torch.float32 if setting.rehearse else torch.bfloat16
     left, right = (torch.randn(side, side, device=setting.device).to(half) for _ in range(2))

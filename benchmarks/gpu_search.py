@@ -1,6 +1,6 @@
-"""Exact search beside `mm` and `topk` and beside `semantic_search`; and beyond the memory budget.
+"""Compare exact search with `mm` and `topk`, with `semantic_search`, and with a bare upload.
 
-The floor is the time in which the vectors can be read once, at the rate of a copy.
+The floor is the time to read the vectors once at the rate of a copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDTH = {"float32": 4, "float16": 2, "int8": 1}
 
 
 def unit_vectors(count: int, device: str, seed: int) -> Any:
-    """Make random vectors of length 1 on the device."""
+    """Return random vectors of length 1, shape (count, 384), float32, on the device."""
     generator = torch.Generator(device).manual_seed(seed)
     made = torch.empty(count, DIMENSION, device=device)
     for rows in made.split(ROWS_AT_ONCE):
@@ -31,7 +31,7 @@ def unit_vectors(count: int, device: str, seed: int) -> Any:
 
 
 def rounded(base: Any, dtype: str) -> Any:
-    """Make what a search scans: the retriever's own rounding."""
+    """Return what a search scans, rounded as the retriever does it."""
     if dtype != "int8":
         return Scan.of_floats(base.to(getattr(torch, dtype)))
     parts = [make_scan(rows.cpu().numpy(), dtype, str(base.device)).tensors
@@ -40,26 +40,26 @@ def rounded(base: Any, dtype: str) -> Any:
 
 
 def finder(scan: Any, base: Any) -> Callable[[Any], Any]:
-    """Return what finds all that may be among the best, and scores it from the true vectors."""
+    """Return a function that finds the candidates of queries and scores them exactly."""
     return lambda queries: find_candidates(
         [scan], queries, TOP_K, lambda rows: fetch(base, rows).numpy()
     )
 
 
 def fetch(base: Any, rows: Any) -> Any:
-    """Return true vectors, in host memory."""
+    """Return rows of the exact vectors in host memory."""
     return base[torch.from_numpy(rows).to(base.device)].float().cpu()
 
 
 def agreement(found: tuple[Any, Any], base: Any, queries: Any, best: Any) -> float:
-    """Say which part of the best by `topk` were found, over the first queries."""
+    """Return the share of the best rows by `topk` that were found."""
     rows_of = [set(found[1][found[0] == number].tolist()) for number in range(len(best))]
     hits = sum(len(rows & set(row.tolist())) for rows, row in zip(rows_of, best, strict=True))
     return hits / best.numel()
 
 
 def search(setting: Setting) -> list[dict[str, Any]]:
-    """All sizes that fit, all types, all batches."""
+    """Measure all sizes that fit, all dtypes and all batch sizes."""
     sizes = (1_000,) if setting.rehearse else (1_000_000, 10_000_000)
     results: list[dict[str, Any]] = []
     for count in sizes:
@@ -116,7 +116,7 @@ def _semantic_search() -> Callable[[Any, Any], Any] | None:
         from sentence_transformers import util
     except ImportError:
         return None
-    # For vectors of length 1 the two scores are the same, and this one copies nothing.
+    # For vectors of length 1 dot products are cosines, and they need no copy.
     return lambda asked, vectors: util.semantic_search(
         asked, vectors, top_k=TOP_K, query_chunk_size=512, score_function=util.dot_score
     )
@@ -133,7 +133,7 @@ def _show(row: dict[str, Any]) -> None:
 
 
 def streamed(setting: Setting) -> dict[str, Any]:
-    """One query over vectors that stay in host memory, beside the rate of a bare upload."""
+    """Measure one query over vectors in host memory, beside the rate of a bare upload."""
     count = 4_000 if setting.rehearse else 4_000_000
     source = unit_vectors(count, setting.device, 1).cpu().numpy()
     setting.tidy()

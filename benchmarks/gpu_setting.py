@@ -1,4 +1,4 @@
-"""Where the GPU's benchmarks run: the device, its sizes, its rates, and the time that is left."""
+"""The device of the GPU benchmarks: its size, its rates and the remaining time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ GB = 10**9
 
 
 class Setting:
-    """One run.
+    """One run of the benchmarks.
 
     Attributes:
         device: torch's name of the device.
-        deadline: When the part that runs has to end, on the monotonic clock.
-        rates: Bytes a second: a copy on the device (read and written), and from pinned memory.
+        deadline: When the running part must end, on the monotonic clock, in seconds.
+        rates: Bytes per second of a copy on the device (read and written) and of an upload from
+            pinned memory.
     """
 
     def __init__(self, *, rehearse: bool) -> None:
@@ -34,7 +35,7 @@ class Setting:
         return self.deadline - time.monotonic()
 
     def room_bytes(self) -> int:
-        """What may be allocated on the device, with something to spare."""
+        """Return how many bytes may be allocated on the device, with a reserve."""
         if self.rehearse:
             return 1 << 28
         free, _ = torch.cuda.mem_get_info(0)
@@ -46,7 +47,7 @@ class Setting:
             torch.cuda.synchronize()
 
     def tidy(self) -> None:
-        """Let go of what a part has left, so that the next one has the whole card."""
+        """Free what a part has left, so that the next part has the whole card."""
         gc.collect()
         safe_cuda_empty_cache()
 
@@ -54,7 +55,7 @@ class Setting:
         return torch.empty(count, pin_memory=not self.rehearse)
 
     def timed(self, work: Callable[[], Any], *, most: int = 20, most_s: float = 1.5) -> Measurement:
-        """Measure until it repeats, but not for longer than that if it takes long."""
+        """Measure repeatedly; slow work is measured fewer times."""
         if self.rehearse:
             return measure(work, warmup=0, repeat=1, device=self.device)
         started = time.perf_counter()
@@ -65,7 +66,7 @@ class Setting:
         return measure(work, warmup=0 if once > 1 else 2, repeat=repeat, device=self.device)
 
     def bandwidth(self) -> dict[str, float]:
-        """Measure what a copy reaches: the floor of whatever reads the same bytes."""
+        """Measure the rate of a copy: the floor of any work that reads the same bytes."""
         count = (1 << 20) if self.rehearse else min(1 << 30, self.room_bytes() // 16)
         source = torch.randn(count, device=self.device)
         target = torch.empty_like(source)

@@ -1,8 +1,8 @@
-"""Draw resident memory over two rounds of load, encode, unload: docs/memory.svg.
+"""Draw resident memory over two rounds of load, encode and unload: docs/memory.svg.
 
 Usage: plot_memory.py [--redraw]
 
-With --redraw the picture is drawn from the last run's file, and nothing is measured.
+--redraw draws the last result again and measures nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ METHODS = {
     "accelerate": ("accelerate.release_memory", "#c80"),
     "torch_utils": ("torch_utils.release", "#2c7a2c"),
 }
-POINTS = 120  # A curve: the picture has no more pixels to show.
+POINTS = 120  # per curve; the picture cannot show more
 
 Samples = list[tuple[float, float]]
 
 
 def thinned(samples: Samples, points: int = POINTS) -> Samples:
-    """Keep the lowest and the highest sample of each stretch, so that no peak and no fall goes."""
+    """Keep the lowest and the highest sample of each stretch, so that each peak stays."""
     if len(samples) <= points:
         return [(round(at, 3), round(size, 1)) for at, size in samples]
     kept = {0, len(samples) - 1}
@@ -39,7 +39,7 @@ def thinned(samples: Samples, points: int = POINTS) -> Samples:
 
 
 def measure() -> dict[str, Any]:
-    """Run the three ways, each in a process of its own, and write what they took."""
+    """Run the three ways, each in its own process, and write their memory over time."""
     from benchmarks.bench_release import cell
 
     curves = {method: cell("curve", method) for method in METHODS}

@@ -1,4 +1,4 @@
-"""One cell of the release benchmark, in a process of its own; prints a JSON object.
+"""One cell of the release benchmark, in its own process; prints a JSON object.
 
 release_cell.py tensors SIZES METHOD
 release_cell.py minilm METHOD
@@ -24,7 +24,7 @@ import torch
 import torch_utils
 from torch_utils import memory_snapshot
 
-torch_utils.release()  # Load what it is made of; that is no part of a release.
+torch_utils.release()  # Import its modules before the measurement.
 MB = 1 << 20
 SIZES: dict[str, Callable[[random.Random], int]] = {
     "64 MB": lambda rng: 64 * MB,
@@ -36,12 +36,12 @@ TOTAL = 640 * MB
 
 
 def raise_mmap_threshold() -> None:
-    """Do what real loaders do: afterwards glibc takes blocks of up to 30 MB from its heap."""
+    """Let glibc take blocks of up to 30 MB from its heap, as real loaders do."""
     torch.empty(30 * MB, dtype=torch.uint8).fill_(1)
 
 
 def build(sizes: str) -> tuple[torch.nn.Module, list[Any]]:
-    """Make a module of tensors that are written, with small live blocks between them."""
+    """Return a module with written tensors, and small live blocks between them."""
     rng, model, kept, done = random.Random(0), torch.nn.Module(), [], 0
     for index in range(1 << 30):
         if done >= TOTAL:
@@ -57,7 +57,7 @@ def build(sizes: str) -> tuple[torch.nn.Module, list[Any]]:
 
 
 def give_back(method: str, held: dict[str, Any]) -> Any:
-    """Release ``held["model"]`` the way that is measured; only ours leaves it in its place."""
+    """Release ``held["model"]`` with a method; only torch_utils leaves it in ``held``."""
     if method == "torch_utils":
         return torch_utils.release(held["model"])
     if method == "accelerate":
@@ -109,7 +109,7 @@ def minilm(method: str) -> dict[str, Any]:
 
     collections = []
     texts = [f"text {n} about the memory of a model and how it is given back" for n in range(5000)]
-    minilm_model().encode(texts[:64])  # what is loaded and cached once for all
+    minilm_model().encode(texts[:64])  # fills the caches of the libraries
     gc.collect()
     torch_utils.memory.trim_host()
     empty = memory_snapshot().host
@@ -143,10 +143,7 @@ def rounds(count: str, method: str) -> dict[str, Any]:
 
 
 def many(shape: str, method: str) -> dict[str, Any]:
-    """A model of 16,000 small tensors with gradients: microseconds each, and what others notice.
-
-    Or a list or a dictionary of these tensors.
-    """
+    """Measure the release of 16,000 tensors with gradients, and the wait of another thread."""
     model: Any
     if shape == "layers":
         model = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(8000))
@@ -203,7 +200,7 @@ def beside_a_thread(work: Callable[[], object]) -> dict[str, float]:
 
 
 def curve(method: str) -> dict[str, Any]:
-    """Sample resident memory while MiniLM is loaded, encodes and goes, twice."""
+    """Sample resident memory while MiniLM is loaded, encodes and is released, twice."""
     import accelerate.utils  # noqa: F401
 
     texts = [f"text {n} about the memory of a model and how it is given back" for n in range(1000)]

@@ -1,4 +1,4 @@
-"""Write a benchmark's raw result, with a description of the machine that made it."""
+"""Write the result of a benchmark, with a description of the machine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = ("torch", "sentence-transformers", "transformers", "accelerate", "faiss-cpu")
-# What torch and oneDNN choose their products by; a name such as "AMD EPYC" does not say.
+# torch and oneDNN choose kernels by these; the name of a processor does not tell.
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 
 def _cpuinfo() -> dict[str, str]:
-    """Return what Linux says about the first processor; elsewhere nothing."""
+    """Return what Linux reports about the first processor; nothing on other systems."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:
@@ -50,7 +50,7 @@ def machine() -> dict[str, Any]:
 
 
 def described(machine: dict[str, Any]) -> str:
-    """Return the line that stands under a table in the documentation."""
+    """Return the text about a machine that stands under a table."""
     torch = machine["packages"].get("torch", "none")
     return (
         f"{machine['processor']}, {machine['cores']} cores, "

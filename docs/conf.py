@@ -20,6 +20,7 @@ myst_heading_anchors = 3
 myst_substitutions = figures.substitutions()
 
 html_theme = "furo"
+smartquotes = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = "torch-cleanup"
