@@ -200,9 +200,6 @@ class Risks:
             return True
         if isinstance(node, ast.Subscript):
             return isinstance(node.ctx, ast.Load) and _item_may_be_missing(node, env)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)):
-            is_number = isinstance(getattr(node.left, "value", None), (int, float))
-            return is_number and not isinstance(node.right, ast.Constant)
         if isinstance(node, ast.Assign):
             unpacks = any(isinstance(target, (ast.Tuple, ast.List)) for target in node.targets)
             return unpacks and not isinstance(node.value, (ast.Tuple, ast.List, ast.Call))

@@ -234,10 +234,7 @@ class Evaluator:
             return source or External(imported.module)
         if source:
             return self._of_module(source, imported.name)
-        if imported.level:  # from . import name, without an __init__.py
-            nothing = bool(imported.module)
-            return None if nothing else self.project.find(module, imported.name, imported.level)
-        return External(f"{imported.module}.{imported.name}")
+        return None if imported.level else External(f"{imported.module}.{imported.name}")
 
     def _of_module(self, module: Module, name: str) -> Value | None:
         """Return the value of a name in a module, or the submodule of that name."""

@@ -146,11 +146,9 @@ class Frame:
         if name in {"getattr", "hasattr"} and len(node.args) > 1:
             key = node.args[1]
         elif name == "get" and isinstance(node.func, ast.Attribute):
-            held, key = node.func.value, node.args[0]
-            if isinstance(held, ast.Call) and last_name(held.func) == "vars" and held.args:
-                holder = held.args[0]
-            elif isinstance(held, ast.Attribute) and held.attr == "__dict__":
-                holder = held.value
+            holder, key = node.func.value, node.args[0]
+            if isinstance(holder, ast.Attribute) and holder.attr == "__dict__":
+                holder = holder.value
         else:
             return None
         if isinstance(key, ast.Constant) and isinstance(key.value, str) and self.is_object(holder):
@@ -270,8 +268,7 @@ def _branches(frame: Frame, node: ast.expr, depth: int) -> _Branches:
         return _compare(frame, node)
     if isinstance(node, ast.Constant):
         return _decided(bool(node.value))
-    if last_name(node) == "TYPE_CHECKING":
-        return _decided(False)
+
     if isinstance(node, ast.Name) and node.id in frame.constants:
         return _decided(bool(frame.constants[node.id]))
     if isinstance(node, ast.Call):

@@ -14,7 +14,7 @@ from clean_exit.lint.files import survey as survey_files
 from clean_exit.lint.findings import BY_CODE, RULES, UNUSED_IGNORE, Finding, Note, Step
 from clean_exit.lint.frames import Frame
 from clean_exit.lint.project import Project
-from clean_exit.lint.scopes import Class, Function, Module, lambda_of, statements
+from clean_exit.lint.scopes import Class, Function, Module, statements
 from clean_exit.lint.walk import Walker
 
 
@@ -170,8 +170,6 @@ def _destructors(evaluator: Evaluator, cls: Class) -> list[Function]:
 
 
 def _functions(evaluator: Evaluator, node: ast.expr, env: Env) -> list[Function]:
-    if isinstance(node, ast.Lambda):
-        return [lambda_of(node, env.scope)]
     value = evaluator.evaluate(node, env)
     function = value.function if isinstance(value, Bound) else value
     return [function] if isinstance(function, Function) else []

@@ -283,8 +283,6 @@ def bindings(top: ast.AST, module: Module) -> dict[str, list[object]]:
                 bound[alias.asname or alias.name] = taken
         elif isinstance(one, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and one.name:
             bound = {one.name: None}
-        elif isinstance(one, ast.MatchMapping) and one.rest:
-            bound = {one.rest: None}
         for name, value in bound.items():
             found.setdefault(name, []).append(value)
     return found
@@ -396,11 +394,11 @@ def assignments_in(node: ast.AST, function: Function) -> list[Assignment]:
         target, value = pairs.pop()
         if isinstance(target, (ast.Tuple, ast.List)):
             pairs += [(one, None) for one in target.elts]
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-            if target.value.id == function.self_name:
-                annotation = getattr(node, "annotation", None)
-                found.append(Assignment(mangle(target.attr, function.owner), value, annotation))
-        elif isinstance(target, ast.Subscript) and last_name(target.value) == "__dict__":
-            key = target.slice
-            found += [Assignment(str(key.value), value)] if isinstance(key, ast.Constant) else []
+        elif (
+            isinstance(target, ast.Attribute)
+            and isinstance(target.value, ast.Name)
+            and target.value.id == function.self_name
+        ):
+            annotation = getattr(node, "annotation", None)
+            found.append(Assignment(mangle(target.attr, function.owner), value, annotation))
     return found

@@ -36,7 +36,7 @@ from clean_exit.lint.scopes import (
 
 _MAX_TRACE = 6  # The destructor and five calls; further away, too much depends on the callers.
 _MAX_CALLS = 400  # Functions entered for one destructor or construction.
-_FILLING = {"append", "appendleft", "add", "extend", "insert", "update", "setdefault"}
+
 _UNKNOWN = ast.Name("")  # A value of which nothing is known.
 _TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
 Report = Callable[[str, ast.AST, str, Frame], None]
@@ -211,14 +211,9 @@ class Walker:
                 known = frame.facts.states(f"({value.id})") if isinstance(value, ast.Name) else ()
                 frame.facts = frame.facts.storing(name, *known, *states_of(value))
                 frame.aliases = {k: v for k, v in frame.aliases.items() if v != name}
-        elif isinstance(target, ast.Starred):
-            self._store(frame, target.value, _UNKNOWN)
+
         else:
             self._expressions(frame, target)
-            if last_name(getattr(target, "value", None)) == "__dict__":
-                key = getattr(target, "slice", None)
-                if isinstance(key, ast.Constant):
-                    frame.facts = frame.facts.storing(str(key.value))
 
     def _branch(self, frame: Frame, node: ast.If | ast.While) -> bool:
         true, false = self._test(frame, node.test)
@@ -410,12 +405,10 @@ class Walker:
         self._apply(CALLS, frame, node, value)
         for stored in assignments_in(node, frame.function):  # setattr(self, "name", value)
             frame.facts = frame.facts.storing(stored.name, *states_of(stored.value))
-        held = node.func.value if isinstance(node.func, ast.Attribute) else None
-        name = frame.own_attribute(held) if held and last_name(node.func) in _FILLING else None
-        if name and "false" in frame.facts.states(name):  # An empty container is filled.
-            frame.facts = frame.facts.storing(name)
+
         if frame.is_building and is_dynamic(node, frame.function):
             frame.construction.is_known = False
+
         if isinstance(value, Function) and not value.owner:  # Branches may define it again.
             for other in (value.parent or value.module).names.get(value.name, ()):
                 if isinstance(other, Function) and other is not value:
