@@ -1,7 +1,7 @@
 """clean_exit: run any program and report whether it exited cleanly.
 
 Errors in destructors, finalizers and atexit callbacks never change a program's exit code. A check
-observes the program from inside, with a small probe if it is a Python program, and from outside,
+observes a Python program from inside, with a small probe. It observes every program from outside,
 by its stderr and the processes that it started.
 """
 

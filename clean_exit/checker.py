@@ -71,9 +71,8 @@ def check(
         echo: Whether to pass the program's output through as well.
 
     Returns:
-        The report. Its ``exit_code`` is 0 for a clean exit, 120 if the program's own code was 0
-        but its exit was not clean, 124 after a timeout, and else the program's own code (128+n
-        for signal n).
+        The report. Its ``exit_code`` is the program's own code (128+n for signal n), or 124 after
+        a timeout. If the program's code is 0 but its exit was not clean, it is 120.
 
     Raises:
         OSError: The program could not be started.

@@ -69,7 +69,7 @@ def make_parser() -> Parser:
     add("--stop-when", type=_pattern, metavar="REGEX", help=when)
     add("--repeat", type=_integer(1), metavar="N", default=1, help="run the program N times")
     add("--resource-warnings", action="store_true", help="report ResourceWarnings too")
-    only = "only count findings that match; may be repeated"
+    only = "count findings that match instead of reporting them; may be repeated"
     add("--ignore", action="append", type=_pattern, metavar="REGEX", help=only)
     codes = _integer(1, 255)  # 0 would hide the findings.
     add("--error-exitcode", type=codes, metavar="N", default=UNCLEAN, help="N instead of 120")

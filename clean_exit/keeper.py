@@ -7,8 +7,8 @@ When the checker ends for any reason, the keeper ends all of them and removes th
     python -I -S keeper.py SOCKET MASK FOLDER UNSET COMMAND...
 
 The keeper inherits the program's files, environment and current folder. It starts the program with
-the signals in MASK blocked and without the variable UNSET, which this Python may have set
-(PEP 538), and then closes the files. The checker writes the lines ``kill N`` and ``end``. The
+the signals in MASK blocked and without the variable UNSET, which this Python may have set (see
+PEP 538). Then it closes the files. The checker writes the lines ``kill N`` and ``end``. The
 keeper writes ``started PID``, ``failed ERRNO``, ``ended STATUS SECONDS`` (monotonic clock),
 ``alone`` (it has no descendants any more) and ``gone`` (after ``end``).
 """

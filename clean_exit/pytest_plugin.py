@@ -1,8 +1,8 @@
 """The pytest plugin: the marker and the fixture ``clean_exit``.
 
 A marked test goes through pytest's own protocol, so skips, expected failures, reruns and the
-teardown of earlier fixtures work as usual. Only its body runs in another pytest process, whose
-output becomes the failure message.
+teardown of earlier fixtures work as usual. Only its body runs in another pytest process. The
+output of that process becomes the failure message.
 """
 
 from __future__ import annotations

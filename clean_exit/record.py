@@ -41,7 +41,7 @@ class Record:
         findings: The findings of all processes.
         errors: The number of errors of each type, to recognise their messages on stderr.
         shared_memory: The names of the shared memory blocks that were created and not removed.
-        stacks: The stacks of that process's threads, which the checker asked for.
+        stacks: The stacks of that process's threads, if the checker requested them.
     """
 
     pid: int | None = None
@@ -224,14 +224,14 @@ class _Reader:
         if kind == "thread":
             found, where = "thread-error", f"thread {context[0]!r}" if context else ""
         else:
-            said, what = context or ("", "")
+            event, what = context or ("", "")
             where = _object_name(what)
             in_finalizer = any(Path(place[0]).name == "weakref.py" for place in places)
             found = "unraisable"
-            if "atexit callback" in said:
+            if "atexit callback" in event:
                 found = "atexit-error"
-                where = where or said.partition("atexit callback")[2].strip(" :")
-            elif "thread started by" in said:
+                where = where or event.partition("atexit callback")[2].strip(" :")
+            elif "thread started by" in event:
                 found = "thread-error"
             elif in_finalizer or what.startswith("weakref."):
                 found = "finalizer-error"

@@ -1,7 +1,7 @@
 """Recognise the messages on stderr about a program's end; often nothing else shows a fault.
 
 The parser knows messages of Python 3.10 to 3.14, asyncio, torch, the resource tracker, native
-libraries and shells, by their first line and the lines after it. It searches bytes, and decodes
+libraries and shells. It searches bytes, and decodes
 only the chunks that may contain a message.
 """
 

@@ -128,7 +128,7 @@ def _unregisters(owner: Class) -> bool:
 
 @dataclass(frozen=True)
 class _Target:
-    """The object that must not be kept: its expression as a dump, and the first variable in it."""
+    """The object that must not stay alive: the dump of its expression, and the first variable."""
 
     dump: str
     root: str

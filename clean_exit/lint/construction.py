@@ -63,8 +63,8 @@ class Construction:
         """
         set_at = next((at for at, one in enumerate(self.exits) if name in one.facts.possibly_set),
                       len(self.exits))  # fmt: skip
-        shown = [(one, state) for one, state in facts.at_start if one in self.assigned]
-        was_set = {one for one, state in shown if state in ("true", "full")
+        states = [(one, state) for one, state in facts.at_start if one in self.assigned]
+        was_set = {one for one, state in states if state in ("true", "full")
                    or (state == "there" and one not in self.defaults)}  # fmt: skip
         ways = [
             one
@@ -72,7 +72,7 @@ class Construction:
             if not one.facts.has(name)
             and not (tested and (one.cause is None or at >= set_at))
             and was_set <= one.facts.possibly_set
-            and not any(one.facts.excludes(*each) for each in shown)
+            and not any(one.facts.excludes(*each) for each in states)
         ]
         # A failure in the class's own __init__ is a better example than one in a base class.
         own = [one for one in ways if one.where and one.where.owner is self.cls]

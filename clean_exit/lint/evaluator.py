@@ -451,5 +451,7 @@ def _merge(orders: list[list[Class]]) -> list[Class]:
         tails = {cls for order in rest for cls in order[1:]}
         best = next((order[0] for order in rest if order[0] not in tails), rest[0][0])
         merged.append(best)
-        rest = [kept for order in rest if (kept := [cls for cls in order if cls is not best])]
+        rest = [
+            remaining for order in rest if (remaining := [cls for cls in order if cls is not best])
+        ]
     return merged + (rest[0] if rest else [])

@@ -35,7 +35,7 @@ RULES: dict[str, Rule] = {
         Rule("bare-except", "CEX013", "a handler in a destructor that catches every exception"),
     )
 }
-# Kept apart from the rules, because it is about comments.
+# Separate from the rules, because it is about comments.
 UNUSED = Rule(UNUSED_IGNORE, "CEX099", "an ignore comment that hides no finding")
 BY_CODE = {rule.code: rule.id for rule in (*RULES.values(), UNUSED)}
 

@@ -56,12 +56,12 @@ def _caret(finding: Finding) -> list[str]:
     indent = len(code) - len(code.lstrip())
     start = max(finding.column - 1, indent)
     stop = finding.end_column - 1 if finding.end_column > finding.column else start + 1
-    shown = code[indent:].rstrip()[:_WIDEST]
+    line = code[indent:].rstrip()[:_WIDEST]
     # A tab keeps the carets aligned with a tab above.
     before = "".join("\t" if char == "\t" else " " for char in code[indent:start])
     if len(before) >= _WIDEST:
-        return [shown]
-    return [shown, before + "^" * max(1, min(stop, len(code.rstrip())) - start)]
+        return [line]
+    return [line, before + "^" * max(1, min(stop, len(code.rstrip())) - start)]
 
 
 def to_github(result: Result) -> str:

@@ -307,7 +307,7 @@ def _compare(frame: Frame, node: ast.Compare) -> _Branches:
     there = _not_none(frame, left)
     if not isinstance(right, ast.Constant) or not isinstance(
         how, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)
-    ):  # What is compared by size is not None.
+    ):  # None has no order, so a comparison by size shows another value.
         is_positive = isinstance(how, ast.Gt) and isinstance(right, ast.Constant)
         if is_positive and right.value == 0:  # type: ignore[attr-defined]
             return _both(there, _state(frame, left, "true")), NOTHING

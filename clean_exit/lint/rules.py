@@ -347,7 +347,7 @@ def async_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
 
 
 def _is_dropped(frame: Frame, node: ast.Call) -> bool:
-    """Whether the coroutine that a call makes is neither kept nor passed on."""
+    """Whether the coroutine that a call creates is neither stored nor passed on."""
     kinds = (ast.Expr, ast.Return) if frame.is_destructor else (ast.Expr,)
     return any(
         isinstance(one, kinds) and one.value is node for one in children(frame.function.body)

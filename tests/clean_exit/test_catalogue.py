@@ -64,7 +64,7 @@ def test_codes_of_rules_are_distinct() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "arguments", "names", "other", "said"),
+    ("command", "code", "arguments", "names", "other", "printed"),
     [
         (main, 125, ["true"], FINDINGS, "wait", "a rule of clean-exit-lint: clean-exit-lint --ex"),
         (lint_main, 2, [], RULES, "hang", "a finding of clean-exit: clean-exit --explain hang"),
@@ -77,7 +77,7 @@ def test_explain_lists_the_names_or_points_to_the_other_command(
     arguments: list[str],
     names: Sequence[str],
     other: str,
-    said: str,
+    printed: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Neither command runs a program."""
@@ -92,7 +92,7 @@ def test_explain_lists_the_names_or_points_to_the_other_command(
         return output.err
 
     assert all(name in ask("what") for name in names)
-    assert said in ask(other)
+    assert printed in ask(other)
 
 
 def test_page_of_lint_findings_matches_its_data() -> None:
@@ -134,13 +134,13 @@ def test_program_in_a_section_fails_as_printed(name: str, tmp_path: Path) -> Non
     command = [sys.executable, str(path)]
     report = check(command, timeout_s=HANGS_S if hangs else None, max_shutdown_s=600)
     assert report.returncode != 0 or not report.clean, str(report)
-    said = report.stderr + str(report)
+    printed = report.stderr + str(report)
     errors = re.findall(r"^(\w+(?:Error|Exit)): (.*)", output, re.MULTILINE)
     assert errors or hangs
     for kind, message in errors:
         # The message about None depends on the version of Python.
-        assert kind in said, said
-        assert "NoneType" in message or message in said, said
+        assert kind in printed, printed
+        assert "NoneType" in message or message in printed, printed
     assert not hangs or report.findings[0].id == "hang"
     path.write_text(safe)
     assert rules() == set()
@@ -163,7 +163,7 @@ def test_wheel_contains_commands_and_catalogues(tmp_path: Path) -> None:
     subprocess.run(["tar", "xzf", str(sdist)], cwd=tmp_path, check=True)
     (source,) = tmp_path.glob("torch_cleanup-*")
     build("wheel", source, tmp_path / "wheel of the sdist")
-    asked = [("clean-exit", main, "hang"), ("clean-exit-lint", lint_main, "wait")]
+    request = [("clean-exit", main, "hang"), ("clean-exit-lint", lint_main, "wait")]
     for folder in (tmp_path / "wheel", tmp_path / "wheel of the sdist"):
         (wheel,) = folder.glob("*.whl")
         installed = folder / "installed"
@@ -172,7 +172,7 @@ def test_wheel_contains_commands_and_catalogues(tmp_path: Path) -> None:
         (path,) = installed.glob("*.dist-info/entry_points.txt")
         entries.read(path)
         assert {key: entries[key[0]][key[1]] for key in ENTRY_POINTS} == ENTRY_POINTS
-        for name, command, entry in asked:
+        for name, command, entry in request:
             module, _, function = ENTRY_POINTS["console_scripts", name].partition(":")
             # -S: without the packages of this Python.
             program = f"import sys; sys.path.insert(0, {str(installed)!r}); "

@@ -283,10 +283,12 @@ exec {sys.executable} -I -S {program} '{missing}' run "$@"
     python.chmod(0o755)
     left = ["left-over-process"] if system == "no pidfd" else []
     cases = [*REPORTS, (LEFT_OVER, {}, [False, 0, 120 if left else 0, left])]
-    asked = json.dumps([(command, options) for command, options, _ in cases])
-    done = run_command([sys.executable, str(program), missing, MODULE, str(python), asked])
+    request = json.dumps([(command, options) for command, options, _ in cases])
+    done = run_command([sys.executable, str(program), missing, MODULE, str(python), request])
     assert done.returncode == 0, done.stderr
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [said for *_, said in cases]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        printed for *_, printed in cases
+    ]
 
 
 def test_program_runs_without_a_temporary_folder() -> None:
@@ -347,13 +349,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "kind", "said"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("options", "kind", "printed"), WRONG, ids=lambda value: str(value)[:40])
 def test_check_refuses_wrong_arguments_before_it_runs_anything(
-    options: Any, kind: type[Exception], said: str
+    options: Any, kind: type[Exception], printed: str
 ) -> None:
     with pytest.raises(kind) as caught:
         check(**{"command": ["true"], **options})
-    assert said in str(caught.value)
+    assert printed in str(caught.value)
 
 
 def test_finding_refuses_an_unknown_id() -> None:

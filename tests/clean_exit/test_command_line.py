@@ -51,7 +51,7 @@ def test_version_is_printed_by_both_commands(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "printed"),
     [
         (CLEAN, 0, "clean-exit: clean exit; the program's exit code is 0 (took "),
         (DIRTY, 120, "atexit-error"),
@@ -75,11 +75,11 @@ def test_version_is_printed_by_both_commands(capsys: pytest.CaptureFixture[str])
         ([], 125, "there is no command"),
     ],
 )
-def test_exit_code_and_reason(arguments: list[str], code: int, said: str) -> None:
+def test_exit_code_and_reason(arguments: list[str], code: int, printed: str) -> None:
     """The table in the documentation."""
     done = clean_exit(*arguments)
     assert done.returncode == code, done.stderr
-    assert said in done.stderr
+    assert printed in done.stderr
 
 
 def test_file_module_and_code_get_their_own_arguments(tmp_path: Path) -> None:
@@ -283,10 +283,10 @@ main = getattr(importlib.import_module(module), name)
 results = {}
 for case, (settings, arguments) in json.loads(sys.argv[2]).items():
     pathlib.Path("pyproject.toml").write_text(settings, encoding="utf-8")
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
         try: code = main(arguments)
         except SystemExit as ended: code = ended.code
-    results[case] = code, said.getvalue()
+    results[case] = code, printed.getvalue()
 print(json.dumps(results))
 """
 
@@ -313,10 +313,10 @@ def test_wrong_usage_gets_one_line(tmp_path: Path) -> None:
     for name in ("lost", "words"):
         (tmp_path / name).chmod(0o755)
     cases = {line: ("", shlex.split(line)) for line in MISTAKES}
-    for line, (code, said) in run_each(cases, tmp_path).items():
+    for line, (code, printed) in run_each(cases, tmp_path).items():
         assert code in (125, 126, 127), line
-        assert MISTAKES[line] in said
-        assert said.count("\n") == 1, said
+        assert MISTAKES[line] in printed
+        assert printed.count("\n") == 1, printed
 
 
 @pytest.fixture
@@ -337,8 +337,8 @@ def test_program_in_a_folder_without_permission_gets_one_line(
     done = run_command([*restricted, *CHECKER, str(closed / "program")])
     closed.chmod(0o700)
     assert done.returncode == 126
-    said = f"{closed / 'program'} cannot be executed (Permission denied)"
-    assert done.stderr == f"clean-exit: {said}\n"
+    printed = f"{closed / 'program'} cannot be executed (Permission denied)"
+    assert done.stderr == f"clean-exit: {printed}\n"
 
 
 def test_report_in_a_read_only_folder_overwrites_but_does_not_create(
@@ -357,17 +357,17 @@ def test_report_in_a_read_only_folder_overwrites_but_does_not_create(
     assert "the report 'new.json' cannot be written: Permission denied" in new.stderr
 
 
-@pytest.mark.parametrize("asked", [["--help"], ["--explain", "unraisable"]], ids=str)
-def test_closed_pipe_is_no_error_but_a_full_disk_is(asked: list[str]) -> None:
+@pytest.mark.parametrize("request", [["--help"], ["--explain", "unraisable"]], ids=str)
+def test_closed_pipe_is_no_error_but_a_full_disk_is(request: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [*CHECKER, *asked], stdout=writing, stderr=-1, env=ENVIRONMENT, check=False
+        [*CHECKER, *request], stdout=writing, stderr=-1, env=ENVIRONMENT, check=False
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
     for where in ("> /dev/full", ">&-"):
-        failed = run_command(["bash", "-c", f"{shlex.join([*CHECKER, *asked])} {where}"])
+        failed = run_command(["bash", "-c", f"{shlex.join([*CHECKER, *request])} {where}"])
         assert (failed.returncode, failed.stderr.count("\n")) == (125, 1)
         assert failed.stderr.startswith("clean-exit: stdout cannot be written to: ")
 
@@ -411,9 +411,9 @@ needs_a_parser = pytest.mark.skipif(
 
 @needs_a_parser
 def test_settings_are_read_from_every_form_of_the_table(tmp_path: Path) -> None:
-    for name, (code, said) in run_with(TABLES, tmp_path).items():
+    for name, (code, printed) in run_with(TABLES, tmp_path).items():
         assert code == 125, name
-        assert f"{TABLE} --error-exitcode: must be a whole number from 1 to 255" in said, name
+        assert f"{TABLE} --error-exitcode: must be a whole number from 1 to 255" in printed, name
 
 
 @needs_a_parser
@@ -427,8 +427,8 @@ def test_settings_on_python_3_10_need_tomli(tmp_path: Path) -> None:
     if python is None:
         pytest.skip("there is no Python 3.10")
     options = {"python": python, "without_tomli": True}
-    for name, (code, said) in run_with(TABLES, tmp_path, **options).items():
-        assert (code, "needs tomli" in said) == (125, True), name
+    for name, (code, printed) in run_with(TABLES, tmp_path, **options).items():
+        assert (code, "needs tomli" in printed) == (125, True), name
     others = {"others": "[tool.x]\ny = 3\n", "broken": NO_TABLES["broken elsewhere"], "empty": ""}
     assert run_with(others, tmp_path, **options) == {name: [0, ""] for name in others}
 
@@ -459,17 +459,17 @@ WRONG_TABLES = {
     "[tool]\nclean-exit = 3\n": "tool.clean-exit must be a table, not 3",
     "[[tool.clean-exit]]\ntimeout = 3\n": "tool.clean-exit must be a table",
     "[tool.clean-exit]\n[tool.clean_exit]\n": "has both",
-    **{f"[tool.clean-exit]\n{text}\n": said for text, said in WRONG_VALUES.items()},
+    **{f"[tool.clean-exit]\n{text}\n": printed for text, printed in WRONG_VALUES.items()},
 }
 
 
 @needs_a_parser
 def test_wrong_setting_gets_one_line_with_the_file(tmp_path: Path) -> None:
-    for text, (code, said) in run_with({text: text for text in WRONG_TABLES}, tmp_path).items():
+    for text, (code, printed) in run_with({text: text for text in WRONG_TABLES}, tmp_path).items():
         assert code == 125, text
-        assert WRONG_TABLES[text] in said
-        assert str(tmp_path / "pyproject.toml") in said
-        assert said.count("\n") == 1, said
+        assert WRONG_TABLES[text] in printed
+        assert str(tmp_path / "pyproject.toml") in printed
+        assert printed.count("\n") == 1, printed
 
 
 def test_every_setting_has_the_effect_of_its_option(tmp_path: Path) -> None:

@@ -116,11 +116,11 @@ def test_daemon_is_found_and_ended(how: str, by: str, tmp_path: Path) -> None:
     if by == "command":
         done = run_command([*CHECKER, "--", *command])
         assert done.returncode == 120, done.stderr
-        output, said = done.stdout, done.stderr
+        output, message = done.stdout, done.stderr
     else:
         report = check(command)
-        output, said = report.stdout, str(report)
-    assert "left-over-process" in said
+        output, message = report.stdout, str(report)
+    assert "left-over-process" in message
     assert output.split()
     wait_for(lambda: not any(is_there(int(pid)) for pid in output.split()))
     with (tmp_path / "plain").open("w+") as plain:  # The control: without the checker it survives.

@@ -150,12 +150,12 @@ def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester
     result = run(outer)
     result.assert_outcomes(passed=1, failed=3)
     there_are = "the options are ignore, max_shutdown_s, resource_warnings, timeout_s"
-    for said in (
+    for message in (
         f"the marker clean_exit has no option 'tiemout_s'; {there_are}",
         f"the marker clean_exit takes options by name only; {there_are}",
         "the marker clean_exit: ignore takes a list of regular expressions: ignore=['vendor']",
     ):
-        assert said in result.outlines
+        assert message in result.outlines
     assert "SystemError" not in result.stdout.str()
 
 
@@ -511,8 +511,8 @@ def test_pyproject_settings_apply_to_marker_and_fixture(outer: pytest.Pytester) 
     settings.write_text("[tool.clean-exit]\ntimeout = 'soon'\n")
     result = run(outer)
     result.assert_outcomes(failed=3)
-    said = "[[]tool.clean-exit[]] argument --timeout: must be a number of seconds, not 'soon'"
-    result.stdout.fnmatch_lines([f"*pyproject.toml: {said}*"])
+    message = "[[]tool.clean-exit[]] argument --timeout: must be a number of seconds, not 'soon'"
+    result.stdout.fnmatch_lines([f"*pyproject.toml: {message}*"])
 
 
 def test_marked_test_runs_from_a_folder_below_the_root(outer: pytest.Pytester) -> None:
@@ -533,13 +533,13 @@ def test_failure_shows_output_and_findings(outer: pytest.Pytester) -> None:
         @pytest.mark.clean_exit
         def test_both():
             {DIRTY}
-            print("said to stdout")
+            print("message to stdout")
             assert 1 == 2
         """
     )
     result = run(outer)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines_random(["*said to stdout*", "*atexit-error: ZeroDivisionError*"])
+    result.stdout.fnmatch_lines_random(["*message to stdout*", "*atexit-error: ZeroDivisionError*"])
 
 
 OUTCOMES = """

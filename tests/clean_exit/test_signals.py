@@ -51,29 +51,29 @@ def start(**options: Any) -> subprocess.Popen[str]:
 def rest(process: subprocess.Popen[str]) -> list[str]:
     """Send SIGPROF and return the names of the signals that arrived before it."""
     process.send_signal(signal.SIGPROF)
-    said, _ = process.communicate()
+    message, _ = process.communicate()
     assert process.returncode == 0
-    *before, last = said.split()
+    *before, last = message.split()
     assert last == "SIGPROF"
     return before
 
 
-def read_all(terminal: int, said: bytes = b"") -> bytes:
+def read_all(terminal: int, message: bytes = b"") -> bytes:
     """Return all bytes until the other side of a terminal is closed."""
     try:
         while part := os.read(terminal, 1000):
-            said += part
+            message += part
     except OSError:
         pass  # The other side of the terminal is closed.
     os.close(terminal)
-    return said
+    return message
 
 
 def read_until(terminal: int, what: bytes) -> bytes:
-    said = b""
-    while what not in said:
-        said += os.read(terminal, 1000)
-    return said
+    message = b""
+    while what not in message:
+        message += os.read(terminal, 1000)
+    return message
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,10 +124,10 @@ def test_report_is_printed_after_a_signal_ends_the_program(number: signal.Signal
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        _, said = process.communicate(timeout=600)
+        _, message = process.communicate(timeout=600)
     assert process.returncode == 128 + number
-    assert "clean-exit: " in said
-    assert "crash" not in said
+    assert "clean-exit: " in message
+    assert "crash" not in message
 
 
 @pytest.mark.parametrize("prefix", ["", "CHECKER "])
@@ -174,11 +174,11 @@ def test_ctrl_c_arrives_once(by_terminal: bool) -> None:
         os.write(terminal, b"\x03")
     else:
         os.kill(pid, signal.SIGINT)
-    said = read_until(terminal, b"SIGINT")
+    message = read_until(terminal, b"SIGINT")
     os.kill(pid, signal.SIGPROF)
-    said = read_all(terminal, said)
+    message = read_all(terminal, message)
     _, status = os.waitpid(pid, 0)
-    assert said.count(b"SIGINT") == 1, said
+    assert message.count(b"SIGINT") == 1, message
     assert os.waitstatus_to_exitcode(status) == 0
 
 
@@ -222,13 +222,13 @@ def test_background_job_is_stopped_once_by_the_terminal(prefix: list[str]) -> No
     if pid == 0:
         script = f'set -m; "$@" {job} & wait $!; echo code $?.; fg; echo last $?.'
         os.execvpe("bash", ["bash", "-c", script, "bash", *prefix], ENVIRONMENT)
-    said = read_until(terminal, b"code")
+    message = read_until(terminal, b"code")
     os.write(terminal, b"hello\n")
-    said = read_all(terminal, said)
+    message = read_all(terminal, message)
     os.waitpid(pid, 0)
-    assert f"code {128 + signal.SIGTTIN}.".encode() in said, said
-    assert b"got hello." in said, said
-    assert b"last 0." in said, said
+    assert f"code {128 + signal.SIGTTIN}.".encode() in message, message
+    assert b"got hello." in message, message
+    assert b"last 0." in message, message
 
 
 LOOK = (
@@ -328,6 +328,6 @@ def test_signal_after_the_program_ends_left_over_processes_at_once() -> None:
         ended = Path("/proc", process.stdout.readline().strip())
         wait_for(lambda: not ended.exists())
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate()
-    assert "left-over-process" in said
-    assert "Traceback" not in said
+        _, message = process.communicate()
+    assert "left-over-process" in message
+    assert "Traceback" not in message

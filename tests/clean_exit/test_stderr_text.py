@@ -168,8 +168,8 @@ def test_chained_exceptions_are_one_message() -> None:
     first = next(iter(DIALECTS))
     chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
     text = f"{first}\n{TRACEBACK}{ERROR}{chain}{TRACEBACK}KeyError: 'x'\n"
-    said = scan(f"{text}{first}\n{TRACEBACK}{ERROR}".encode()).messages
-    assert [one.error for one in said] == ["KeyError", "ZeroDivisionError"]
+    printed = scan(f"{text}{first}\n{TRACEBACK}{ERROR}".encode()).messages
+    assert [one.error for one in printed] == ["KeyError", "ZeroDivisionError"]
 
 
 def test_memory_of_many_errors_is_bounded() -> None:

@@ -152,9 +152,9 @@ def test_timeout_holds_while_a_reader_pauses() -> None:
         wait_for(lambda: not is_there(pid))
         assert 2 <= time.monotonic() - started < 60  # 60 s for a busy machine.
         with open(reader, "rb") as stream:
-            said = stream.read()
+            message = stream.read()
         assert process.wait(timeout=TIMEOUT_S) == 124
-    output, _, report = said.partition(b"clean-exit: ")
+    output, _, report = message.partition(b"clean-exit: ")
     assert len(output) > 1_000_000  # Including the bytes in the pipe.
     assert output.strip(b"x") == b""
     assert report.startswith(b"1 finding; the program was killed (took ")
@@ -172,6 +172,6 @@ def test_paused_reader_is_not_a_slow_shutdown(kilobytes: int) -> None:
         time.sleep(4)  # Longer than a process may outlive the program.
         assert process.poll() is None
         assert process.stderr is not None
-        said = process.stderr.read().lstrip(b"x").decode()
-    assert said.startswith("clean-exit: clean exit; the program's exit code is 0 (took ")
+        message = process.stderr.read().lstrip(b"x").decode()
+    assert message.startswith("clean-exit: clean exit; the program's exit code is 0 (took ")
     assert process.returncode == 0

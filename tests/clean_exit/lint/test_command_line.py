@@ -48,8 +48,8 @@ def output(folder: Path, capsys: pytest.CaptureFixture[str]) -> Output:
             code = lint_main(arguments)
         except SystemExit as ended:  # From argparse.
             code = int(ended.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run
 
@@ -98,9 +98,9 @@ print(sorted({{"dirty", "torch"}} & set(sys.modules)))
 
 
 def test_json_format_has_the_documented_schema(folder: Path, output: Output) -> None:
-    code, said, _ = output("--format", "json", ".")
+    code, printed, _ = output("--format", "json", ".")
     assert code == 1
-    assert json.loads(said) == {
+    assert json.loads(printed) == {
         "schema_version": 1,
         "findings": [
             {
@@ -114,8 +114,8 @@ def test_json_format_has_the_documented_schema(folder: Path, output: Output) -> 
             }
         ],
     }
-    code, said, _ = output("--format", "json", "clean.py")
-    assert (code, json.loads(said)) == (0, {"schema_version": 1, "findings": []})
+    code, printed, _ = output("--format", "json", "clean.py")
+    assert (code, json.loads(printed)) == (0, {"schema_version": 1, "findings": []})
 
 
 def sarif_errors(data: Any) -> list[str]:
@@ -134,10 +134,10 @@ def test_sarif_is_valid_and_has_traces_and_notes(folder: Path, output: Output) -
     (folder / "ä b.py").write_text("def (:\n")
     (folder / "dirty 2.py").write_text(f"{DIRTY}x = 1  # clean-exit-lint: ignore\n")
     (folder / "ä b.py").write_text("__del__ = (\n")
-    code, said, noted = output("--format", "sarif", ".")
-    data = json.loads(said)
+    code, printed, notes = output("--format", "sarif", ".")
+    data = json.loads(printed)
     assert code == 1
-    assert "note: " in noted
+    assert "note: " in notes
     assert sarif_errors(data) == []
     (run_,) = data["runs"]
     assert len(run_["tool"]["driver"]["rules"]) == len(RULES) + 1
@@ -162,8 +162,8 @@ def test_sarif_schema_refuses_invalid_reports() -> None:
 
 def test_github_format_escapes_paths(folder: Path, output: Output) -> None:
     (folder / "a,b:c.py").write_text(DIRTY)
-    code, said, _ = output("--format", "github", ".")
-    lines = said.splitlines()
+    code, printed, _ = output("--format", "github", ".")
+    lines = printed.splitlines()
     assert code == 1
     assert lines[0].startswith("::error file=a%2Cb%3Ac.py,line=6,col=9,title=")
     assert lines[1].endswith("import os (see clean-exit-lint --explain import)")
@@ -173,8 +173,8 @@ def test_select_and_ignore_take_ids_and_codes(folder: Path, output: Output) -> N
     (folder / "dirty.py").write_text(DIRTY + "        print(1)\n        assert os\n")
 
     def rules(*arguments: str) -> set[str]:
-        said = json.loads(output("--format", "json", *arguments, ".")[1])
-        return {finding["rule"] for finding in said["findings"]}
+        printed = json.loads(output("--format", "json", *arguments, ".")[1])
+        return {finding["rule"] for finding in printed["findings"]}
 
     assert rules() == {"import", "log", "raise"}
     assert rules("--select", "import,CEX006") == {"import", "log"}
@@ -201,41 +201,41 @@ z = 1  # clean-exit-lint: ignore[no-such]
 def test_ignore_comment_hides_findings_of_its_statement(folder: Path, output: Output) -> None:
     """An unused comment is reported, and a string is not a comment."""
     (folder / "dirty.py").write_text(IGNORED)
-    code, said, _ = output("--format", "json", ".")
-    found = [(one["rule"], one["line"]) for one in json.loads(said)["findings"]]
+    code, printed, _ = output("--format", "json", ".")
+    found = [(one["rule"], one["line"]) for one in json.loads(printed)["findings"]]
     assert code == 1
     assert found == [("unused-ignore", line) for line in (5, 10, 11, 12)]
-    code, said, _ = output("--format", "json", "--ignore", "log,import", ".")
-    found = [(one["rule"], one["line"]) for one in json.loads(said)["findings"]]
+    code, printed, _ = output("--format", "json", "--ignore", "log,import", ".")
+    found = [(one["rule"], one["line"]) for one in json.loads(printed)["findings"]]
     assert ("unused-ignore", 5) not in found  # A rule that was not checked may be needed.
 
 
 def test_baseline_hides_known_findings_only(folder: Path, output: Output) -> None:
     """Moved findings stay known; one more of the same kind is new."""
-    code, said, _ = output("--write-baseline", "known.json", ".")
-    assert (code, said) == (0, "clean-exit-lint: known.json has 1 finding now\n")
+    code, printed, _ = output("--write-baseline", "known.json", ".")
+    assert (code, printed) == (0, "clean-exit-lint: known.json has 1 finding now\n")
     (folder / "dirty.py").write_text("# moved\n\n" + DIRTY)
     assert output("--baseline", "known.json", ".")[0] == 0
     (folder / "dirty.py").write_text(DIRTY + "\n\n" + DIRTY.replace("A", "B"))
-    code, said, _ = output("--baseline", "known.json", ".")
+    code, printed, _ = output("--baseline", "known.json", ".")
     assert code == 1
-    assert "1 finding in" in said
+    assert "1 finding in" in printed
     (folder / "dirty.py").write_text("")
-    code, said, noted = output("--baseline", "known.json", ".")
+    code, printed, notes = output("--baseline", "known.json", ".")
     assert code == 0
-    assert "1 finding of the baseline no longer found" in noted
+    assert "1 finding of the baseline no longer found" in notes
     (folder / "other.py").write_text("")
     for narrow in (["other.py"], ["--select", "log", "."], ["--exclude", "dirty.py", "."]):
         # Findings in files that were not checked may still exist.
-        code, _, noted = output("--baseline", "known.json", *narrow)
-        assert (code, noted) == (0, "")
+        code, _, notes = output("--baseline", "known.json", *narrow)
+        assert (code, notes) == (0, "")
     row = '{"path": "a", "rule": "b", "code": "c", "count": 1e999}'
     for wrong in ("[]", "{", '{"version": 9, "findings": []}', '{"version": 1, "findings": [1]}',
                   f'{{"version": 1, "findings": [{row}]}}', "[" * 100_000):  # fmt: skip
         (folder / "wrong.json").write_text(wrong)
-        code, said, noted = output("--baseline", "wrong.json", ".")
-        assert (code, said) == (2, ""), wrong
-        assert "baseline" in noted
+        code, printed, notes = output("--baseline", "wrong.json", ".")
+        assert (code, printed) == (2, ""), wrong
+        assert "baseline" in notes
     assert output("--baseline", "gone.json", ".")[0] == 2
     assert output("--write-baseline", "no/such/folder.json", ".")[0] == 2
 
@@ -257,8 +257,8 @@ def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> N
     toml.write_text('[tool.clean_exit_lint]\npaths = ["dirty.py"]\nignore = ["import"]\n')
     assert output()[0] == 0
     toml.write_text('[tool.clean-exit-lint]\nexclude = ["dirty.py"]\nformat = "json"\n')
-    code, said, _ = output(".")
-    assert (code, json.loads(said)["findings"]) == (0, [])
+    code, printed, _ = output(".")
+    assert (code, json.loads(printed)["findings"]) == (0, [])
     assert output("--format", "github", "dirty.py")[0] == 1
     toml.write_text('[tool.clean_exit_lint]\nselect = ["log"]\n')
     assert output(".")[0] == 0
@@ -270,8 +270,8 @@ def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> N
     assert output()[0] == 0
     toml.write_text('[tool.clean_exit_lint]\npaths = ["dirty.py"]\n')
     os.chdir(below)  # Paths are relative to the file with the settings.
-    code, said, _ = output()
-    assert (code, "1 finding in 1 file" in said) == (1, True)
+    code, printed, _ = output()
+    assert (code, "1 finding in 1 file" in printed) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -292,9 +292,9 @@ def test_wrong_setting_is_a_usage_error(table: str, folder: Path, output: Output
     if sys.version_info < (3, 11):
         pytest.importorskip("tomli")
     (folder / "pyproject.toml").write_text(table)
-    code, said, noted = output(".")
-    assert (code, said) == (2, "")
-    assert noted.startswith("clean-exit-lint: ")
+    code, printed, notes = output(".")
+    assert (code, printed) == (2, "")
+    assert notes.startswith("clean-exit-lint: ")
 
 
 def test_broken_file_without_the_table_is_ignored(folder: Path, output: Output) -> None:
@@ -303,8 +303,8 @@ def test_broken_file_without_the_table_is_ignored(folder: Path, output: Output) 
 
 
 def test_output_file_gets_the_report_and_stdout_the_summary(folder: Path, output: Output) -> None:
-    code, said, _ = output("--format", "json", "--output", "report.json", ".")
-    assert (code, said) == (1, "clean-exit-lint: 1 finding in 2 files: 1 import\n")
+    code, printed, _ = output("--format", "json", "--output", "report.json", ".")
+    assert (code, printed) == (1, "clean-exit-lint: 1 finding in 2 files: 1 import\n")
     assert len(json.loads((folder / "report.json").read_text())["findings"]) == 1
     assert output("--output", "no/such/folder", ".")[0] == 2
 
@@ -337,16 +337,16 @@ def test_ignore_comment_for_an_unselected_rule_is_not_unused(folder: Path) -> No
 
 
 def test_unknown_rule_error_lists_the_rules(output: Output) -> None:
-    said = {output(option, "nosuch", "a.py") for option in ("--select", "--ignore", "--explain")}
-    ((code, out, noted),) = said
+    printed = {output(option, "nosuch", "a.py") for option in ("--select", "--ignore", "--explain")}
+    ((code, out, notes),) = printed
     assert (code, out) == (2, "")
-    assert "unused-ignore" in noted
+    assert "unused-ignore" in notes
 
 
 def test_unused_ignore_has_an_explanation(folder: Path, output: Output) -> None:
     (folder / "a.py").write_text("x = 1  # clean-exit-lint: ignore[lgo]\n")
-    code, said, _ = output("--format", "json", "a.py")
-    (found,) = json.loads(said)["findings"]
+    code, printed, _ = output("--format", "json", "a.py")
+    (found,) = json.loads(printed)["findings"]
     assert (code, found["message"]) == (1, "there is no rule 'lgo'")
     assert output(*found["help"].split()[1:])[0] == 0
     assert "**Safe.**" in output("--explain", "CEX099")[1]
@@ -360,14 +360,14 @@ def test_names_with_line_feeds_and_invalid_utf8_work_in_every_format(
     Path(os.fsdecode(b"\xff.py")).write_bytes(heir)
     (folder / "two\nlines.py").write_text(SHORT)
     for form in FORMATS:
-        code, said, _ = output("--format", form, ".")
+        code, printed, _ = output("--format", form, ".")
         assert code == 1
         if form == "json":
-            assert len(json.loads(said)["findings"]) == 3
+            assert len(json.loads(printed)["findings"]) == 3
         elif form == "sarif":
-            json.loads(said)
+            json.loads(printed)
         else:
-            assert not [line for line in said.splitlines() if line.startswith("lines.py")]
+            assert not [line for line in printed.splitlines() if line.startswith("lines.py")]
     assert output("--write-baseline", "known.json", ".")[0] == 0
     assert output("--baseline", "known.json", ".")[0] == 0
 
@@ -389,14 +389,14 @@ def test_file_named_dash_is_read_with_its_folder(folder: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["dirty.py"], ["--explain", "import"]])
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "printed"),
     [(">/dev/full", "stdout: No space left on device"), (">&-", "stdout is closed")],
 )
 def test_unwritable_stdout_is_an_error_of_one_line(
-    folder: Path, arguments: list[str], where: str, said: str
+    folder: Path, arguments: list[str], where: str, printed: str
 ) -> None:
     done = run_command(["sh", "-c", f'"$@" {where}', "sh", *COMMAND, *arguments])
-    assert (done.returncode, done.stderr) == (2, f"clean-exit-lint: {said}\n")
+    assert (done.returncode, done.stderr) == (2, f"clean-exit-lint: {printed}\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
@@ -412,7 +412,7 @@ def test_ctrl_c_exits_with_130_and_no_traceback(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         ([""], "a PATH is empty"),
         (["--baseline", "damaged.json", "."], "was not written by"),
@@ -424,13 +424,13 @@ def test_ctrl_c_exits_with_130_and_no_traceback(folder: Path) -> None:
     ],
 )
 def test_wrong_usage_gets_one_line_and_changes_no_file(
-    folder: Path, output: Output, arguments: list[str], said: str
+    folder: Path, output: Output, arguments: list[str], printed: str
 ) -> None:
     row = {"path": "a", "rule": "b", "code": "c", "count": "many"}
     (folder / "damaged.json").write_text(json.dumps({"version": 1, "findings": [row]}))
-    code, _, noted = output(*arguments)
+    code, _, notes = output(*arguments)
     assert code == 2
-    assert said in noted
+    assert printed in notes
 
 
 SPREAD = """class A:
@@ -453,5 +453,5 @@ def test_ignore_comment_works_on_any_line_of_a_statement(
 
 def test_file_with_two_names_is_checked_once(folder: Path, output: Output) -> None:
     (folder / "spread.py").write_text(SPREAD.format("global"))
-    code, said, _ = output("spread.py", str(folder / "spread.py"))
-    assert (code, said) == (0, "clean-exit-lint: nothing found in 1 file\n")
+    code, printed, _ = output("spread.py", str(folder / "spread.py"))
+    assert (code, printed) == (0, "clean-exit-lint: nothing found in 1 file\n")

@@ -39,8 +39,8 @@ def test_flake8_reports_the_rules_and_applies_noqa(tmp_path: Path) -> None:
     (tmp_path / "torch_utils" / "__init__.py").write_text("raise RuntimeError('another one')\n")
     (tmp_path / "dirty.py").write_text(DIRTY, encoding="utf-8")
     (tmp_path / ".flake8").write_text(CONFIG)
-    said = flake8(tmp_path)
-    assert said.splitlines() == [
+    message = flake8(tmp_path)
+    assert message.splitlines() == [
         "dirty.py:3:14: CEX001 import: __del__: import os",
         "dirty.py:5:9: CEX006 log: __del__: print() prints",
     ]
