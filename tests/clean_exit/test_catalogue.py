@@ -163,7 +163,7 @@ def test_wheel_contains_commands_and_catalogues(tmp_path: Path) -> None:
     subprocess.run(["tar", "xzf", str(sdist)], cwd=tmp_path, check=True)
     (source,) = tmp_path.glob("torch_cleanup-*")
     build("wheel", source, tmp_path / "wheel of the sdist")
-    request = [("clean-exit", main, "hang"), ("clean-exit-lint", lint_main, "wait")]
+    questions = [("clean-exit", main, "hang"), ("clean-exit-lint", lint_main, "wait")]
     for folder in (tmp_path / "wheel", tmp_path / "wheel of the sdist"):
         (wheel,) = folder.glob("*.whl")
         installed = folder / "installed"
@@ -172,7 +172,7 @@ def test_wheel_contains_commands_and_catalogues(tmp_path: Path) -> None:
         (path,) = installed.glob("*.dist-info/entry_points.txt")
         entries.read(path)
         assert {key: entries[key[0]][key[1]] for key in ENTRY_POINTS} == ENTRY_POINTS
-        for name, command, entry in request:
+        for name, command, entry in questions:
             module, _, function = ENTRY_POINTS["console_scripts", name].partition(":")
             # -S: without the packages of this Python.
             program = f"import sys; sys.path.insert(0, {str(installed)!r}); "

@@ -283,8 +283,8 @@ exec {sys.executable} -I -S {program} '{missing}' run "$@"
     python.chmod(0o755)
     left = ["left-over-process"] if system == "no pidfd" else []
     cases = [*REPORTS, (LEFT_OVER, {}, [False, 0, 120 if left else 0, left])]
-    request = json.dumps([(command, options) for command, options, _ in cases])
-    done = run_command([sys.executable, str(program), missing, MODULE, str(python), request])
+    questions = json.dumps([(command, options) for command, options, _ in cases])
+    done = run_command([sys.executable, str(program), missing, MODULE, str(python), questions])
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         printed for *_, printed in cases

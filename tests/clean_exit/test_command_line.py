@@ -357,17 +357,17 @@ def test_report_in_a_read_only_folder_overwrites_but_does_not_create(
     assert "the report 'new.json' cannot be written: Permission denied" in new.stderr
 
 
-@pytest.mark.parametrize("request", [["--help"], ["--explain", "unraisable"]], ids=str)
-def test_closed_pipe_is_no_error_but_a_full_disk_is(request: list[str]) -> None:
+@pytest.mark.parametrize("options", [["--help"], ["--explain", "unraisable"]], ids=str)
+def test_closed_pipe_is_no_error_but_a_full_disk_is(options: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [*CHECKER, *request], stdout=writing, stderr=-1, env=ENVIRONMENT, check=False
+        [*CHECKER, *options], stdout=writing, stderr=-1, env=ENVIRONMENT, check=False
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
     for where in ("> /dev/full", ">&-"):
-        failed = run_command(["bash", "-c", f"{shlex.join([*CHECKER, *request])} {where}"])
+        failed = run_command(["bash", "-c", f"{shlex.join([*CHECKER, *options])} {where}"])
         assert (failed.returncode, failed.stderr.count("\n")) == (125, 1)
         assert failed.stderr.startswith("clean-exit: stdout cannot be written to: ")
 
