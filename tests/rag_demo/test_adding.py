@@ -1,4 +1,4 @@
-"""What an index is made of, command after command: files by any path, pipes, interruptions."""
+"""`rag-demo add`: files by any path, pipes, interruptions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def here(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> P
 TINY = ("", "")
 
 
-def test_one_file_by_any_path_is_one_source(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Added again by another path, from another folder, it replaces itself; so in answers too."""
+def test_file_added_by_another_path_replaces_itself(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (here / "sub").mkdir()
     file = here / "sub" / "x.md"
     file.write_text("music is played")
@@ -41,8 +42,7 @@ def test_one_file_by_any_path_is_one_source(here: Path, monkeypatch: pytest.Monk
         assert answer["place"].startswith(str(place))
 
 
-def test_path_in_a_record_is_not_a_file(here: Path) -> None:
-    """Records that tell of the same path are different texts; whatever "path" is."""
+def test_records_with_equal_path_fields_are_different_texts(here: Path) -> None:
     first: list[Any] = [
         {"id": "a", "text": "alpha", "path": "a.py"},
         {"id": "b", "text": "b", "path": ["x"]},
@@ -56,8 +56,8 @@ def test_path_in_a_record_is_not_a_file(here: Path) -> None:
     assert texts("i") == ["alpha", "b", "d", "gamma"]
 
 
-def test_text_that_a_file_lost_is_gone(here: Path) -> None:
-    """Of a file that was read and is empty now; but not of one that could not be read."""
+def test_add_removes_texts_that_a_file_no_longer_has(here: Path) -> None:
+    """An unreadable file keeps its texts."""
     (here / "sub").mkdir()
     for name in ("empty.md", "broken.md", "stays.md"):
         (here / "sub" / name).write_text(f"words of {name}")
@@ -68,8 +68,8 @@ def test_text_that_a_file_lost_is_gone(here: Path) -> None:
     assert texts("i") == ["words of broken.md", "words of stays.md"]
 
 
-def test_two_pipes_are_two_sources() -> None:
-    """The same text again is the same source; another one replaces nothing unasked."""
+def test_different_pipes_are_different_sources() -> None:
+    """The same text again is the same source."""
     index = ("index", "-", "--out", "i", *TINY)
     for _ in range(2):
         succeed(*index, stdin="one text of some length")
@@ -104,8 +104,8 @@ def interrupted(*arguments: str | Path) -> Result:
     return result
 
 
-def test_interrupted_index_is_not_added_to_before_it_is_whole(here: Path) -> None:
-    """It would pass for all of the source. The command that was interrupted goes on."""
+def test_add_to_an_incomplete_index_is_refused(here: Path) -> None:
+    """The interrupted command goes on."""
     for name in ("a", "b"):
         (here / name).mkdir()
         write_lines(here / name / "1.jsonl", [{"text": f"text {n} of {name}"} for n in range(2100)])
@@ -125,7 +125,7 @@ def test_interrupted_index_is_not_added_to_before_it_is_whole(here: Path) -> Non
     assert info("i")["finished"] and info("i")["texts"] == 4202
 
 
-def test_add_with_a_changed_model_names_the_command_that_helps(here: Path) -> None:
+def test_add_with_a_changed_model_names_the_index_command(here: Path) -> None:
     """`add` has no option --yes."""
     shutil.copytree(TINY[1], "model")
     (here / "a.md").write_text("words of a")
@@ -142,8 +142,8 @@ def test_add_with_a_changed_model_names_the_command_that_helps(here: Path) -> No
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_json_does_not_have_are_refused(here: Path, value: str) -> None:
-    """Before anything is embedded; in a folder, such a line is passed over."""
+def test_nan_and_infinity_are_refused(here: Path, value: str) -> None:
+    """Before anything is embedded; in a folder, such a line is skipped."""
     (here / "f").mkdir()
     (here / "f" / "c.jsonl").write_text(f'{{"text": "good"}}\n{{"text": "x", "v": [{value}]}}')
     assert "c.jsonl:2: not JSON" in fail("index", "f/c.jsonl", "--out", "i", *TINY)

@@ -51,9 +51,7 @@ def shell(script: str, *arguments: str | Path) -> tuple[int, str, str]:
         ("rag-demo", 0, ""),
     ],
 )
-def test_what_cannot_be_written_or_read_is_one_line(
-    saved: Path, script: str, code: int, wanted: str
-) -> None:
+def test_stream_error_is_one_line(saved: Path, script: str, code: int, wanted: str) -> None:
     returncode, _, stderr = shell(script, saved)
     assert returncode == code, stderr
     assert wanted in stderr
@@ -62,8 +60,7 @@ def test_what_cannot_be_written_or_read_is_one_line(
     assert info(saved)["texts"] == 2
 
 
-def test_shell_completion() -> None:
-    """As the documentation says: click's script, and its answers."""
+def test_shell_completion_lists_commands() -> None:
     script = "export _RAG_DEMO_COMPLETE; _RAG_DEMO_COMPLETE=bash_source rag-demo"
     assert "_rag_demo_completion" in shell(script)[1]
     script = "export _RAG_DEMO_COMPLETE COMP_WORDS='rag-demo ver' COMP_CWORD=1;"
@@ -91,8 +88,7 @@ def test_missing_packages_are_named(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("when", "code"), [("while it is imported", 130), ("when all is said", -signal.SIGINT)]
 )
-def test_ctrl_c_at_the_edges_shows_no_traceback(when: str, code: int) -> None:
-    """Before a command has begun, and while the interpreter ends."""
+def test_ctrl_c_during_import_and_exit_shows_no_traceback(when: str, code: int) -> None:
     result = run(
         """
         import atexit, signal, sys
@@ -147,7 +143,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), b"embedding" in shown)
 def test_progress_is_shown_on_a_terminal(
     tiny_model: Path, tmp_path: Path, show: str, stderr: str, is_seen: bool
 ) -> None:
-    """Also where another program reads stderr, which stays empty."""
+    """ "terminal" shows it when stderr is redirected, and leaves stderr empty."""
     (tmp_path / "x.txt").write_text("paris")
     where = "terminal" if stderr == "terminal" else str(tmp_path / "stderr")
     command = ["index", tmp_path / "x.txt", "--out", tmp_path / "i", "--model", tiny_model]
@@ -157,8 +153,7 @@ def test_progress_is_shown_on_a_terminal(
     assert where == "terminal" or Path(where).read_text() == ""
 
 
-def test_progress_without_a_terminal_is_no_error(tiny_model: Path, tmp_path: Path) -> None:
-    """As in a scheduled job; and clean-exit finds nothing."""
+def test_progress_without_a_terminal_shows_nothing(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("paris")
     command = ["index", tmp_path / "x.txt", "--out", tmp_path / "i", "--model", tiny_model]
     result = run_forked(MAIN, *map(str, command), "--progress", "terminal")

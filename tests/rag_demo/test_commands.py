@@ -66,14 +66,6 @@ def test_retrievers_give_the_same_answers(index: Path, mode: str) -> None:
     assert found[0]["results"]
 
 
-def test_folder_of_one_short_file(tmp_path: Path) -> None:
-    (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "x.txt").write_text("hi")
-    said = succeed("index", tmp_path / "s", "--out", tmp_path / "i", *TINY)
-    assert said.startswith("indexed 1 text of ")
-    assert texts(tmp_path / "i") == ["hi"]
-
-
 def test_index_says_how_many_texts_there_are_and_what_was_skipped(
     source: Path, tmp_path: Path
 ) -> None:
@@ -89,19 +81,8 @@ def test_index_says_how_many_texts_there_are_and_what_was_skipped(
     assert "unchanged" in succeed(*command)
 
 
-def test_long_document_is_found_by_its_passage(tmp_path: Path) -> None:
-    text = "the capital of france . " * 60 + "\n\n" + "give memory back . " * 40
-    write_lines(tmp_path / "c.jsonl", [{"id": "long", "text": text}])
-    succeed("index", tmp_path / "c.jsonl", "--out", tmp_path / "i", *TINY, "--dtype", "bfloat16")
-    (answer,) = search(tmp_path / "i", "give memory back", "--mode", "dense")[0]["results"]
-    start, stop = answer["passage"]
-    assert answer["text"] == text
-    assert "give memory back" in text[start:stop]
-    assert stop - start <= 800
-
-
-def test_lines_for_a_pipe(index: Path) -> None:
-    """A line for each answer, with tabs; a heading for each of several questions."""
+def test_search_prints_tab_separated_lines_to_a_pipe(index: Path) -> None:
+    """Each of several questions has a heading."""
     lines = succeed("search", index, "Paris", "record 2", "--top-k", "2").splitlines()
     assert [line for line in lines if line.startswith("#")] == ["# Paris", "# record 2"]
     rank, score, place, text = lines[1].split("\t")
@@ -110,8 +91,8 @@ def test_lines_for_a_pipe(index: Path) -> None:
     assert succeed("search", index, "Paris", "--top-k", "1").count("\n") == 1
 
 
-def test_results_are_printed_as_a_table(index: Path) -> None:
-    """Scores and sources, which a long path makes wrap; brackets are no markup."""
+def test_search_prints_a_table(index: Path) -> None:
+    """A long path wraps; brackets are not markup."""
     shown = succeed("search", index, "the [of] Paris?", "--format", "table")
     assert "the [of] Paris?" in shown
     assert "score" in shown
@@ -141,7 +122,7 @@ def test_where_filters_results(index: Path, conditions: list[str], years: list[i
     assert sorted(each["metadata"]["year"] for each in found["results"]) == years
 
 
-def test_min_score_is_of_cosines(index: Path) -> None:
+def test_min_score_compares_cosines(index: Path) -> None:
     (everything,) = search(index, "record number 2", "--top-k", "9", "--min-score", "-1")
     (best,) = search(index, "record number 2", "--top-k", "9", "--min-score", "0.99999")
     assert len(best["results"]) == 1 < len(everything["results"])
@@ -150,7 +131,7 @@ def test_min_score_is_of_cosines(index: Path) -> None:
     assert "None" not in shown
 
 
-def test_context_is_of_the_same_file(source: Path, tmp_path: Path) -> None:
+def test_context_shows_passages_of_the_same_file(source: Path, tmp_path: Path) -> None:
     words = [f"word{n} " * 40 for n in range(5)]
     (source / "long.txt").write_text("\n\n".join(words))
     out = tmp_path / "i"
@@ -162,20 +143,20 @@ def test_context_is_of_the_same_file(source: Path, tmp_path: Path) -> None:
     assert "word3" in succeed("search", out, "word2", *options)
 
 
-def test_questions_from_a_pipe(index: Path) -> None:
+def test_search_reads_questions_from_a_pipe(index: Path) -> None:
     lines = succeed("search", index, "--json", stdin="Paris\n\n8443\n").splitlines()
     assert [json.loads(line)["question"] for line in lines] == ["Paris", "8443"]
 
 
-def test_questions_at_a_terminal(index: Path) -> None:
+def test_search_prompts_at_a_terminal(index: Path) -> None:
     shown = succeed("search", index, "--top-k", "1", stdin=Terminal("Paris\n\n8443\n"))
     assert shown.count("question> ") == 4
     assert "Paris, Rome" in shown
     assert "8443" in shown
 
 
-def test_add_and_delete(index: Path, tmp_path: Path) -> None:
-    """What is there stays; a file that is added again is replaced."""
+def test_add_and_delete_change_an_index(index: Path, tmp_path: Path) -> None:
+    """A file that is added again is replaced."""
     before = texts(index)
     more = tmp_path / "server.md"
     for content in ("Another file of the same name.", "It has changed."):
@@ -212,8 +193,8 @@ def made_by_a_program(tmp_path: Path) -> Path:
     return tmp_path / "made"
 
 
-def test_delete_changes_nothing_of_what_stays(made_by_a_program: Path) -> None:
-    """Also where that was embedded as a whole; the model need not be there."""
+def test_delete_keeps_other_documents_unchanged(made_by_a_program: Path) -> None:
+    """It does not need the model."""
     before = documents(made_by_a_program)["l"]
     succeed("delete", made_by_a_program, "s")
     after = documents(made_by_a_program)
@@ -221,10 +202,9 @@ def test_delete_changes_nothing_of_what_stays(made_by_a_program: Path) -> None:
     assert (after["l"]["metadata"], after["l"]["passage"]) == ({"n": 2}, None)
 
 
-def test_texts_of_a_program_are_not_dropped_unasked(
+def test_index_keeps_texts_of_a_program_without_yes(
     made_by_a_program: Path, tmp_path: Path
 ) -> None:
-    """After something was added, the index is of that and of what the program put there."""
     other = tmp_path / "other.txt"
     other.write_text("other words")
     for _ in range(2):
@@ -234,8 +214,8 @@ def test_texts_of_a_program_are_not_dropped_unasked(
     assert len(texts(made_by_a_program)) == 3
 
 
-def test_standard_input_as_source(tmp_path: Path) -> None:
-    """Text, or JSON lines; two texts that are added this way are two."""
+def test_index_reads_standard_input(tmp_path: Path) -> None:
+    """Text or JSON lines."""
     out, first = tmp_path / "i", '{"id": "a", "body": "from lines"}\n'
     succeed("index", "-", "--out", out, "--text-field", "body", *TINY, stdin=first)
     succeed("add", out, "-", stdin="one text")
@@ -243,8 +223,8 @@ def test_standard_input_as_source(tmp_path: Path) -> None:
     assert texts(out) == ["another text", "from lines", "one text"]
 
 
-def test_another_index_is_not_replaced_unasked(index: Path, tmp_path: Path) -> None:
-    """Of another source or model; --yes replaces it, and so does an answer at a terminal."""
+def test_index_replaces_another_index_only_after_confirmation(index: Path, tmp_path: Path) -> None:
+    """With --yes or an answer at a terminal."""
     other, moved = tmp_path / "other.txt", tmp_path / "other"
     other.write_text("other words")
     shutil.copytree(TINY[1], moved)
@@ -263,8 +243,7 @@ def test_another_index_is_not_replaced_unasked(index: Path, tmp_path: Path) -> N
     assert documents(index) == before
 
 
-def test_model_that_has_moved_is_named(tmp_path: Path) -> None:
-    """It is known by its content."""
+def test_model_option_names_a_moved_model(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("the capital of france is paris")
     before, now, index = (tmp_path / name for name in ("model", "moved", "index"))
     shutil.copytree(TINY[1], before)
@@ -277,10 +256,7 @@ def test_model_that_has_moved_is_named(tmp_path: Path) -> None:
         succeed(*command, "--model", now)
 
 
-def test_cache_that_cannot_be_used_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The work is done without it; --no-cache does not look at it."""
+def test_unusable_cache_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cache = tmp_path / "rag-demo" / "embeddings.sqlite"
     cache.parent.mkdir()
@@ -295,8 +271,8 @@ def test_cache_that_cannot_be_used_is_said_once(
     assert rag_demo(*command, "--yes", "--no-cache").stderr == ""
 
 
-def test_escapes_are_not_printed(tmp_path: Path) -> None:
-    """Those of texts, names and models reach the terminal on no way."""
+def test_escape_sequences_are_not_printed(tmp_path: Path) -> None:
+    """From texts, names and models."""
     evil = "\x1b]0;title\x07"
     folder, model = tmp_path / f"so{evil}urce", tmp_path / f"mo{evil}del"
     folder.mkdir()
@@ -318,14 +294,14 @@ def test_escapes_are_not_printed(tmp_path: Path) -> None:
         assert not {"\x1b", "\x07", "\ud800"} & set(result.stdout + result.stderr), str(result)
 
 
-def test_help_without_arguments() -> None:
+def test_command_without_arguments_shows_help() -> None:
     shown = succeed()
     assert shown.startswith("Usage: rag-demo")
     for command in ("index", "add", "delete", "search", "info", "verify", "evaluate", "demo"):
         assert f"\n  {command} " in shown
 
 
-def test_mistakes_are_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -> None:
+def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -> None:
     empty, out = tmp_path / "empty", tmp_path / "out"
     empty.mkdir()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")

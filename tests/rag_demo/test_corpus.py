@@ -1,4 +1,4 @@
-"""What `rag-demo index` reads out of folders, files, JSON lines and packages."""
+"""How `rag-demo index` reads folders, files, JSON lines and packages."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def error(source: str | Path) -> str:
     return fail("index", source, "--out", "index", "--yes", *TINY)
 
 
-def test_folder(tmp_path: Path) -> None:
-    """Every known kind of file is read; markup is not text; hidden and other files are not read."""
+def test_folder_is_read(tmp_path: Path) -> None:
+    """Every known kind of file, without markup; hidden and other files are skipped."""
     (tmp_path / "deep").mkdir()
     (tmp_path / "a.md").write_text("# Caches\n\nThe cache holds unused blocks of memory.\n")
     (tmp_path / "deep" / "b.txt").write_text("Plain words about the garbage collector.\n")
@@ -59,8 +59,8 @@ def test_folder(tmp_path: Path) -> None:
     assert "skipped 1: 1 .png of an unknown kind (image.png)" in said
 
 
-def test_more_kinds_of_files(tmp_path: Path) -> None:
-    """A README without a suffix, long names of kinds, notebooks, JSON lines; each has a place."""
+def test_other_kinds_of_files_are_read(tmp_path: Path) -> None:
+    """A README without a suffix, long suffixes, notebooks, JSON lines; each has a place."""
     (tmp_path / "README").write_text("Read me first.")
     (tmp_path / "b.markdown").write_text("# Long name\n\nOf a suffix that is used as well.\n")
     cells = [
@@ -92,15 +92,15 @@ def test_files_in_other_encodings_are_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\r\n# A\r\n\r\nwords\r\n", b"\xef\xbb\xbf# A\n\nwords\n"])
-def test_line_ends_and_marks_of_windows(tmp_path: Path, content: bytes) -> None:
+def test_windows_line_ends_and_marks_are_removed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.md").write_bytes(content)
     ((document,), _) = (list(each) for each in (read(tmp_path)[0].values(), ""))
     assert document["metadata"]["title"] == "A"
     assert document["text"] == "# A\n\nwords"
 
 
-def test_json_lines(tmp_path: Path) -> None:
-    """Text, title and id have their meaning, and the rest is metadata; an id of null is none."""
+def test_json_lines_are_read(tmp_path: Path) -> None:
+    """Text, title and id have their meaning; other fields are metadata."""
     path = tmp_path / "corpus.jsonl"
     records: list[dict[str, Any]] = [
         {"_id": "7", "title": "T", "text": "body", "lang": "en"},
@@ -139,8 +139,7 @@ def test_bad_json_line_is_named(tmp_path: Path, content: str, messages: list[str
     assert all(message in said for message in messages), said
 
 
-def test_package_is_read_and_not_imported() -> None:
-    """Docstrings come from the source."""
+def test_package_is_read_without_an_import() -> None:
     import sys
 
     sys.modules.pop("this", None)
@@ -148,18 +147,6 @@ def test_package_is_read_and_not_imported() -> None:
     assert any(each["metadata"]["title"] == "json.dumps" for each in found.values())
     rag_demo("index", "this", "--out", "other", *TINY)
     assert "this" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("no_such_package", "neither a file or folder here nor an installed package"),
-        ("./no/such/folder", "does not exist"),
-        ("sys", "no Python source"),
-    ],
-)
-def test_unknown_source_is_named(source: str, message: str) -> None:
-    assert message in error(source)
 
 
 def test_unknown_kind_of_file_is_refused_with_those_that_are_read(tmp_path: Path) -> None:
@@ -185,8 +172,7 @@ def test_long_file_is_cut_into_passages_with_places_and_headings(tmp_path: Path)
     assert whole == "".join(text.split())
 
 
-def test_docstrings_of_c_extensions(tmp_path: Path) -> None:
-    """Documentation that is registered by a call is found."""
+def test_registered_docstrings_of_c_extensions_are_read(tmp_path: Path) -> None:
     (tmp_path / "docs.py").write_text(
         'add_docstr(torch.mm, r"""\nmm(a, b) -> Tensor\n\nMultiplies :attr:`a` by b.\n""")\n'
         "add_docstr(f, 'first one'); add_docstr(g, 'second one')\n"
@@ -198,7 +184,7 @@ def test_docstrings_of_c_extensions(tmp_path: Path) -> None:
     assert len(texts) == len(found) == 3
 
 
-def test_ids_of_many_documents_at_one_place_differ(tmp_path: Path) -> None:
+def test_documents_on_one_line_have_different_ids(tmp_path: Path) -> None:
     calls = [f"add_docstr(f{n}, 'number {n}')" for n in range(2_000)]
     (tmp_path / "a.py").write_text("; ".join(calls))
     found, _ = read(tmp_path)
@@ -233,8 +219,8 @@ def pdf_of(*pages: str) -> bytes:
     return (content + head + trailer).encode("ascii")
 
 
-def test_pdf_pages_are_places(tmp_path: Path) -> None:
-    """A damaged file is named, and does not end the run."""
+def test_pdf_results_name_the_page(tmp_path: Path) -> None:
+    """A damaged file is skipped."""
     pytest.importorskip("pypdf", reason="the extra pdf is not installed")
     (tmp_path / "a.pdf").write_bytes(
         pdf_of("The first page is about memory.", "The second page is about the port.")
@@ -252,8 +238,7 @@ def command(*arguments: str | Path, before: str) -> Any:
     return run_forked(program, *map(str, arguments), quick_end=True)
 
 
-def test_pdf_without_its_library(tmp_path: Path) -> None:
-    """It is said what to install, at the end for a folder and as an error for a file."""
+def test_pdf_without_pypdf_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(pdf_of("words"))
     (tmp_path / "a.txt").write_text("words")
     without = "import sys; sys.modules['pypdf'] = None"
@@ -278,8 +263,8 @@ sys.addaudithook(refuse)
 """
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """Files, folders, links to nothing, pipes, what is too large: none of them ends the run."""
+def test_unreadable_files_are_listed(tmp_path: Path) -> None:
+    """Files, folders, dangling links, pipes, and files that are too large."""
     (tmp_path / "good.txt").write_text("words")
     (tmp_path / "secret.txt").write_text("words")
     (tmp_path / "locked").mkdir()
@@ -304,8 +289,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert named in result.stderr, named
 
 
-def test_chosen_files(tmp_path: Path) -> None:
-    """Patterns for names and paths; what is included is read whatever its suffix."""
+def test_include_and_exclude_select_files(tmp_path: Path) -> None:
+    """An included file of any suffix is read."""
     (tmp_path / "sub").mkdir()
     for name in ("a.md", "a.log", "sub/b.md", "sub/c.txt"):
         (tmp_path / name).write_text(f"words of {name}")
@@ -329,7 +314,7 @@ def test_index_within_the_folder_is_not_read(tmp_path: Path) -> None:
     assert "1 folder that is a saved index (index/)" in result.stderr
 
 
-def test_list_of_what_was_skipped_stays_short(tmp_path: Path) -> None:
+def test_list_of_skipped_files_stays_short(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("words")
     (tmp_path / "log.jsonl").write_text("no JSON\n" * 5_000)
     for number in range(300):

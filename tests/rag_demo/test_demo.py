@@ -1,4 +1,4 @@
-"""The whole path on real text: index, ask, find the known answer, give everything back."""
+"""The whole path on real text: index, search, release everything."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ KNOWN = {
 }
 
 
-def test_known_answers_are_found_and_the_memory_is_given_back(tmp_path: Path) -> None:
-    """By both retrievers, in the documentation of a package of torch."""
+def test_known_answers_are_found_and_memory_is_released(tmp_path: Path) -> None:
     succeed("index", "torch.cuda", "--out", tmp_path / "index")
     assert info(tmp_path / "index")["texts"] > 100
     with SafePyTorchCleanup() as scope:
@@ -40,8 +39,7 @@ def test_known_answers_are_found_and_the_memory_is_given_back(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("demo")
-def test_demo_compares_the_ways_to_give_memory_back() -> None:
-    """It answers its questions, and leaves cleanly."""
+def test_demo_compares_ways_to_release_memory() -> None:
     result = run("from rag_demo.cli import main; main()", "demo", "--top-k", "3")
     assert_clean(result)
     assert "torch.cuda.memory.empty_cache" in result.stdout

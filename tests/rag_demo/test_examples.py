@@ -1,4 +1,4 @@
-"""Each example with a retriever runs, prints what it should, and leaves cleanly."""
+"""Each example with a retriever runs, prints its results, and exits cleanly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def assert_clean(report: ExitReport) -> None:
     assert (report.exit_code, report.stderr) == (0, ""), f"{report}\n{report.stderr}"
 
 
-def test_own_model_is_closed_although_one_is_forgotten() -> None:
+def test_forgotten_own_model_is_closed() -> None:
     report = run(str(EXAMPLES / "own_model.py"))
     assert_clean(report)
     assert report.stdout == "heap\nclosed: True and True\n"

@@ -1,4 +1,4 @@
-"""A change that is interrupted, fails or is refused has happened as a whole or not at all."""
+"""A change that is interrupted, fails or is refused is all or nothing."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ PLACES = pytest.mark.parametrize(
 
 @PLACES
 @pytest.mark.parametrize("name", CHANGES)
-def test_interrupted_change_has_happened_or_not(
+def test_interrupted_change_is_all_or_nothing(
     kind: Any, options: Any, name: str, at_most: int
 ) -> None:
     check_change(lambda: used(kind, options), *CHANGES[name], at_most=at_most)
 
 
 @PLACES
-def test_interrupted_load_has_happened_or_not(
+def test_interrupted_load_is_all_or_nothing(
     kind: Any, options: Any, at_most: int, tmp_path: Path
 ) -> None:
     with used(kind, options) as other:
@@ -135,7 +135,6 @@ def test_interrupted_load_has_happened_or_not(
 def test_interrupted_search_changes_no_answer(
     kind: Any, options: Any, at_most: int, tmp_path: Path
 ) -> None:
-    """Of an index that was opened and changed, so that much is prepared by the first search."""
     with used(kind, options) as other:
         other.save(tmp_path / "index")
 
@@ -155,7 +154,7 @@ def raise_memory_error() -> None:
 
 @pytest.mark.parametrize("name", ["replace", "delete most"])
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_change_without_memory_has_happened_or_not(kind: Any, options: Any, name: str) -> None:
+def test_change_out_of_memory_is_all_or_nothing(kind: Any, options: Any, name: str) -> None:
     change, after = CHANGES[name]
 
     def try_to_change(retriever: Any) -> None:
@@ -175,7 +174,7 @@ class Naive(PyTorchGPURetriever):
         return super().add(texts, metadata, ids, **options)
 
 
-def test_naive_change_is_found_to_be_half_done() -> None:
+def test_check_notices_a_half_done_change() -> None:
     with pytest.raises(AssertionError, match="neither the old state nor the new one"):
         check_change(lambda: used(Naive, {"device": "cpu"}), *CHANGES["replace"], at_most=QUICK)
 
@@ -229,7 +228,7 @@ class Short(Hashed):
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_vectors_of_another_dimension_are_refused(kind: Any, options: Any) -> None:
-    """Of documents and of questions; an empty retriever takes any."""
+    """An empty retriever accepts any dimension."""
     with used(kind, options) as retriever:
         retriever.embedding_model = Short()
         for mode in ("dense", "hybrid"):
@@ -246,7 +245,7 @@ def test_vectors_of_another_dimension_are_refused(kind: Any, options: Any) -> No
 
 
 def test_failed_load_changes_nothing(tmp_path: Path) -> None:
-    """Of an index that is not there, or that the memory budget has no room for."""
+    """Of a missing index, and of one that the memory budget cannot hold."""
     with used(*KINDS[1].values) as retriever:
         retriever.save(tmp_path / "index")
     with used(PyTorchGPURetriever, {"device": "cpu", "memory_budget": 100}) as retriever:

@@ -1,4 +1,4 @@
-"""`rag-demo index`, again and again: what is embedded, kept, and saved when something ends it."""
+"""`rag-demo index` again and again: updates, interruptions, concurrent runs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def texts(folder: Path) -> dict[str, str]:
     return {name.rpartition("#")[2]: each["text"] for name, each in documents(folder).items()}
 
 
-def test_index_follows_its_source(command: list[str | Path], tmp_path: Path) -> None:
-    """A changed text, a new one, one that went; metadata are taken as they are now."""
+def test_index_command_updates_changed_new_and_removed_texts(
+    command: list[str | Path], tmp_path: Path
+) -> None:
     write(tmp_path, 100)
     assert "unchanged" not in succeed(*command)
     write(tmp_path, 101, **{"7": "text 7 new", "50": ""})
@@ -62,7 +63,6 @@ def nearest(folder: Path, text: str, count: int) -> list[dict[str, Any]]:
 
 
 def test_changed_title_is_embedded_again(command: list[str | Path], tmp_path: Path) -> None:
-    """It is part of each passage of a long text."""
     long = "A sentence of some length, for a start. " * 60
     records = [{"id": "long", "text": long}, {"id": "short", "text": "Few words"}]
     write_lines(tmp_path / "s.jsonl", records)
@@ -81,10 +81,9 @@ def start(zygotes: Zygotes, tmp_path: Path, *command: str | Path) -> int:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_run_saves_what_was_done_and_goes_on(
+def test_interrupted_run_keeps_its_work_and_goes_on(
     command: list[str | Path], tmp_path: Path, number: int, code: int
 ) -> None:
-    """The source is a pipe, which says when the second batch is read."""
     lines = [f'{{"id": "{n}", "text": "text {n}"}}\n' for n in range(BATCHES)]
     command[1] = "-"
     program = """
@@ -125,10 +124,9 @@ def test_interrupted_run_saves_what_was_done_and_goes_on(
     assert info(tmp_path / "i")["finished"] is True
 
 
-def test_bad_line_after_many_good_ones_is_found_first(
+def test_bad_line_is_found_before_anything_is_embedded(
     command: list[str | Path], tmp_path: Path
 ) -> None:
-    """Nothing is embedded, and there is no index."""
     write(tmp_path, 100)
     with (tmp_path / "s.jsonl").open("a") as file:
         file.write("{")
@@ -137,7 +135,6 @@ def test_bad_line_after_many_good_ones_is_found_first(
 
 
 def test_second_run_into_a_folder_is_refused(command: list[str | Path], tmp_path: Path) -> None:
-    """Before any work; the first one goes on."""
     write(tmp_path, 10)
     succeed(*command)
     write(tmp_path, 30_000)
@@ -208,8 +205,7 @@ assert peaks[1] - peaks[0] < 40e6, peaks
 
 
 @pytest.mark.slow
-def test_memory_is_that_of_a_batch(tiny_model: Path, tmp_path: Path) -> None:
-    """Ten times as many documents of a kilobyte take hardly more."""
+def test_ingestion_takes_the_memory_of_a_batch(tiny_model: Path, tmp_path: Path) -> None:
     for name, count in (("few", 2100), ("many", 20_000)):
         write_lines(tmp_path / name, [{"text": f"{n} {'x' * 990}"} for n in range(count)])
         (tmp_path / name).rename(tmp_path / f"{name}.jsonl")

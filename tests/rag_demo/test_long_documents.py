@@ -1,4 +1,4 @@
-"""Long documents: embedded by passage too, found by the best of them, and still one document."""
+"""Long documents: embedded by passage, found by the best one, and still one document."""
 
 from __future__ import annotations
 
@@ -81,8 +81,7 @@ def brute_force(texts: list[str], query: str) -> list[tuple[str, float]]:
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 10_000), top_k=st.integers(1, 14), word=st.sampled_from(WORDS))
 @settings(max_examples=10, deadline=None)
-def test_documents_score_as_their_best_passage(kind: Any, seed: int, top_k: int, word: str) -> None:
-    """As many documents as were asked for, each once, in the order that brute force finds."""
+def test_document_scores_as_its_best_passage(kind: Any, seed: int, top_k: int, word: str) -> None:
     texts = collection(seed)
     with kind(WordCounts()) as retriever:
         retriever.add(texts, ids=[f"{n:02}" for n in range(len(texts))], passages=True)
@@ -98,8 +97,7 @@ def test_documents_score_as_their_best_passage(kind: Any, seed: int, top_k: int,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_end_of_a_long_document_is_found(kind: Any) -> None:
-    """What a model does not read of a whole is found by its passage; without passages it is not."""
+def test_end_of_a_long_document_is_found_by_its_passage(kind: Any) -> None:
     text = "Title\n\n" + "alpha bravo. " * 100 + "\n\n" + "kilo lima. " * 60
     for passages in (True, False):
         with kind(WordCounts()) as retriever:
@@ -119,8 +117,7 @@ def test_end_of_a_long_document_is_found(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_changes_filters_and_words(kind: Any, tmp_path: Path) -> None:
-    """Passages go with their document, are filtered with it, and come back from the disk."""
+def test_passages_follow_changes_filters_and_saves(kind: Any, tmp_path: Path) -> None:
     texts = collection(3)
     names = [f"{n:02}" for n in range(len(texts))]
     with kind(WordCounts()) as retriever:
@@ -149,7 +146,7 @@ def test_changes_filters_and_words(kind: Any, tmp_path: Path) -> None:
 
 
 def test_passages_cover_the_text() -> None:
-    """Nothing of a long text is in no passage; a short one has none; titles stand before them."""
+    """A short text has none; the title is put before them."""
     text = "Title\n" + collection(5)[1] * 3
     whole, *passages = embedded_of(text)
     assert whole == text
@@ -169,8 +166,7 @@ def test_passages_cover_the_text() -> None:
     assert untitled == [whole, *passages]
 
 
-def test_document_is_not_found_twice() -> None:
-    """A long text of one word has many passages, all of which score best."""
+def test_document_with_equal_passages_is_found_once() -> None:
     text = " ".join(["alpha"] * 1000)
     assert len(embedded_of(text)) > 3
     with PyTorchGPURetriever(WordCounts(), device="cpu") as retriever:

@@ -1,4 +1,4 @@
-"""A retriever with a memory budget gives the answers of one without."""
+"""A memory budget does not change the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_index_larger_than_the_memory_budget_is_exact(tmp_path: Path) -> None:
         check_all(retriever, index, 7)
 
 
-def test_answers_among_more_near_ties_than_the_budget_has_room_for_are_exact() -> None:
+def test_near_ties_beyond_the_budget_are_exact() -> None:
     documents = 1 + 1e-4 * normal(40_000, 16)
     model = GivenVectors(documents, 1 + 0.01 * normal(32, 16, seed=1))
     with OnCpu(model, memory_budget=4 << 20) as retriever:
@@ -35,8 +35,7 @@ def test_answers_among_more_near_ties_than_the_budget_has_room_for_are_exact() -
 
 
 @pytest.mark.parametrize("kind", ["mps", "xpu"])
-def test_other_devices_are_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their own module: a buffer that is copied must not be filled again before."""
+def test_streaming_waits_for_other_devices(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[str] = []
     monkeypatch.setattr(getattr(torch, kind), "synchronize", lambda: waited.append(kind))
     wait_for_device(torch.device(kind))

@@ -1,4 +1,4 @@
-"""Texts that others wrote cannot drive a terminal."""
+"""Texts from documents cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ EVERYTHING = "".join(map(chr, [*range(0x3000), *range(0xD700, 0x10000)]))
 
 
 @pytest.mark.parametrize("layout", ["plain", "table"])
-def test_no_character_that_a_terminal_obeys_is_printed(
-    layout: str, tmp_path: Path, tiny_model: Path
-) -> None:
-    """No control character but the line's end and the tab, no change of direction, no half pair."""
+def test_control_characters_are_escaped(layout: str, tmp_path: Path, tiny_model: Path) -> None:
     parts = [EVERYTHING[start : start + 60] for start in range(0, len(EVERYTHING), 60)]
     records = [{"text": f"words {part}"} for part in parts]
     source = write_lines(tmp_path / "c.jsonl", [*records, {"text": "Zürich 漢字 \U0001f600"}])

@@ -1,4 +1,4 @@
-"""Loading, replacing and closing: a closed retriever holds nothing, answers are of one index."""
+"""Loading, replacing and closing a retriever."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def no_collection() -> Iterator[None]:
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(("kind", "is_empty"), [*((kind, True) for kind in KINDS), (Keeps, False)])
 def test_closed_retriever_holds_nothing(kind: Any, is_empty: bool) -> None:
-    """Neither texts nor what was made of them, and no cycle has to be collected first."""
+    """Neither texts nor derived data, and without a garbage collection."""
     with kind(Model()) as first:  # Imports what is needed, and fills the caches of libraries.
         fill(first, texts_to_add())
     retriever, texts = kind(Model()), texts_to_add()
@@ -127,8 +127,7 @@ def test_closed_retriever_has_no_files_open(kind: Any, tmp_path: Path) -> None:
     assert not files_open_in(tmp_path)
 
 
-def test_no_waiting_thread_is_reported_as_a_holder(tmp_path: Path) -> None:
-    """What is released is gone, whichever threads of the program wait in code of C."""
+def test_waiting_thread_is_not_reported_as_a_holder(tmp_path: Path) -> None:
     lines: queue.SimpleQueue[None] = queue.SimpleQueue()
     waiting = threading.Thread(target=lines.get)
     waiting.start()
@@ -145,7 +144,6 @@ def test_no_waiting_thread_is_reported_as_a_holder(tmp_path: Path) -> None:
 
 
 def test_close_empties_the_tensor_in_place() -> None:
-    """A variable that names the tensor keeps no memory."""
     retriever = PyTorchGPURetriever(Model())
     fill(retriever, texts_to_add())
     tensor = retriever.embeddings_tensor
@@ -172,7 +170,9 @@ def test_close_empties_the_faiss_index_in_place() -> None:
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int3"}, {"memory_budget": 0}])
-def test_half_built_retriever_is_silent(options: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_retriever_with_wrong_options_logs_nothing(
+    options: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(ValueError, match="must be"):
         PyTorchGPURetriever(Model(), **options)
     gc.collect()
@@ -210,8 +210,8 @@ print(json.dumps(growth))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["PyTorchGPURetriever", "FaissRetriever"])
-def test_a_hundred_rounds_leave_nothing(kind: str, tmp_path: Path) -> None:
-    """From the tenth round on: at most 1 MB more in all, and no thread and no file more."""
+def test_hundred_rounds_leak_nothing(kind: str, tmp_path: Path) -> None:
+    """From the tenth round on: at most 1 MB, no thread and no file."""
     folders = [str(make_index(tmp_path / name, name, 20_000)) for name in ("a", "bb")]
     result = run_forked(ROUNDS.format(kind=kind), *folders)
     assert (result.returncode, result.stderr) == (0, ""), str(result)
@@ -250,8 +250,7 @@ def test_searches_while_the_index_is_replaced_are_of_one_index(kind: Any, tmp_pa
     assert seen == {"a", "b"}
 
 
-def test_index_that_is_open_stays_when_it_is_replaced_on_disk(tmp_path: Path) -> None:
-    """Only a retriever that opens it afterwards has the new one."""
+def test_open_index_is_not_affected_by_its_replacement(tmp_path: Path) -> None:
     folder = make_index(tmp_path / "i", "a", 500)
     with PyTorchGPURetriever(Model(), device="cpu") as old:
         old.load(folder)
@@ -306,8 +305,8 @@ with PyTorchGPURetriever(Model(), device="cpu", memory_budget=budget) as retriev
 
 
 @pytest.mark.slow
-def test_opening_is_cheap_and_the_memory_budget_is_kept(tmp_path: Path) -> None:
-    """One query, 512, a filter, words, both, and changes; without a budget it is exceeded."""
+def test_memory_budget_limits_every_operation(tmp_path: Path) -> None:
+    """Without a budget it is exceeded; opening is cheap."""
     count, budget = 60_000, 32 << 20
     found = {}
     for option in ("0", str(budget), "None"):

@@ -63,7 +63,7 @@ def bytes_of_vectors(folder: Path) -> int:
 
 
 @BOTH
-def test_saving_again_writes_the_change_only(kind: Any, tmp_path: Path) -> None:
+def test_second_save_writes_only_the_changes(kind: Any, tmp_path: Path) -> None:
     folder = tmp_path / "index"
     with kind(Hashed()) as retriever:
         add(retriever)
@@ -87,7 +87,7 @@ def test_saving_again_writes_the_change_only(kind: Any, tmp_path: Path) -> None:
 
 
 @BOTH
-def test_loaded_index_is_saved_into_its_folder_by_its_changes(kind: Any, folder: Path) -> None:
+def test_save_after_load_writes_only_the_changes(kind: Any, folder: Path) -> None:
     before = bytes_of_vectors(folder)
     with kind(Hashed()) as retriever:
         retriever.load(folder)
@@ -98,8 +98,7 @@ def test_loaded_index_is_saved_into_its_folder_by_its_changes(kind: Any, folder:
 
 
 @BOTH
-def test_change_of_another_process_is_not_taken_for_ones_own(kind: Any, folder: Path) -> None:
-    """A retriever that saves into a folder that was written since writes all that it has."""
+def test_save_after_a_change_by_another_process_writes_everything(kind: Any, folder: Path) -> None:
     with kind(Hashed()) as first, kind(Hashed()) as second:
         first.load(folder)
         second.load(folder)
@@ -112,8 +111,8 @@ def test_change_of_another_process_is_not_taken_for_ones_own(kind: Any, folder: 
         assert len(first) == 101
 
 
-def test_loaded_index_stays_though_it_was_looked_at_again_before_it_changed(tmp_path: Path) -> None:
-    """POSIX locks of a process on a file are gone when it closes the file anywhere."""
+def test_second_reader_does_not_drop_the_locks_of_the_first(tmp_path: Path) -> None:
+    """Closing a file drops all POSIX locks of the process on it."""
     folder = tmp_path / "index"
     with OnCpu(Hashed()) as retriever:
         texts = [f"{number} {'golf ' * 250}" for number in range(5000)]
@@ -141,10 +140,10 @@ class Blocked:
 
 
 @BOTH
-def test_search_under_way_keeps_nobody_from_changing_and_saving(
+def test_running_search_does_not_block_changes_and_saves(
     kind: Any, folder: Path, tmp_path: Path
 ) -> None:
-    """Nor from searching; it answers for what was there when it began."""
+    """It returns the state of its beginning."""
     with kind(Hashed()) as retriever:
         retriever.load(folder)
         expected, where, found = retriever.search(QUERY, 200), Blocked(), list[Any]()
@@ -167,8 +166,7 @@ def test_search_under_way_keeps_nobody_from_changing_and_saving(
 
 
 @BOTH
-def test_asearch_is_search_in_a_thread(kind: Any) -> None:
-    """The event loop goes on meanwhile."""
+def test_asearch_does_not_block_the_event_loop(kind: Any) -> None:
     where = Blocked()
 
     async def ask(retriever: Any) -> Any:
@@ -196,7 +194,7 @@ class Silent(Hashed):
 
 @BOTH
 @pytest.mark.parametrize("mode", MODES)
-def test_given_vectors_are_searched_without_the_model(kind: Any, mode: str) -> None:
+def test_search_batch_with_vectors_does_not_call_the_model(kind: Any, mode: str) -> None:
     queries = [QUERY, "delta number7"]
     with kind(Hashed()) as retriever:
         add(retriever)
@@ -211,7 +209,7 @@ def test_given_vectors_are_searched_without_the_model(kind: Any, mode: str) -> N
 
 
 @BOTH
-def test_index_in_a_folder_without_write_permission_is_searched(kind: Any, folder: Path) -> None:
+def test_index_in_a_read_only_folder_is_searched(kind: Any, folder: Path) -> None:
     expected = answers_of(folder)
     before = {path.name for path in folder.iterdir()}
     for path in folder.iterdir():
@@ -245,7 +243,7 @@ def in_child(work: Callable[[], object]) -> int:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @BOTH
-def test_forked_child_answers_and_leaves_the_parent_alone(kind: Any, folder: Path) -> None:
+def test_forked_child_searches_without_affecting_the_parent(kind: Any, folder: Path) -> None:
     with kind(Hashed()) as retriever:
         retriever.load(folder)
         expected = answers(retriever)
@@ -266,10 +264,9 @@ def test_forked_child_answers_and_leaves_the_parent_alone(kind: Any, folder: Pat
     assert answers_of(folder) == changed
 
 
-def test_field_called_path_is_the_users(
+def test_path_field_of_json_lines_is_kept(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of JSON lines, when a folder is added; the file that they come from is known all the same."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "source").mkdir()
     lines = tmp_path / "source" / "lines.jsonl"
@@ -306,7 +303,7 @@ def state_of(folder: Path) -> tuple[bool, int]:
     return facts["finished"], facts["texts"]
 
 
-def test_interrupted_ingestion_is_searched_and_goes_on(tmp_path: Path) -> None:
+def test_interrupted_ingestion_is_searchable_and_goes_on(tmp_path: Path) -> None:
     every = [Document(f"d{n}", f"{text_of(n)} number{n}", {"n": n}) for n in range(400)]
     folder = tmp_path / "index"
     first = ingest(iter(every), Interrupted(150), folder, source="s")
@@ -324,7 +321,7 @@ def test_interrupted_ingestion_is_searched_and_goes_on(tmp_path: Path) -> None:
     assert state_of(folder) == (True, 400)
 
 
-def test_filter_of_many_unknown_keys_leaves_nothing_behind(folder: Path) -> None:
+def test_filter_with_many_unknown_keys_leaks_nothing(folder: Path) -> None:
     def state() -> dict[str, int]:
         return {path.name: path.stat().st_size for path in folder.iterdir()}
 
@@ -340,7 +337,7 @@ def test_filter_of_many_unknown_keys_leaves_nothing_behind(folder: Path) -> None
         assert answers(retriever) == expected
 
 
-def test_filter_with_a_list_of_thousands_is_answered(folder: Path) -> None:
+def test_filter_accepts_thousands_of_values(folder: Path) -> None:
     wanted = [{"$in": list(range(50, 5000))}, {"$nin": list(range(-5000, 50))}]
     with OnCpu(Hashed()) as retriever:
         retriever.load(folder)
@@ -392,7 +389,7 @@ def reranker(cross_encoder: Path) -> Iterator[Reranker]:
         yield reranker
 
 
-def test_answers_are_reranked_by_the_scores_of_the_cross_encoder(reranker: Reranker) -> None:
+def test_reranker_orders_results_by_its_scores(reranker: Reranker) -> None:
     with OnCpu(Hashed()) as retriever:
         add(retriever)
         first = retriever.search(QUERY, 25)
@@ -413,7 +410,7 @@ def models_of(kind: type) -> set[Any]:
     return {each for each in gc.get_objects() if type(each) is kind}
 
 
-def test_closed_reranker_is_given_back_and_refuses(cross_encoder: Path) -> None:
+def test_closed_reranker_is_released_and_raises(cross_encoder: Path) -> None:
     from transformers import BertForSequenceClassification
 
     before = models_of(BertForSequenceClassification)
@@ -433,7 +430,7 @@ def test_closed_reranker_is_given_back_and_refuses(cross_encoder: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "empty"])
-def test_folder_without_a_cross_encoder_is_one_error(tmp_path: Path, wrong: str) -> None:
+def test_folder_without_a_cross_encoder_is_refused(tmp_path: Path, wrong: str) -> None:
     (tmp_path / "empty").mkdir()
     with Reranker(tmp_path / wrong, device="cpu") as reranker:
         for _ in range(2):

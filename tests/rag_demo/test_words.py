@@ -1,4 +1,4 @@
-"""Search by words finds what has them, by BM25; ranks are fused as documented."""
+"""Full-text search by BM25, and the fusion of ranks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def scores(retriever: Any) -> dict[str, float]:
 
 @given(st.lists(st.lists(st.sampled_from(VOCABULARY), max_size=90), min_size=1, max_size=12))
 @settings(max_examples=30, deadline=None)
-def test_documents_with_a_word_of_the_question_are_found(texts: list[list[str]]) -> None:
-    """Of what is there now, whatever was added, deleted, saved and loaded to get there."""
+def test_full_text_search_finds_documents_with_a_word(texts: list[list[str]]) -> None:
+    """After adding, deleting, saving and loading."""
     half = len(texts) // 2
     written = [" ".join(text) for text in texts]
     names = [str(number) for number in range(len(texts))]
@@ -50,8 +50,8 @@ def test_documents_with_a_word_of_the_question_are_found(texts: list[list[str]])
         assert scores(retriever).keys() == having & set(names[:half])
 
 
-def test_scores_are_those_of_bm25() -> None:
-    """With k1 = 1.2 and b = 0.75; texts of up to 40 words keep their exact length."""
+def test_scores_are_bm25_scores() -> None:
+    """With k1 = 1.2 and b = 0.75; lengths of up to 40 words are exact."""
     texts = ["run", "cached run", "c", "parks memory", "run run cached gpu", "c c tensors", "gpu"]
     lengths = [len(text.split()) for text in texts]
     expected: dict[str, float] = {}
@@ -83,8 +83,8 @@ def test_scores_are_those_of_bm25() -> None:
         ("x" * 64, "x" * 63),
     ],
 )
-def test_words_differ(query: str, other: str) -> None:
-    """A word finds itself and not its neighbour; words of more than 64 letters are cut."""
+def test_similar_words_are_distinguished(query: str, other: str) -> None:
+    """Words of more than 64 letters are cut off."""
     own = {"notepad": "Notepad++", "don": "don't", "日本": "日本語C++", "x" * 64: "x" * 200,
            "हिन्दी": "हिन्दी"}  # fmt: skip
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
@@ -113,8 +113,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("query", FOUND)
-def test_words_of_any_kind_are_found(query: str) -> None:
-    """One letter, numbers, names of languages, and scripts without spaces between words."""
+def test_words_of_any_script_are_found(query: str) -> None:
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add(list(FOUND.values()), ids=list(FOUND))
         assert retriever.search(query, mode="bm25")[0].id == query
@@ -133,8 +132,7 @@ def test_hybrid_search_for_stop_words_alone_is_dense_search(query: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
-def test_hybrid_scores_are_sums_of_inverse_ranks(kind: Any) -> None:
-    """Of the ranks among the best hundred by vectors, and by words."""
+def test_hybrid_scores_are_sums_of_reciprocal_ranks(kind: Any) -> None:
     with kind(Hashed()) as retriever:
         retriever.add([f"{text_of(n)} number{n % 40}" for n in range(400)])
         query = "golf number7 alpha"

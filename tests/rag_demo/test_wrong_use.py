@@ -1,4 +1,4 @@
-"""Mistakes get one clear error, before anything is done."""
+"""Mistakes raise one clear error before anything is done."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.small_collections import Hashed
 
 
 @pytest.mark.parametrize("model", ["a name", None, 3, EmbeddingModel])
-def test_retriever_refuses_what_cannot_embed(model: Any) -> None:
+def test_retriever_refuses_an_object_that_cannot_embed(model: Any) -> None:
     with pytest.raises(TypeError, match="is not an embedding model"):
         PyTorchGPURetriever(model)
 
@@ -23,21 +23,18 @@ def test_retriever_refuses_what_cannot_embed(model: Any) -> None:
 @pytest.mark.parametrize(
     "arguments", [{"model_name_or_path": 5}, {"workers": "2"}, {"batch_size": 2.5}]
 )
-def test_model_arguments_of_another_type_are_refused(arguments: dict[str, Any]) -> None:
-    """Nothing is looked up on a hub for what is not a name."""
+def test_wrong_model_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"5|'2'|2\.5"):
         EmbeddingModel(**arguments)
 
 
-def test_folder_that_cannot_be_made_is_one_line_of_error(tmp_path: Path) -> None:
-    """One line, and no traceback."""
+def test_unwritable_folder_is_one_line_of_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text\n")
     out = tmp_path / "a.txt" / "index"
     assert "cannot be written" in fail("index", tmp_path, "--out", out, "--no-cache")
 
 
 def test_import_without_the_extra_says_what_to_install() -> None:
-    """The control is the bare error of another package."""
     result = run(
         """
         import sys
@@ -57,7 +54,7 @@ def test_import_without_the_extra_says_what_to_install() -> None:
     assert "pip install" not in bare
 
 
-def test_only_search_by_words_needs_pystemmer() -> None:
+def test_only_full_text_search_needs_pystemmer() -> None:
     result = run_forked(
         """
         import sys, tempfile
@@ -106,7 +103,6 @@ class Unshowable:
     ids=["unshowable", "unwritable", "long", "list", "text"],
 )
 def test_messages_quote_the_beginning_of_any_value(wrong: Any) -> None:
-    """A message is short, and quoting a value never fails."""
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
         retriever.add(["a"], [{"n": 1}])
         calls: list[Callable[[], Any]] = [

@@ -1,4 +1,4 @@
-"""Unit tests of the HTML reader (private): what a reader sees, and where it stands."""
+"""Unit tests of the HTML reader (private): visible text and its position."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ from support.programs import assert_clean, run
         ("", ""),
     ],
 )
-def test_visible_text(page: str, text: str) -> None:
-    """Blocks are paragraphs, marks are none, and what is not closed ends with the page."""
+def test_reads_visible_text(page: str, text: str) -> None:
+    """Blocks become paragraphs; an element that is not closed ends with the page."""
     assert read_html(page).text == text
 
 
-def test_places() -> None:
-    """A line of the page, and the anchor that stands before."""
+def test_reports_lines_and_anchors() -> None:
     page = '<body>\n<p>one\ntwo</p>\n\n<h2 id="port">Port</h2>\n<p>8443</p>\n'
     found = read_html(page)
     assert found.place(0) == {"line": 2}
@@ -49,8 +48,8 @@ def test_places() -> None:
 
 @given(st.text(alphabet="<>/!-?='\"& ab#;px\n", max_size=60))
 @settings(max_examples=300, deadline=None)
-def test_anything_is_a_page(page: str) -> None:
-    """No input is an error, and every place is a line of the page."""
+def test_accepts_any_input(page: str) -> None:
+    """Every place is a line of the page."""
     found = read_html(page)
     lines = page.count("\n") + 1
     assert all(1 <= int(found.place(offset).get("line", 1)) <= lines for offset in range(len(page)))
@@ -65,15 +64,15 @@ print("done")
 """
 
 
-def test_time_is_linear() -> None:
-    """A megabyte of tags that are not closed: hours, if the rest is looked at for each of them."""
+def test_takes_linear_time() -> None:
+    """For a megabyte of tags that are not closed."""
     result = run(HOSTILE)
     assert_clean(result)
     assert result.stdout == "done\n"
 
 
-def test_memory_is_linear() -> None:
-    """Some dozens of bytes for each character, whatever it is."""
+def test_takes_linear_memory() -> None:
+    """Some dozens of bytes for each character."""
     for part in ("<p>", "a\n", "<a id=x>t", "<"):
         page = part * (30_000 // len(part))
         tracemalloc.start()

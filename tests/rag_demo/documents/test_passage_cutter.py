@@ -1,4 +1,4 @@
-"""Unit tests of the passage cutter (private): nothing is left out, and it takes linear time."""
+"""Unit tests of the passage cutter (private): completeness and linear time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PARAGRAPHS = st.lists(
 
 @given(PARAGRAPHS, st.sampled_from([100, PASSAGE_CHARS]))
 @settings(max_examples=300, deadline=None)
-def test_nothing_is_left_out(paragraphs: list[str], size: int) -> None:
-    """Every character is in a passage; only a whole text is short; none is too long."""
+def test_cut_leaves_nothing_out(paragraphs: list[str], size: int) -> None:
+    """Every character is in a passage; only a whole text may be short; no passage is too long."""
     text = "\n\n".join(paragraphs)
     passages = list(cut(text, size))
     assert "".join("".join(p.text.split()) for p in passages) == "".join(text.split())
@@ -61,13 +61,13 @@ FENCED = "## Start\n\nA first program:\n\n```\nx = 1\n\n# a comment\n\ny = 2\n``
         ),
     ],
 )
-def test_short_sections_are_joined(text: str, found: list[tuple[str, str]]) -> None:
-    """To what follows, or at the end to what stands before; the first heading is theirs."""
+def test_cut_joins_short_sections(text: str, found: list[tuple[str, str]]) -> None:
+    """To the next section, or at the end to the previous one; the first heading stays."""
     assert [(passage.text, passage.heading) for passage in cut(text)] == found
 
 
-def test_wide_characters_fill_a_passage_sooner() -> None:
-    """One is about a token; passages end after sentences, whose marks have no space behind."""
+def test_cut_counts_wide_characters_as_four() -> None:
+    """Sentences of these scripts end without a space."""
     sentence = "\u5409\u8f29\u306f\u732b\u3067\u3042\u308b\u3002"
     found = list(cut(sentence * 250))
     assert "".join(passage.text for passage in found) == sentence * 250
@@ -84,15 +84,14 @@ print("done")
 """
 
 
-def test_time_is_linear() -> None:
-    """Megabytes without a space, a sentence or a paragraph; or of nothing else."""
+def test_cut_takes_linear_time() -> None:
+    """For megabytes without spaces, sentences or paragraphs, and of nothing else."""
     result = run(HOSTILE)
     assert_clean(result)
     assert result.stdout == "done\n"
 
 
-def test_memory_is_that_of_a_paragraph() -> None:
-    """What is given is not kept."""
+def test_cut_takes_the_memory_of_a_paragraph() -> None:
     for text in ("\u6f22\u5b57" * 50_000, "!.? " * 20_000, "# Heading\n\nword\n\n" * 5_000):
         tracemalloc.start()
         for _ in cut(text):
@@ -102,7 +101,6 @@ def test_memory_is_that_of_a_paragraph() -> None:
         assert peak < 4 * len(text) + 100_000
 
 
-def test_many_paragraphs_make_one_passage() -> None:
-    """However many they are, and however long it may be, in linear time."""
+def test_cut_joins_many_paragraphs_in_linear_time() -> None:
     (passage,) = cut("a\n\n" * 100_000, 10**8)
     assert passage.text == "\n\n".join("a" * 100_000)

@@ -1,4 +1,4 @@
-"""Sources that nobody wrote by hand: docstrings, and folders of any shape."""
+"""Unusual sources: docstrings, and folders of any shape."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ def read(source: Path | str, tiny_model: Path, out: Path) -> list[tuple[str, str
 def test_long_docstring_takes_linear_time(
     source: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: str
 ) -> None:
-    """Where each character looked at all that follow, this would not end today."""
     monkeypatch.syspath_prepend(source)
     (source / "long_docstring.py").write_text(f'"""Some words {piece * 180_000}"""\n')
     assert read("long_docstring", tiny_model, tmp_path / "i")
 
 
-def test_docstrings_of_a_package(
+def test_package_docstrings_are_read_without_markup(
     source: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Roles are their text, with a title or without; the place is that of the definition."""
+    """The place is that of the definition."""
     monkeypatch.syspath_prepend(source)
     text = "See :class:`~torch.Tensor`, :py:func:`add <torch.add>` and ``None``."
     (source / "marked_up.py").write_text(f'1 / 0\n\n\ndef f():\n    """{text}\n\n    More."""\n')
@@ -48,16 +47,18 @@ def test_docstrings_of_a_package(
 
 
 @pytest.mark.parametrize("depth", [50, 2000, 100_000])
-def test_name_of_any_depth(source: Path, tiny_model: Path, tmp_path: Path, depth: int) -> None:
-    """What is documented may be named by an expression; or else the file is plain text."""
+def test_registered_docstring_may_have_any_expression_as_name(
+    source: Path, tiny_model: Path, tmp_path: Path, depth: int
+) -> None:
+    """A file that does not parse is plain text."""
     (source / "m.py").write_text(f'"""The module."""\nadd_docstr(a{".b" * depth}, "Documented.")')
     assert any("module." in text for _, text in read(source, tiny_model, tmp_path / "i"))
 
 
-def test_table_of_megabytes_is_read_as_plain_text(
+def test_generated_source_is_read_as_plain_text(
     source: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Parsing it would take hundreds of bytes for each of its own."""
+    """Parsing would take hundreds of bytes for each character."""
     (source / "m.py").write_text('"""Return a thing."""\n' + "x = 1\n" * 200_000)
     assert len(read(source, tiny_model, tmp_path / "i")) > 1000
     (source / "m.py").write_text('"""Return a thing."""\n' + "x = 1\n" * 200)
@@ -79,8 +80,8 @@ def test_folders_are_read_without_following_links(
     } == set(names)
 
 
-def test_folder_deeper_than_a_path_may_be_long(source: Path, tiny_model: Path) -> None:
-    """What cannot be reached is said, and the rest is read."""
+def test_folder_beyond_the_longest_path_is_skipped(source: Path, tiny_model: Path) -> None:
+    """The rest is read."""
     descriptors = [os.open(source, os.O_RDONLY)]
     for _ in range(30):
         os.mkdir("d" * 200, dir_fd=descriptors[-1])

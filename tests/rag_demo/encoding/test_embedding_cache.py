@@ -1,4 +1,4 @@
-"""`EmbeddingModel(cache=...)`: the same bytes again, never other vectors, and never in the way."""
+"""`EmbeddingModel(cache=...)`: the same bytes again, and never wrong vectors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def assert_works(tiny_model: Path, cache: Path, expected: Any, rounds: int = 2) 
     assert not computed
 
 
-def test_hits_are_the_same_bytes_and_compute_nothing(tiny_model: Path, tmp_path: Path) -> None:
+def test_cache_hit_returns_the_same_bytes_without_computing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     with open_model(tiny_model, tmp_path / "c.sqlite") as first:
         stored = first.embed_documents(TEXTS)
     with open_model(tiny_model, tmp_path / "c.sqlite") as second:
@@ -81,7 +83,7 @@ def test_hits_are_the_same_bytes_and_compute_nothing(tiny_model: Path, tmp_path:
         assert (again.tobytes(), computed) == (vectors[5:].tobytes(), False)
 
 
-def test_other_kind_or_type_is_another_entry(tiny_model: Path, tmp_path: Path) -> None:
+def test_cache_distinguishes_prompts_and_dtypes(tiny_model: Path, tmp_path: Path) -> None:
     with open_model(tiny_model, tmp_path / "c") as model:
         assert embed(model, ["x"])[1]
         assert embed(model, ["x"], "queries")[1]
@@ -91,10 +93,10 @@ def test_other_kind_or_type_is_another_entry(tiny_model: Path, tmp_path: Path) -
         assert embed(model, ["x"])[1]
 
 
-def test_damage_is_never_returned_and_repaired(
+def test_damaged_vectors_are_not_returned_and_repaired(
     tiny_model: Path, tmp_path: Path, expected: Any
 ) -> None:
-    """Whichever page is damaged; or one bit of a vector."""
+    """After damage of each page, and of one bit of a vector."""
     whole, path = tmp_path / "whole", tmp_path / "c"
     assert_works(tiny_model, whole, expected)
     content = whole.read_bytes()
@@ -111,17 +113,19 @@ def test_damage_is_never_returned_and_repaired(
         assert_works(tiny_model, path, expected, rounds=3)
 
 
-def test_file_that_is_no_cache_begins_anew(tiny_model: Path, tmp_path: Path, expected: Any) -> None:
+def test_file_that_is_not_a_database_is_replaced(
+    tiny_model: Path, tmp_path: Path, expected: Any
+) -> None:
     (tmp_path / "c").write_bytes(b"not a database, but long enough to be looked at" * 100)
     assert_works(tiny_model, tmp_path / "c", expected)
     assert (tmp_path / "c.damaged").exists()
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "another program's database"])
-def test_what_is_not_a_cache_is_left_alone(
+def test_folder_pipe_and_other_database_are_left_alone(
     tiny_model: Path, tmp_path: Path, expected: Any, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Texts are embedded, and the log says once that nothing is kept."""
+    """Texts are embedded, and one warning is logged."""
     path = tmp_path / "c"
     if what == "folder":
         path.mkdir()
@@ -140,10 +144,10 @@ def test_what_is_not_a_cache_is_left_alone(
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
 
 
-def test_another_process_s_lock_is_not_waited_for(
+def test_locked_cache_is_read_but_not_written(
     tiny_model: Path, tmp_path: Path, expected: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is there is read, the rest is embedded, and the log says so once."""
+    """New texts are embedded, and one warning is logged."""
     assert_works(tiny_model, tmp_path / "c", expected)
     with contextlib.closing(sqlite3.connect(tmp_path / "c", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -173,7 +177,7 @@ def test_full_disk_loses_nothing(tiny_model: Path, tmp_path: Path, expected: Any
     assert not Path(f"{path}.damaged").exists()
 
 
-def test_fork_and_parent_both_use_it(tiny_model: Path, tmp_path: Path) -> None:
+def test_forked_child_and_parent_share_the_cache(tiny_model: Path, tmp_path: Path) -> None:
     program = """
     import os, sys
     from rag_demo import EmbeddingModel
@@ -235,9 +239,7 @@ def test_killed_writers_leave_a_working_cache(
     assert_works(tiny_model, tmp_path / "c", expected)
 
 
-def test_changed_model_at_the_same_path_gets_no_old_vectors(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_cache_ignores_vectors_of_a_changed_model(tiny_model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_model, tmp_path / "m"))
     with open_model(folder, tmp_path / "c") as model:
         model.embed_documents(TEXTS)
@@ -250,8 +252,8 @@ def keys(count: int, start: int = 0) -> list[bytes]:
     return [n.to_bytes(16, "big") for n in range(start, start + count)]
 
 
-def test_oldest_vectors_go_first(tmp_path: Path) -> None:
-    """A unit test of the eviction (private): no option sets the size of the cache."""
+def test_full_cache_drops_the_oldest_vectors(tmp_path: Path) -> None:
+    """A unit test (private): no option sets the size of the cache."""
     vectors = np.ones((30, 1_000), np.float32)
     cache = EmbeddingCache(tmp_path / "c.sqlite", max_bytes=100 * vectors[0].nbytes)
     for start in range(0, 300, 30):

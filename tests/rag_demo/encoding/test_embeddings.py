@@ -1,4 +1,4 @@
-"""Embeddings are the model's own, as sentence-transformers computes them, for any texts."""
+"""Embeddings equal those of sentence-transformers, for any texts."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def test_same_vectors_as_sentence_transformers(
     assert least_cosine(vectors, expected[len(texts)]) >= LEAST[dtype]
 
 
-def test_control_another_texts_vector_is_noticed(expected: dict[int, Any]) -> None:
+def test_comparison_notices_the_vector_of_another_text(expected: dict[int, Any]) -> None:
     vectors = expected[len(TEXTS)]
     assert least_cosine(vectors, np.roll(vectors, 1, axis=0)) < min(LEAST.values())
 
 
-def test_cls_pooling(folder: Path, tmp_path: Path, expected: dict[int, Any]) -> None:
+def test_cls_pooling_is_supported(folder: Path, tmp_path: Path, expected: dict[int, Any]) -> None:
     target = changed(folder, tmp_path / "m", "1_Pooling/config.json", pooling_mode="cls")
     vectors = embed(target, TEXTS)
     assert least_cosine(vectors, reference(target, TEXTS)) >= LEAST["float32"]
@@ -114,7 +114,7 @@ def test_packaged_model_has_its_own_vectors(dtype: str, least: float) -> None:
     assert least_cosine(many, expected) >= least
 
 
-def test_neighbours_and_order_do_not_matter(folder: Path) -> None:
+def test_vectors_do_not_depend_on_neighbours_and_order(folder: Path) -> None:
     together = embed(folder, TEXTS)
     for batch_size in (1, 2, 100):
         turned = embed(folder, TEXTS[::-1], batch_size=batch_size)[::-1]
@@ -123,7 +123,7 @@ def test_neighbours_and_order_do_not_matter(folder: Path) -> None:
     assert np.abs(alone - together).max() < 1e-6
 
 
-def test_prompts_of_the_model(folder: Path, tmp_path: Path) -> None:
+def test_prompts_of_the_model_are_used(folder: Path, tmp_path: Path) -> None:
     prompts = {"query": "how do i ", "document": "the city "}
     target = changed(folder, tmp_path / "m", "config_sentence_transformers.json", prompts=prompts)
     with EmbeddingModel(target, device="cpu") as model:
@@ -143,10 +143,10 @@ def test_prompts_of_the_model(folder: Path, tmp_path: Path) -> None:
         ("config_sentence_transformers.json", {"default_prompt_name": "x"}, "default prompt"),
     ],
 )
-def test_other_models_are_run_by_sentence_transformers(
+def test_unsupported_model_runs_with_sentence_transformers(
     folder: Path, file: str, changes: Any, reason: str, tmp_path: Path, caplog: Any
 ) -> None:
-    """A DEBUG line says why; long texts get their own vectors here too."""
+    """A DEBUG line says why; long texts get their own vectors."""
     if "default_prompt_name" in changes:
         changes = {**changes, "prompts": {"x": "the "}}
     target = changed(folder, tmp_path / "m", file, **changes)
@@ -191,8 +191,8 @@ with EmbeddingModel(sys.argv[1], device="cpu") as model:
 
 
 @pytest.mark.slow
-def test_memory_depends_neither_on_a_text_nor_on_their_number(folder: Path) -> None:
-    """A tokenizer that reads all of a text takes a hundred times as much."""
+def test_memory_does_not_depend_on_the_texts(folder: Path) -> None:
+    """A tokenizer that reads a whole long text takes a hundred times as much."""
     assert_clean(run_forked(LITTLE_MEMORY, str(folder), quick_end=True))
 
 

@@ -1,4 +1,4 @@
-"""A model is what its files say, wherever they lie; a changed one never gets old vectors."""
+"""The identity of a model depends on its files, not on its path."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ def reverse_words(folder: Path) -> None:
         "custom.py",
     ],
 )
-def test_each_file_that_decides_on_vectors_counts(folder: Path, index: Path, name: str) -> None:
-    """Another content of the same length and time, another name, or none: another model."""
+def test_each_file_that_changes_vectors_changes_the_identity(
+    folder: Path, index: Path, name: str
+) -> None:
+    """Another content of the same size and time, another name, or no file."""
     path = folder / name
     content, status = path.read_bytes(), path.stat()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -86,8 +88,8 @@ def test_each_file_that_decides_on_vectors_counts(folder: Path, index: Path, nam
     assert load(index, folder) == 3
 
 
-def test_files_that_change_no_vector_do_not_count(folder: Path, index: Path) -> None:
-    """A readme, hidden files, weights of other frameworks; a link that leads back up."""
+def test_other_files_do_not_change_the_identity(folder: Path, index: Path) -> None:
+    """A readme, hidden files, weights of other frameworks, a link to a parent folder."""
     names = ("README.md", ".git/HEAD", ".cache/x.json", "onnx/model.json", "tf_model.h5")
     for name in (*names, "checkpoint-500/x.bin"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -96,7 +98,7 @@ def test_files_that_change_no_vector_do_not_count(folder: Path, index: Path) -> 
     assert load(index, folder) == 3
 
 
-def test_one_model_by_any_path(
+def test_path_does_not_change_the_identity(
     folder: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(folder)
@@ -107,7 +109,7 @@ def test_one_model_by_any_path(
     assert load(index, tmp_path / "moved") == 3
 
 
-def test_types_do_not_mix(tiny_model: Path, tmp_path: Path) -> None:
+def test_dtype_changes_the_identity(tiny_model: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "s.jsonl", [{"text": text} for text in TEXTS])
     command = ("index", source, "--out", tmp_path / "i", "--model", tiny_model)
     succeed(*command, "--dtype", "bfloat16")
@@ -118,7 +120,7 @@ def test_types_do_not_mix(tiny_model: Path, tmp_path: Path) -> None:
     assert load(tmp_path / "i", tiny_model, dtype="bfloat16") == 3
 
 
-def test_changed_model_gets_no_old_vectors_from_an_index(folder: Path, tmp_path: Path) -> None:
+def test_index_is_refused_after_the_model_has_changed(folder: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "s.jsonl", [{"text": text} for text in TEXTS])
     command = ("index", source, "--out", tmp_path / "i", "--model", folder)
     succeed(*command)
@@ -137,8 +139,7 @@ def test_changed_model_gets_no_old_vectors_from_an_index(folder: Path, tmp_path:
             assert scores[0] == pytest.approx(scores[1], abs=1e-6)
 
 
-def test_one_object_is_one_model(folder: Path) -> None:
-    """Files that change between two loads are refused."""
+def test_second_load_of_changed_files_is_refused(folder: Path) -> None:
     with EmbeddingModel(folder, device="cpu") as model:
         model.load_model()
         model.unload_model()
@@ -149,10 +150,10 @@ def test_one_object_is_one_model(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_model_of_the_hub_is_known_by_the_files_that_were_fetched(
+def test_hub_model_is_identified_by_its_local_files(
     folder: Path, index: Path, tmp_path: Path
 ) -> None:
-    """No hub is asked; without its files there is no such model."""
+    """No request is made."""
     repository = tmp_path / "hub" / "models--owner--model"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")

@@ -1,4 +1,4 @@
-"""`EmbeddingModel(workers=N)`: the texts' own vectors or an error, no process left, no hang."""
+"""`EmbeddingModel(workers=N)`: right vectors or an error, no process left, no hang."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def assert_right(model: EmbeddingModel, expected: dict[str, Any], texts: list[st
 
 
 @pytest.mark.slow
-def test_same_vectors_as_without_workers(
+def test_workers_return_the_same_vectors(
     workers: list[int], model: EmbeddingModel, expected: dict[str, Any]
 ) -> None:
-    """In the order of the texts, whatever their number; also after unloading."""
+    """In the order of the texts, and after unloading too."""
     assert len(workers) == 2
     for count in (0, 1, 2, 3, 2000):
         assert_right(model, expected, MANY[-count:] if count else [])
@@ -74,10 +74,10 @@ def test_same_vectors_as_without_workers(
     assert_right(model, expected, MANY[:9])
 
 
-def test_killed_worker_is_an_error_and_the_next_call_is_right(
+def test_killed_worker_raises_and_the_next_call_works(
     workers: list[int], model: EmbeddingModel, expected: dict[str, Any]
 ) -> None:
-    """Although the other one never answers; that one ends too."""
+    """The other worker, which is stopped, ends too."""
 
     def kill(_: int) -> None:
         os.kill(workers[0], signal.SIGSTOP)
@@ -100,10 +100,9 @@ def test_worker_that_ended_between_calls_is_replaced(
 
 
 @pytest.mark.slow
-def test_stopped_worker_does_not_delay_an_interrupt(
+def test_interrupt_kills_a_stopped_worker(
     workers: list[int], model: EmbeddingModel, expected: dict[str, Any]
 ) -> None:
-    """A worker that will not answer any more is killed, not waited for."""
     called = threading.Event()
 
     def stop(_: int) -> None:
@@ -124,8 +123,9 @@ def test_stopped_worker_does_not_delay_an_interrupt(
 
 
 @pytest.mark.slow
-def test_interrupts_never_shift_vectors(tiny_model: Path, expected: dict[str, Any]) -> None:
-    """Wherever a call is interrupted: the next one's vectors are its own texts'."""
+def test_call_after_an_interrupt_returns_its_own_vectors(
+    tiny_model: Path, expected: dict[str, Any]
+) -> None:
     with EmbeddingModel(tiny_model, device="cpu", workers=1) as model:
 
         def check(place: Place) -> None:
@@ -137,7 +137,7 @@ def test_interrupts_never_shift_vectors(tiny_model: Path, expected: dict[str, An
 
 
 @pytest.mark.slow
-def test_cache_keeps_only_right_vectors_when_a_worker_is_killed(
+def test_killed_worker_puts_no_wrong_vector_into_the_cache(
     tiny_model: Path, tmp_path: Path, expected: dict[str, Any]
 ) -> None:
     options: dict[str, Any] = {"device": "cpu", "cache": tmp_path / "c", "workers": 1}
@@ -153,8 +153,8 @@ def test_cache_keeps_only_right_vectors_when_a_worker_is_killed(
 
 
 @pytest.mark.slow
-def test_fork_has_workers_of_its_own(tiny_model: Path) -> None:
-    """Both embed, and the child's end does not end the parent's workers."""
+def test_forked_child_starts_its_own_workers(tiny_model: Path) -> None:
+    """The child's end does not end the parent's workers."""
     program = """
     import os, sys
     import numpy as np
@@ -173,7 +173,7 @@ def test_fork_has_workers_of_its_own(tiny_model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_model_that_workers_cannot_load(tiny_model: Path, tmp_path: Path) -> None:
+def test_model_that_workers_cannot_load_raises(tiny_model: Path, tmp_path: Path) -> None:
     for file in tiny_model.iterdir():
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "model.safetensors").unlink()
@@ -198,10 +198,10 @@ assert model.embed_documents(["the cache", "paris"]).shape[0] == 2
 
 
 @pytest.mark.parametrize("end", ["", pytest.param("model.close()", marks=pytest.mark.slow)])
-def test_program_leaves_cleanly(
+def test_program_with_workers_exits_cleanly(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """Closed or left open: no semaphore, no process, nothing on stderr."""
+    """No semaphore, no process and no output on stderr remains."""
     monkeypatch.setenv("PYTHONPATH", IMPORT_PATH)
     (tmp_path / "program.py").write_text(PROGRAM + end)
     command = [str(tmp_path / "program.py"), str(tiny_model)]
