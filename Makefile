@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: demo recording test test-slow test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples docs clean
+.PHONY: demo recording test test-slow test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples docs clean
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
@@ -173,6 +173,10 @@ lint: .venv/.installed
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python -m clean_exit.lint
 	$(BIN)/zizmor --offline --quiet .github
+
+# Checks the English of the documentation, docstrings, comments and messages.
+prose: .venv/.installed
+	$(BIN)/python docs/prose.py *.md docs torch_utils clean_exit rag_demo tests benchmarks examples
 
 format: .venv/.installed
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,53 @@
+"""`make prose` reports what STYLE forbids, and accepts the same text in plain English."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.programs import ROOT
+
+LONG = "The scope releases " + "one model and " * 10 + "one tensor."
+SHORT = "The scope releases " + "one model and " * 8 + "one tensor."
+FILES = {
+    "a phrase": ("a.md", "The key is no string.\n", "The key is not a string.\n"),
+    "none": ("a.md", "The models are none.\n", "There is no longer a model; `it is none`.\n"),
+    "a long sentence": ("a.md", f"# Title\n\n{LONG}\n", f"# Title\n\n{SHORT} {SHORT}\n"),
+    "a list": ("a.md", f"- {LONG}\n", f"- {SHORT}\n- {SHORT}\n"),
+    "a block of code": ("a.md", f"```\nx\n```\n{LONG}\n", f"```\n{LONG}\n```\n{SHORT}\n"),
+    "a table": ("a.md", f"| x |\n\n{LONG}\n", f"| {LONG} |\n"),
+    "a link": ("a.md", f"{LONG}\n", f"{SHORT[:-1]} [x](http://a.b/c-d/e/f-g).\n"),
+    "a docstring": ("a.py", f'"""{LONG}"""\n', f'"""{SHORT}\n\n{SHORT}\n"""\n'),
+    "arguments": (
+        "a.py",
+        f'def f(a):\n    """F.\n\n    Args:\n        a: {LONG}\n    """\n',
+        f'def f(a):\n    """F.\n\n    Args:\n        a: {SHORT}\n        b: {SHORT}\n    """\n',
+    ),
+    "a message": (
+        "a.py",
+        "raise ValueError(f'{1} is no int')\n",
+        "raise ValueError(f'{1} is not')",
+    ),
+    "a comment": ("a.py", "# Whoever calls waits.\n", "# The caller waits. x is None\n"),
+}
+
+
+def prose(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "docs" / "prose.py"), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_prose_reports_dirty_text_only(tmp_path: Path, case: str) -> None:
+    name, dirty, clean = FILES[case]
+    path = tmp_path / name
+    path.write_text(dirty)
+    done = prose(tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(f"{path}:") and done.stdout.count("\n") == 1
+    path.write_text(clean)
+    done = prose(tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
