@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_report_header() -> str:
     return f"other Pythons: {', '.join(other_pythons()) or 'none was found'}"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Ignore the files that import torch, faiss or rag_demo where torch is not installed."""
+    if collection_path.suffix != ".py" or find_spec("torch"):
+        return None
+    source = collection_path.read_text(encoding="utf-8")
+    return bool(re.search(r"^(import|from) (torch|faiss|rag_demo)\b", source, re.M)) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

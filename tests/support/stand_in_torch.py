@@ -8,11 +8,13 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 
 @contextlib.contextmanager
 def installed(torch: Any) -> Iterator[Any]:
     """Have ``import torch`` find this in the block; None blocks the import."""
-    before = sys.modules["torch"]
+    before = pytest.importorskip("torch")
     sys.modules["torch"] = torch
     try:
         yield torch

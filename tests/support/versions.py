@@ -1,8 +1,8 @@
 """Run the tests with the oldest and the newest packages that pyproject.toml allows, and count.
 
-Each row of the table is a Python with an environment of its own, made by uv: some gigabytes, for
-torch comes with CUDA's libraries. A folder as the argument keeps them; else they are removed.
-``ROWS="oldest"`` makes this row anew, and leaves the others as they are.
+uv makes an environment for each row of the table. Those with torch take gigabytes, because PyPI's
+torch includes CUDA's libraries. The argument names a folder that keeps the environments.
+``ROWS="oldest newest"`` updates only these rows.
 """
 
 from __future__ import annotations
@@ -14,51 +14,48 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from importlib.metadata import requires
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = "versions"
-# Of each row its Python, and what it asks of uv for the product's packages.
-ROWS = {
-    "oldest": ("3.10", ["--resolution", "lowest-direct"]),
-    "gpu": ("3.12", ["torch==2.11.0", "sentence-transformers==6.0.0"]),
-    "newest": ("3.13", []),
+EXTRAS = "[rag,pdf,model,service]"
+WITHOUT_TORCH = ["tests/torch_utils", "tests/clean_exit"]
+# For each row: its Python, its extras, uv's options for them, and its tests.
+ROWS: dict[str, tuple[str, str, list[str], list[str]]] = {
+    "oldest": ("3.10", EXTRAS, ["--resolution", "lowest-direct"], ["tests"]),
+    "newest": ("3.13", EXTRAS, [], ["tests"]),
+    **{
+        f"without-torch-{version}": (version, "", [], WITHOUT_TORCH)
+        for version in ("3.10", "3.11", "3.12", "3.13")
+    },
 }
-SHOWN = ("torch", "numpy", "sentence-transformers", "transformers", "faiss-cpu", "fastapi")
-
-
-def tools() -> list[str]:
-    """Return what the tests themselves need; pytest as in constraints.txt, which says why."""
-    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    lines = [line.split(";") for line in requires("torch-cleanup") or ()]
-    names = [name for name, *extra in lines if extra and "'test'" in extra[0]]
-    return [*names, *(pin for pin in pins if pin.startswith("pytest=="))]
+PACKAGES = ("torch", "numpy", "sentence-transformers", "transformers", "faiss-cpu", "fastapi")
 
 
 def make_environment(row: str, folder: Path) -> Path:
-    """Make an environment with this checkout in it, unless it is there; return its Python."""
+    """Return the Python of the row's environment; make the environment if it does not exist."""
     from support.other_pythons import other_pythons
 
-    version, asked = ROWS[row]
+    version, extras, options, _ = ROWS[row]
     uv = [sys.executable, "-m", "uv", "--quiet"]
-    made = folder / "bin" / "python"
-    if not (folder / "made").exists():
-        python = other_pythons().get(version, version)  # uv downloads one that is not there.
-        subprocess.run([*uv, "venv", "--clear", "--python", python, folder], check=True)
-        install = [*uv, "pip", "install", "--python", str(made)]
-        checkout = ["--editable", f"{ROOT}[rag,pdf,model,service]"]
-        subprocess.run([*install, *checkout, *asked], check=True)
-        subprocess.run([*install, *tools()], check=True)
-        (folder / "made").touch()
-    return made
+    python = folder / "bin" / "python"
+    finished = folder / "finished"
+    if not finished.exists():
+        base = other_pythons().get(version, version)  # uv downloads a missing Python.
+        subprocess.run([*uv, "venv", "--clear", "--python", base, str(folder)], check=True)
+        install = [*uv, "pip", "install", "--python", str(python)]
+        checkout = ["--editable", f"{ROOT}{extras}"]
+        subprocess.run([*install, *checkout, *options], check=True)
+        subprocess.run([*install, "--group", f"{ROOT / 'pyproject.toml'}:test"], check=True)
+        finished.touch()
+    return python
 
 
-def run_on(python: Path, report: Path) -> dict[str, object]:
-    """Run `make test`'s tests on a Python; count how they went, and name those that failed."""
+def run_tests(python: Path, paths: list[str], report: Path) -> dict[str, object]:
+    """Run the tests that are not slow; return their counts and the names of failed tests."""
     from gpu.run import read_xml
 
-    command = [str(python), "-m", "pytest", "-q", "-n", "4", "--no-loadscope-reorder"]
+    command = [str(python), "-m", "pytest", "-q", "-n", "4", "--no-loadscope-reorder", *paths]
     command += ["--dist", "loadgroup", "-m", "not slow", f"--junitxml={report}"]
     report.unlink(missing_ok=True)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -73,10 +70,10 @@ def run_on(python: Path, report: Path) -> dict[str, object]:
 
 
 def packages_of(python: Path) -> dict[str, str]:
-    """Return the versions of the packages that the table shows, and that of Python."""
+    """Return the versions of Python and of those PACKAGES that are installed."""
     code = (
-        "import json, sys\nfrom importlib.metadata import version\n"
-        f"found = {{name: version(name) for name in {SHOWN!r}}}\n"
+        "import json, sys\nfrom importlib.metadata import distributions\n"
+        f"found = {{d.name: d.version for d in distributions() if d.name in {PACKAGES!r}}}\n"
         "print(json.dumps({'python': sys.version.split()[0], **found}))"
     )
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
@@ -86,16 +83,16 @@ def packages_of(python: Path) -> dict[str, str]:
 
 def summarise(rows: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Return the rows of the table in the documentation."""
-    columns = ("python", *SHOWN, "passed", "skipped", "failed")
+    columns = {**dict.fromkeys(("python", *PACKAGES), "-"), "passed": 0, "skipped": 0, "failed": 0}
     return [
-        f"| {name} | {' | '.join(str(rows[name].get(column, 0)) for column in columns)} |"
+        f"| {name} | {' | '.join(str(rows[name].get(*column)) for column in columns.items())} |"
         for name in ROWS
         if name in rows
     ]
 
 
-def main(kept: str | None) -> int:
-    """Make the table; return 1 if a test of it has failed."""
+def main(folder_to_keep: str | None = None) -> int:
+    """Update the table; return 1 if a test failed."""
     from benchmarks.results_file import write
 
     chosen = os.environ.get("ROWS", " ".join(ROWS)).split()
@@ -103,13 +100,14 @@ def main(kept: str | None) -> int:
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else {}
     for row in chosen:
         with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(kept or temporary, row).absolute()
+            folder = Path(folder_to_keep or temporary, row).absolute()
             python = make_environment(row, folder)
-            rows[row] = {**packages_of(python), **run_on(python, folder / "report.xml")}
+            counts = run_tests(python, ROWS[row][3], folder / "report.xml")
+            rows[row] = {**packages_of(python), **counts}
     write(RESULT, {"rows": rows})
     print(*summarise(rows), sep="\n")
     return int(any(rows[row].get("failed") for row in chosen))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if sys.argv[1:] else None))
+    sys.exit(main(*sys.argv[1:2]))

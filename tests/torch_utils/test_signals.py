@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -165,6 +166,7 @@ wait_until_ended()
     assert result.stdout == "begin hangs\n"
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize(
     "number", [300, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 700))]
 )
