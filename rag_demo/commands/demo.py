@@ -1,4 +1,4 @@
-"""``rag-demo demo``: search torch's docstrings, and compare ways to release a model."""
+"""``rag-demo demo``: compare ways to release a model, then search torch's docstrings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import click
 
 from rag_demo.commands.options import Count, progress_option, say
 
+PACKAGES = ("torch.autograd", "torch.cuda", "torch.serialization", "torch.utils")
 QUESTIONS = (
     "how do I give cached GPU memory back?",
     "how do I save an object to a file?",
@@ -19,7 +20,7 @@ QUESTIONS = (
 )
 @progress_option
 def demo(top_k: int, show: str) -> None:
-    """Search torch's docstrings, and compare ways to release a model."""
+    """Compare ways to release a model, then search torch's docstrings."""
     from rag_demo.console import Printer, print_releases, progress
     from rag_demo.corpus import Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel
@@ -28,7 +29,13 @@ def demo(top_k: int, show: str) -> None:
     from torch_utils import SafePyTorchCleanup
     from torch_utils.report import format_bytes
 
-    documents = list(read_source("torch", Skipped()))
+    say("releasing the same model by three methods, each in a process of its own ...")
+    with progress("releasing", len(METHODS), show) as advance:
+        releases = compare_releases(advance)
+    print_releases(releases)
+    say("")
+    every = read_source("torch", Skipped())
+    documents = [each for each in every if each.metadata["title"].startswith(PACKAGES)]
     say(f"indexing {len(documents)} docstrings of torch ...")
     printer = Printer("table", rank_scores=False)
     with SafePyTorchCleanup() as scope:
@@ -51,8 +58,3 @@ def demo(top_k: int, show: str) -> None:
             f"{format_bytes(before)} before, {format_bytes(after)} after, "
             f"{format_bytes(before - after)} given back"
         )
-    say("")
-    say("releasing the same model by three methods, each in a process of its own ...")
-    with progress("releasing", len(METHODS), show) as advance:
-        releases = compare_releases(advance)
-    print_releases(releases)
