@@ -95,21 +95,6 @@ def row_of(
     return row
 
 
-def first_call(texts: list[str]) -> dict[str, float]:
-    """Return the seconds of the first call after loading a model."""
-    seconds = {}
-    for dtype in DTYPES:
-        with EmbeddingModel(device="cpu", dtype=dtype) as model:
-            model.load_model()
-            with measuring("cpu") as taken:
-                model.embed_documents(texts)
-        seconds[dtype] = sum(taken.host_s)
-    theirs = SentenceTransformer(str(get_model_path()), device="cpu")
-    with measuring("cpu") as taken:
-        theirs.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-    return {"sentence_transformers": sum(taken.host_s), **seconds}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--beir", type=Path, required=True)
@@ -131,9 +116,7 @@ def main() -> None:
         rows.append(row)
     for model in models.values():
         model.close()
-    first_s = first_call(sets["16 abstracts"])
-    print("first call, 16 abstracts, s:", *(f"{name} {s:.3f}" for name, s in first_s.items()))
-    write("encode", {"rounds": options.rounds, "rows": rows, "first_call_s": first_s})
+    write("encode", {"rounds": options.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Compare ``unload_model`` with ``del`` and a collection after encoding.
 
 Each way runs in its own process. It reads the memory before loading, after encoding and after
-unloading, and then repeats this for many rounds. A last program reads how resident memory grows
-while very many texts are encoded, without their vectors.
+unloading, and then repeats this for many rounds.
 """
 
 from __future__ import annotations
@@ -52,35 +51,11 @@ for _ in range(rounds):
 print(json.dumps([first, second, ends]))
 """
 
-FLAT = """
-import json, sys
-from rag_demo import EmbeddingModel
-from torch_utils import memory_snapshot
-
-count = int(sys.argv[1])
-# Longest first, which is the order of encoding, so the vectors are written page by page.
-text = "number {:06} is about memory, caches and heaps "
-texts = [text.format(n) * (3 - 3 * n // count) for n in range(count)]
-done, seen = 0, []
-
-def note(more):
-    global done
-    done += more
-    # The vectors are float32 of dimension 384; they take memory when they are written.
-    seen.append((done, memory_snapshot().host.rss_bytes - done * 384 * 4))
-
-with EmbeddingModel(device="cpu") as model:
-    model.embed_documents(texts, on_progress=note)
-early = max(rss for n, rss in seen if n <= count // 10)
-print(json.dumps([early, max(rss for n, rss in seen if n > count // 10)]))
-"""
-
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--many", type=int, default=100_000)
     options = parser.parse_args()
     rows: dict[str, dict[str, object]] = {}
     heads = ("first: taken", "back", "second: taken", "back", "growth in all")
@@ -95,10 +70,7 @@ def main() -> None:
             line += f" {taken / 1e6:8.0f} MB {share:7.1%}"
         rows[way]["growth_bytes"] = growth
         print(f"{line} {growth / 1e6:11.1f} MB in {options.rounds} rounds")
-    early, late = run(FLAT, options.many)
-    print(f"{options.many:,} texts: {(late - early) / 1e6:+.1f} MB after the first tenth of them")
-    flat = {"texts": options.many, "first_tenth_bytes": early, "rest_bytes": late}
-    write("unload", {"texts": options.texts, "rounds": options.rounds, "ways": rows, "flat": flat})
+    write("unload", {"texts": options.texts, "rounds": options.rounds, "ways": rows})
 
 
 def run(program: str, *arguments: object) -> Any:

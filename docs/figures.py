@@ -257,6 +257,26 @@ def filters_and_words(result: Result) -> str:
     )
 
 
+@from_file("torture_save")
+def torture(result: Result) -> str:
+    """Count what was done to saved indexes; each of these runs failed at the first wrong answer."""
+    ingest, fuzz = (
+        json.loads((RESULTS / f"torture_{name}.json").read_text(encoding="utf-8"))
+        for name in ("ingest", "fuzz")
+    )
+    return table(
+        ["what was done", "times"],
+        [
+            ["a save was killed by SIGKILL", result["kills"]],
+            ["an ingestion was interrupted at a line of code", ingest["lines"]["runs"]],
+            ["an ingestion was ended by a signal", ingest["signals"]["runs"]],
+            ["an index was damaged and opened", f"{fuzz['files']:,}"],
+            ["... and refused with one clear error", f"{fuzz['refused']:,}"],
+            ["... and read with the right content", f"{fuzz['accepted']:,}"],
+        ],
+    )
+
+
 @from_file("quality_scifact")
 def quality(result: Result) -> str:
     """Quality on SciFact's 300 test questions, with 95% intervals."""
@@ -280,8 +300,10 @@ def encoding(result: Result) -> str:
         cells = [
             f"{short(rate[way])} ({row[way]['ratio']:.2f}x)" for way in ("float32", "bfloat16")
         ]
-        rows.append([row["texts"], short(rate["sentence_transformers"]), *cells])
-    return table(["texts a second", "sentence-transformers", "float32", "bfloat16"], rows)
+        cosine = f"{row['bfloat16']['least_cosine']:.4f}"
+        rows.append([row["texts"], short(rate["sentence_transformers"]), *cells, cosine])
+    heads = ["texts a second", "sentence-transformers", "float32", "bfloat16"]
+    return table([*heads, "least cosine in bfloat16"], rows)
 
 
 @from_file("start")
