@@ -85,7 +85,7 @@ def check(
     if stdin == subprocess.PIPE:
         raise ValueError("stdin must be a file, DEVNULL or None, not PIPE; nothing writes into it")
     if isinstance(ignore, (str, bytes)):  # As patterns, its letters would match every finding.
-        raise TypeError(f"ignore takes a list of regular expressions: ignore=[{ignore!r}]")
+        raise TypeError(f"ignore must be a list, not a string; pass ignore=[{ignore!r}]")
     patterns = [compile_pattern(pattern) for pattern in ignore]
     environment = dict(os.environ if env is None else env)
     if resource_warnings:

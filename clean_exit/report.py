@@ -23,7 +23,7 @@ class ExitReport:
     Attributes:
         command: The words of the command.
         returncode: As in `subprocess`: the program's exit code, or minus the signal's number.
-        findings: The findings, as far as possible in the order of the events.
+        findings: The findings, in the order of the events where it is known.
         ignored: The number of findings that ``ignore`` left out.
         note: A remark that is useful but not a finding; or "".
         stdout: The program's stdout as text; of more than 2 MB, the first and the last million

@@ -1,4 +1,4 @@
-"""The values of expressions, as far as the source shows them, without running anything."""
+"""Find the values of expressions in the source, without running anything."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class _Findings:
             return
         end = getattr(node, "end_lineno", None) or line
         if hasattr(node, "body") and not isinstance(node, ast.Lambda):
-            end = line  # Only the head of a compound statement is meant.
+            end = line  # The finding is about the head of a compound statement.
         end_offset = getattr(node, "end_col_offset", 0) or 0
         is_one_line = end == getattr(node, "end_lineno", line) == line
         way = " -> ".join(step.name for step in trace)

@@ -24,7 +24,7 @@ _IMPORTING = {"importlib.import_module", "importlib.__import__", "importlib.relo
 
 
 def import_statement(frame: Frame, node: ast.AST) -> str:
-    """Find import statements; a handler around one does not make up for what it was needed for."""
+    """Find import statements, with or without a handler: the cleanup that needs them fails."""
     if frame.facts.alive or not isinstance(node, (ast.Import, ast.ImportFrom)):
         return ""
     if isinstance(node, ast.ImportFrom):

@@ -322,7 +322,7 @@ def read_module(source: Source, name: str, *, is_package: bool) -> Module:
 def bind_arguments(
     function: Function, call: ast.Call | None, *, bound: bool
 ) -> dict[str, ast.expr]:
-    """Return the argument or constant default of each parameter, as far as the call shows it.
+    """Return the argument, or else the constant default, of each parameter of a call.
 
     Args:
         function: The function that is called.

@@ -36,8 +36,7 @@ from clean_exit.lint.scopes import (
 
 _MAX_TRACE = 6  # The destructor and five calls; further away, too much depends on the callers.
 _MAX_CALLS = 400  # Functions entered for one destructor or construction.
-
-_UNKNOWN = ast.Name("")  # A value of which nothing is known.
+_UNKNOWN = ast.Name("")  # An unknown value.
 _TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
 Report = Callable[[str, ast.AST, str, Frame], None]
 

@@ -153,7 +153,7 @@ def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester
     for message in (
         f"the marker clean_exit has no option 'tiemout_s'; {there_are}",
         f"the marker clean_exit takes options by name only; {there_are}",
-        "the marker clean_exit: ignore takes a list of regular expressions: ignore=['vendor']",
+        "the marker clean_exit: ignore must be a list, not a string; pass ignore=['vendor']",
     ):
         assert message in result.outlines
     assert "SystemError" not in result.stdout.str()

@@ -50,7 +50,7 @@ def scan(data: bytes, chunk: int = 1 << 20) -> StderrText:
     return scanner
 
 
-def found(text: str, chunk: int = 1 << 20) -> list[str]:
+def finding_ids(text: str, chunk: int = 1 << 20) -> list[str]:
     return [message.finding.id for message in scan(text.encode(), chunk).messages]
 
 
@@ -60,10 +60,10 @@ def test_message_of_each_python_version_is_recognised(first: str, chunk: int) ->
     """In any chunks, between other output, in colour, and with Windows line ends."""
     expected = [DIALECTS[first]]
     message = f"{first}\n{TRACEBACK}{ERROR}"
-    assert found(f"before\n{message}after\n", chunk) == expected
-    assert found(message.replace("\n", "\r\n"), chunk) == expected
-    assert found(f"\x1b[1;35m{first}\x1b[0m\n{TRACEBACK}{ERROR}".rstrip(), chunk) == expected
-    assert found(f"{first}\n{ERROR}", chunk) == expected  # Without a traceback.
+    assert finding_ids(f"before\n{message}after\n", chunk) == expected
+    assert finding_ids(message.replace("\n", "\r\n"), chunk) == expected
+    assert finding_ids(f"\x1b[1;35m{first}\x1b[0m\n{TRACEBACK}{ERROR}".rstrip(), chunk) == expected
+    assert finding_ids(f"{first}\n{ERROR}", chunk) == expected  # Without a traceback.
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
@@ -71,8 +71,8 @@ def test_message_of_each_python_version_is_recognised(first: str, chunk: int) ->
 def test_message_after_a_progress_bar_is_recognised(end: str, chunk: int) -> None:
     for first, expected in DIALECTS.items():
         message = f"{first}\n{TRACEBACK}{ERROR}".replace("\n", end)
-        assert found(f" 10%\r 50%\r{message}after\n", chunk) == [expected]
-        assert found(f"the manual says: \r {first}\n{TRACEBACK}{ERROR}", chunk) == []
+        assert finding_ids(f" 10%\r 50%\r{message}after\n", chunk) == [expected]
+        assert finding_ids(f"the manual says: \r {first}\n{TRACEBACK}{ERROR}", chunk) == []
 
 
 CLOSING = "an error occurred during closing of asynchronous generator <async_generator object g>"
@@ -87,22 +87,22 @@ ASYNCIO = {
 @pytest.mark.parametrize("first", ASYNCIO)
 def test_asyncio_message_needs_the_line_about_its_object(first: str) -> None:
     for before in ("", "ERROR:asyncio:", "2026-01-01 ERROR asyncio "):
-        assert found(f"{before}{first}\n{ASYNCIO[first]}") == ["unraisable"]
-        assert found(f"{before}{first}\n{TRACEBACK}{ERROR}") == []
+        assert finding_ids(f"{before}{first}\n{ASYNCIO[first]}") == ["unraisable"]
+        assert finding_ids(f"{before}{first}\n{TRACEBACK}{ERROR}") == []
 
 
 @pytest.mark.parametrize("first", DIALECTS)
 def test_quoted_message_is_ignored(first: str) -> None:
-    assert found(f"the manual says: {first}\n{TRACEBACK}{ERROR}") == []
-    assert found(f"{first}\n") == []
-    assert found(f"{first}\nand then it went on\n") == []
-    assert found(f"  {first}\n{TRACEBACK}{ERROR}") == []
+    assert finding_ids(f"the manual says: {first}\n{TRACEBACK}{ERROR}") == []
+    assert finding_ids(f"{first}\n") == []
+    assert finding_ids(f"{first}\nand then it went on\n") == []
+    assert finding_ids(f"  {first}\n{TRACEBACK}{ERROR}") == []
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_single_line_message_is_recognised_only_at_the_start_of_a_line(line: str) -> None:
-    assert found(line + "\n") == [LINES[line]]
-    assert found(f"the manual says: {line}\n".replace(".py:", ".py ").replace("]", ")")) in (
+    assert finding_ids(line + "\n") == [LINES[line]]
+    assert finding_ids(f"the manual says: {line}\n".replace(".py:", ".py ").replace("]", ")")) in (
         [],
         ["resource-warning"],  # Any text may come before this message.
     )
@@ -111,8 +111,8 @@ def test_single_line_message_is_recognised_only_at_the_start_of_a_line(line: str
 def test_bare_traceback_is_recognised_by_its_first_frame() -> None:
     frames = '  File "/usr/lib/python3.12/weakref.py", line 666, in _exitfunc\n    f()\n'
     head, rest = TRACEBACK.split("\n", 1)
-    assert found(f"{head}\n{frames}{rest}{ERROR}") == ["finalizer-error"]
-    assert found(TRACEBACK + ERROR) == []
+    assert finding_ids(f"{head}\n{frames}{rest}{ERROR}") == ["finalizer-error"]
+    assert finding_ids(TRACEBACK + ERROR) == []
 
 
 def test_message_after_a_hundred_megabytes_is_recognised() -> None:
@@ -160,8 +160,8 @@ def test_crash_words_alone_are_not_a_crash(words: str) -> None:
 def test_messages_of_two_workers_are_separated_by_prefix(first: str) -> None:
     lines = f"{first}\n{TRACEBACK}{ERROR}".splitlines()
     text = "".join(f"[default0]:{line}\n[default1]: {line}\n" for line in lines)
-    assert found(text) == [DIALECTS[first]] * 2
-    assert found("".join(f"[default0]:{line}\n[default0]:and\n" for line in lines)) == []
+    assert finding_ids(text) == [DIALECTS[first]] * 2
+    assert finding_ids("".join(f"[default0]:{line}\n[default0]:and\n" for line in lines)) == []
 
 
 def test_chained_exceptions_are_one_message() -> None:
