@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clean_exit.lint.evaluator import Env, Evaluator, Instance, Super, Value, dotted
@@ -103,7 +103,7 @@ def atexit_keeps_alive(site: Site, node: ast.Call) -> str:
     return f"{method.self_name} lives to the end: atexit has {reference}" if reference else ""
 
 
-RULES = (
+RULES: Sequence[tuple[str, Callable[[Site, ast.Call], str]]] = (
     ("explicit-call", explicit_call),
     ("finalize-keeps-alive", finalize_keeps_alive),
     ("atexit-keeps-alive", atexit_keeps_alive),
