@@ -1,8 +1,7 @@
-"""Make PyTorch resources go away safely, completely and cheaply.
+"""Release PyTorch resources safely, completely and cheaply.
 
-Importing this package imports neither torch nor numpy; its one side effect is to register
-with atexit what closes open resources at the end of the program. Each name below loads its
-module when it is first used.
+Importing this package imports neither torch nor numpy. Its only side effect is an atexit callback
+that closes open resources. Each public name loads its module on first use.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ TYPE_CHECKING = False  # see _runtime
 if TYPE_CHECKING:
     from typing import Any
 
-    # For type checkers: the same names as in `_MODULE_OF`, which a test compares.
+    # For type checkers. A test compares these names with `_MODULE_OF`.
     from torch_utils.batch_size import find_batch_size as find_batch_size
     from torch_utils.cleanup import SafePyTorchCleanup as SafePyTorchCleanup
     from torch_utils.devices import DeviceInfo as DeviceInfo
@@ -74,7 +73,7 @@ _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in na
 __all__ = sorted([*_MODULE_OF, "is_shutting_down"])
 
 
-if not TYPE_CHECKING:  # To a type checker it would make every misspelt name an `Any`.
+if not TYPE_CHECKING:  # Type checkers would accept every misspelt name.
 
     def __getattr__(name: str) -> Any:
         module = _MODULE_OF.get(name)

@@ -1,4 +1,4 @@
-"""What a cleanup function returns that has not run, because nobody awaits it."""
+"""Cleanup functions that return a coroutine, which runs nothing until it is awaited."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 
 UNAWAITED = frozenset((CoroutineType, AsyncGeneratorType))
-"""What has not run when it is returned. Other awaitables, a task say, are at work already."""
+"""Results that have not run yet. Other awaitables, such as tasks, run on their own."""
 
 
 @early_bound
 def never_ran(made: Any) -> TypeError:
-    """Make the error for a cleanup that has returned one of `UNAWAITED`, and close that."""
+    """Close a result of one of the types `UNAWAITED`, and return the error for it."""
     if type(made) is CoroutineType:
-        made.close()  # Or it would warn that it was never awaited.
+        made.close()  # Otherwise Python warns that it was never awaited.
     return TypeError(
-        f"{made.__qualname__}() has to be awaited, so nothing of it has run; what must be awaited "
-        "goes to callback() of a scope: use `async with`, in a coroutine that is not being closed"
+        f"{made.__qualname__}() has to be awaited and has not run; use `async with`, and pass "
+        "what must be awaited to callback(), in a coroutine that is not being closed"
     )
 
 
 def called_function(function: Any) -> Any:
-    """Return the function that runs when something is called: for an instance, a method's."""
+    """Return the function that runs when an object is called; for an instance, its `__call__`."""
     from functools import partial
     from inspect import isroutine
 

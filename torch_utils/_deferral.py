@@ -1,10 +1,10 @@
-"""Signals wait while something is being closed, and are delivered right after it.
+"""Defer signals while the main thread closes a resource, and deliver them afterwards.
 
-A signal handler may raise (Ctrl-C raises KeyboardInterrupt), and it may run between any two
-instructions, so it would leave a cleanup half done. While the main thread closes something, the
-Python-level handlers of SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1 and SIGUSR2 are replaced by one
-that notes the signal. Then they are put back and called, in order. The second Ctrl-C is delivered
-at once, because what is being closed may hang.
+A signal handler may raise (Ctrl-C raises KeyboardInterrupt) between any two instructions, which
+would leave a cleanup half done. While the main thread closes a resource, one handler replaces the
+Python-level handlers of SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1 and SIGUSR2 and records each
+signal. Afterwards the original handlers are restored and called in order. A second Ctrl-C is
+delivered immediately, because the cleanup may hang.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, nam
 _HANDLERS: dict[int, Any] = {}  # the program's own, by signal
 _NOTED: list[int] = []
 _BLOCKS: WeakSet[DeferredSignals] = WeakSet()  # those that have replaced handlers
-_PIDS = [0]  # the process whose blocks they are
+_PIDS = [0]  # the process that entered the blocks
 
 
 def _note(number: int, frame: FrameType | None) -> None:
@@ -45,7 +45,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def _put_back_stale() -> None:
-    """Put handlers back whose block will not: a RecursionError skipped its end, or a fork."""
+    """Restore handlers of blocks that never ended because of a RecursionError or a fork."""
     _BLOCKS.clear()
     _NOTED.clear()
     for number, handler in list(_HANDLERS.items()):
@@ -54,36 +54,37 @@ def _put_back_stale() -> None:
 
 
 def _call_handlers(numbers: list[int]) -> None:
-    # Not by sending the signals again: an event loop has been told of them already.
+    # The signals are not sent again, because an event loop has received them already.
     try:
         while numbers:
             number = numbers.pop(0)
             _HANDLERS[number](number, sys._getframe())
     finally:
-        if numbers:  # A handler has raised: the others follow.
+        if numbers:  # A handler raised; call the others.
             _call_handlers(numbers)
 
 
 class _SentAtEnd:
-    """A signal that is sent when this object ends."""
+    """Send a signal when this object is destroyed."""
 
     __slots__ = ("__weakref__", "_end")
 
     def __init__(self, number: int) -> None:
-        # A weak reference calls C here. A function in Python would receive the signal itself.
+        # The callback is C code: a Python function would receive the signal itself.
         send = map(interrupt_main, [number])  # type: ignore[arg-type]  # typeshed wants a Signals
         self._end = ref(self, partial(next, send))
 
 
 class DeferredSignals:
-    """Context manager: the program's signal handlers run after the block, and not in it.
+    """Context manager that runs the program's signal handlers after the block.
 
-    Blocks nest: the outermost puts the handlers back. A block in another thread changes nothing,
-    because handlers run in the main thread only.
+    Blocks nest; the outermost one restores the handlers. A block in another thread does nothing,
+    because handlers run only in the main thread.
 
     Args:
-        in_destructor: Deliver when this object ends. An exception that is raised in a destructor
-            gets lost, so the destructor keeps this object in a variable.
+        in_destructor: Deliver the signals when this object is destroyed. Python discards an
+            exception that is raised in a destructor, so the destructor keeps this object in a
+            local variable.
     """
 
     __slots__ = ("__weakref__", "_held", "_in_destructor", "_sent_at_end")
@@ -99,9 +100,9 @@ class DeferredSignals:
             return
         try:
             self._replace()
-        except ValueError:  # Not the main interpreter: signals cannot be put off.
+        except ValueError:  # In a subinterpreter signals cannot be deferred.
             self._put_back()
-        except BaseException:  # A handler raised in between: nothing has been closed yet.
+        except BaseException:  # A handler raised before anything was closed.
             self._put_back()
             raise
 
@@ -123,7 +124,7 @@ class DeferredSignals:
         try:
             self._put_back()
         finally:
-            if PHASE.exiting:  # There is nothing left that a signal could end.
+            if PHASE.exiting:  # The program is ending already.
                 _NOTED.clear()
             elif _NOTED:
                 self._deliver()
@@ -134,7 +135,7 @@ class DeferredSignals:
                 if getsignal(number) is _note:
                     signal.signal(number, handler)
             _BLOCKS.discard(self)
-        except BaseException:  # A handler that is back has raised: the others follow.
+        except BaseException:  # A restored handler raised; restore the others.
             self._put_back()
             raise
 

@@ -1,4 +1,4 @@
-"""Events about models and memory, for metrics. Costs nothing without listeners."""
+"""Events about models and memory, for metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LISTENERS: list[Callable[[str, dict[str, Any]], object]] = []
-"""Called with the name of each event and its values, in the thread in which it happens."""
+"""Functions that are called with each event's name and values, in the thread that caused it."""
 
 
 @early_bound
@@ -20,5 +20,5 @@ def tell(event: str, **values: Any) -> None:
         try:
             listener(event, values)
         except Exception as error:
-            # A listener's own failure, of any kind.
-            log(DEBUG, "%s was not counted: %r", event, error)
+            # Listeners may raise anything.
+            log(DEBUG, "event %s was not counted: %r", event, error)

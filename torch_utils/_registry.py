@@ -1,11 +1,11 @@
-"""What is open in this process, and the claim by which each thing is closed exactly once.
+"""The registry of open resources, and the claim that closes each of them exactly once.
 
-Resources and open scopes register here. An entry leaves when it is closed, so the registry holds
-what exit still has to close, in order of creation.
+Resources and open scopes register here in order of creation and leave when they are closed. The
+exit callback closes the rest.
 
-There is no lock around the registry. The garbage collector may run a destructor at any allocation,
-in any thread, with any lock held. So entries are added and removed by single operations on a
-dictionary, which are atomic, and an entry is claimed by a lock that nobody waits for.
+The registry has no lock. The garbage collector may run a destructor at any allocation, in any
+thread, with any lock held. So single dictionary operations, which are atomic, add and remove
+entries. A thread claims an entry by a lock that it acquires without blocking.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXIT_WAIT_S = 5.0
-"""How long exit waits for a thread that is in the middle of closing something."""
+"""How long the exit callback waits for another thread that is closing a resource."""
 LATE_LIMIT = 1000
-"""How many of the things that are opened while everything is closed are closed as well."""
+"""How many resources that are opened during the exit callback are closed as well."""
 
 
 class _Raises:
-    """Raises an error where Python passes it to `sys.unraisablehook`: in a destructor."""
+    """Raise an error in a destructor, so that Python passes it to `sys.unraisablehook`."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -40,20 +40,20 @@ class _Raises:
 
 
 class Registry:
-    """Everything that is open, by the id of its owner, in order of creation."""
+    """All open entries by the id of their owner, in order of creation."""
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
-        self._waiting: dict[int, Entry] = {}  # thread -> what it waits for
+        self._waiting: dict[int, Entry] = {}  # by the thread that waits
         self._known_pid = 0
-        self._late = 0  # how many were opened while everything was closed
+        self._late = 0  # opened during the exit callback
         self.on_new_process: Callable[[], None] | None = None
         self.on_late_entry: Callable[[], None] | None = None
 
     @early_bound
     def add(self, entry: Entry) -> None:
-        """Register what was just opened; it goes behind everything that is already open."""
-        self._entries.pop(entry.key, None)  # A destructor that skips ours leaves its id behind.
+        """Register a new entry behind all others."""
+        self._entries.pop(entry.key, None)  # Left by a destructor that did not call ours.
         self._entries[entry.key] = entry
         if entry.pid != self._known_pid:
             self._known_pid = entry.pid
@@ -66,38 +66,42 @@ class Registry:
                 return
             entry.at_exit = False
             if self._late == LATE_LIMIT + 1:
-                log(ERROR, "more than %s were opened while everything was closed", LATE_LIMIT)
+                log(
+                    ERROR,
+                    "more than %s were opened at exit; the others stay open",
+                    LATE_LIMIT,
+                )
 
     @early_bound
     def get(self, key: int) -> Entry | None:
-        """Return the entry of an owner, or None once it is closed."""
+        """Return the entry of an owner, or None if it is closed."""
         return self._entries.get(key)
 
     @early_bound
     def discard(self, entry: Entry) -> None:
-        """Forget an entry, unless its place was taken by a newer one."""
+        """Remove an entry, unless a newer one has taken its place."""
         if self._entries.get(entry.key) is entry:
             self._entries.pop(entry.key, None)
 
     @early_bound
     def open_entries(self) -> list[Entry]:
-        """Return what is open, newest first."""
+        """Return the open entries, newest first."""
         return list(self._entries.copy().values())[::-1]
 
-    def leave_behind(self, thread: int) -> None:
-        """Have exit not wait for what a thread is in the middle of closing, because it hangs."""
+    def skip_at_exit(self, thread: int) -> None:
+        """Exclude the entries that a hanging thread is closing from the exit callback."""
         for entry in self.open_entries():
             if entry.thread == thread:
                 entry.at_exit = False
 
     @early_bound
     def wait(self, entry: Entry, timeout_s: float) -> None:
-        """Wait until another thread has closed an entry, unless that thread waits for this one."""
+        """Wait until another thread has closed an entry, unless that would be a deadlock."""
         me = get_ident()
-        outer = self._waiting.get(me)  # A signal handler may wait in the middle of a wait.
+        outer = self._waiting.get(me)  # A signal handler may wait during a wait.
         try:
-            # Announced first and looked at afterwards, here as in every other thread: of those
-            # that would wait in a circle, the last one to announce it sees the whole circle.
+            # Every thread announces its wait before it looks for a cycle, so the last thread of a
+            # cycle sees all of it.
             self._waiting[me] = entry
             if not self._leads_to(me, entry):
                 entry.wait(timeout_s)
@@ -115,15 +119,15 @@ class Registry:
             if entry.thread == thread:
                 return True
             entry = self._waiting.get(entry.thread)
-        return False  # A circle of others, each of which sees it.
+        return False  # A cycle of other threads, which detect it themselves.
 
     @early_bound
     def close_all(self) -> None:
-        """Close what this process opened, newest first, including what that opens meanwhile.
+        """Close all entries of this process, newest first, including those opened meanwhile.
 
-        For the end of the process: an exception of any kind goes to `sys.unraisablehook` and
-        skips no entry. Of what is opened meanwhile `LATE_LIMIT` are closed, because a release
-        that opens a resource whose release opens another one would never end.
+        Any exception goes to `sys.unraisablehook` and skips no entry. At most `LATE_LIMIT` entries
+        that are opened meanwhile are closed: a release that opens a resource of its own kind would
+        never end.
         """
         pid = getpid()
         tried: set[Entry] = set()
@@ -137,8 +141,8 @@ class Registry:
                 try:
                     entry.close(timeout_s=EXIT_WAIT_S)
                 except BaseException as error:
-                    # SystemExit or KeyboardInterrupt out of one release must not keep the others
-                    # from being closed, and cannot end a program that is ending.
+                    # A SystemExit or KeyboardInterrupt must not skip the other entries, and the
+                    # program is ending already.
                     _Raises(error)
 
 
@@ -147,7 +151,7 @@ REGISTRY = Registry()
 
 @early_bound
 def _could_not_begin(error: BaseException) -> bool:
-    """Say whether, near the recursion limit, not even the first frame of a release could run."""
+    """Return whether the recursion limit stopped a release before its first frame."""
     traceback = error.__traceback__ if isinstance(error, RecursionError) else None
     module = ""
     while traceback is not None:
@@ -159,18 +163,18 @@ def _could_not_begin(error: BaseException) -> bool:
 
 
 class Entry:
-    """One open thing.
+    """One open resource.
 
     Args:
         key: The id of the owner.
-        name: What messages call it.
-        owner: Returns the owner, or None when it is gone (a weak reference, usually).
-        release: Gives up what the owner holds. Called once, in the process that opened it.
-        at_exit: Whether the end of the process closes it.
+        name: Its name in messages.
+        owner: Returns the owner, or None if it was collected; usually a weak reference.
+        release: Releases what the owner holds. Called once, in the process that opened it.
+        at_exit: Whether the exit callback closes it.
 
     Attributes:
         thread: The thread that closes it.
-        raised: The id of what the release raised. The error itself would keep its frames alive.
+        raised: The id of the release's exception. The exception itself would keep frames alive.
     """
 
     def __init__(
@@ -194,26 +198,26 @@ class Entry:
 
     @early_bound
     def is_closed(self) -> bool:
-        """Say whether it is closed; the thread that is closing it still sees it open."""
+        """Return whether it is closed. The thread that is closing it still sees it open."""
         return self._is_finished or (self._claim.locked() and self.thread != get_ident())
 
     @early_bound
     def close(self, owner: Any = None, timeout_s: float = -1) -> bool:
-        """Release the owner, if nobody has yet; otherwise wait for the thread that is at it.
+        """Release the owner once; wait if another thread is releasing it.
 
         Args:
-            owner: Only needed where a weak reference to it is gone already.
-            timeout_s: How long to wait; without an end if negative. It does not wait in the release
-                itself, nor for a thread that waits for this one.
+            owner: The owner, for callers whose weak reference to it is dead.
+            timeout_s: How long to wait in seconds; forever if negative. There is no wait in the
+                release itself, or for a thread that waits for this one.
 
         Returns:
             True if this call ran the release.
 
         Raises:
-            BaseException: What the release raised. The entry is closed all the same.
+            BaseException: The release raised it. The entry is closed nevertheless.
         """
         if self.pid != getpid():
-            REGISTRY.discard(self)  # A fork's copy: what it stands for belongs to the parent.
+            REGISTRY.discard(self)  # In a forked child: the resource belongs to the parent.
             return False
         with DeferredSignals():
             if self._claim.acquire(blocking=False):
@@ -250,6 +254,6 @@ class Entry:
 
     @early_bound
     def wait(self, timeout_s: float) -> None:
-        """Wait until the thread that has claimed it is done."""
+        """Wait until the thread that claimed it has finished."""
         if self._claim.acquire(timeout=timeout_s):
             self._claim.release()

@@ -1,7 +1,7 @@
-"""What is still alive: the interpreter's phase, torch if the program loaded it, this log.
+"""The interpreter's phase, torch if the program loaded it, and logging.
 
-Everything here works in every phase of a shutdown, when the globals of modules may be None.
-`early_bound` is how: whatever a destructor or an exit callback can reach is decorated with it.
+Everything here works during shutdown, when the globals of modules may be None: functions that a
+destructor or an exit callback calls are decorated with `early_bound`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import builtins
 import gc
 import sys
 
-# What is imported with the package itself avoids `typing` and `collections.abc`: at the start of
-# a program they are not loaded yet, and cost three times as much as all of this.
+# Modules that the package imports itself avoid `typing` and `collections.abc`, which take three
+# times as long to import as these modules.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,20 +24,18 @@ DEBUG = 10
 ERROR = 40
 _MODULE = type(sys)
 MODULES = sys.modules
-"""The very dictionary: ``sys.modules`` itself may be gone."""
+"""The dictionary itself: the name ``sys.modules`` may be None."""
 
 _BUILTINS = dict(vars(builtins))
 is_finalizing = sys.is_finalizing
 
 
 def early_bound(function: F) -> F:
-    """Give a function its own globals: what it names, as that is now.
+    """Bind the global names of a function now, in a dictionary of its own.
 
-    The one way in which this package binds early. Teardown sets the globals of modules to None,
-    but not these, which belong to no module. A name that is not defined yet is missing at
-    every call and not only at the last one, so that any test finds it. Replacing a name in the
-    module afterwards changes nothing here. Unlike default arguments, this leaves the signature
-    as it is meant.
+    Shutdown sets the globals of modules to None, but not this dictionary. A name that is not
+    defined yet is missing at every call, so any test finds it. Replacing the name in the module
+    later has no effect here. Unlike default arguments, this keeps the signature.
     """
     names = {
         name: function.__globals__[name]
@@ -53,13 +51,13 @@ def early_bound(function: F) -> F:
     for attribute in ("__kwdefaults__", "__module__", "__qualname__", "__doc__", "__annotations__"):
         setattr(bound, attribute, getattr(function, attribute))
     bound.__dict__["__wrapped__"] = (
-        function  # Where `typing.get_type_hints` finds what annotations name.
+        function  # `typing.get_type_hints` resolves annotations in its globals.
     )
     return bound
 
 
 def _names(code: CodeType) -> set[str]:
-    """Collect the names that a function uses, and those of the functions inside it."""
+    """Return the names that a function and its inner functions use."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, type(code)):
@@ -68,7 +66,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 class Phase:
-    """How far this process has come towards its end."""
+    """Whether this process is ending."""
 
     __slots__ = ("exiting",)
 
@@ -81,41 +79,42 @@ PHASE = Phase()
 
 @early_bound
 def is_shutting_down() -> bool:
-    """Say whether this program is ending.
+    """Return whether this program is ending.
 
-    True from the moment this package's exit registration runs, which is before any module
-    is taken apart; `sys.is_finalizing` alone turns True only after the atexit callbacks.
-    Correct in every phase, also when ``sys`` is gone. Never raises. Safe from any thread.
+    Unlike `sys.is_finalizing`, this is True during the exit callbacks as well, from this package's
+    own callback on. Correct in every phase of the shutdown. Never raises. Safe from any thread.
 
     Returns:
-        True while the interpreter closes what is open and from then on.
+        True from the moment when this package's exit callback starts.
     """
     return PHASE.exiting or is_finalizing()
 
 
-_INTERPRETER_FREEZES = 1000  # Python 3.12 starts with some 400; a program's heap has thousands.
+_INTERPRETER_FREEZES = (
+    1000  # Python 3.12 itself freezes about 400 objects; a program has thousands.
+)
 
 
 @early_bound
 def has_frozen() -> bool:
-    """Say whether the program has put its heap aside by `gc.freeze`, where no walk sees it."""
+    """Return whether the program froze its heap by `gc.freeze`, which hides it from `gc`."""
     return gc.get_freeze_count() > _INTERPRETER_FREEZES
 
 
 @early_bound
 def loaded_torch() -> Any | None:
-    """Return torch if the program has imported it completely, without importing it.
+    """Return torch if the program has imported it completely. Never imports it, never raises.
 
-    None when torch is missing, blocked (``sys.modules["torch"] = None``), a lazy module whose
-    import has not happened (`importlib.util.LazyLoader`), still being imported, or already
-    swept away by a shutdown. Never raises.
+    Returns:
+        The module. None if torch is missing, blocked (``sys.modules["torch"] = None``), lazy and
+        not loaded yet (`importlib.util.LazyLoader`), still being imported, or removed at shutdown.
     """
     torch = MODULES.get("torch")
     if torch is None:
         return None
     kind = type(torch)
     if kind is not _MODULE and issubclass(kind, _MODULE):
-        # Any attribute of a lazy module would import it; this is the module's own dictionary.
+        # Any attribute of a lazy module would import it; its dictionary does not.
         contents = _MODULE.__getattribute__(torch, "__dict__")
         if kind.__name__ == "_LazyModule" or "Tensor" not in contents:
             return None
@@ -127,42 +126,39 @@ def loaded_torch() -> Any | None:
 
 @early_bound
 def log(level: int, message: str, *args: object, exc_info: BaseException | None = None) -> None:
-    """Log under ``torch_utils``; never raises, and at shutdown never imports.
+    """Log to the logger ``torch_utils``. Never raises; never imports during shutdown.
 
-    The logger has no handler of its own: a program that has not configured logging sees errors on
-    stderr, as Python does it.
+    The logger has no handler of its own. Without a logging configuration, errors go to stderr.
     """
     try:
         if "logging" not in MODULES:
             if level <= DEBUG or is_shutting_down():
-                return  # Nobody can have configured a handler that would show it.
-            import logging  # noqa: F401  (loaded for the lines below)
+                return  # Without logging, no handler shows it.
+            import logging  # noqa: F401  (used through MODULES below)
         logging_module: Any = MODULES["logging"]
         logger = logging_module.getLogger("torch_utils")
-        # An error of a cleanup has to be told somewhere.
         logger.log(level, message, *args, exc_info=exc_info)
     except Exception:  # noqa: S110
-        # Reached from destructors while modules are being taken apart: the logging module may
-        # be half gone, and there is no better place left to say so.
+        # Destructors call this during shutdown, when the logging module may be half gone.
         pass
 
 
 @early_bound
 def whole_torch() -> Any | None:
-    """Return `loaded_torch`, if it has what a release needs: not a stand-in, nor half of it."""
+    """Return `loaded_torch` if it is complete enough for a release, and not a stand-in."""
     torch = loaded_torch()
     try:
         contents = _MODULE.__getattribute__(torch, "__dict__")
-    except (AttributeError, TypeError):  # No module at all.
+    except (AttributeError, TypeError):  # Not a module.
         return None
     return torch if "Tensor" in contents and "nn" in contents else None
 
 
 def import_torch() -> Any | None:
-    """Return torch, importing it if the interpreter is healthy and it can be imported.
+    """Return torch, importing it unless the program is ending; None if that fails.
 
-    Only the questions that are about to use torch ask this way (`is_cuda_available` and its
-    like); whatever cleans up asks `loaded_torch`.
+    Only for functions that are about to use torch, such as `is_cuda_available`. Cleanup code calls
+    `loaded_torch`.
     """
     torch = loaded_torch()
     if torch is not None or is_shutting_down():
@@ -170,19 +166,19 @@ def import_torch() -> Any | None:
     try:
         import torch as imported
 
-        _ = imported.__version__  # A `LazyLoader` would otherwise put it off.
+        _ = imported.__version__  # Completes the import of a `LazyLoader`.
     except Exception as error:
-        # A broken installation fails in many ways: ImportError, OSError for a missing shared
-        # library, RuntimeError from a half-imported module. Each means "no torch here".
+        # A broken installation may raise ImportError, OSError (a missing shared library),
+        # RuntimeError (a half-imported module) and others. Each means that torch cannot be used.
         log(DEBUG, "torch cannot be imported: %r", error)
         return None
     return loaded_torch()
 
 
 def current_task() -> Any | None:
-    """Return the asyncio task that the caller is in, if it is in one."""
+    """Return the running asyncio task, or None."""
     asyncio = sys.modules.get("asyncio")
     try:
         return asyncio.current_task() if asyncio is not None else None
-    except (RuntimeError, AttributeError):  # No event loop runs here, or asyncio half-imported.
+    except (RuntimeError, AttributeError):  # No running event loop, or asyncio is half-imported.
         return None

@@ -1,4 +1,4 @@
-"""find_batch_size: run a function with the largest batch that fits into memory."""
+"""find_batch_size: call a function with the largest batch size that fits into memory."""
 
 from __future__ import annotations
 
@@ -47,16 +47,14 @@ def find_batch_size(
     *,
     factor: float = 0.5,
 ) -> Any:
-    """Call a function with a batch size, and with a smaller one whenever memory runs out.
+    """Call a function with a batch size, and with smaller ones while memory runs out.
 
-    The function takes the batch size as its first argument; callers leave it out. The size
-    that was found is kept for later calls. Before each new try everything of the failed one is
-    let go: its exception's frames are cleared, outside of the ``except`` block, and only then
-    are the caches emptied. Only what the call itself raised counts as a failed try, not an
-    older exception that was being handled when it was made. Behaves as accelerate's
-    ``find_executable_batch_size``, whose arguments it takes. Safe from several threads; they
-    share what was found. Coroutine functions are awaited, and their emptied caches block the
-    event loop for as long as that takes.
+    The function takes the batch size as its first argument; callers leave it out. Later calls
+    start with the size that was found. Before each new try, the frames of the failed call's
+    exception are cleared, and then the device caches are emptied. An older exception that is being
+    handled during the call does not count as a failure. The arguments and the behaviour are those
+    of accelerate's ``find_executable_batch_size``. Threads may call the function concurrently and
+    share the size. Coroutine functions are awaited; emptying the caches blocks the event loop.
 
     ::
 
@@ -66,31 +64,33 @@ def find_batch_size(
         embed(texts)
 
     Args:
-        function: What to call.
+        function: The function to decorate.
         starting_batch_size: The first size to try.
         reduce_batch_size_fn: Returns the next smaller size, instead of ``factor``.
-        restore_after: After so many successful calls in a row try the next greater size again
-            (twice the size, with the default factor), up to the starting size. By default a
-            size that was found stays.
-        factor: What the last size is multiplied by for the next one, rounded down. A half by
-            default, since every try that fails costs as much as one that does not: from 128 to
-            8 four of them fail, and the size found is at least half of what would fit. 0.9, as
-            in newer versions of accelerate, comes closer, after 22 failures.
+        restore_after: After this many successful calls in a row, try the next larger size again,
+            up to the starting size. None keeps a size that was found.
+        factor: The next size is the last one times ``factor``, rounded down. With the default of
+            0.5, four tries fail between 128 and 8, and the result is at least half of what would
+            fit. With 0.9, as in newer versions of accelerate, 22 tries fail and the result is
+            closer.
+
+    Returns:
+        The decorated function, without the batch size among its arguments.
 
     Raises:
-        RuntimeError: "No executable batch size found": not even 1 fits. Its cause is the error
-            of the last try.
-        TypeError: What is decorated is not callable, or is a generator function: it cannot be
-            called again once it has yielded.
+        RuntimeError: "No executable batch size found": even a batch size of 1 does not fit. The
+            cause is the exception of the last try.
+        TypeError: ``function`` is not callable, or is a generator function, which cannot be
+            repeated after it has yielded.
         ValueError: ``factor`` is not between 0 and 1, or ``starting_batch_size`` is
             not a whole number of at least 0.
     """
     if type(starting_batch_size) is not int or starting_batch_size < 0:
         raise ValueError(
-            f"starting_batch_size must be an int of 0 or more, not {starting_batch_size!r}"
+            f"starting_batch_size must be an int of at least 0, got {starting_batch_size!r}"
         )
     if not 0 < factor < 1:
-        raise ValueError(f"factor must be between 0 and 1, not {factor}")
+        raise ValueError(f"factor must be between 0 and 1, got {factor}")
     if function is None:
         return functools.partial(
             find_batch_size,
@@ -101,15 +101,15 @@ def find_batch_size(
         )
     if not callable(function):
         raise TypeError(
-            f"find_batch_size decorates a function, not {function!r}; the size to begin with is "
-            "starting_batch_size="
+            f"find_batch_size must decorate a function, got {function!r}; pass the first batch "
+            "size as starting_batch_size="
         )
     size = _Size(starting_batch_size, reduce_batch_size_fn, restore_after, factor)
     called = called_function(function)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(
-            f"find_batch_size cannot repeat {function!r}, a generator function: what it "
-            "has yielded cannot be taken back; decorate a function that works on one whole input"
+            f"find_batch_size cannot repeat {function!r}, a generator function; decorate a "
+            "function that returns its whole result"
         )
     if inspect.iscoroutinefunction(called):
 
@@ -133,7 +133,7 @@ def find_batch_size(
 
 
 class _Attempt:
-    """One call with one batch size; as a context manager it swallows an out-of-memory error."""
+    """One call with one batch size; as a context manager it suppresses out-of-memory errors."""
 
     def __init__(self, batch_size: int, size: _Size, handled: Handled) -> None:
         self.error: BaseException | None = None
@@ -171,14 +171,14 @@ class _Size:
         self._lock = threading.Lock()
 
     def attempts(self) -> Iterator[_Attempt]:
-        """Yield an attempt for each size, until one succeeds or none is left."""
+        """Yield an attempt for each size until one succeeds or the size reaches 0."""
         handled = Handled(sys.exc_info()[1])
         batch_size, error = self._current, None
         while batch_size > 0:
             attempt = _Attempt(batch_size, self, handled)
             yield attempt
-            # Only now that the `with` block has ended: within it the interpreter itself keeps the
-            # failed call's frames, and the tensors in them, alive.
+            # Inside the `with` block the interpreter itself would keep the frames of the failed
+            # call alive, and the tensors in them.
             error = attempt.error
             assert error is not None
             handled.clear_frames(error)
@@ -194,7 +194,7 @@ class _Size:
         with self._lock:
             self._successes = 0
             smaller = int(failed * self._factor) if self._reduce_fn is None else self._reduce_fn()
-            # When not even 1 fits, the next call begins with 1 again: memory may be free then.
+            # If not even 1 fits, the next call starts with 1: memory may be free then.
             self._current = min(self._current, max(smaller, min(1, self._start)))
             return smaller
 

@@ -1,4 +1,4 @@
-"""SafePyTorchCleanup: a scope at whose end models are released, whatever happened in it."""
+"""SafePyTorchCleanup: a scope that releases its resources at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_utils._coroutines import UNAWAITED, called_function, never_ran
 from torch_utils._deferral import DeferredSignals
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import is_shutting_down
-from torch_utils.errors import CleanupError, TorchUtilsError, shown
+from torch_utils.errors import CleanupError, TorchUtilsError, repr_of
 from torch_utils.flags import read_flags, restore_flags
 from torch_utils.releasing.objects import name_of
 from torch_utils.releasing.plan import check_kinds
@@ -32,7 +32,7 @@ Self = TypeVar("Self", bound="SafePyTorchCleanup")
 
 @dataclass(frozen=True)
 class _Options:
-    """What `SafePyTorchCleanup` was called with, but for the resources."""
+    """The options of a `SafePyTorchCleanup`."""
 
     collect: Collect
     trim_host: bool
@@ -43,7 +43,7 @@ class _Options:
 
 @dataclass(frozen=True, eq=False)
 class _Item:
-    """An object to release, or a function to call, at the end of the block."""
+    """An object to release or a function to call at the end of the block."""
 
     name: str
     thing: Any = None
@@ -51,7 +51,7 @@ class _Item:
 
 
 class _Block(Resource):
-    """What one ``with`` block manages. Closing it releases the items, the newest first."""
+    """The items that one ``with`` block manages. Closing it releases them, newest first."""
 
     def __init__(self, name: str, options: _Options) -> None:
         self.items: list[_Item] = []
@@ -70,12 +70,12 @@ class _Block(Resource):
 
     @property
     def errors(self) -> list[BaseException]:
-        """What the items have raised so far."""
+        """The exceptions of the items so far."""
         return self._work.errors
 
     def _release(self) -> None:
         if not hasattr(self, "_flags"):
-            return  # `__init__` has failed, near the recursion limit: nothing was managed.
+            return  # `__init__` failed near the recursion limit; there are no items.
         work = self._work
         with work.under_way():
             while self.items:
@@ -91,20 +91,20 @@ class _Block(Resource):
         self.report = work.finish()
 
     async def run_all(self) -> None:
-        """Release the items in an event loop, and await what they return."""
+        """Release the items in an event loop, and await their results."""
         while self.items:
             result = None
             try:
                 try:
                     with DeferredSignals(), self._work.under_way():
                         result = self._run_newest()
-                finally:  # A signal may be delivered before it is awaited.
+                finally:  # A signal may be delivered before the await.
                     if inspect.isawaitable(result):
                         await result
             except GeneratorExit:
-                raise  # The coroutine is being closed: it can await nothing any more.
+                raise  # The coroutine is being closed and can no longer await.
             except BaseException as error:
-                # Failed or cancelled: the other items are released all the same.
+                # An item failed or was cancelled; the others are released nevertheless.
                 self._work.failed("a callback", error)
                 if not isinstance(error, Exception):
                     self.interrupt = error
@@ -116,16 +116,16 @@ class _Block(Resource):
                 return item.function()
             self._work.run([item.thing], is_again=True)
         except BaseException as error:
-            # The boundary between one item and the next: each is run, whatever the others raise.
+            # Each item is released, whatever the others raise.
             self._work.failed(item.name, error)
         return None
 
     def raise_errors(self) -> None:
-        """Note the errors on the block's exception; without one, raise what must be raised."""
+        """Add the errors as notes to the exception of the block, or raise them if it succeeded."""
         exc, self.exception = self.exception, None
         for error in self.errors:
             if exc is not None:
-                add_note(exc, f"the cleanup after this also failed: {shown(error)}")
+                add_note(exc, f"the cleanup after this also failed: {repr_of(error)}")
         if self.interrupt is not None and isinstance(exc, Exception):
             raise self.interrupt
         for error in self.errors:
@@ -138,7 +138,7 @@ class _Block(Resource):
 
 
 class SafePyTorchCleanup:
-    """Release models, tensors and other resources at the end of a block.
+    """A scope that releases models, tensors and other resources at the end of a block.
 
     ::
 
@@ -147,10 +147,10 @@ class SafePyTorchCleanup:
             serve(model)
         print(scope.report)
 
-    Also as ``async with``, and as a decorator of functions, coroutine functions, generators
-    and asynchronous generators. A scope has one block at a time; it may be used again after that.
-    As a decorator, each call gets a scope of its own with the same options; what the function
-    creates is managed in a ``with`` block inside it.
+    It also works as ``async with``, and as a decorator of functions, coroutine functions,
+    generators and asynchronous generators. A scope has one block at a time and may be used again
+    afterwards. As a decorator, it gives each call a scope of its own with the same options. Manage
+    what the function creates in a ``with`` block inside it.
 
     What is managed is released last-in first-out, each step on its own. An exception in the
     block always wins; what fails in the cleanup is noted on it, logged, and listed in the
@@ -159,24 +159,24 @@ class SafePyTorchCleanup:
     then, while all modules are intact; a forked child never closes its parent's.
 
     Args:
-        *resources: What to release at the end: anything that `release` takes.
+        *resources: Objects to release at the end; of any kind that `release` supports.
         collect: See `release`.
         trim_host: See `release`.
         thorough: See `release`.
-        restore_flags: Put back torch's global switches as they were at the beginning: cudnn,
-            matmul precision, determinism, grad mode, default dtype and device, threads.
-        strict: Raise `CleanupError`, an ExceptionGroup, if the block succeeded and steps of
-            the cleanup failed.
+        restore_flags: Restore torch's global flags: cudnn, matmul precision, determinism, grad
+            mode, default dtype and device, number of threads.
+        strict: Raise `CleanupError`, an ExceptionGroup, if the block succeeded but steps of the
+            cleanup failed.
 
     Attributes:
-        report: What the last cleanup did; None before.
+        report: The report of the last cleanup; None before the first.
 
     Raises:
-        TypeError: A resource is of a kind that `release` does not know.
+        TypeError: `release` does not support the type of a resource.
         ValueError: ``collect`` is not one of its values.
     """
 
-    _decorator: SafePyTorchCleanup | None = None  # whose call this is for
+    _decorator: SafePyTorchCleanup | None = None  # the scope that decorates the function
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class SafePyTorchCleanup:
         check_collect(collect)
         if len(resources) == 1 and inspect.isfunction(resources[0]):
             raise TypeError(
-                f"as a decorator, {type(self).__name__} is called first: "
+                f"{type(self).__name__} cannot decorate a function directly; write "
                 f"@{type(self).__name__}(), with parentheses"
             )
         check_kinds(resources, f"{type(self).__name__}()")
@@ -200,16 +200,19 @@ class SafePyTorchCleanup:
         self.report: CleanupReport | None = None
 
     def manage(self, obj: T, close: Callable[..., Any] | None = None) -> T:
-        """Have an object released at the end of the block; returns the object.
+        """Release an object at the end of the block.
 
         Args:
-            obj: Anything that `release` takes, or anything at all if ``close`` is given.
-            close: How to release it instead, called with the object if it needs an argument.
+            obj: An object of a kind that `release` supports; any object if ``close`` is passed.
+            close: Called instead of `release`, with the object if it needs an argument.
+
+        Returns:
+            The object.
 
         Raises:
-            TypeError: `release` would not know how, and there is no ``close``; or ``close`` is
-                not callable.
-            TorchUtilsError: The scope is not open, or was opened by the parent process.
+            TypeError: `release` does not support the type of ``obj`` and there is no ``close``, or
+                ``close`` is not callable.
+            TorchUtilsError: The scope is not open, or the parent process opened it.
         """
         if close is None:
             block = self._open_block()
@@ -222,13 +225,19 @@ class SafePyTorchCleanup:
         return obj
 
     def callback(self, fn: F, *args: Any, **kwargs: Any) -> F:
-        """Have a function called at the end of the block; returns the function.
+        """Call a function at the end of the block.
 
-        A coroutine function is awaited, in an ``async with`` block.
+        Args:
+            fn: The function. An ``async with`` block awaits a coroutine function.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            The function.
 
         Raises:
-            TypeError: It is not callable.
-            TorchUtilsError: As in `manage`.
+            TypeError: ``fn`` is not callable.
+            TorchUtilsError: The scope is not open, or the parent process opened it.
         """
         self._add_call(fn, *args, **kwargs)
         return fn
@@ -237,7 +246,7 @@ class SafePyTorchCleanup:
         name = type(self).__name__
         if self._block is not None and not self._block.closed:
             raise TorchUtilsError(
-                f"this {name} is open already, and has one block at a time; create a {name} for "
+                f"this {name} is open already and has one block at a time; create a {name} for "
                 "each block"
             )
         with DeferredSignals():
@@ -267,22 +276,24 @@ class SafePyTorchCleanup:
     def _close(self, block: _Block) -> None:
         try:
             block.close()
-        except BaseException as interrupt:  # A signal was delivered at the end of it.
+        except BaseException as interrupt:  # A signal was delivered at its end.
             block.exception = interrupt
             raise
         finally:
             self.report = block.report or self.report
             if self._decorator is not None:
                 self._decorator.report = self.report
-            if block.closed:  # Or it was too near the recursion limit, and is closed later.
+            if block.closed:  # Near the recursion limit it may be closed later.
                 self._block = None
                 block.raise_errors()
 
     def __call__(self, function: F) -> F:
-        """Decorate a function of any kind: each call has a scope of its own.
+        """Decorate a function, a coroutine function or a generator function.
+
+        Each call gets a scope of its own with the same options.
 
         Raises:
-            TypeError: It is a class, or not callable.
+            TypeError: ``function`` is a class or is not callable.
         """
         if isinstance(function, type) or not callable(function):
             raise TypeError(
@@ -346,8 +357,8 @@ class SafePyTorchCleanup:
             raise TorchUtilsError(f"this {name} is not open; use it inside its with block")
         if block.pid != os.getpid():
             raise TorchUtilsError(
-                f"this {name} was opened by the parent process, which will release its own and "
-                "nothing of this process; open a scope here"
+                f"this {name} was opened by the parent process, which releases only its own "
+                "resources; open a scope in this process"
             )
         return block
 
@@ -355,22 +366,22 @@ class SafePyTorchCleanup:
         block = self._open_block()
         if not callable(function):
             raise TypeError(
-                f"what is called at the end must be callable, not {type(function).__name__}: "
-                "pass it without calling it, and its arguments after it"
+                f"the function must be callable, got {type(function).__name__}; pass it without "
+                "calling it, and its arguments after it"
             )
         name = getattr(function, "__qualname__", repr(function))
         self._add(block, _Item(name, function=functools.partial(function, *args, **kwargs)))
 
     def _add(self, block: _Block, item: _Item) -> None:
         block.items.append(item)
-        if block.closed and item in block.items:  # Another thread has ended it meanwhile.
-            with suppress(ValueError):  # It is being released after all.
+        if block.closed and item in block.items:  # Another thread has ended the block meanwhile.
+            with suppress(ValueError):  # The block is releasing it after all.
                 block.items.remove(item)
                 self._open_block()
 
 
 def _is_being_closed(exc: BaseException | None) -> bool:
-    """Say whether a block ends because its coroutine is closed, which can then await nothing."""
+    """Return whether a block ends because its coroutine is closed and can no longer await."""
     traceback = exc.__traceback__ if isinstance(exc, GeneratorExit) else None
     while traceback is not None:
         if traceback.tb_frame.f_code.co_flags & inspect.CO_COROUTINE:
@@ -380,11 +391,11 @@ def _is_being_closed(exc: BaseException | None) -> bool:
 
 
 def _needs_argument(function: Callable[..., Any]) -> bool:
-    """Say whether a closer wants the object that it closes."""
+    """Return whether a ``close`` function needs the object as its argument."""
     try:
         inspect.signature(function).bind()
     except TypeError:
         return True
-    except ValueError:  # A builtin that does not tell.
+    except ValueError:  # A builtin without a signature.
         return False
     return False

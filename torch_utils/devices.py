@@ -1,6 +1,6 @@
-"""Which devices there are, asked so that asking changes nothing.
+"""Queries about devices that change nothing.
 
-None of these raises, creates a device context, or imports torch while the program ends.
+No function here raises, creates a device context, or imports torch during shutdown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeviceMemoryInfo(TypedDict):
 
 
 class DeviceInfo(TypedDict):
-    """What `get_device_info` returns; memory only of devices that are already in use."""
+    """The result of `get_device_info`. ``memory`` has only the devices that are in use."""
 
     cuda_available: bool
     device_count: int
@@ -46,12 +46,12 @@ class DeviceInfo(TypedDict):
 
 @dataclass(frozen=True)
 class Backend:
-    """What differs between the kinds of device, and nothing else.
+    """A kind of device.
 
     Args:
         name: torch's name for the kind of device.
-        is_available: Whether a device of this kind can be used, given torch.
-        initialized: The indices of its devices that are in use already, given torch.
+        is_available: Takes torch; returns whether a device of this kind can be used.
+        initialized: Takes torch; returns the indices of the devices that are in use.
     """
 
     name: str
@@ -59,17 +59,16 @@ class Backend:
     initialized: Callable[[Any], list[int]]
 
     def module(self, torch: Any) -> Any:
-        """Return ``torch.<name>``, or None where this torch has none. Never raises."""
+        """Return ``torch.<name>``, or None if this torch lacks it. Never raises."""
         return ask(lambda t: getattr(t, self.name, None), torch, None, f"torch.{self.name}")
 
 
 def _cuda_is_available(torch: Any) -> bool:
-    """Ask without cuInit, which would leave every later fork without CUDA (vllm#32611).
+    """Return whether CUDA is available without cuInit, which disables CUDA in later forks.
 
-    `torch.cuda.device_count` asks NVML, and the driver only where there is no NVML. It is what
-    `torch.cuda.is_available` does with PYTORCH_NVML_BASED_CUDA_CHECK=1, without a change to the
-    environment that other threads would see. A program that has set the variable has decided.
-    A forked child of a process that used CUDA cannot use it.
+    See vllm#32611. `torch.cuda.device_count` asks NVML, and the driver only if NVML is missing, as
+    `torch.cuda.is_available` does with PYTORCH_NVML_BASED_CUDA_CHECK=1. If the program has set
+    that variable, its choice wins. A forked child of a process that used CUDA cannot use it.
     """
     is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", None)
     if is_in_bad_fork is not None and is_in_bad_fork():
@@ -86,7 +85,7 @@ def _contexts(module: Any, has_context: Callable[[int], bool] | None) -> list[in
     indices = range(module.device_count())
     if has_context is not None:
         return [index for index in indices if has_context(index)]
-    # Without that question: the ones that hold memory, whose context must exist.
+    # Without such a query: devices that hold memory must have a context.
     return [index for index in indices if module.memory_reserved(index) > 0]
 
 
@@ -96,7 +95,7 @@ def _cuda_contexts(torch: Any) -> list[int]:
 
 
 def _mps_devices(torch: Any) -> list[int]:
-    """Metal has one device; it is in use once its allocator holds something."""
+    """Return [0] if Metal's only device is in use, that is, if its allocator holds memory."""
     mps = torch.mps
     return [0] if torch.backends.mps.is_available() and mps.driver_allocated_memory() else []
 
@@ -109,26 +108,26 @@ BACKENDS = (
 
 
 def ask(question: Callable[[Any], Any], torch: Any, default: Any, what: str) -> Any:
-    """Put a question to torch; an installation that cannot answer gets the default."""
+    """Call a query with torch; return the default if it raises."""
     try:
         return question(torch)
     except Exception as error:
-        # Drivers, half-imported modules and stand-ins fail in ways that cannot be listed, and
-        # these questions are asked from cleanup, where an exception is the bug to avoid.
-        log(DEBUG, "%s: torch cannot say: %r", what, error)
+        # Drivers, half-imported modules and stand-ins raise anything, and cleanup code, which must
+        # not raise, calls this.
+        log(DEBUG, "%s: torch cannot tell: %r", what, error)
         return default
 
 
 @early_bound
 def is_cuda_available() -> bool:
-    """Say whether CUDA (or ROCm) can be used, in every phase of the program.
+    """Return whether CUDA (or ROCm) can be used.
 
-    Imports torch if the interpreter is healthy. Creates no context, and a process may still
+    Imports torch unless the program is ending. Creates no device context, so the process may still
     fork afterwards. Never raises.
 
     Returns:
-        False also when torch is missing, half-imported or broken, in a forked child of a process
-        that used CUDA, and while the program ends.
+        True if it can be used. False if torch is missing, half-imported or broken, in a forked
+        child of a process that used CUDA, and during shutdown.
     """
     torch = None if is_shutting_down() else import_torch()
     if torch is None:
@@ -138,14 +137,13 @@ def is_cuda_available() -> bool:
 
 @early_bound
 def get_optimal_device(force_cpu: bool = False) -> str:
-    """Name the best device there is, in torch's words.
+    """Return the name of the best available device. Never raises.
 
     Args:
-        force_cpu: Answer "cpu" without asking.
+        force_cpu: Return "cpu" without any query.
 
     Returns:
-        "cuda", "xpu", "mps" or "cpu"; "cpu" also without torch and while the program ends.
-        Never raises.
+        "cuda", "xpu", "mps" or "cpu". "cpu" also without torch and during shutdown.
     """
     torch = None if force_cpu or is_shutting_down() else import_torch()
     if torch is None:
@@ -171,7 +169,7 @@ def _describe(backend: Backend, torch: Any, info: DeviceInfo) -> None:
 
 
 def initialized_devices(backend: Backend, torch: Any) -> list[int]:
-    """List the devices of one backend that this process already uses. Never raises."""
+    """Return the indices of a backend's devices that this process uses. Never raises."""
     if backend.module(torch) is None:
         return []
     found: list[int] = ask(backend.initialized, torch, [], f"{backend.name} devices in use")
@@ -179,7 +177,7 @@ def initialized_devices(backend: Backend, torch: Any) -> list[int]:
 
 
 def initialized_memory() -> dict[str, DeviceMemoryInfo]:
-    """Read the memory of every device in use, in bytes, by torch's name for it. Never raises."""
+    """Return the memory of each device in use, in bytes, by its name in torch. Never raises."""
     torch = loaded_torch()
     found: dict[str, DeviceMemoryInfo] = {}
     if torch is None:
@@ -209,13 +207,13 @@ def _read_memory(backend: Backend, index: int, torch: Any) -> DeviceMemoryInfo:
 
 @early_bound
 def get_device_info() -> DeviceInfo:
-    """Describe torch's devices, as far as that can be said without initialising one.
+    """Describe torch's devices without initialising one. Never raises.
 
-    Never raises. ``current_device`` is None, and ``memory`` empty, for a backend that the
-    program has not used yet; asking for them would create a context of some 500 MB.
+    For a backend that the program has not used yet, ``current_device`` is None and ``memory`` is
+    empty: to query them would create a device context of about 500 MB.
 
     Returns:
-        A dictionary, see `DeviceInfo`; memory in bytes, by torch's name of the device.
+        A dictionary, see `DeviceInfo`. Memory is in bytes, by the name of the device in torch.
     """
     info = DeviceInfo(
         cuda_available=False,

@@ -1,4 +1,4 @@
-"""Every error that this package raises on purpose."""
+"""The exceptions of this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class TorchUtilsError(Exception):
-    """The base of this package's errors."""
+    """Base class of this package's exceptions."""
 
 
 class ResourceClosedError(TorchUtilsError, RuntimeError):
@@ -27,23 +27,23 @@ class ResourceClosedError(TorchUtilsError, RuntimeError):
 
 
 class ReleasedError(TorchUtilsError, RuntimeError):
-    """A module was used after `release` had taken its weights."""
+    """A module was used after `release` had released it."""
 
 
 class ReleasedAttributeError(ReleasedError, AttributeError):
-    """The same, where an attribute was read: `hasattr` says no, and `getattr` takes a default."""
+    """An attribute of a released module was read. `hasattr` and `getattr` defaults work."""
 
 
 class ModelInUseError(TorchUtilsError, RuntimeError):
-    """A hosted model is lent, and somebody wants it unloaded; says where it was lent."""
+    """A model cannot be unloaded while it is lent. The message names each lease."""
 
 
 class ModelProcessError(TorchUtilsError, RuntimeError):
-    """A model's own process has ended, or what it answered cannot be brought here."""
+    """The process of a model has ended, or its result cannot be unpickled here."""
 
 
 class NoRoomError(TorchUtilsError):
-    """A pool could make no room for a model, in time or ever. Says who holds what."""
+    """A pool has no room for a model, now or ever. The message names what holds the memory."""
 
 
 class UnknownModelError(TorchUtilsError, KeyError):
@@ -54,25 +54,25 @@ class UnknownModelError(TorchUtilsError, KeyError):
 
 
 class SignalError(TorchUtilsError, ValueError):
-    """A signal handler cannot be installed here, or not for that signal."""
+    """A signal handler cannot be installed in this thread or for this signal."""
 
 
 if sys.version_info >= (3, 11):
 
     class CleanupError(TorchUtilsError, ExceptionGroup[Exception]):  # noqa: F821
-        """Steps of a cleanup failed, and ``strict=True`` asked to hear of it.
+        """Steps of a cleanup failed; raised only with ``strict=True``.
 
-        An `ExceptionGroup`: ``except*`` and ``.exceptions`` work as usual.
+        It is an `ExceptionGroup`, so ``except*`` and ``.exceptions`` work.
         """
 
         def derive(self, excs: Sequence[Exception], /) -> CleanupError:  # type: ignore[override]
-            """Keep this type when ``except*`` splits the group."""
+            """Return a group of this type for ``except*``."""
             return CleanupError(self.message, excs)
 
 else:  # Python 3.10 has no exception groups: the same two attributes, without ``except*``.
 
     class CleanupError(TorchUtilsError):
-        """Steps of a cleanup failed, and ``strict=True`` asked to hear of it."""
+        """Steps of a cleanup failed; raised only with ``strict=True``."""
 
         def __init__(self, message: str, exceptions: Sequence[Exception]) -> None:
             super().__init__(message, list(exceptions))
@@ -84,10 +84,10 @@ else:  # Python 3.10 has no exception groups: the same two attributes, without `
             return f"{self.message}: {causes}"
 
 
-def shown(error: BaseException) -> str:
-    """Return an error's repr, or its type where it has none: a class may raise what it likes."""
+def repr_of(error: BaseException) -> str:
+    """Return the repr of an exception, or its type if its repr raises."""
     try:
         return repr(error)
     except Exception:
-        # It would hide the error that the program should see.
+        # Its __repr__ may raise anything, which would hide the exception itself.
         return f"{type(error).__name__} (its repr() raises)"

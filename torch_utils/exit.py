@@ -1,7 +1,7 @@
-"""This library's exit registration: close what is open while every module is intact.
+"""The exit callback, which closes open resources while every module is intact.
 
-Registered when ``torch_utils`` is imported, and atexit runs last-in first-out: a program's own
-callbacks, registered later, still see a live model. Destructors are only the second line.
+``import torch_utils`` registers it with atexit, which runs callbacks last-in first-out. So the
+program's own callbacks, which are registered later, can still use the resources.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @early_bound
 def _close_everything() -> None:
-    """Close what this process opened; from here on `is_shutting_down` is True."""
+    """Close the resources of this process; from here on `is_shutting_down` is True."""
     PHASE.exiting = True
     REGISTRY.close_all()
 
 
 class _AtTeardown:
-    """Garbage on purpose: acts when every atexit callback has run and all modules are whole.
+    """A garbage cycle that acts after all atexit callbacks, before modules are torn down.
 
-    Nothing that is registered with atexit while its callbacks run would still be called, and
-    callbacks that were registered before this package was imported run after its own. Teardown,
-    though, begins with one garbage collection, and that one finds this cycle.
+    Callbacks that are registered during the atexit callbacks are not called, and callbacks
+    registered before this package's import run after its own. The interpreter then starts its
+    teardown with a garbage collection, which finds this cycle.
     """
 
     def __init__(self, action: Callable[[], object]) -> None:
@@ -41,20 +41,20 @@ class _AtTeardown:
     def __del__(self) -> None:
         if is_finalizing():
             self._action()
-        else:  # An ordinary collection came first: the program is still in its callbacks.
+        else:  # An ordinary collection: the callbacks still run, so try again.
             type(self)(self._action)
 
 
 def _arm_last_chance() -> None:
-    """Close what is opened from now on before teardown takes anything apart."""
-    gc.enable()  # A program that disabled it would go without the collection at the end.
+    """Close resources that are opened from now on, before modules are torn down."""
+    gc.enable()  # Otherwise there is no collection at the end.
     _AtTeardown(REGISTRY.close_all)
 
 
 def _is_called_by_the_program() -> bool:
-    """Whether the program's own code is what runs, and not a callback of the interpreter's.
+    """Return whether the program's main module runs, rather than an atexit callback.
 
-    An atexit callback is the outermost frame. Also False in other threads.
+    The outermost frame tells: it is the callback's own in the second case. False in other threads.
     """
     frame = sys._getframe()
     while frame.f_back is not None:
@@ -63,10 +63,10 @@ def _is_called_by_the_program() -> bool:
 
 
 def _close_at_end_of_worker() -> None:
-    """Reach the end of a multiprocessing child, where Pythons before 3.13 skip atexit.
+    """Close the resources of a multiprocessing child, which skips atexit before Python 3.13.
 
-    Its own finalizers do run. The negative priority puts this one behind the joining of the
-    child's own children.
+    Multiprocessing runs its own finalizers. The negative priority makes this one run after the
+    child has joined its own children.
     """
     process = sys.modules.get("multiprocessing.process")
     util = sys.modules.get("multiprocessing.util")
@@ -78,6 +78,6 @@ atexit.register(_close_everything)
 REGISTRY.on_new_process = _close_at_end_of_worker
 REGISTRY.on_late_entry = _arm_last_chance
 if not _is_called_by_the_program():
-    # Imported for the first time by an atexit callback, perhaps: what is registered now would
-    # not be called any more. If not, this costs an object for each collection.
+    # An atexit callback may be importing this package; atexit would then not call the new
+    # callback. Otherwise this only costs an object for each collection.
     _AtTeardown(REGISTRY.close_all)

@@ -1,4 +1,4 @@
-"""What a web application holds is given back when its server stops: a lifespan with a scope.
+"""A lifespan with a scope, which closes an application's resources when its server stops.
 
 ::
 
@@ -11,10 +11,10 @@
 
     app = FastAPI(lifespan=models)
 
-Servers end by a signal that never reaches atexit (uvicorn raises SIGTERM again when it has shut
-down), so this is where their models are closed. Imports neither FastAPI nor Starlette: any ASGI
-framework that takes a function of the application and gives an asynchronous context manager its
-place will do. The server's loop is asyncio's, or one with its interface, such as uvloop.
+Servers often end by a signal, without exit callbacks: uvicorn raises SIGTERM again after its
+shutdown. This module imports neither FastAPI nor Starlette. It works with any ASGI framework whose
+lifespan is a function that takes the application and returns an asynchronous context manager. The
+event loop must be asyncio's or a compatible one, such as uvloop.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from torch_utils.hosting.lender import ModelLender
 __all__ = ["lifespan"]
 
 _FOR_LEASES = 0.8
-"""The share of the deadline in which hosts wait for leases; the rest is for closing the others."""
+"""The share of the deadline for which hosts wait for leases. The rest is for closing."""
 _SHOWN_FRAMES = 4
 T = TypeVar("T")
 State = Mapping[str, Any] | None
@@ -58,10 +58,10 @@ Enter = Callable[[A], AbstractAsyncContextManager[S]]
 
 
 class Decorator(Protocol):
-    """What `lifespan` returns without a function."""
+    """The type of `lifespan` without a function."""
 
     def __call__(self, function: Lifespan[A, P, S], /) -> Enter[A, S]:
-        """Give a lifespan a scope."""
+        """Return a lifespan whose resources are closed when the server stops."""
 
 
 @overload
@@ -85,40 +85,39 @@ def lifespan(
     deadline_s: float = 10.0,
     around: Callable[..., Any] | None = None,
 ) -> Any:
-    """Give a lifespan a scope, whose resources are closed when the server stops.
+    """Decorate a lifespan with a scope that closes its resources when the server stops.
 
-    They are closed in reverse order, in a thread of their own, so that the event loop goes on
-    meanwhile; coroutine functions among the callbacks are awaited in the loop. What has not
-    ended when the deadline is over is named in the log, with the line that it is at, and left
-    behind with all that was to come after it: the server stops all the same. Hosts and pools that
-    the scope manages wait for leases for four fifths of that time; one that is lent even then is
-    named with where it was lent, and the others are closed. Errors out of closing are logged, and
-    never replace one of the application. If starting fails, what was managed by then is closed.
-    One that is cancelled closes first, and passes that on.
+    A separate thread closes the resources, newest first, while the event loop continues. Coroutine
+    functions among the callbacks are awaited in the loop. Exceptions of the cleanup are logged and
+    never replace an exception of the application. If the startup fails or is cancelled, the
+    resources managed so far are closed first.
+
+    At the deadline the server stops. The log names the resource that is still being closed, with
+    its current line, and those that were not begun. Managed hosts and pools wait for leases for
+    four fifths of the deadline; the log then names each open lease, and the other resources are
+    closed.
 
     Args:
-        function: ``async def lifespan(app, scope)``, which yields once, or a function that
-            returns an asynchronous context manager; one that takes the application only, as a
-            lifespan that exists already does, is entered and left the same way. What it yields,
-            a mapping or None, is what the application gets for its state. The scope is a
-            `SafePyTorchCleanup`.
-        deadline_s: How long closing may take, in seconds.
-        around: A lifespan of the application that exists already: entered before, left after
-            everything of the scope is closed. What both yield is merged.
+        function: ``async def lifespan(app, scope)`` that yields once, or a function that returns
+            an asynchronous context manager. It may also take only the application. It yields the
+            state of the application, a mapping or None. The scope is a `SafePyTorchCleanup`.
+        deadline_s: Seconds that the cleanup may take.
+        around: An existing lifespan of the application. It is entered first and left after the
+            scope is closed. The two states are merged.
 
     Returns:
-        A function of the application, for ``FastAPI(lifespan=...)`` and its like. Each call is
-        a lifespan of its own. Without a function, a decorator.
+        A function that takes the application, for ``FastAPI(lifespan=...)`` and similar
+        parameters. Each call creates a new lifespan. A decorator if ``function`` is None.
 
     Raises:
-        TypeError: A function is none, or takes neither one argument nor two; or the deadline is
-            no number.
-        ValueError: The deadline is not positive, or not finite.
+        TypeError: A lifespan is not a function of one or two arguments, or ``deadline_s`` is not a
+            number.
+        ValueError: ``deadline_s`` is not positive and finite.
     """
     if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
-        raise TypeError(f"deadline_s must be a number of seconds, not {deadline_s!r}")
+        raise TypeError(f"deadline_s must be a number of seconds, got {deadline_s!r}")
     if not 0 < deadline_s < math.inf:
-        raise ValueError(f"deadline_s must be positive and finite, not {deadline_s!r}")
+        raise ValueError(f"deadline_s must be positive and finite, got {deadline_s!r}")
     outer = None if around is None else _opener(around)
 
     def decorate(function: Callable[..., Any]) -> Enter[Any, State]:
@@ -141,14 +140,14 @@ def lifespan(
 async def _enter(stack: AsyncExitStack, manager: AbstractAsyncContextManager[State]) -> State:
     state = await stack.enter_async_context(manager)
     if state is not None and not isinstance(state, Mapping):
-        raise TypeError(f"a lifespan yields a mapping for the state, or nothing, not {state!r}")
+        raise TypeError(f"a lifespan must yield a mapping or None, got {state!r}")
     return state
 
 
 def _opener(function: Callable[..., Any]) -> Callable[[Any, Any], AbstractAsyncContextManager[Any]]:
-    """Return how to enter a lifespan, however it was written."""
+    """Return a function of the application and the scope that creates a lifespan."""
     if not callable(function):
-        raise TypeError(f"a lifespan is a function of the application, not {function!r}")
+        raise TypeError(f"a lifespan must be a function of the application, got {function!r}")
     manager = asynccontextmanager(function) if inspect.isasyncgenfunction(function) else function
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise TypeError(f"{function.__qualname__} must be an `async def` that yields once")
@@ -165,7 +164,7 @@ def _opener(function: Callable[..., Any]) -> Callable[[Any, Any], AbstractAsyncC
 
 
 class LifespanScope(SafePyTorchCleanup):
-    """A scope that a thread ends: what must be awaited is, in the event loop it was opened in."""
+    """A scope that a thread closes. The event loop that opened it awaits its coroutines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,10 +187,10 @@ class LifespanScope(SafePyTorchCleanup):
                 return result
             coroutine = _await(result)
             if not self._loop.is_running() or threading.get_ident() == self._thread:
-                # The end of the program closes what is still open, or there was no thread to.
+                # Closed at exit, or in the loop's own thread for want of another one.
                 coroutine.close()
                 getattr(result, "close", bool)()
-                raise RuntimeError("its event loop has stopped: nothing can be awaited any more")
+                raise RuntimeError("its event loop has stopped and can no longer await it")
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
         return functools.wraps(function)(call)
@@ -202,7 +201,7 @@ async def _await(awaitable: Any) -> Any:
 
 
 class _closing:  # noqa: N801  (used like the context managers of contextlib)
-    """Open a scope; at the end, have a thread close it, and wait for that until the deadline."""
+    """Open a scope; at the end, a thread closes it, with a deadline."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -219,7 +218,7 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
         trace: TracebackType | None,
     ) -> None:
         closed: Future[None] = Future()
-        closed.set_running_or_notify_cancel()  # A wait that is cancelled does not cancel it.
+        closed.set_running_or_notify_cancel()  # Cancelling a wait must not cancel it.
         for lender in self._scope.lenders:
             lender.close_by(time.monotonic() + self._deadline_s * _FOR_LEASES)
 
@@ -227,22 +226,27 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             try:
                 self._stack.__exit__(exc_type, exc, trace)
             except BaseException as error:
-                # SystemExit out of a closer, say: it cannot end the program from here, and the
-                # scope has closed the others, and has logged it, before it let this through.
+                # A SystemExit cannot end the program from this thread. The scope has closed the
+                # other resources already, and logged exceptions that are in its report.
                 report = self._scope.report
                 if report is None or not any(error is failure for failure in report.errors):
-                    log(ERROR, "closing the application's resources: %r", error, exc_info=error)
+                    log(
+                        ERROR,
+                        "closing the application's resources failed: %r",
+                        error,
+                        exc_info=error,
+                    )
             finally:
                 closed.set_result(None)
 
         thread = threading.Thread(target=close, name="torch_utils.lifespan", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # No thread can be started: out of them, or the program is ending.
+        except RuntimeError:  # No thread can be started: too many, or the program is ending.
             close()
             return
         cancelled = None
-        if isinstance(exc, GeneratorExit):  # Nothing can be awaited in what is being closed.
+        if isinstance(exc, GeneratorExit):  # A coroutine that is being closed cannot await.
             wait([closed], self._deadline_s)
         else:
             cancelled = await self._wait(closed)
@@ -252,7 +256,7 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
             raise cancelled
 
     async def _wait(self, closed: Future[None]) -> asyncio.CancelledError | None:
-        """Wait until the deadline, cancelled or not; return the cancellation."""
+        """Wait until the deadline, even if cancelled; return the cancellation."""
         ends, cancelled = time.monotonic() + self._deadline_s, None
         waiting = asyncio.wrap_future(closed)
         while not waiting.done() and (left := ends - time.monotonic()) > 0:
@@ -264,20 +268,20 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
         return cancelled
 
     def _leave_behind(self, thread: threading.Thread) -> None:
-        """Say what hangs, and have the end of the program not wait for it once more."""
+        """Log what hangs, and exclude it from the exit callback."""
         ident = thread.ident or 0
         block = self._scope._block
         left = [] if block is None else [block.running, *reversed(block.items)]
         names = [item.name for item in left if item is not None]
-        REGISTRY.leave_behind(ident)
+        REGISTRY.skip_at_exit(ident)
         frame = sys._current_frames().get(ident)
         stack = "" if frame is None else "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:])
         log(
             ERROR,
             "closing the application's resources has not ended after %g s: %s is still being "
-            "closed, and is left behind%s. Its thread is at:\n%s",
+            "closed and is abandoned%s. Its thread is at:\n%s",
             self._deadline_s,
-            names[0] if names else "the last of them",
+            names[0] if names else "the last one",
             f"; not begun: {', '.join(names[1:])}" if names[1:] else "",
             stack,
         )

@@ -1,4 +1,4 @@
-"""torch's global switches: read them all, and put back those that changed."""
+"""Read torch's global flags, and restore those that changed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch_utils._runtime import DEBUG, is_shutting_down, loaded_torch, log
 
 
 def _attribute(path: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], object]]:
-    """Return what reads and what sets an attribute below torch."""
+    """Return a getter and a setter for an attribute below torch."""
     path, _, name = path.rpartition(".")
     owner = attrgetter(path)
     return lambda t: getattr(owner(t), name), lambda t, value: setattr(owner(t), name, value)
 
 
 def _functions(name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], object]]:
-    """Return what calls ``torch.get_<name>`` and ``torch.set_<name>``."""
+    """Return a getter and a setter that call ``torch.get_<name>`` and ``torch.set_<name>``."""
     return lambda t: getattr(t, f"get_{name}")(), lambda t, v: getattr(t, f"set_{name}")(v)
 
 
-# The global switches of torch, each with what reads it and what sets it.
+# The global flags of torch, each with its getter and setter.
 FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
     **{
         path: _attribute(path)
@@ -51,7 +51,7 @@ FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
         lambda torch, value: torch._C._set_grad_enabled(value),
     ),
     "default_device": (
-        # None where none was set: setting "cpu" instead would slow every later call down.
+        # None if no default device was set: setting "cpu" would slow down every later call.
         lambda torch: (
             getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
             and torch.get_default_device()
@@ -62,22 +62,22 @@ FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
 
 
 def read_flags() -> dict[str, Any]:
-    """Read every switch that this torch has; empty without torch. Never raises."""
+    """Return the value of every flag of this torch by name; empty without torch. Never raises."""
     torch = loaded_torch()
     values: dict[str, Any] = {}
     for name, (read, _) in FLAGS.items() if torch is not None else ():
         try:
             values[name] = read(torch)
         except Exception as error:
-            # Some builds lack a switch, and two ways of setting TF32 refuse to be mixed.
+            # Some builds lack a flag, and torch refuses to mix its two settings of TF32.
             log(DEBUG, "flag %s cannot be read: %r", name, error)
     return values
 
 
 def restore_flags(before: dict[str, Any]) -> list[str]:
-    """Put back what changed since `read_flags`, and name it. Never raises.
+    """Restore the flags that changed since `read_flags`, and return their names. Never raises.
 
-    Switches that did not change are not touched. Does nothing while the program ends.
+    Flags that did not change are not set again. Does nothing during shutdown.
     """
     torch = None if is_shutting_down() else loaded_torch()
     restored: list[str] = []
@@ -87,6 +87,6 @@ def restore_flags(before: dict[str, Any]) -> list[str]:
                 FLAGS[name][1](torch, before[name])
                 restored.append(name)
             except Exception as error:
-                # As in reading; one switch must not keep the others from being put back.
+                # As in reading; one flag must not prevent the restoration of the others.
                 log(DEBUG, "flag %s cannot be restored: %r", name, error)
     return restored

@@ -1,4 +1,4 @@
-"""What is in use, and giving back what nobody uses: device caches and the host's heap."""
+"""Measure memory, empty device caches and trim the heap of the host."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The process's resident memory, in bytes.
+    """The resident memory of the process, in bytes.
 
     Attributes:
-        rss_bytes: All of it.
-        anonymous_bytes: The heap and what was mapped without a file.
-        file_backed_bytes: Mapped files and shared memory. Such pages are not the process's
-            alone, and go when their file is closed.
+        rss_bytes: All resident memory.
+        anonymous_bytes: The heap and anonymous mappings.
+        file_backed_bytes: Mapped files and shared memory. Other processes may share these pages.
     """
 
     rss_bytes: int = 0
@@ -44,7 +43,14 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """One device's memory, in bytes: of this process, and free and total on the device."""
+    """Memory of one device, in bytes.
+
+    Attributes:
+        allocated_bytes: Memory of this process's tensors.
+        reserved_bytes: Memory that torch's allocator has taken from the driver.
+        free_bytes: Free memory on the device, for all processes.
+        total_bytes: Size of the device's memory.
+    """
 
     allocated_bytes: int = 0
     reserved_bytes: int = 0
@@ -57,11 +63,11 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """Memory at one moment; ``after - before`` is a difference, in signed bytes.
+    """Memory at one moment. ``after - before`` is the difference in bytes.
 
     Attributes:
-        host: The process's resident memory.
-        devices: Every device that was in use, by torch's name ("cuda:0").
+        host: The resident memory of the process.
+        devices: The devices in use, by their names in torch ("cuda:0").
     """
 
     host: HostMemory = field(default_factory=HostMemory)
@@ -85,43 +91,45 @@ def _differences(left: Any, right: Any) -> list[int]:
 
 def _host_memory() -> HostMemory:
     try:
-        # statm rather than status: the same counters, a tenth of the time. Its third field
-        # counts file pages and shared memory; see proc(5).
+        # statm has the counters of status in a tenth of the time. Its third field counts file
+        # pages and shared memory; see proc(5).
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  (no import of pathlib)
             _, resident, shared = (int(word) * _PAGE_BYTES for word in file.read().split()[:3])
         return HostMemory(resident, resident - shared, shared)
-    except (OSError, ValueError, NameError):  # NameError: late in teardown `open` is gone.
+    except (OSError, ValueError, NameError):  # NameError: late in shutdown `open` is gone.
         return HostMemory()
 
 
 @early_bound
 def memory_snapshot() -> MemorySnapshot:
-    """Read the memory of this process and of every device it already uses.
+    """Measure the memory of this process and of every device that it uses.
 
-    Takes microseconds: one small file on Linux, allocator counters elsewhere. Initialises
-    nothing, synchronises nothing, imports nothing, never raises. Host figures are 0 on systems
-    other than Linux.
+    Takes microseconds. Initialises no device, synchronises nothing, imports nothing and never
+    raises.
+
+    Returns:
+        The memory in bytes. The host's numbers are 0 on systems other than Linux.
     """
     try:
         if is_shutting_down():
             return MemorySnapshot(_host_memory())
         devices = {name: DeviceMemory(**memory) for name, memory in initialized_memory().items()}
         return MemorySnapshot(_host_memory(), devices)
-    except TypeError:  # Late in teardown: what this is made of is None already.
+    except TypeError:  # Late in shutdown the classes are None.
         return MemorySnapshot()
 
 
 def _is_capturing(module: Any) -> bool:
-    """Say whether a CUDA graph is being captured here; giving memory back would spoil it.
+    """Return whether a CUDA graph is being captured, which emptying a cache would break.
 
-    Asked inside the device's guard: for a device without a context, asking would make one.
+    Call it inside the guard of a device in use: on other devices it creates a device context.
     """
     ask = getattr(module, "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
 
 
 def captures_graph(torch: Any) -> bool:
-    """Say whether this thread captures a CUDA graph on any of the devices in use."""
+    """Return whether this thread is capturing a CUDA graph on a device in use."""
     for index in initialized_devices(BACKENDS[0], torch):
         with torch.cuda.device(index):
             if _is_capturing(torch.cuda):
@@ -136,28 +144,32 @@ def _empty_cache(backend: Backend, torch: Any) -> bool:
         try:
             with module.device(index) if hasattr(module, "device") else nullcontext():
                 if _is_capturing(module):
-                    log(DEBUG, "cache of %s:%d not emptied: a capture", backend.name, index)
+                    log(
+                        DEBUG,
+                        "cache of %s:%d not emptied: a CUDA graph is being captured",
+                        backend.name,
+                        index,
+                    )
                     continue
                 module.empty_cache()
             emptied = True
         except Exception as error:
-            # A device in an error state (an illegal access, a lost GPU) raises from every call.
+            # A device in an error state (illegal access, lost GPU) raises from every call.
             log(DEBUG, "cache of %s:%d not emptied: %r", backend.name, index, error)
     return emptied
 
 
 @early_bound
 def safe_cuda_empty_cache() -> bool:
-    """Return the CUDA allocator's unused memory to the driver, where there is any.
+    """Return the unused memory of torch's CUDA allocator to the driver.
 
-    Visits only devices that this process already uses, each inside its own device guard: on
-    any other, `torch.cuda.empty_cache` would create a context of some 500 MB. Does nothing
-    without torch, before CUDA is initialised, in a forked child of a process that uses CUDA,
-    while this thread captures a CUDA graph, and while the program ends, when the driver takes
-    everything back anyway. Costs about a microsecond when there is nothing to do. Never raises.
+    Visits only devices that this process uses: on any other device `torch.cuda.empty_cache` would
+    create a device context of about 500 MB. Does nothing without torch, before CUDA is
+    initialised, in a forked child of a process that uses CUDA, while this thread captures a CUDA
+    graph, and during shutdown. Takes about a microsecond if there is nothing to do. Never raises.
     Safe from any thread.
 
-    What it cannot give back is whatever something still refers to: release that first.
+    Memory that is still referenced cannot be returned; release it first.
 
     Returns:
         True if a cache was emptied.
@@ -167,14 +179,14 @@ def safe_cuda_empty_cache() -> bool:
         if torch is None or is_shutting_down() or not torch.cuda.is_initialized():
             return False
     except Exception as error:
-        # torch half-imported, torch.cuda replaced by None, is_initialized raising.
+        # torch may be half-imported, torch.cuda None, or is_initialized may raise.
         log(DEBUG, "CUDA cache not emptied: %r", error)
         return False
     return _empty_cache(BACKENDS[0], torch)
 
 
 def empty_caches() -> list[str]:
-    """Empty the caches of every backend in use, and name the backends. Never raises."""
+    """Empty the caches of all devices in use; return the names of the backends. Never raises."""
     torch = None if is_shutting_down() else loaded_torch()
     if torch is None:
         return []
@@ -182,20 +194,19 @@ def empty_caches() -> list[str]:
 
 
 def trim_host() -> bool:
-    """Return the C heap's unused pages to the system: ``malloc_trim`` of glibc.
+    """Return unused pages of the C heap to the system, by ``malloc_trim`` of glibc.
 
-    Other C libraries keep no such reserve and have no such call. Runs without the GIL, so
-    other threads go on meanwhile. Never raises.
+    Does nothing with other C libraries. Releases the GIL meanwhile. Never raises.
 
     Returns:
-        True if pages went back.
+        True if pages were returned.
     """
     ctypes = sys.modules.get("ctypes")
     if ctypes is None or is_shutting_down() or not sys.platform.startswith("linux"):
-        return False  # ctypes comes with torch; without torch there is nothing worth trimming.
+        return False  # torch imports ctypes; without torch there is little to trim.
     try:
-        # CDLL, not PyDLL: it lets go of the GIL. None is this very process, 40 times faster to
-        # find than the C library by its name.
+        # CDLL releases the GIL, unlike PyDLL. None means this process, which is 40 times faster
+        # than to find the C library by its name.
         return bool(ctypes.CDLL(None).malloc_trim(0))
     except (OSError, AttributeError) as error:
         log(DEBUG, "host heap not trimmed: %r", error)

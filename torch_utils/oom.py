@@ -1,4 +1,4 @@
-"""Out-of-memory errors: recognise them, and let go of what their tracebacks hold."""
+"""Recognise out-of-memory errors, and clear the frames of their tracebacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_utils._runtime import loaded_torch
 __all__ = ["clear_exception_frames", "is_out_of_memory"]
 
 _SUSPENDABLE = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
-# What the allocators and libraries say, where the exception's type does not.
+# Messages of allocators and libraries that raise a plain RuntimeError.
 _RUNTIME_MESSAGES = (
     "out of memory",
     "DefaultCPUAllocator: can't allocate memory",
@@ -27,16 +27,16 @@ _RUNTIME_MESSAGES = (
     "CUFFT_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "std::bad_alloc",
-    # ENOMEM, as torch words it when shared memory or a file cannot be mapped.
+    # torch's message for ENOMEM if it cannot map shared memory or a file.
     f"Cannot allocate memory ({errno.ENOMEM})",
 )
 
 
 class Handled:
-    """An exception that is being handled at one moment, and all that hangs on it.
+    """The exception that is being handled at one moment, with its causes and contexts.
 
-    What is raised while an exception is handled gets that one as its context, however little
-    the two have to do with each other: this tells the older ones apart.
+    Python makes the handled exception the context of any exception that is raised meanwhile, even
+    if the two are unrelated. This class tells older exceptions from newer ones.
     """
 
     def __init__(self, current: BaseException | None) -> None:
@@ -46,24 +46,24 @@ class Handled:
         return any(error is older for older in self._older)
 
     def is_out_of_memory(self, exc: BaseException) -> bool:
-        """Say whether memory ran out in what was raised since: contexts from before do not count.
+        """Return whether memory ran out in an exception that was raised since.
 
-        A cause does, however old: who raises an error ``from`` another says that it was that.
+        Older contexts do not count. Older causes do, because the program named them by ``from``.
         """
         return exc not in self and any(map(_says_out_of_memory, walk_chain(exc, self)))
 
     def clear_frames(self, exc: BaseException) -> int:
-        """Let go of the local variables of what was raised since; see `clear_exception_frames`."""
+        """Clear the frames of exceptions that were raised since; see `clear_exception_frames`."""
         newer = (error for error in walk_chain(exc, self) if error not in self)
         return sum(map(_clear_frames_of, newer))
 
 
 def walk_chain(error: BaseException, handled: Handled | None = None) -> Iterator[BaseException]:
-    """Yield an exception and all that hangs on it: causes, contexts, members of groups.
+    """Yield an exception and its causes, contexts and group members, each once.
 
-    Each once, also where they form a cycle. Both branches are followed: ``__cause__`` does not
-    replace ``__context__``, which stays alive beside it. Contexts that were being handled
-    before are left out.
+    Args:
+        error: The exception to start from.
+        handled: Contexts that belong to it are skipped.
     """
     seen: set[int] = set()
     pending: list[Any] = [error]
@@ -83,15 +83,19 @@ def _members(error: BaseException) -> list[Any]:
     try:
         members = getattr(error, "exceptions", None)
     except Exception:
-        # No group, but a class with a property of that name, which may raise what it likes.
+        # A property of that name, in a class that is not a group, may raise anything.
         return []
     return list(members) if isinstance(members, (tuple, list)) else []
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
-    """Say whether memory, of a device or of the host, ran out.
+    """Return whether an exception means that a device or the host ran out of memory.
 
-    Looks through causes, contexts and groups. Imports nothing.
+    Args:
+        exc: The exception. Its causes, contexts and group members are examined as well.
+
+    Returns:
+        True if one of them is an out-of-memory error. Imports nothing.
     """
     return any(map(_says_out_of_memory, walk_chain(exc)))
 
@@ -109,21 +113,23 @@ def _says_out_of_memory(error: BaseException) -> bool:
     try:
         text = " ".join(str(argument) for argument in error.args)
     except Exception:
-        # An argument of the program's own, which cannot be shown: no allocator's message.
+        # An argument whose str() raises is not the message of an allocator.
         return False
     return any(message in text for message in _RUNTIME_MESSAGES)
 
 
 def clear_exception_frames(exc: BaseException) -> int:
-    """Let go of the local variables in every frame that an exception keeps alive.
+    """Clear the local variables of all frames that an exception keeps alive.
 
-    Follows causes, contexts and groups. Frames that are still running are left alone, and so
-    are those of generators and coroutines that go on after they have handled the exception; in
-    Python 3.10 those of all generators and coroutines. The traceback prints as before: it needs
-    the code and the lines, not the variables. Safe from any thread.
+    The traceback still prints as before. Frames that are still running keep their variables, as do
+    those of generators and coroutines that handled the exception and continue. In Python 3.10 the
+    frames of all generators and coroutines are kept. Safe from any thread.
+
+    Args:
+        exc: The exception. Its causes, contexts and group members are cleared as well.
 
     Returns:
-        How many frames were cleared.
+        The number of frames that were cleared.
     """
     return sum(map(_clear_frames_of, walk_chain(exc)))
 
@@ -138,17 +144,17 @@ def _clear_frames_of(error: BaseException) -> int:
 
 
 def _clear(frame: FrameType) -> bool:
-    """Clear a frame, unless it is running, or a generator or coroutine that lives may own it.
+    """Clear a frame unless it is running, or a live generator or coroutine may own it.
 
-    ``frame.clear()`` closes suspended ones in Python below 3.13, and refuses from there on.
+    ``frame.clear()`` closes a suspended generator before Python 3.13, and raises from then on.
     """
     if frame.f_code.co_flags & _SUSPENDABLE and sys.version_info < (3, 13):
-        # A frame refers to its code for the garbage collector once it belongs to no generator.
+        # A frame refers to its code for the garbage collector once no generator owns it.
         owns_code = any(referent is frame.f_code for referent in gc.get_referents(frame))
         if sys.version_info < (3, 11) or not owns_code:
             return False
     try:
         frame.clear()
-    except RuntimeError:  # It is running, or suspended.
+    except RuntimeError:  # It is running or suspended.
         return False
     return True

@@ -1,4 +1,4 @@
-"""What a service's models and memory do, as metrics for Prometheus.
+"""Metrics of a service's models and memory for Prometheus.
 
 ::
 
@@ -6,10 +6,9 @@
 
     app.mount("/metrics", asgi_app())
 
-Needs the package prometheus-client (the extra ``service``). With several workers, set
-``PROMETHEUS_MULTIPROC_DIR`` to an empty folder before they start, as that package says: every
-metric here says how the workers' values are put together. What prometheus-client exports itself
-(the process's memory and time) is not exported again.
+This module needs the package prometheus-client (the extra ``service``). With several workers, set
+``PROMETHEUS_MULTIPROC_DIR`` to an empty folder before they start; each metric defines how the
+workers' values are aggregated. prometheus-client itself exports the process's memory and time.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ _SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.
 
 
 def asgi_app() -> Callable[..., Any]:
-    """Return an ASGI application that serves the metrics of this process, or of all workers.
+    """Return an ASGI application that serves the metrics of this process or of all workers.
 
-    Calls `register`. With ``PROMETHEUS_MULTIPROC_DIR`` it puts the workers' metrics together,
-    and drops the gauges of workers that have ended, however they ended.
+    Calls `register`. With ``PROMETHEUS_MULTIPROC_DIR`` it aggregates the workers' metrics without
+    the gauges of workers that have ended.
     """
     register()
 
@@ -62,7 +61,7 @@ def asgi_app() -> Callable[..., Any]:
 
 
 def registry_to_expose() -> client.CollectorRegistry:
-    """Return this process's registry, or one of all workers, for a route of your own."""
+    """Return the registry of this process or of all workers, for an endpoint of your own."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not folder:
         return client.REGISTRY
@@ -72,7 +71,7 @@ def registry_to_expose() -> client.CollectorRegistry:
     for path in Path(folder).glob("gauge_live*_*.db"):
         pid = path.stem.rpartition("_")[2]
         if pid.isdecimal() and not _is_running(int(pid)):
-            with contextlib.suppress(FileNotFoundError):  # Another worker was faster.
+            with contextlib.suppress(FileNotFoundError):  # Another worker has removed it.
                 multiprocess.mark_process_dead(int(pid), folder)  # type: ignore[no-untyped-call]
     registry = client.CollectorRegistry()
     multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
@@ -90,22 +89,22 @@ def _is_running(pid: int) -> bool:
 
 
 def register(registry: client.CollectorRegistry | None = None) -> None:
-    """Export what torch_utils does from here on. Registering again changes nothing.
+    """Export metrics of this process from now on. Idempotent.
 
-    Releases, loads and unloads of every `ModelHost`, and retries of `find_batch_size` are counted.
-    Hosts, devices in use and open resources are looked at when metrics are collected and whenever
-    something is counted. A daemon thread counts, because prometheus-client has locks that a
-    destructor must not wait for: a metric may lag behind by a moment, except in an exposition of
-    this process. No device context is created, and torch is not imported.
+    Counts releases, loads and unloads of each `ModelHost`, and retries of `find_batch_size`. The
+    states of hosts, devices in use and open resources are read at each collection and each count.
+    Creates no device context and does not import torch.
 
-    A forked child goes on with its parent's counts, as prometheus-client's metrics do, and in
-    multiprocess mode with counts of its own.
+    A daemon thread counts, because destructors must not wait for prometheus-client's locks. So a
+    metric may be late by a moment, except in an exposition of this process.
+
+    A forked child continues its parent's counts; in multiprocess mode it starts new ones.
 
     Args:
-        registry: Where to register; by default `prometheus_client.REGISTRY`.
+        registry: The registry; `prometheus_client.REGISTRY` by default.
 
     Raises:
-        ValueError: The registry has other metrics of these names.
+        ValueError: The registry has other metrics with these names.
     """
     target = client.REGISTRY if registry is None else registry
     if target not in _REGISTERED:
@@ -119,37 +118,35 @@ def register(registry: client.CollectorRegistry | None = None) -> None:
 
 
 class _Metrics:
-    """All the metrics, which are the same in every registry."""
+    """All metrics, which are the same in every registry."""
 
     def __init__(self) -> None:
-        self._types: set[str] = set()  # that have been open: each is 0 afterwards, not missing
-        self._models: set[str] = set()  # the same
+        self._types: set[str] = set()  # that were open: their value is 0 afterwards, not missing
+        self._models: set[str] = set()  # likewise
         self._held_on = {"host"}
         self._begin()
         self._all: list[Any] = []
         gauge, counter, histogram = client.Gauge, client.Counter, client.Histogram
         new = self._new
         self.loaded = new(gauge, "model_loaded", "Whether a model is loaded.", "model")
-        self.leases = new(gauge, "model_leases", "Leases of a model at the moment.", "model")
+        self.leases = new(gauge, "model_leases", "Open leases of a model.", "model")
         self.loads = new(
             counter, "model_loads", "Loads of a model, by outcome.", "model", "outcome"
         )
         self.unloads = new(
             counter, "model_unloads", "Unloads of a model, by reason.", "model", "reason"
         )
-        self.load_s = new(histogram, "model_load_duration_seconds", "How long loads took.", "model")
-        self.release_s = new(histogram, "release_duration_seconds", "How long releases took.")
-        self.released = new(
-            counter, "released_bytes", "Bytes of storages that releases freed.", "device"
-        )
-        held = "Bytes that the last release gave up and something still refers to."
+        self.load_s = new(histogram, "model_load_duration_seconds", "Duration of loads.", "model")
+        self.release_s = new(histogram, "release_duration_seconds", "Duration of releases.")
+        self.released = new(counter, "released_bytes", "Bytes that releases freed.", "device")
+        held = "Bytes that the last release gave up but that are still referenced."
         self.held = new(gauge, "still_held_bytes", held, "device")
         memory = "Memory of a device in use: of this process, or free and total on the device."
         self.memory = new(
             gauge, "device_memory_bytes", memory, "device", "kind", multiprocess_mode="liveall"
         )
-        self.open = new(gauge, "open_resources", "Resources that are open.", "type")
-        retries = "Calls that were tried again with a smaller batch."
+        self.open = new(gauge, "open_resources", "Open resources.", "type")
+        retries = "Calls that were repeated with a smaller batch size."
         self.retries = new(counter, "out_of_memory_retries", retries)
 
     def _new(self, kind: Any, name: str, text: str, *labels: str, **options: Any) -> Any:
@@ -161,18 +158,18 @@ class _Metrics:
         return self._all[-1]
 
     def describe(self) -> Iterator[Any]:
-        """Return the names, for the registry to see that nobody else has them."""
+        """Yield the metrics' descriptions, by which the registry finds duplicate names."""
         for metric in self._all:
             yield from metric.describe()
 
     def _begin(self) -> None:
-        # A destructor may put something into it while its thread holds any lock.
+        # A destructor may add an event while its thread holds any lock.
         self._events: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
         self._counting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Listen to events, and count them in a thread."""
+        """Start to listen to events, and the thread that counts them."""
         if self._listen not in LISTENERS:
             LISTENERS.append(self._listen)
         if self._thread is None:
@@ -182,7 +179,7 @@ class _Metrics:
             self._thread.start()
 
     def start_over_in_child(self) -> None:
-        """In a forked child: the thread is gone, and its lock may be held."""
+        """In a forked child: start a new thread with a new lock, which the old thread may hold."""
         self._begin()
         if self._listen in LISTENERS:
             self.start()
@@ -197,17 +194,17 @@ class _Metrics:
             event = events.get()
             try:
                 self.count(event)
-            except Exception as error:  # A folder that was removed: the thread counts on.
+            except Exception as error:  # The folder may be gone; keep counting.
                 log(ERROR, "metrics cannot be written: %r", error)
 
     def collect(self) -> Iterator[Any]:
-        """Return everything as it is now."""
+        """Yield all metrics with their current values."""
         self.count()
         for metric in self._all:
             yield from metric.collect()
 
     def count(self, *events: tuple[str, dict[str, Any]]) -> None:
-        """Count events and all that wait, and look at the state of everything."""
+        """Count these events and all queued ones, and read the current states."""
         with self._counting:
             waiting = list(events)
             with contextlib.suppress(Empty):
@@ -217,9 +214,9 @@ class _Metrics:
                 if "model" in values:
                     values["model"] = _label(values["model"])
                 getattr(self, f"_count_{event}")(**values)
-            self._look()
+            self._read_states()
 
-    def _look(self) -> None:
+    def _read_states(self) -> None:
         for name, memory in memory_snapshot().devices.items():
             for kind in _KINDS:
                 self.memory.labels(name, kind).set(getattr(memory, f"{kind}_bytes"))
@@ -260,14 +257,14 @@ class _Metrics:
         self.unloads.labels(model, reason).inc()
 
     def _count_leases(self) -> None:
-        """Do nothing: `_look` reads the leases."""
+        """Do nothing: `_read_states` reads the leases."""
 
     def _count_retry(self) -> None:
         self.retries.inc()
 
 
 def _label(text: str) -> str:
-    """Return a label's value: one that UTF-8 does not have would be the end of all labels."""
+    """Return a valid label: one that UTF-8 cannot encode would break the whole exposition."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""CleanupReport: what a release gave back, and what is still held."""
+"""CleanupReport: what a release freed, and what is still held."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch_utils._runtime import early_bound
-from torch_utils.errors import shown
+from torch_utils.errors import repr_of
 from torch_utils.memory import MemorySnapshot
 
 __all__ = ["CleanupReport", "StillHeld", "format_bytes"]
@@ -15,7 +15,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def format_bytes(count: float) -> str:
-    """Write a count of bytes for people, in powers of ten: ``90.9 MB``."""
+    """Format a number of bytes in decimal units, such as ``90.9 MB``."""
     size = float(count)
     for unit in _UNITS:
         if abs(size) < 999.5 or unit == _UNITS[-1]:
@@ -25,19 +25,19 @@ def format_bytes(count: float) -> str:
 
 
 def is_variable(holder: str) -> bool:
-    """Say whether a holder is a variable, or is reached from one that is named."""
+    """Return whether the description of a holder names a variable."""
     return "the variable " in holder or "Out[" in holder
 
 
 @dataclass(frozen=True)
 class StillHeld:
-    """Memory that a release gave up and that something else still refers to.
+    """Memory that a release gave up but that is still referenced.
 
     Attributes:
-        what: Which tensor, by its name in the released object ("encoder.weight").
+        what: The tensor's name in the released object ("encoder.weight").
         nbytes: Size of its storage, in bytes.
-        device: Where it is: "host", "cuda:0", ...
-        holders: What was found to hold it, variables first; empty where nothing was found.
+        device: "host", or torch's name of the device ("cuda:0").
+        holders: What references it, variables first. Empty if no holder was found.
     """
 
     what: str
@@ -52,20 +52,19 @@ class StillHeld:
 
 @dataclass(frozen=True)
 class CleanupReport:
-    """What a cleanup did. ``str(report)`` is one readable line.
+    """The result of a release or of a scope. ``str(report)`` is one line.
 
     Attributes:
-        freed_bytes: Bytes of storages that existed before and do not any more, by "host" and
-            by device ("cuda:0"). Counted from the storages themselves.
-        still_held: The storages that were given up but live on, the largest first.
-        errors: What the steps of the cleanup raised; every step ran all the same. The variables
-            of the frames in their tracebacks are cleared: a report keeps no memory.
+        freed_bytes: Bytes of storages that no longer exist, by "host" and device ("cuda:0").
+        still_held: Storages that were given up but still exist, the largest first.
+        errors: Exceptions of the cleanup's steps; every step ran nevertheless. Their frames are
+            cleared, so that the report keeps no memory alive.
         duration_s: Seconds from the first step to the last.
-        before: Memory before the first step, as the operating system and the device
-            allocators count it.
-        after: The same after the last step.
-        skipped: Why objects were only closed, and no memory was taken or counted ("the program
-            is ending"), or empty.
+        before: Memory before the first step, as the operating system and the device allocators
+            count it.
+        after: Memory after the last step.
+        skipped: Why objects were only closed and no memory was released or counted ("the program
+            is ending"); empty otherwise.
     """
 
     freed_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -78,14 +77,14 @@ class CleanupReport:
 
     @property
     def still_held_bytes(self) -> int:
-        """Bytes of all storages that live on."""
+        """Bytes of all storages in ``still_held``."""
         return sum(held.nbytes for held in self.still_held)
 
     @property
     def returned_bytes(self) -> Mapping[str, int]:
-        """Bytes that went back to the operating system ("host") and to each device's driver.
+        """Bytes that were returned to the operating system ("host") and to each device's driver.
 
-        ``before`` minus ``after``: negative where other work took memory meanwhile.
+        This is ``before`` minus ``after``; negative if other work took memory meanwhile.
         """
         difference = self.before - self.after
         returned = {"host": difference.host.rss_bytes}
@@ -105,7 +104,7 @@ class CleanupReport:
                 f"{format_bytes(after.anonymous_bytes)})"
             )
         if self.still_held:
-            # What is held by a variable says best what to do.
+            # A variable as the holder tells best what to do.
             first = min(self.still_held, key=lambda held: not any(map(is_variable, held.holders)))
             others = len(self.still_held) - 1
             more = f" and {others} more" if others else ""
@@ -117,4 +116,4 @@ class CleanupReport:
         if not self.errors:
             return []
         count = len(self.errors)
-        return [f"{count} error{'s' * (count > 1)}, the first: {shown(self.errors[0])}"]
+        return [f"{count} error{'s' * (count > 1)}, the first: {repr_of(self.errors[0])}"]

@@ -1,4 +1,4 @@
-"""Resource: something that is closed exactly once, at exit at the latest."""
+"""Resource: an object that is closed exactly once, at exit at the latest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from warnings import warn
 from torch_utils._deferral import DeferredSignals
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, log
-from torch_utils.errors import ResourceClosedError, shown
+from torch_utils.errors import ResourceClosedError, repr_of
 
 __all__ = ["Resource", "closes_on_error"]
 
@@ -22,11 +22,12 @@ _RUNS_LATER = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generato
 
 
 class Resource:
-    """Base of what holds something that must be given up: a model, an index, a pool.
+    """Base class of objects that must be closed, such as a model, an index or a pool.
 
     A subclass overrides `_release`, which runs exactly once per object: at `close`, at the end
-    of a ``with`` block, when the object is garbage-collected, or at exit while every module is
-    still intact; at exit the newest is closed first. It need not call ``super().__init__()``::
+    of a ``with`` block, when the object is garbage-collected, or at exit. At exit the newest
+    resource is closed first, while every module is intact. A subclass need not call
+    ``super().__init__()``::
 
         class Index(Resource):
             def __init__(self, path):
@@ -35,23 +36,21 @@ class Resource:
             def _release(self):
                 self.handle.free()
 
-    What `_release` raises comes out of `close` and of the ``with`` block; the resource counts as
-    closed. An exception of the block wins and gets a note. In a destructor and at exit the error
-    goes to `sys.unraisablehook`.
+    `close` and the ``with`` block raise what `_release` raises; the resource is closed
+    nevertheless. If the block raised as well, its exception wins and gets a note. In a destructor
+    and at exit the exception goes to `sys.unraisablehook`.
 
-    Signals: while the main thread closes something, Python-level handlers of SIGINT, SIGTERM,
-    SIGALRM, SIGHUP, SIGUSR1 and SIGUSR2 are put off, and run right after it. A second SIGINT is
-    delivered at once. An interrupt before that leaves
-    the resource open, for the next `close` or for exit.
+    Signals: while the main thread closes a resource, the Python-level handlers of SIGINT, SIGTERM,
+    SIGALRM, SIGHUP, SIGUSR1 and SIGUSR2 are deferred; they run right afterwards. A second SIGINT
+    is delivered immediately. An interrupt before `_release` starts leaves the resource open, for
+    the next `close` or the exit.
 
-    Threads: any thread may close; a second one waits until the first is done, and a call from
-    inside `_release` returns at once. Forks: a child's copy of its parent's resource is never
-    released in the child, which may open and close resources of its own. Copying and pickling
-    are refused, because two owners of one thing cannot each close it once.
+    Threads: any thread may close a resource. A second thread waits until the first has finished,
+    and a call from inside `_release` returns immediately. Forks: a forked child never releases its
+    parent's resources; it may open and close its own. Resources cannot be copied or pickled.
 
-    A `_release` that is a coroutine function or a generator is a TypeError in the class statement.
-
-    Do not override ``__del__``; a subclass that must, calls this one.
+    `_release` must not be a coroutine function or a generator: the class statement raises
+    TypeError. Do not override ``__del__``; a subclass that must do so has to call this one.
     """
 
     # No state lives on the instance, so that `_release` may clear ``__dict__``, subclasses may
@@ -59,22 +58,22 @@ class Resource:
     __slots__ = ("__weakref__",)
 
     close_at_exit: ClassVar[bool] = True
-    """False leaves it to the program: for what a daemon thread uses to the very end."""
+    """Whether the exit callback closes it. Set False for what daemon threads use until the end."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         code = getattr(cls._release, "__code__", None)
         if code is not None and code.co_flags & _RUNS_LATER:
             raise TypeError(
-                f"{cls.__name__}._release must be a plain function: calling it has to do all the "
-                "work, and nobody would await or iterate what it returns"
+                f"{cls.__name__}._release must be a plain function, not a coroutine function or a "
+                "generator; it must do all its work when it is called"
             )
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
-        """Register the object, before its ``__init__`` acquires anything."""
+        """Create and register the object, before its ``__init__`` acquires anything."""
         if cls._release is Resource._release:
             raise TypeError(
-                f"{cls.__name__} must override _release(), which gives up what it holds"
+                f"{cls.__name__} must override _release(); release there what the object holds"
             )
         if super().__new__ is object.__new__:
             self = super().__new__(cls)
@@ -86,45 +85,48 @@ class Resource:
         return self
 
     def _release(self) -> None:
-        """Give up what this object holds. Called once; see the class for when."""
+        """Release what this object holds. Called once; the class describes when."""
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed. `_release` itself still sees it open."""
+        """Whether it is closed. Inside `_release` this is still False."""
         entry = REGISTRY.get(id(self))
         return entry is None or entry.is_closed()
 
     def ensure_open(self) -> None:
-        """Raise unless it is open; the first line of a method that needs what it holds.
+        """Raise an error if this resource is closed.
+
+        Call it first in each method that needs what the resource holds.
 
         Raises:
-            ResourceClosedError: It was closed.
-            SystemExit: It was closed by the end of the program and the caller is a daemon
-                thread, which this ends without a traceback on stderr.
+            ResourceClosedError: The resource is closed.
+            SystemExit: The resource was closed at exit and the caller is a daemon thread. This
+                ends the thread without a traceback on stderr.
         """
         if not self.closed:
             return
         name = type(self).__name__
         raise closed_error(
-            f"this {name} is closed; create a new one, or keep it open for as long as it is used"
+            f"this {name} is closed; create a new one, or close it after its last use"
         )
 
     def close(self) -> bool:
-        """Release what it holds, if that has not happened yet. Idempotent.
+        """Close the resource. Idempotent.
 
         Returns:
             True if this call ran `_release`.
 
         Raises:
-            BaseException: What `_release` raised.
+            BaseException: `_release` raised it.
         """
         entry = REGISTRY.get(id(self))
         return entry is not None and entry.close(self)
 
     async def aclose(self) -> bool:
-        """Close from a coroutine.
+        """Close from a coroutine, as `close` does. It never suspends and cannot be cancelled.
 
-        It never suspends, so it cannot be cancelled halfway.
+        Returns:
+            True if this call ran `_release`.
         """
         return self.close()
 
@@ -135,13 +137,13 @@ class Resource:
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         entry = REGISTRY.get(id(self))
         try:
-            # Not by attributes: `release` may have emptied this object in its own block.
+            # Not `self.close`: `release` may have emptied this object inside the block.
             Resource.close(self)
         except BaseException as error:
             if exc is None or entry is None or entry.raised != id(error):
                 raise
-            # What the block raised is what the program needs to see.
-            add_note(exc, f"releasing {entry.name} also failed: {shown(error)}")
+            # The exception of the block is the one that matters.
+            add_note(exc, f"releasing {entry.name} also failed: {repr_of(error)}")
 
     async def __aenter__(self: Self) -> Self:
         return self.__enter__()
@@ -154,11 +156,11 @@ class Resource:
         entry = REGISTRY.get(id(self))
         if entry is None or (is_shutting_down() and not entry.at_exit):
             return
-        signals = DeferredSignals(in_destructor=True)  # It delivers when this frame ends.
+        signals = DeferredSignals(in_destructor=True)  # Delivers the signals when this frame ends.
         with signals:
             closed = entry.close(self, timeout_s=0)
         if closed and not is_shutting_down():
-            # Last, because ``-W error`` turns it into an exception.
+            # Last, because ``-W error`` turns the warning into an exception.
             warn(
                 f"unclosed {entry.name} was garbage-collected; close it, or use it in a with block",
                 ResourceWarning,
@@ -167,7 +169,7 @@ class Resource:
             )
 
     def __ray_shutdown__(self) -> None:
-        """Close; Ray calls this when an actor ends in order."""
+        """Close the resource. Ray calls this when an actor ends normally."""
         self.close()
 
     def __copy__(self) -> NoReturn:
@@ -181,27 +183,27 @@ class Resource:
 
     def _refuse(self, what: str) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__} cannot be {what}: two owners cannot each close one resource. "
-            "Create another one where it is needed"
+            f"{type(self).__name__} cannot be {what}, because two owners cannot close one "
+            "resource; create another one instead"
         )
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Attach a note, which a traceback prints from Python 3.11 on. Never raises."""
+    """Add a note to an exception; tracebacks show it from Python 3.11 on. Never raises."""
     try:
         if hasattr(error, "add_note"):
             error.add_note(note)
         else:  # Python 3.10 prints no notes; other tools may.
             error.__dict__["__notes__"] = [*getattr(error, "__notes__", ()), note]
     except Exception as failure:
-        # A class of its own may refuse notes; its error must not be replaced by another.
-        log(DEBUG, "no note on a %s: %r", type(error).__name__, failure)
+        # A class of the program may refuse notes; its exception must not be replaced.
+        log(DEBUG, "%s got no note: %r", type(error).__name__, failure)
 
 
 def closes_on_error(init: I) -> I:
-    """Decorate an ``__init__``: if it raises, the resource is closed at once.
+    """Decorate an ``__init__`` so that the resource is closed if it raises.
 
-    Otherwise the destructor closes what is half built, and warns that nobody closed it.
+    Without this, the destructor closes the half-built resource and warns that it was unclosed.
     """
 
     @functools.wraps(init)

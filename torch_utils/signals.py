@@ -1,4 +1,4 @@
-"""exit_on_signals: end a program in order when it is told to end."""
+"""exit_on_signals: turn signals into an orderly exit."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ __all__ = ["SignalExit", "exit_on_signals"]
 
 
 class _OrderlyExit(SystemExit):
-    """What a signal raises; of a class of its own, to be known again where it gets lost."""
+    """The exception of a signal; a class of its own, so that a lost one can be recognised."""
 
 
 class SignalExit:
-    """The handlers that `exit_on_signals` installed; as a context manager it restores.
+    """The handlers that `exit_on_signals` installed. The end of its ``with`` block restores.
 
     Attributes:
-        previous: The handlers that were there before, by signal.
+        previous: The earlier handlers, by signal.
     """
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self.previous: dict[int, Any] = {}
         self._main = threading.get_ident()
-        self._number: int | None = None  # the signal that came first
-        self._first_s = 0.0  # when
+        self._number: int | None = None  # the first signal
+        self._first_s = 0.0  # its time
         self._raised = False
         self._called = False
         self._retry_pending = False
@@ -46,22 +46,22 @@ class SignalExit:
         except (OSError, ValueError, TypeError) as error:
             self.restore()
             raise SignalError(
-                f"exit_on_signals() cannot handle {numbers}: {error}; call it in the main thread, "
+                f"exit_on_signals() cannot handle {numbers}: {error}; call it in the main thread "
                 "with signals that can be caught, such as signal.SIGTERM"
             ) from None
 
     def restore(self) -> bool:
-        """Put the earlier handlers back, where these are still in place.
+        """Restore the earlier handlers of signals that still have this object's handler.
 
         Returns:
-            True if any was put back.
+            True if a handler was restored.
         """
         restored = False
         for number, handler in self.previous.items():
             if signal.getsignal(number) == self._handle or (
                 self._raised and signal.getsignal(number) == signal.SIG_DFL
             ):
-                # None is a handler that was not installed from Python and cannot be put back.
+                # None is a handler in C, which Python cannot restore.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
                 restored = True
         if sys.unraisablehook == self._unraisable:
@@ -84,14 +84,14 @@ class SignalExit:
             return
         for ours in self.previous:
             if signal.getsignal(ours) == self._handle:
-                signal.signal(ours, signal.SIG_DFL)  # A second signal ends the program at once.
+                signal.signal(ours, signal.SIG_DFL)  # A second signal ends the program immediately.
         self._exit(frame)
 
     def _try_again(self) -> None:
-        """Come back in a moment, when an exception gets through."""
+        """Send the signal again in a moment, when an exception can pass."""
         number = self._number
         assert number is not None
-        if self._retry_pending:  # A second signal: end at once, also from here.
+        if self._retry_pending:  # A second signal ends the program immediately.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._retry_pending = True
@@ -112,9 +112,9 @@ class SignalExit:
         self._raised = True
         earlier = self.previous[number]
         if callable(earlier) and earlier is not signal.default_int_handler and not self._called:
-            self._called = True  # Once, however often this gets lost.
+            self._called = True  # Once, even if the exception gets lost.
             earlier(number, frame)
-        # Otherwise the program is ending already, with a status of its own.
+        # Otherwise the program is ending already, with its own exit status.
         if not PHASE.exiting and not _in_exit_callback(frame):
             task = current_task()
             if task is not None:
@@ -122,14 +122,13 @@ class SignalExit:
             raise _OrderlyExit(128 + number)
 
     def _unraisable(self, lost: Any) -> None:
-        """Notice that what was raised got lost, and raise it again where it does not.
+        """Notice that Python discarded the exception, and raise it again later.
 
-        That happens in weak references' callbacks, in the ``finally`` of a generator that is
-        dropped, in ``gc.callbacks``, in ctypes callbacks: wherever C calls Python and has no way
-        to pass an exception on.
+        This happens where C code cannot propagate an exception: in callbacks of weak references,
+        `gc.callbacks` and ctypes, and in the ``finally`` block of a generator that is dropped.
         """
         error: BaseException | None = lost.exc_value
-        if not (self._raised and isinstance(error, _OrderlyExit)):  # Not this one's.
+        if not (self._raised and isinstance(error, _OrderlyExit)):  # Another exception.
             self._hook(lost)
         if PHASE.exiting or threading.get_ident() != self._main:
             return
@@ -144,21 +143,21 @@ class SignalExit:
 
 
 def _take_note(task: Any) -> None:
-    """Ask for what ended a task: one that nobody awaits would log it, and it ends the program."""
+    """Retrieve the exception of a task, so that asyncio does not log it as unretrieved."""
     if isinstance(getattr(task, "_exception", None), _OrderlyExit):
         task.exception()
 
 
 IMPORT_WAIT_S = 10.0
-"""How long a signal waits for an import to end; then it is raised into it."""
+"""How long a signal waits for an import to end before it interrupts it."""
 
 
 def _would_break_off(frame: FrameType | None, waited_s: float) -> bool:
-    """Say whether an exception raised here would break off a destructor, or an import.
+    """Return whether an exception raised here would interrupt a destructor or an import.
 
-    Neither passes it on: out of a destructor it is printed, and what it was about to clean up
-    stays; so it is out of the hook that would print it. Out of an import it is swallowed now and
-    then by the C++ of an extension module that is being initialised: one import of torch in ten.
+    Python prints an exception of a destructor, or of the hook that prints it, and continues with
+    the cleanup half done. The C++ code of an extension module that is being imported sometimes
+    swallows it: in one import of torch in ten.
     """
     while frame is not None:
         name, module = frame.f_code.co_name, frame.f_globals.get("__name__")
@@ -173,11 +172,11 @@ def _would_break_off(frame: FrameType | None, waited_s: float) -> bool:
 
 
 def _in_exit_callback(frame: FrameType | None) -> bool:
-    """Say whether the program has come to its end by itself, and its exit callbacks run."""
+    """Return whether the program is ending by itself and its exit callbacks run."""
     if threading.main_thread().is_alive():
         return False
     while frame is not None:
-        # Before them, the main thread waits for the others, and that is ended.
+        # While the main thread still waits for other threads, the signal ends that wait.
         if frame.f_code is threading._shutdown.__code__:  # type: ignore[attr-defined]
             return False
         frame = frame.f_back
@@ -185,24 +184,25 @@ def _in_exit_callback(frame: FrameType | None) -> bool:
 
 
 def exit_on_signals(*signals: int) -> SignalExit:
-    """Turn signals into an orderly exit: everything is closed, exit status 128 + n.
+    """Turn signals into an orderly exit with the exit status 128 + n.
 
-    The default action of SIGTERM ends a process with nothing closed: no atexit callback, no
-    destructor. With this, `SystemExit` is raised in the main thread: ``with`` blocks end, atexit
-    callbacks run, open resources are closed. A signal in the middle of a release, of a
-    destructor, or of an import (for `IMPORT_WAIT_S` seconds at most) waits for its end; not across
-    an ``await``. Where Python would print the exception and go
-    on, as in a weak reference's callback, nothing is printed and it is raised again a moment
-    later: ``sys.unraisablehook`` is wrapped for that, and a hook that a program installs
-    afterwards has to call it. A handler that a program
-    had installed before is called first; Python's own for SIGINT is replaced. A second signal
-    takes the default action and ends the program at once.
+    The default action of SIGTERM ends a process without exit callbacks or destructors. With this
+    function, a signal raises `SystemExit` in the main thread: ``with`` blocks end, exit callbacks
+    run and open resources are closed.
+
+    A signal during a release, a destructor or an import waits until that ends, for an import at
+    most `IMPORT_WAIT_S` seconds. It does not wait across an ``await``. Where Python would print the
+    exception and continue, such as in a callback of a weak reference, it is raised again a moment
+    later. For this, `sys.unraisablehook` is wrapped; a hook that is installed later must call it.
+
+    An earlier handler of the program is called first; Python's own handler for SIGINT is replaced.
+    A second signal takes the default action and ends the program immediately.
 
     Args:
-        *signals: ``signal.SIGTERM`` (the default), ``SIGINT``, ``SIGHUP``, ...
+        *signals: The signals to handle, such as ``signal.SIGINT``; ``signal.SIGTERM`` by default.
 
     Returns:
-        What restores the earlier handlers: call ``restore()``, or use it in a ``with`` block.
+        An object that restores the earlier handlers, by ``restore()`` or in a ``with`` block.
 
     Raises:
         SignalError: This is not the main thread, or a signal cannot be caught. No handler was

@@ -1,8 +1,7 @@
-"""measure: time and peak memory of code that uses a device, done right.
+"""Measure the time and the peak memory of code that uses a device.
 
-A kernel launch returns before the kernel has run. Host time alone would measure how fast work
-is put into a queue; so the device's own events are used on CUDA, and a synchronised clock on
-other devices.
+A kernel launch returns before the kernel has run, so the host's clock alone would only measure the
+launches. On CUDA the device's own events are used, on other devices a synchronised clock.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ class Measurement:
     """Times in seconds, one for each repetition, and memory in bytes.
 
     Attributes:
-        host_s: From the call until the device had finished, on the host's clock.
-        device_s: On the device's own clock, for CUDA; elsewhere the same as ``host_s``.
-        peak_bytes: The most that torch's allocator held on the device meanwhile. On the CPU, by
-            how much the process's resident memory exceeded, at its highest, what it was at the
-            start; where the system keeps no such mark (not on Linux), by how much it had grown
-            at the end.
         device: torch's name of the device.
+        host_s: Seconds on the host's clock, from the call until the device had finished.
+        device_s: Seconds on the device's own clock for CUDA; otherwise equal to ``host_s``.
+        peak_bytes: The highest amount of memory in torch's allocator on the device. On the CPU,
+            the highest growth of the process's resident memory; on systems other than Linux, its
+            growth at the end.
     """
 
     device: str = "cpu"
@@ -46,20 +44,23 @@ class Measurement:
         return statistics.median(self._measured())
 
     def percentile_s(self, percent: float) -> float:
-        """Return a percentile of ``device_s``, by the nearest rank.
+        """Return a percentile of ``device_s`` in seconds, by the nearest rank.
+
+        Args:
+            percent: From 0 to 100.
 
         Raises:
-            ValueError: ``percent`` is not between 0 and 100, or nothing was measured yet.
+            ValueError: ``percent`` is not between 0 and 100, or there is no measurement yet.
         """
         if not 0 <= percent <= 100:
-            raise ValueError(f"percent must be between 0 and 100, not {percent}")
+            raise ValueError(f"percent must be between 0 and 100, got {percent}")
         ordered = sorted(self._measured())
         rank = max(1, -(-len(ordered) * percent // 100))
         return ordered[int(rank) - 1]
 
     def _measured(self) -> list[float]:
         if not self.device_s:
-            raise ValueError(f"nothing measured yet on {self.device}: the block has not ended")
+            raise ValueError(f"nothing measured yet on {self.device}; read it after the block")
         return self.device_s
 
     def __str__(self) -> str:
@@ -78,19 +79,22 @@ def measure(
     """Call a function repeatedly and measure each call until its work has finished.
 
     Args:
-        fn: What to measure.
+        fn: The function to measure.
         *args: Its arguments.
-        warmup: Calls before the first that counts: compilation, caches, clocks.
-        repeat: Calls that count.
-        device: torch's name of the device that it works on; by default the CUDA device that is
-            in use, or the CPU. Never initialises one.
+        warmup: Number of calls before the measurement, for compilation, caches and clocks.
+        repeat: Number of measured calls.
+        device: torch's name of the device that ``fn`` uses. By default the current CUDA device if
+            CUDA is in use, else the CPU. No device is initialised.
+
+    Returns:
+        One entry for each measured call.
 
     Raises:
-        TypeError: ``fn`` is no function.
-        ValueError: ``warmup`` is negative, ``repeat`` is not positive, or there is no such device.
+        TypeError: ``fn`` is not callable.
+        ValueError: ``warmup`` is negative, ``repeat`` is not positive, or torch lacks the device.
     """
     if warmup < 0 or repeat < 1:
-        raise ValueError(f"needs warmup >= 0 and repeat >= 1, not {warmup} and {repeat}")
+        raise ValueError(f"needs warmup >= 0 and repeat >= 1, got {warmup} and {repeat}")
     for _ in range(warmup):
         fn(*args)
     result = Measurement()
@@ -106,17 +110,16 @@ def measure(
 
 @contextmanager
 def measuring(device: Any = None) -> Iterator[Measurement]:
-    """Measure a block; the `Measurement` is filled when the block has ended.
+    """Measure a block. The `Measurement` is complete when the block has ended.
 
-    There is one mark of peak memory for all: each block resets it, so of blocks that overlap the
-    outer one sees the peak since the inner one began. On the CPU of Linux that is the mark of the
-    process's highest resident size (VmHWM, ``ru_maxrss``).
+    All blocks share one mark of peak memory, which each block resets: an outer block sees the peak
+    since the start of an inner one. On the CPU of Linux this mark is VmHWM (``ru_maxrss``).
 
     Args:
         device: As in `measure`.
 
     Raises:
-        ValueError: There is no such device.
+        ValueError: torch lacks the device.
     """
     torch = loaded_torch()
     name = _device_name(torch, device)
@@ -127,7 +130,7 @@ def measuring(device: Any = None) -> Iterator[Measurement]:
         yield from _on_host(result)
     elif not hasattr(module, "synchronize"):
         raise ValueError(
-            f"cannot measure on device {name!r}: import torch first, and name a device of torch's"
+            f"cannot measure on device {name!r}; import torch first, and name a device of torch"
         )
     elif kind == "cuda":
         yield from _on_cuda(torch, result)
@@ -156,7 +159,7 @@ def _on_host(result: Measurement) -> Iterator[Measurement]:
 
 
 def _reset_high_water_mark() -> bool:
-    """Make Linux forget the highest resident size so far (proc(5), clear_refs)."""
+    """Reset Linux's mark of the highest resident size; see clear_refs in proc(5)."""
     try:
         Path("/proc/self/clear_refs").write_bytes(b"5")
     except OSError:
@@ -172,7 +175,7 @@ def _high_water_mark() -> int:
 def _on_cuda(torch: Any, result: Measurement) -> Iterator[Measurement]:
     cuda = torch.cuda
     with cuda.device(result.device):
-        cuda.synchronize()  # What was launched earlier is not this block's work.
+        cuda.synchronize()  # Earlier launches do not belong to this block.
         cuda.reset_peak_memory_stats()
         begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
         started = time.perf_counter()

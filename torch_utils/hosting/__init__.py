@@ -1,1 +1,1 @@
-"""Models that come and go: hosts that lend them, and a model in a process of its own."""
+"""Hosts that load, lend and unload models, in this process or in one of their own."""

@@ -1,4 +1,4 @@
-"""What runs in a model's own process: it loads the model, and answers calls."""
+"""The program of a model's process, which loads the model and answers calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import traceback
 from multiprocessing import spawn
 from typing import Any
 
-from torch_utils.errors import shown
+from torch_utils.errors import repr_of
 from torch_utils.hosting import messages
 from torch_utils.hosting.messages import Message
 from torch_utils.hosting.process import IMPORTING_MAIN
@@ -26,36 +26,36 @@ __all__ = ["serve"]
 
 
 def serve(connection: int, lifeline: int) -> None:
-    """Answer calls until the parent closes the connection; then end like any program.
+    """Answer calls until the parent closes the connection.
 
     Args:
-        connection: The descriptor of a socket, for the messages.
-        lifeline: The read end of a pipe into which nobody writes: it ends with the parent.
+        connection: The descriptor of the socket for the messages.
+        lifeline: The read end of a pipe to which nothing is written. It closes with the parent.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the parent handles Ctrl-C.
     for descriptor in (connection, lifeline):
         os.set_inheritable(descriptor, False)
     _die_with(lifeline)
-    atexit.register(gc.freeze)  # The end of the process frees what is garbage by then.
+    atexit.register(gc.freeze)  # The process's end frees garbage faster.
     with socket.socket(fileno=connection) as own:
-        # What the model forks must not keep the connection open when this process has ended.
+        # Forks of this process must not keep the connection open.
         os.register_at_fork(after_in_child=own.close)
         _Server(own).run()
 
 
 def _die_with(lifeline: int) -> None:
-    """Have this process killed when its parent has ended, whatever it is doing."""
+    """Make the kernel kill this process when its parent has ended."""
     try:
         import fcntl
 
-        # By the kernel: a thread would have to wait for the GIL, and PR_SET_PDEATHSIG would
-        # come when the thread has ended that started this process.
+        # A thread would have to wait for the GIL, and PR_SET_PDEATHSIG acts when the thread that
+        # started this process ends.
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
         if os.read(lifeline, 1) == b"":
-            os.kill(os.getpid(), signal.SIGKILL)  # It had ended before.
+            os.kill(os.getpid(), signal.SIGKILL)  # The parent has ended already.
     except BlockingIOError:
         return
     except (ImportError, AttributeError, OSError):  # Not Linux.
@@ -69,15 +69,15 @@ def _wait_for_end(lifeline: int) -> None:
 
 
 class _Server:
-    """Loads the model, and does what the parent asks for, one message after the other."""
+    """Load the model and answer the parent's messages, one after the other."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._main: dict[str, Any] = {}  # how to find the parent's main module
+        self._main: dict[str, Any] = {}  # describes the parent's main module
         self._model: Any = None
 
     def run(self) -> None:
-        """Answer until the parent is gone, then close the model."""
+        """Answer messages until the parent is gone, then close the model."""
         while self._answer_one():
             pass
         close = getattr(self._model, "close", None)
@@ -86,7 +86,7 @@ class _Server:
             close()
 
     def _answer_one(self) -> bool:
-        # In a function of its own: nothing of a message must live on while the next is awaited.
+        # A function of its own, so that no part of a message outlives it during the next wait.
         try:
             message = messages.receive(self._connection)
         except (EOFError, OSError):
@@ -106,9 +106,9 @@ class _Server:
         try:
             value = self._call(*self._load(message))
         except SystemExit:
-            raise  # The model wants this process to end, so it does.
+            raise  # The model wants to end this process.
         except BaseException as error:
-            # Whatever the model raises is its caller's.
+            # The caller gets all exceptions of the model.
             return _failure(error)
         try:
             return messages.dump((True, value))
@@ -120,7 +120,7 @@ class _Server:
             return _failure(pickle.PicklingError(f"the model returned {what}: {error!r}"))
 
     def _call(self, kind: Any, name: Any, *rest: Any) -> Any:
-        if isinstance(kind, dict):  # The first message: settings, and what loads the model.
+        if isinstance(kind, dict):  # The first message: the settings and the pickled load function.
             return self._start(kind, name)
         if kind == "get":
             value = getattr(self._model, name)
@@ -134,7 +134,7 @@ class _Server:
         self._main = settings["main"]
         self._model = self._load(Message(load, []))()
         if self._model is None:
-            raise TypeError("what loads the model returned None; it has to return the model")
+            raise TypeError("the load function returned None; it must return the model")
         gc.collect()
         devices = memory_snapshot().devices.items()
         return {name: memory.reserved_bytes for name, memory in devices}
@@ -143,7 +143,7 @@ class _Server:
         return messages.load(message, self._check)
 
     def _check(self, module: str, name: str) -> str:
-        """Run the parent's main module, as multiprocessing does, when a name of it is needed."""
+        """Import the parent's main module on first use, as multiprocessing does."""
         if module in ("__main__", "__mp_main__") and self._main:
             main, self._main = self._main, {}
             IMPORTING_MAIN.append(True)
@@ -155,17 +155,17 @@ class _Server:
 
 
 def _failure(error: BaseException) -> Message:
-    """Describe an exception: pickled if it can be, as text, and its traceback."""
+    """Describe an exception by its pickle, if possible, its text and its traceback."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     content = None
-    if isinstance(error, Exception):  # Others would end the parent, or a task of it.
+    if isinstance(error, Exception):  # Others would end the parent or its task.
         try:
             content = pickle.dumps(error)
             if type(pickle.loads(content)) is not type(error):
                 content = None
-        except Exception:  # A class of the program's own, whose pickling raises what it likes.
+        except Exception:  # Pickling a program's class may raise anything.
             content = None
-    answer = messages.dump((False, (content, shown(error), text)))
+    answer = messages.dump((False, (content, repr_of(error), text)))
     if isinstance(error, MemoryError):
         clear_exception_frames(error)
     return answer

@@ -1,4 +1,4 @@
-"""ModelHost: a model that is loaded when it is needed, lent, and unloaded when it is idle."""
+"""ModelHost: loads a model on demand, lends it, and unloads it when it is idle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch_utils.errors import (
     ModelInUseError,
     NoRoomError,
     TorchUtilsError,
-    shown,
+    repr_of,
 )
 from torch_utils.hosting.lease import AsyncLease, Holder, Lease, check_seconds
 from torch_utils.hosting.lender import ModelLender
@@ -44,9 +44,9 @@ State = Literal["unloaded", "loading", "loaded", "unloading", "closed"]
 Sizes = Mapping[str, int]
 
 LOAD_AT_EXIT_S, LEASES_AT_EXIT_S = 5.0, 1.0
-"""How long the end of the program waits for a load, and for leases of other threads."""
+"""How long the exit callback waits for a load, and for leases of other threads, in seconds."""
 LONGEST_WAIT_S = 3600.0
-"""After which a wait looks again; the system limits the length of one wait."""
+"""The longest single wait in seconds; the system limits it. Longer waits repeat."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,18 @@ class HostStatus:
     """The state of a hosted model at one moment.
 
     Attributes:
-        name: The name of its host.
+        name: The name of the host.
         state: "unloaded", "loading", "loaded", "unloading" or "closed".
-        leases: How many leases are open.
-        loads: How many times it was loaded.
-        unloads: How many times it was unloaded, or its process ended.
-        nbytes: Bytes that it takes, on the host and on devices together: the declared size, or
-            else those of its tensors and arrays; of a model in a process of its own, the resident
-            memory of that process. 0 while it is not loaded.
-        idle_s: Seconds since the last lease ended, or since it was loaded; None while it is lent
-            or not loaded.
-        expires_in_s: Seconds until it is unloaded if nobody leases it; None if it will not be.
-        last_error: A copy of the exception of the last load, without its traceback, which would
-            keep the caller's variables alive; None if that load succeeded.
+        leases: Number of open leases.
+        loads: Number of loads.
+        unloads: Number of unloads, and of ends of the model's process.
+        nbytes: Bytes on the host and all devices: the declared size, or the size of the model's
+            tensors and arrays, or the resident memory of its process. 0 if it is not loaded.
+        idle_s: Seconds since the last lease ended, or since the load. None if it is lent or not
+            loaded.
+        expires_in_s: Seconds until an unload unless there is another lease; None if never.
+        last_error: A copy of the last load's exception without its traceback, which would keep
+            the caller's variables alive. None if that load succeeded.
     """
 
     name: str
@@ -81,15 +80,15 @@ class HostStatus:
 
 
 class Transition(Future[Exception | None]):
-    """A load or an unload that is under way. The result is the error that all waiters share.
+    """A load or an unload that is under way. Its result is the exception of all waiters.
 
     Attributes:
         state: "loading" or "unloading".
         thread: The thread that does it; None before that thread has started.
-        in_background: Whether that thread does nothing else, so that all errors are the waiters'.
+        in_background: Whether the thread does nothing else and the waiters get all its exceptions.
         admitted: Bytes by place that a pool has reserved for the load; None before.
         no_room: Why the load waits for room; empty if it does not.
-        error: The error of the caller that began it, which not all waiters share.
+        error: The exception for the caller that began it, which other waiters may not share.
     """
 
     def __init__(self, state: State, thread: int | None = None) -> None:
@@ -100,13 +99,12 @@ class Transition(Future[Exception | None]):
         self.admitted: Sizes | None = None
         self.no_room = ""
         self.error: Exception | None = None
-        self.set_running_or_notify_cancel()  # A waiter that is cancelled does not cancel it.
+        self.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait in a thread until it is done, or the time is over.
+        """Block until it is done or the time is over.
 
-        A signal handler that runs meanwhile may use the host: no lock is held, unlike in
-        `concurrent.futures.wait`.
+        Unlike `concurrent.futures.wait`, this holds no lock, so a signal handler may use the host.
         """
         woken = threading.Lock()
         woken.acquire()
@@ -116,7 +114,7 @@ class Transition(Future[Exception | None]):
 
 
 class ModelHost(ModelLender, Generic[M]):
-    """Loads a model when it is first needed, lends it, and unloads it when it is idle.
+    """Load a model on demand, lend it to threads and coroutines, and unload it when it is idle.
 
     ::
 
@@ -124,29 +122,27 @@ class ModelHost(ModelLender, Generic[M]):
         with host.lease() as model:
             model.encode(texts)
 
-    The model is loaded once however many threads and coroutines ask for it. All who wait for a
-    load get its error; the next lease tries again. The model is never unloaded under a lease. The
-    host is closed at exit at the latest. In a forked child it is not loaded: the child neither
-    uses nor closes its parent's model, and may load one of its own.
-
-    While a model is loaded, one daemon thread waits for its `keep_alive` to pass.
+    Concurrent callers share one load and its exception; the next lease tries again. A lent model
+    is never unloaded. The host is closed at exit at the latest. A forked child does not use or
+    close its parent's model; it loads its own. While a model is loaded, one daemon thread waits
+    for its keep-alive time to pass.
 
     Args:
-        load: Returns the model. Called in the thread that first needs it.
-        name: Its name in messages and metrics; by default the function's.
-        keep_alive: How long an idle model is kept: seconds, "90s", "10m", "1h", 0 (unload when
-            the last lease ends) or -1 (for ever). Counts from the end of the last lease.
-        isolation: "thread" for a model in this process. "process" for a model in a process of its
-            own, whose end gives all its memory back. A lease is then a proxy for it (see
+        load: Returns the model. Called in the thread that first needs the model.
+        name: Its name in messages and metrics; by default the name of ``load``.
+        keep_alive: How long to keep an idle model after the last lease: a number of seconds, "90s",
+            "10m", "1h", 0 (unload when the last lease ends) or -1 (forever).
+        isolation: "thread" keeps the model in this process. "process" gives it a process of its
+            own, whose end returns all its memory. The lease is then a proxy of the model (see
             `torch_utils.hosting.process.Proxy`), and ``load`` must be importable.
-        call_timeout_s: With ``isolation="process"``: seconds that a call of the model may take.
-            The process of a call that takes longer is killed, and the call raises
-            `ModelProcessError`; the next lease starts a new process. None: no limit.
+        call_timeout_s: Seconds that a call of the model may take, with ``isolation="process"``.
+            After that the process is killed and the call raises `ModelProcessError`; the next
+            lease starts a new process. None for no limit.
 
     Raises:
-        TypeError: ``load`` cannot be called, or not from another process, or is a coroutine
-            function; or another argument has the wrong type.
-        ValueError: ``keep_alive``, ``isolation`` or ``call_timeout_s`` is not a valid value.
+        TypeError: ``load`` is not callable, is a coroutine function, or cannot be called in another
+            process; or another argument has the wrong type.
+        ValueError: ``keep_alive``, ``isolation`` or ``call_timeout_s`` is invalid.
     """
 
     @closes_on_error
@@ -162,16 +158,17 @@ class ModelHost(ModelLender, Generic[M]):
         self._changed = threading.Condition()
         self._reset()
         if not callable(load) or inspect.iscoroutinefunction(load):
-            raise TypeError(f"load must be a function that returns the model, not {load!r}")
+            raise TypeError(f"load must be a function that returns the model, got {load!r}")
         if isolation not in ("thread", "process"):
-            raise ValueError(f'isolation must be "thread" or "process", not {isolation!r}')
+            raise ValueError(f'isolation must be "thread" or "process", got {isolation!r}')
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"name must be a str, not {name!r}")
+            raise TypeError(f"name must be a str, got {name!r}")
         check_seconds("call_timeout_s", call_timeout_s)
         if call_timeout_s is not None and (isolation == "thread" or call_timeout_s <= 0):
             raise ValueError(
-                'call_timeout_s must be positive, and needs isolation="process": a call in a '
-                f"thread cannot be ended (got {call_timeout_s!r}, isolation={isolation!r})"
+                'call_timeout_s must be positive, and needs isolation="process", got '
+                f"{call_timeout_s!r} with isolation={isolation!r}; a call in a thread cannot be "
+                "stopped"
             )
         self.name: str = name or _name_of(load)
         self.isolation = isolation
@@ -189,75 +186,76 @@ class ModelHost(ModelLender, Generic[M]):
         HOSTS[id(self)] = self
 
     def _reset(self) -> None:
-        """Be a host that is not loaded: a new one, or that of a forked child."""
+        """Set the state of an unloaded host, in a new one or in a forked child."""
         self._tenant: Tenant | None = None
         self._transition: Transition | None = None
         self._leases: dict[Holder, None] = {}
         self._waiting: set[Holder] = set()
         self._is_closing = False
         self._idle_since = 0.0
-        self._was_lent = False  # A keep_alive of 0 keeps what was loaded beforehand.
+        self._was_lent = False  # A keep_alive of 0 keeps a model that was loaded beforehand.
         self._loads = self._unloads = 0
         self._last_error: BaseException | None = None
         self._expiry_thread: threading.Thread | None = None
-        # Of leases that were dropped. A destructor can put something into it at any moment.
+        # Holders of leases that were garbage-collected; destructors add them at any moment.
         self._dropped: SimpleQueue[Holder | None] = SimpleQueue()
 
-    # The public calls
+    # Public methods
 
     def lease(self, timeout_s: float | None = None) -> Lease[M]:
-        """Return a context manager that lends the model for the length of a ``with`` block.
+        """Return a context manager that lends the model for a ``with`` block.
 
         Args:
-            timeout_s: Seconds to wait for another thread that loads or unloads the model. A load
-                in the calling thread takes as long as it takes.
+            timeout_s: Seconds to wait for another thread that loads or unloads the model; None for
+                no limit. It does not limit a load in the calling thread.
 
         Raises:
-            TypeError, ValueError: ``timeout_s`` is not a number of seconds. At once; the others on
-                entering the block.
+            TypeError: ``timeout_s`` is not a number. This call raises it; entering the block raises
+                the others.
+            ValueError: ``timeout_s`` is NaN or too large, likewise.
             TimeoutError: ``timeout_s`` has passed.
             ResourceClosedError: The host is closed.
-            TorchUtilsError: The lease was entered before, or this thread itself is loading or
-                unloading the model.
-            Exception: What ``load`` raised, in this thread or in the one that it waited for.
+            TorchUtilsError: The lease was entered before, or this thread is loading or unloading
+                the model.
+            Exception: ``load`` raised it, in this thread or in the one that this thread waited for.
         """
         return Lease(self, timeout_s, sys._getframe(1))
 
     def alease(self, timeout_s: float | None = None) -> AsyncLease[M]:
         """Return a context manager that lends the model for an ``async with`` block.
 
-        The model is loaded in a thread, and the event loop goes on. A coroutine that is cancelled
-        leaves no lease behind; the load goes on. With ``isolation="process"`` a call of the model
-        still blocks: make it by `asyncio.to_thread`.
+        A thread loads the model while the event loop continues. A cancelled coroutine keeps no
+        lease, but the load continues. With ``isolation="process"`` a call of the model blocks; use
+        `asyncio.to_thread`.
 
         Args:
-            timeout_s: Seconds to wait, for the load too.
+            timeout_s: Seconds to wait, including the load; None for no limit.
 
         Raises:
-            TimeoutError: ``timeout_s`` has passed. The others are those of `lease`.
+            TimeoutError: ``timeout_s`` has passed. `lease` lists the other exceptions.
         """
         return AsyncLease(self, timeout_s, sys._getframe(1))
 
     def load(self) -> bool:
-        """Load the model now rather than with the first lease.
+        """Load the model now, before the first lease.
 
         Returns:
-            True if this call loaded it, False if it was loaded, or another thread loaded it.
+            True if this call loaded it. False if it was loaded already or by another thread.
 
         Raises:
             ResourceClosedError: The host is closed.
-            Exception: What ``load`` raised, in this thread or in the one that it waited for.
+            Exception: ``load`` raised it, in this thread or in the one that this thread waited for.
         """
         return self.acquire(None, None)[1]
 
     def unload(self) -> CleanupReport:
-        """Unload the model; the next lease loads it again. Waits for a load that is under way.
+        """Unload the model; the next lease loads it again. Wait for a load that is under way.
 
         Returns:
-            What was freed; nothing if the model was not loaded.
+            The report of the release; an empty one if the model was not loaded.
 
         Raises:
-            ModelInUseError: It is lent. Says where the leases were taken.
+            ModelInUseError: The model is lent. The message names each lease.
             ResourceClosedError: The host is closed.
         """
         self.ensure_open()
@@ -275,7 +273,7 @@ class ModelHost(ModelLender, Generic[M]):
                 transition.wait(None)
 
     def status(self) -> HostStatus:
-        """Return the state at this moment. Loads nothing and waits for nothing."""
+        """Return the current state. Never loads the model, and never waits."""
         tenant, now, state = self._tenant, time.monotonic(), self.state
         is_idle = state == "loaded" and not self._leases
         expires = self._expires_at()
@@ -294,7 +292,7 @@ class ModelHost(ModelLender, Generic[M]):
 
     @property
     def state(self) -> State:
-        """The state; "unloaded" also where the model's process has ended by itself."""
+        """The state; "unloaded" also if the model's process has ended by itself."""
         tenant, transition = self._tenant, self._transition
         if transition is not None:
             return transition.state
@@ -305,7 +303,7 @@ class ModelHost(ModelLender, Generic[M]):
     # Leases
 
     def acquire(self, holder: Holder | None, timeout_s: float | None) -> tuple[Tenant, bool]:
-        """Lend the model to ``holder``, loading it in this thread if nobody else does.
+        """Lend the model to ``holder``; load it in this thread unless another one does.
 
         Returns:
             The tenant, and whether this call loaded it.
@@ -389,7 +387,7 @@ class ModelHost(ModelLender, Generic[M]):
         return tenant
 
     def _begin_load(self, transition: Transition) -> bool:
-        """Make ``transition`` the load that is under way; False if the model needs none now."""
+        """Make ``transition`` the current load; return False if no load is needed."""
         with DeferredSignals(), self._changed:
             self.ensure_lending()
             if self._tenant is not None or self._transition is not None:
@@ -406,12 +404,12 @@ class ModelHost(ModelLender, Generic[M]):
         return self._tenant is not None and not self._tenant.is_alive()
 
     def ensure_lending(self) -> None:
-        """Raise unless a lease can be had."""
+        """Raise an error if the host no longer lends."""
         if self._is_closing:
             raise closed_error(f"the host of {self.name} is closed")
 
     def _check_waited(self, transition: Transition, timeout_s: float | None) -> None:
-        """Raise what a wait for a transition has to raise: its error, or that time is over."""
+        """Raise the exception of a transition, or an error if the time is over."""
         if not transition.done():
             if transition.no_room:
                 raise NoRoomError(transition.no_room)
@@ -421,14 +419,14 @@ class ModelHost(ModelLender, Generic[M]):
             raise error
 
     def end_lease(self, holder: Holder) -> None:
-        """Note that a lease has ended, or that nobody waits for it any more."""
+        """End a lease, or the wait for one."""
         with DeferredSignals(), self._changed:
             waited, held = holder in self._waiting, holder in self._leases
             self._waiting.discard(holder)
             self._leases.pop(holder, None)
             if not waited and not held:
                 return
-            self._was_lent |= waited  # It was loaded for a caller that has gone.
+            self._was_lent |= waited  # It was loaded for a caller that no longer waits.
             if not self._leases:
                 self._idle_since = time.monotonic()
             self._changed.notify_all()
@@ -437,25 +435,25 @@ class ModelHost(ModelLender, Generic[M]):
         tell("leases")
 
     def drop_lease(self, holder: Holder) -> None:
-        """Note from a destructor, which must not wait, that a lease has ended."""
+        """End a lease from a destructor, which must not block."""
         self._dropped.put(holder)
 
     def unload_if_due(self) -> None:
-        """Unload an idle model whose time is over."""
+        """Unload the model if its keep-alive time is over."""
         if self.is_due():
             self.unload_if(self.is_due, "closed" if self._is_closing else "idle")
 
     # Loading
 
     def _load_in_background(self, transition: Transition, deadline: float | None) -> None:
-        """Load the model in a thread that ends with the load, and lend it to nobody yet."""
+        """Start a thread that loads the model and lends it to no caller."""
 
         def load() -> None:
             transition.thread = threading.get_ident()
             try:
                 self._load(transition, deadline, None)
             except BaseException:
-                return  # The callers that wait for the transition raise it.
+                return  # The waiters for the transition raise it.
 
         threading.Thread(target=load, name="torch_utils-load", daemon=True).start()
 
@@ -475,7 +473,7 @@ class ModelHost(ModelLender, Generic[M]):
             with DeferredSignals():
                 with self._changed:
                     self.ensure_lending()
-                    if self._transition is not transition:  # Given up by who began it.
+                    if self._transition is not transition:  # Its caller has given up.
                         raise TorchUtilsError(f"the load of {self.name} was interrupted")
                     if holder is not None:
                         self._begin_lease(holder)
@@ -485,11 +483,11 @@ class ModelHost(ModelLender, Generic[M]):
                     self._last_error = None
                     self._changed.notify_all()
                     self._start_expiry()
-                # Not under the lock: a signal handler may need it in the middle of a wait.
+                # Without the lock, which a signal handler may need.
                 transition.set_result(None)
         except BaseException as error:
             if isinstance(error, Exception):
-                clear_exception_frames(error)  # What it had loaded must not live on in them.
+                clear_exception_frames(error)  # They would keep a partly loaded model alive.
             if self._tenant is not tenant:
                 tenant.close()
             if self._settle(transition, error):
@@ -499,7 +497,7 @@ class ModelHost(ModelLender, Generic[M]):
         return tenant
 
     def _settle(self, transition: Transition, error: BaseException | None) -> bool:
-        """End a load that failed; return False if an interrupt ended it, or if it has ended."""
+        """End a failed load. Return whether its exception is an error rather than an interrupt."""
         with DeferredSignals():
             with self._changed:
                 if self._transition is not transition:
@@ -507,7 +505,7 @@ class ModelHost(ModelLender, Generic[M]):
                 is_interrupt = error is not None and not isinstance(error, Exception)
                 if transition.in_background and is_interrupt:
                     error = TorchUtilsError(f"loading {self.name} raised {error!r}")
-                # An interrupt, or no room in time, concerns one caller; the others try again.
+                # An interrupt or a lack of room concerns one caller; the others try again.
                 shared = error if isinstance(error, Exception) else None
                 if shared is not None:
                     self._last_error = _without_traceback(shared)
@@ -521,12 +519,12 @@ class ModelHost(ModelLender, Generic[M]):
     # Unloading
 
     def is_idle(self) -> bool:
-        """Whether it is loaded, and nobody has it or waits for it."""
+        """Return whether it is loaded, not lent, and without waiting callers."""
         is_there = self._tenant is not None and self._transition is None
         return is_there and not self._leases and not self._waiting
 
     def is_due(self) -> bool:
-        """Whether it is idle and its time is over."""
+        """Return whether it is idle and its keep-alive time is over."""
         expires = self._expires_at()
         return self.is_idle() and expires is not None and expires <= time.monotonic()
 
@@ -538,7 +536,7 @@ class ModelHost(ModelLender, Generic[M]):
         return self._idle_since + self._keep_alive_s
 
     def unload_if(self, may: Callable[[], bool], reason: str) -> CleanupReport | None:
-        """Unload the model if ``may()`` says so; None if not, or if it is not loaded."""
+        """Unload the model if ``may()`` returns True; None if there was no unload."""
         transition = Transition("unloading", threading.get_ident())
         with DeferredSignals():
             with self._changed:
@@ -553,7 +551,7 @@ class ModelHost(ModelLender, Generic[M]):
             finally:
                 try:
                     self._forget_tenant(transition)
-                except BaseException:  # A second Ctrl-C, which is delivered at once.
+                except BaseException:  # A second Ctrl-C is not deferred.
                     self._forget_tenant(transition)
                     raise
             tell("unload", model=self.name, reason=reason if was_alive else "lost")
@@ -562,18 +560,18 @@ class ModelHost(ModelLender, Generic[M]):
     def _forget_tenant(self, transition: Transition) -> None:
         with self._changed:
             if self._transition is transition:
-                self._leases.clear()  # Of a process that has ended, or at the end of the program.
+                self._leases.clear()  # Leases of an ended process, or at exit.
                 self._unloads += self._tenant is not None
                 self._tenant = None
                 self._was_lent = False
-                self.wake_expiry()  # The thread then ends.
+                self.wake_expiry()  # Ends the thread.
                 self._transition = None
                 self._changed.notify_all()
         if not transition.done():
             transition.set_result(None)
 
     def wake_expiry(self) -> None:
-        """Have the expiry thread look whether the model is due."""
+        """Make the expiry thread check whether the model is due."""
         self._dropped.put(None)
 
     def _end_dropped(self) -> None:
@@ -583,7 +581,7 @@ class ModelHost(ModelLender, Generic[M]):
             except Empty:
                 return
             if holder is None:
-                self._dropped.put(None)  # It is for the expiry thread.
+                self._dropped.put(None)  # A wake-up for the expiry thread.
             else:
                 self.end_lease(holder)
 
@@ -597,12 +595,12 @@ class ModelHost(ModelLender, Generic[M]):
             )
             try:
                 thread.start()
-            except RuntimeError:  # Out of threads: a pool, `unload` or the exit unloads it.
+            except RuntimeError:  # Too many threads. A pool, `unload` or the exit unloads it.
                 return
             self._expiry_thread = thread
 
     def expire(self) -> float | None:
-        """Unload the model if it is due; return the seconds until it may be, None to end."""
+        """Unload the model if it is due; return the seconds until the next check, None to end."""
         self.unload_if_due()
         with self._changed:
             if self._tenant is None:
@@ -610,12 +608,12 @@ class ModelHost(ModelLender, Generic[M]):
                 return None
             expires = self._expires_at()
             if expires is None or not self.is_idle():
-                # It is in use, and checked again after the keep_alive: no lease wakes the thread.
+                # It is in use. Leases do not wake the thread, so it checks again later.
                 return min(self._keep_alive_s or LONGEST_WAIT_S, LONGEST_WAIT_S)
             return min(max(0.0, expires - time.monotonic()), LONGEST_WAIT_S)
 
     def in_use(self) -> ModelInUseError:
-        """Return the error that says where the leases were taken."""
+        """Return an error that names each lease."""
         now = time.monotonic()
         holders = [
             f"taken at {holder.where}, {now - holder.since:.1f} s ago"
@@ -628,10 +626,10 @@ class ModelHost(ModelLender, Generic[M]):
             else f"{self.name} is {self.state}"
         )
 
-    # The end
+    # Closing
 
     def stop_lending(self) -> None:
-        """Begin to close: leases stay, and nothing more is lent."""
+        """Begin to close: open leases continue, but there are no new ones."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -648,7 +646,7 @@ class ModelHost(ModelLender, Generic[M]):
             with self._changed:
                 transition = self._transition
                 if transition is None and (self._tenant is None or not self._leases):
-                    continue  # It changed in between.
+                    continue  # The state changed in between.
                 threads = self.holder_threads()
                 if at_exit:
                     ends = began + (LEASES_AT_EXIT_S if transition is None else LOAD_AT_EXIT_S)
@@ -662,7 +660,7 @@ class ModelHost(ModelLender, Generic[M]):
                 raise self.in_use()
             self.unload_if(lambda: True, "closed")
 
-    # For a pool, and for forks
+    # Pools and forks
 
     def join(
         self,
@@ -670,18 +668,18 @@ class ModelHost(ModelLender, Generic[M]):
         admit: Callable[..., None],
         declared: Sizes | None,
     ) -> None:
-        """Share a pool's lock, and load only what it admits. Before the host is first used."""
+        """Join a pool before the first use: share its lock, and load only what it admits."""
         self._changed, self._admit, self.declared = changed, admit, declared
 
     def used(self) -> Sizes | None:
-        """Return the bytes by place that it takes, or is admitted to take; None for nothing."""
+        """Return the used or admitted bytes by place; None if there are none."""
         tenant, transition = self._tenant, self._transition
         if tenant is not None:
             return tenant.sizes()
         return None if transition is None else transition.admitted
 
     def waits_for_room(self) -> bool:
-        """Return whether it is loaded, but for the room that it lacks."""
+        """Return whether an admitted load needs more room than it was admitted for."""
         transition = self._transition
         return transition is not None and bool(transition.admitted and transition.no_room)
 
@@ -691,13 +689,13 @@ class ModelHost(ModelLender, Generic[M]):
         return self._idle_since
 
     def holder_threads(self) -> set[int | None]:
-        """Return the threads that have leases, or that are loading or unloading it."""
+        """Return the threads that hold a lease or are loading or unloading the model."""
         transition = self._transition
         threads = {holder.thread for holder in list(self._leases)}
         return threads if transition is None else {*threads, transition.thread}
 
     def start_over_in_child(self) -> None:
-        """In a forked child: forget the parent's model without running its destructors."""
+        """In a forked child: forget the parent's model without running destructors."""
         _OF_PARENTS.append((self._tenant, self._leases, self._dropped))
         self._changed = threading.Condition()
         self._reset()
@@ -715,14 +713,14 @@ class ModelHost(ModelLender, Generic[M]):
 
 
 def _expire(find: weakref.ref[ModelHost[Any]], dropped: SimpleQueue[Holder | None]) -> None:
-    """Unload an idle model when its time is over, and end leases that were dropped."""
+    """Unload the model when its keep-alive time is over, and end dropped leases."""
     while True:
         host = find()
         wait_s: float | None = None
         try:
             wait_s = None if host is None else host.expire()
-        except BaseException as error:  # Out of the model's close(): the model is gone.
-            log(ERROR, "unloading an idle model: %r", error, exc_info=error)
+        except BaseException as error:  # From the model's close(); the model is gone.
+            log(ERROR, "unloading an idle model failed: %r", error, exc_info=error)
             wait_s = 0.0
         del host
         if wait_s is None:
@@ -740,8 +738,8 @@ def _expire(find: weakref.ref[ModelHost[Any]], dropped: SimpleQueue[Holder | Non
 def _without_traceback(error: BaseException) -> BaseException:
     try:
         return copy.copy(error)
-    except Exception:  # A class of the program's own, whose constructor wants other arguments.
-        return TorchUtilsError(shown(error))
+    except Exception:  # The constructor of a class may need other arguments.
+        return TorchUtilsError(repr_of(error))
 
 
 def _name_of(load: Any) -> str:
@@ -756,31 +754,31 @@ _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)")
 
 
 def parse_keep_alive(value: object) -> float | None:
-    """Return the seconds, or None for ever.
+    """Return a keep-alive time in seconds, or None for no limit.
 
     Raises:
-        TypeError: It is neither a number nor a str.
-        ValueError: It is not one of the forms that `ModelHost` names.
+        TypeError: It is not a number or a str.
+        ValueError: It has none of the forms that `ModelHost` lists.
     """
     use = 'use seconds, "90s", "10m", "1h", 0 to unload when the last lease ends, or -1 for never'
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f"keep_alive cannot be {value!r}; {use}")
+        raise TypeError(f"keep_alive is invalid: {value!r}; {use}")
     if isinstance(value, str):
         text = value.strip()
         if text in ("0", "-1"):
             return None if text == "-1" else 0.0
         if not text or _PART.sub("", text):
-            raise ValueError(f"keep_alive cannot be {value!r}; {use}")
+            raise ValueError(f"keep_alive is invalid: {value!r}; {use}")
         return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     if value == -1:
         return None
     if value < 0 or not math.isfinite(value):
-        raise ValueError(f"keep_alive cannot be {value!r}; {use}")
+        raise ValueError(f"keep_alive is invalid: {value!r}; {use}")
     return float(value)
 
 
 HOSTS: weakref.WeakValueDictionary[int, ModelHost[Any]] = weakref.WeakValueDictionary()
-"""All hosts of this process by their ids, those of pools too."""
+"""All hosts of this process by their ids, including those of pools."""
 _OF_PARENTS: list[object] = []
 
 

@@ -1,4 +1,4 @@
-"""Lease: a hosted model for the length of a block."""
+"""Leases, which lend a hosted model for a block."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Holder:
-    """A thread or coroutine that has a lease or waits for one.
+    """A thread or coroutine that holds a lease or waits for one.
 
     Attributes:
-        where: The place in the program that asked for it, and its thread.
-        thread: The thread; None for a coroutine, whose thread goes on with others.
-        since: When it asked, by `time.monotonic`.
+        where: The line of the program that requested the lease, and its thread.
+        thread: The thread; None for a coroutine, whose thread also runs others.
+        since: The time of the request, by `time.monotonic`.
     """
 
     where: str
@@ -41,21 +41,21 @@ class Holder:
 
 
 class _Lease(Generic[M]):
-    """What leases of threads and of coroutines share. The destructor ends a dropped lease."""
+    """Base of the leases of threads and of coroutines."""
 
     def __init__(self, host: ModelHost[M], timeout_s: float | None, frame: FrameType) -> None:
         check_seconds("timeout_s", timeout_s)
-        self._host = host  # Keeps the host from being collected, and closed, under a lease.
+        self._host = host  # Keeps the host alive and open.
         self._timeout_s = timeout_s
         self._is_entered = False
-        self._holder: Holder | None = None  # until it has ended
+        self._holder: Holder | None = None  # None once the lease has ended
         self._process: ModelProcess | None = None
-        self._calls: list[None] = []  # those under way in the process
+        self._calls: list[None] = []  # calls that are running in the process
         self._where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
     def _begin(self, thread: int | None) -> Holder:
         if self._is_entered:
-            raise TorchUtilsError("a lease is entered once; ask the host for another")
+            raise TorchUtilsError("a lease can be entered once; get another one from the host")
         self._is_entered = True
         by = f", by thread {threading.current_thread().name}" if thread else ", by a coroutine"
         self._holder = Holder(self._where + by, thread, time.monotonic())
@@ -86,20 +86,20 @@ class _Lease(Generic[M]):
     def _end(self) -> None:
         holder, process = self._holder, self._process
         self._process = None
-        if holder is None or is_finalizing():  # Then a thread that is gone may hold the lock.
+        if holder is None or is_finalizing():  # A thread that is gone may hold the lock.
             return
         if process is not None and self._calls and self._host.status().leases == 1:
-            process.kill()  # Its caller was cancelled, and the call might go on for ever.
+            process.kill()  # Its caller was cancelled, and the call may never end.
         self._host.end_lease(holder)
         self._holder = None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # Protocols ask for such names.
+        if name.startswith("_"):  # Python's protocols look up such names.
             raise AttributeError(name)
         how = "async with" if isinstance(self, AsyncLease) else "with"
         raise AttributeError(
-            f"this is a {type(self).__name__}, not a model (it has no {name!r}): use what "
-            f"`{how} ... as model:` gives"
+            f"{type(self).__name__} has no attribute {name!r}; get the model by "
+            f"`{how} ... as model:`"
         )
 
     @early_bound
@@ -110,13 +110,13 @@ class _Lease(Generic[M]):
 
 
 class Lease(_Lease[M]):
-    """A model for the length of a ``with`` block; `ModelHost.lease` makes it."""
+    """The lease of a model for a ``with`` block; see `ModelHost.lease`."""
 
     def __enter__(self) -> M:
         holder = self._begin(threading.get_ident())
         try:
             return self._model(self._host.acquire(holder, self._timeout_s)[0])
-        except BaseException:  # Nobody has the lease.
+        except BaseException:  # The caller gets no lease.
             self._end()
             self._host.wake_expiry()
             raise
@@ -128,13 +128,13 @@ class Lease(_Lease[M]):
 
 
 class AsyncLease(_Lease[M]):
-    """A model for the length of an ``async with`` block; `ModelHost.alease` makes it."""
+    """The lease of a model for an ``async with`` block; see `ModelHost.alease`."""
 
     async def __aenter__(self) -> M:
         holder = self._begin(None)
         try:
             return self._model(await self._host.aacquire(holder, self._timeout_s))
-        except BaseException:  # Nobody has the lease.
+        except BaseException:  # The caller gets no lease.
             self._end()
             self._host.wake_expiry()
             raise
@@ -146,10 +146,9 @@ class AsyncLease(_Lease[M]):
 
 
 async def run_in_thread(function: Callable[[], T]) -> T:
-    """Run a function in a thread of its own.
+    """Run a function in a new thread; the thread continues if the coroutine is cancelled.
 
-    Not in the loop's executor, which may be busy, and which the end of the loop waits for. If the
-    coroutine is cancelled, the thread goes on.
+    The loop's executor may be busy, and the end of the loop would wait for it.
     """
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
@@ -168,15 +167,15 @@ async def run_in_thread(function: Callable[[], T]) -> T:
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Raise unless an argument is a number of seconds, or None.
+    """Check that an argument is a number of seconds or None.
 
     Raises:
         TypeError: It is not a number.
-        ValueError: It is "nan", or longer than a wait can be.
+        ValueError: It is NaN or longer than the longest possible wait.
     """
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number of seconds, or None, not {value!r}")
+        raise TypeError(f"{name} must be a number of seconds or None, got {value!r}")
     if not value <= threading.TIMEOUT_MAX:
-        raise ValueError(f"{name} must be a number of seconds, or None, not {value!r}")
+        raise ValueError(f"{name} must be a number of seconds or None, got {value!r}")

@@ -1,4 +1,4 @@
-"""ModelLender: what a host and a pool share, which is how they are closed."""
+"""ModelLender: the base of hosts and pools, which waits for leases when it is closed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ CLOSE_S = 10.0
 
 
 class ModelLender(Resource):
-    """Base of `ModelHost` and `ModelPool`: closing waits for leases, until a deadline."""
+    """Base of `ModelHost` and `ModelPool`: `close` waits for leases until a deadline."""
 
     _deadline_s = CLOSE_S
     _closes_by = math.inf
 
     def close_by(self, when: float) -> None:
-        """Let closing wait for leases until ``when`` at most, by `time.monotonic`."""
+        """Limit the wait of `close` for leases to the time ``when``, by `time.monotonic`."""
         self._closes_by = when
 
     def register_in_child(self) -> None:
-        """In a forked child: let this process close it. The parent's entry is not its own.
+        """In a forked child: register an entry of this process, so that it closes the model.
 
-        Not at the fork itself: multiprocessing then forgets what its child has to do at its end.
+        This must not happen in the fork itself, where multiprocessing drops the child's finalizers.
         """
         entry = REGISTRY.get(id(self))
         if entry is not None and entry.pid != os.getpid():
@@ -43,10 +43,9 @@ class ModelLender(Resource):
         return min(time.monotonic() + self._deadline_s, self._closes_by)
 
     def close(self, deadline_s: float | None = None) -> bool:
-        """Lend nothing any more, wait for open leases, and unload.
+        """Stop lending, wait for open leases, and unload.
 
-        A pool closes its hosts one by one, the newest first; one that fails does not stop the
-        others.
+        A pool closes all its hosts, newest first, even if one of them fails.
 
         Args:
             deadline_s: Seconds to wait for the leases of all models together; `CLOSE_S` by
@@ -56,9 +55,10 @@ class ModelLender(Resource):
             True if this call closed it.
 
         Raises:
-            ModelInUseError: Leases are still open at the deadline. Says where they were taken. The
-                end of its last lease unloads the model.
-            TypeError, ValueError: ``deadline_s`` is not a number of seconds. Nothing was closed.
+            ModelInUseError: Leases are still open at the deadline. The message names each of them.
+                The end of its last lease then unloads a model.
+            TypeError: ``deadline_s`` is not a number. Nothing was closed.
+            ValueError: ``deadline_s`` is NaN or too large. Nothing was closed.
         """
         check_seconds("deadline_s", deadline_s)
         if deadline_s is not None:
@@ -67,7 +67,7 @@ class ModelLender(Resource):
         return super().close()
 
     async def aclose(self, deadline_s: float | None = None) -> bool:
-        """Close from a coroutine, in a thread: the event loop goes on."""
+        """Close in a thread, while the event loop continues. See `close`."""
         return await run_in_thread(partial(self.close, deadline_s))
 
     async def __aexit__(self, *details: Any) -> None:

@@ -1,7 +1,7 @@
 """Messages between a model's process and its parent: pickles over a socket.
 
-The memory of large arrays travels beside the pickle (protocol 5, out-of-band), so that it is
-copied into the socket and out of it, and not a third time.
+The memory of large arrays is sent outside of the pickle (protocol 5, out-of-band), which saves a
+copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARTS_AT_ONCE = 64  # fewer than any system's IOV_MAX
 
 
 class Message(NamedTuple):
-    """A pickle, and the memory that it refers to."""
+    """A pickle and its out-of-band buffers."""
 
     content: Any
     buffers: list[Any]
@@ -42,7 +42,7 @@ def dump(value: object) -> Message:
     """Pickle a value.
 
     Raises:
-        Exception: It cannot be pickled; classes raise what they like then.
+        Exception: The value cannot be pickled. Classes may raise any exception.
     """
     buffers: list[pickle.PickleBuffer] = []
     content = pickle.dumps(value, 5, buffer_callback=buffers.append)
@@ -53,8 +53,8 @@ def load(message: Message, check: Callable[[str, str], str]) -> Any:
     """Unpickle a value.
 
     Args:
-        message: What `dump` made of it.
-        check: Returns the module in which to look for a name, or refuses it by raising.
+        message: The result of `dump`.
+        check: Takes a module and a name; returns the module to import, or raises to refuse it.
     """
     return _Unpickler(message, check).load()
 
@@ -80,7 +80,7 @@ def send(connection: socket.socket, message: Message, deadline: float | None = N
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> Message:
-    """Wait for a message. Its buffers are this process's own, and may be written to.
+    """Wait for a message. Its buffers belong to this process and are writable.
 
     Raises:
         TimeoutError: The deadline (by `time.monotonic`) has passed.
@@ -96,7 +96,7 @@ def receive(connection: socket.socket, deadline: float | None = None) -> Message
 def _read(connection: socket.socket, size: int, deadline: float | None) -> Any:
     data: Any = bytearray() if size >= _MAPPED_FROM else bytearray(size)
     if size >= _MAPPED_FROM:
-        # Large pages: with small ones, making the memory takes longer than filling it.
+        # Large pages: with small ones, page faults take longer than the copy.
         data = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             data.madvise(mmap.MADV_HUGEPAGE)

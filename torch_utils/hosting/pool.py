@@ -1,4 +1,4 @@
-"""ModelPool: several hosts that share a budget."""
+"""ModelPool: hosts that share a budget of memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PLACE = re.compile(r"host|(?!cpu)[a-z]+:[0-9]+")
 
 
 class ModelPool(ModelLender):
-    """Lends several models, of which only as many are loaded as fit.
+    """Lend several models, and keep only as many loaded as fit into the budget.
 
     ::
 
@@ -43,25 +43,26 @@ class ModelPool(ModelLender):
         with pool.lease("small", timeout_s=30) as model:
             model.encode(texts)
 
-    Before a load, idle models are unloaded, the least recently used first, until it fits. A model
-    that is lent is never unloaded. The size of a model in this process is that of its tensors and
-    arrays; of a model in its own process, the resident memory of that process; or what `add` was
-    told. An undeclared size is known after the first load, which may exceed the budget: room is
-    then made for it, or it is unloaded. A model whose memory is neither in tensors nor in arrays
-    counts as 0 bytes unless its size is declared.
+    Before a load, the pool evicts idle models, the least recently used first, until the new one
+    fits. A lent model is never evicted. A model's size is the one that `add` declares. Otherwise it
+    is the size of its tensors and arrays or, for a model in its own process, the resident memory of
+    that process. It is then known only after the first load, which may exceed the budget; the pool
+    evicts others or unloads it again. Memory outside of tensors and arrays does not count unless
+    the size is declared.
 
-    Threads: safe; a load waits for room in its own thread. Threads that hold a lease while they
-    wait for room can wait for each other: give them a ``timeout_s``. Closing the pool closes its
-    hosts. In a forked child the pool has the same hosts, none of them loaded.
+    Threads: safe. A load waits for room in its own thread. Threads that wait for room while they
+    hold a lease can deadlock; pass them a ``timeout_s``. Closing the pool closes its hosts. In a
+    forked child the pool has the same hosts, none of them loaded.
 
     Args:
-        budget_bytes: For all models together; or by "host" and device ("cuda:0"). None: no limit.
-        max_loaded: How many models may be loaded at once. None: no limit.
-        keep_alive: For models that are added without one of their own; see `ModelHost`.
+        budget_bytes: Bytes for all models together, or by "host" and device ("cuda:0"). None for
+            no limit.
+        max_loaded: Number of models that may be loaded together. None for no limit.
+        keep_alive: The keep-alive time of models that `add` gives none; see `ModelHost`.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: A limit is not positive, or ``keep_alive`` is not a valid value.
+        ValueError: A limit is not positive, or ``keep_alive`` is invalid.
     """
 
     @closes_on_error
@@ -72,9 +73,9 @@ class ModelPool(ModelLender):
         max_loaded: int | None = None,
         keep_alive: float | str = "5m",
     ) -> None:
-        self._changed = threading.Condition()  # the lock of all its hosts, too
+        self._changed = threading.Condition()  # also the lock of all its hosts
         self._hosts: dict[str, ModelHost[Any]] = {}
-        self._measured: dict[str, Sizes] = {}  # by name, after the last load
+        self._measured: dict[str, Sizes] = {}  # by name, at the last load
         self._budgets = {} if budget_bytes is None else _sizes("budget_bytes", budget_bytes, "")
         if max_loaded is not None:
             _check_positive("max_loaded", max_loaded)
@@ -98,24 +99,25 @@ class ModelPool(ModelLender):
         Args:
             name: Its name in the pool.
             load: Returns the model.
-            nbytes: The bytes that it takes: on the host, or by "host" and device ("cuda:0").
-                None: measured, see the class.
-            keep_alive: As for `ModelHost`; None for that of the pool.
+            nbytes: Its bytes on the host, or by "host" and device ("cuda:0"). None to measure
+                them.
+            keep_alive: As for `ModelHost`; None for the pool's.
             isolation: As for `ModelHost`.
             call_timeout_s: As for `ModelHost`.
 
         Returns:
-            Its host, whose leases are the same as the pool's.
+            The model's host. Leases of the host count as leases of the pool.
 
         Raises:
-            ValueError: The pool has a model of this name. More, and TypeErrors: see `ModelHost`.
+            TypeError: An argument has the wrong type; see `ModelHost`.
+            ValueError: The pool has a model of this name, or an argument is invalid.
             ResourceClosedError: The pool is closed.
         """
         declared = None if nbytes is None else _sizes("nbytes", nbytes, "host")
         with self._changed:
             self.ensure_open()
             if name in self._hosts:
-                raise ValueError(f"this pool has a model {name!r} already")
+                raise ValueError(f"this pool has a model {name!r} already; choose another name")
             host = ModelHost(
                 load,
                 name=name,
@@ -132,24 +134,31 @@ class ModelPool(ModelLender):
 
         Args:
             name: Its name in the pool.
-            timeout_s: Seconds to wait for room, and for others that load or unload the model.
+            timeout_s: Seconds to wait for room, and for other threads that load or unload the
+                model. None for no limit.
 
         Raises:
             UnknownModelError: The pool has no model of this name.
-            NoRoomError: There was no room in time, or there never will be. On entering the block,
-                like those of `ModelHost.lease`.
+            NoRoomError: There was no room in time, or the model can never fit. Entering the block
+                raises it, like the exceptions of `ModelHost.lease`.
         """
         return Lease(self._host(name), timeout_s, sys._getframe(1))
 
     def alease(self, name: str, timeout_s: float | None = None) -> AsyncLease[Any]:
         """Return a context manager that lends a model for an ``async with`` block.
 
-        See `lease`, and `ModelHost.alease`.
+        See `lease` and `ModelHost.alease`.
         """
         return AsyncLease(self._host(name), timeout_s, sys._getframe(1))
 
     def unload(self, name: str) -> CleanupReport:
         """Unload one model; see `ModelHost.unload`.
+
+        Args:
+            name: Its name in the pool.
+
+        Returns:
+            The report of the release.
 
         Raises:
             UnknownModelError: The pool has no model of this name.
@@ -157,21 +166,21 @@ class ModelPool(ModelLender):
         return self._host(name).unload()
 
     def status(self) -> dict[str, HostStatus]:
-        """Return the state of each model by name, in the order in which they were added."""
+        """Return the state of each model by name, in the order of `add`."""
         return {name: host.status() for name, host in list(self._hosts.items())}
 
     def _release(self) -> None:
         if is_finalizing():
             self.renew_lock()
         hosts = list(self._hosts.values())[::-1]
-        for host in hosts:  # All first: while one waits for its leases, others would go on lending.
+        for host in hosts:  # First all of them, so that none lends while another waits.
             host.stop_lending()
         ends = self._close_deadline()
         errors: list[BaseException] = []
         for host in hosts:
             try:
                 host.close(max(0.0, ends - time.monotonic()))
-            except BaseException as error:  # The others are closed first.
+            except BaseException as error:  # Close the others first.
                 errors.append(error)
         for failure in errors:
             if not isinstance(failure, ModelInUseError):
@@ -193,16 +202,17 @@ class ModelPool(ModelLender):
         sizes: Sizes | None,
         deadline: float | None,
     ) -> None:
-        """Unload idle models until a load fits; wait for leases to end where that is not enough.
+        """Evict idle models until a load fits, and wait for leases to end if necessary.
 
         Args:
             host: The host that loads.
-            transition: Its load. Notes what it was admitted to take.
-            sizes: What it takes; None before the load, where the last one is taken for it.
+            transition: Its load, which records the admitted bytes.
+            sizes: The model's bytes by place; None before the load, for those of the last load.
             deadline: When to give up, by `time.monotonic`; None for never.
 
         Raises:
-            NoRoomError: The deadline has passed, or it can never fit. Says who holds what.
+            NoRoomError: The deadline has passed, or the model can never fit. The message names
+                what holds the memory.
             ResourceClosedError: The host was closed meanwhile.
         """
         is_loaded = transition.admitted is not None
@@ -224,7 +234,7 @@ class ModelPool(ModelLender):
                 if never_fits or not idle:
                     transition.no_room = _explain(host, sizes, lacking, others)
                     left = LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
-                    # Of two that have loaded more than they were admitted for, one gives up.
+                    # Of two loads that need more than they were admitted for, one gives up.
                     is_stuck = is_loaded and any(other.waits_for_room() for other in others)
                     if never_fits or is_stuck or left <= 0 or _waits_for_itself(transition, others):
                         raise NoRoomError(transition.no_room)
@@ -234,7 +244,7 @@ class ModelPool(ModelLender):
             oldest.unload_if(oldest.is_idle, "room")
 
     def _lacking(self, sizes: list[Sizes]) -> str:
-        """Return the limit that these together exceed; empty if none."""
+        """Return the limit that the sizes exceed together; empty if there is none."""
         if self._max_loaded is not None and len(sizes) > self._max_loaded:
             return f"at most {self._max_loaded} may be loaded"
         for place, budget in self._budgets.items():
@@ -252,7 +262,7 @@ class ModelPool(ModelLender):
 
 
 def _waits_for_itself(transition: Transition, others: list[ModelHost[Any]]) -> bool:
-    """Return whether all that is in the way is held by the very thread that waits."""
+    """Return whether the waiting thread itself holds everything that takes the room."""
     return all(
         other.used() is None or other.holder_threads() == {transition.thread} for other in others
     )
@@ -273,7 +283,7 @@ def _sizes(argument: str, value: int | Mapping[str, int], place: str) -> dict[st
     if isinstance(value, Mapping) and not (
         sizes and all(isinstance(key, str) and _PLACE.fullmatch(key) for key in sizes)
     ):
-        raise ValueError(f'{argument} is bytes by "host" and device ("cuda:0"), not {sizes!r}')
+        raise ValueError(f'{argument} must be bytes by "host" and device ("cuda:0"), got {sizes!r}')
     for key, size in sizes.items():
         _check_positive(argument if key == place else f"{argument}[{key!r}]", size)
     return sizes
@@ -281,9 +291,9 @@ def _sizes(argument: str, value: int | Mapping[str, int], place: str) -> dict[st
 
 def _check_positive(argument: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{argument} must be a whole number, not {value!r}")
+        raise TypeError(f"{argument} must be a whole number, got {value!r}")
     if value <= 0:
-        raise ValueError(f"{argument} must be positive, not {value!r}")
+        raise ValueError(f"{argument} must be positive, got {value!r}")
 
 
 _POOLS: weakref.WeakSet[ModelPool] = weakref.WeakSet()

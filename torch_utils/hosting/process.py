@@ -1,7 +1,7 @@
 """ModelProcess: a model in a process of its own, called through a socket.
 
-The process runs the caller's own code with the caller's rights. It keeps the memory and the
-crashes of a model apart; it does not protect against a model that is hostile.
+The process isolates the memory and the crashes of a model. It runs with the caller's rights and
+does not protect against a hostile model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from torch_utils._deferral import DeferredSignals
 from torch_utils._runtime import early_bound
-from torch_utils.errors import ModelProcessError, shown
+from torch_utils.errors import ModelProcessError, repr_of
 from torch_utils.hosting import messages
 from torch_utils.hosting.messages import Message
 from torch_utils.resource import add_note, closed_error
@@ -33,28 +33,28 @@ from torch_utils.resource import add_note, closed_error
 __all__ = ["ModelProcess", "Proxy", "pickled_load"]
 
 GRACE_S = 5.0
-"""How long a process may take to end when it was asked to, before it is killed."""
+"""How long a process may take to end before it is killed, in seconds."""
 _BUFFER_BYTES = 1 << 20
 _START = "import sys; sys.path[:] = {}; from torch_utils.hosting.child import serve; serve({}, {})"
 _MAIN = ("init_main_from_name", "init_main_from_path")
 IMPORTING_MAIN: list[bool] = []
-"""Not empty while a model's process runs its parent's main module once more."""
+"""Not empty while a model's process imports its parent's main module."""
 
 
 def pickled_load(load: Callable[[], Any]) -> bytes:
-    """Pickle a function that loads a model, for another process.
+    """Pickle a load function for another process.
 
     Raises:
-        TypeError: It cannot be imported there: a lambda, a local function, one of an interactive
-            session.
+        TypeError: The other process cannot import it: it is a lambda, a local function, or a
+            function of an interactive session.
     """
     try:
         content = pickle.dumps(load, 5)
     except Exception as error:
-        # Classes raise what they like when they cannot be pickled.
+        # Classes that cannot be pickled may raise anything.
         raise TypeError(
             f"{load!r} cannot be called in another process ({error}); pass a function or class of "
-            'a module, or a functools.partial of one; or use isolation="thread"'
+            'a module, or a functools.partial of one, or use isolation="thread"'
         ) from error
     if b"__main__" in content and not _main_module():
         raise TypeError(
@@ -65,7 +65,7 @@ def pickled_load(load: Callable[[], Any]) -> bytes:
 
 
 def _main_module() -> dict[str, Any]:
-    """Return how a spawned process finds the main module, as multiprocessing describes it."""
+    """Describe the main module for a spawned process, as multiprocessing does."""
     data = spawn.get_preparation_data("model")
     path = data.get(_MAIN[1])
     if path is not None and not Path(path).exists():  # "<stdin>"
@@ -76,22 +76,22 @@ def _main_module() -> dict[str, Any]:
 class ModelProcess:
     """A model in a child process.
 
-    The process is started anew, never forked. It ends with this object and with this process,
-    however that ends. One call at a time runs in it; other threads wait. A call that does not
-    return (an interrupt, a timeout) ends the process, because its answer could be taken for that
-    of the next call. A forked child of this process can neither call nor end it.
+    The process is spawned, never forked. It ends with this object, and with this process even if
+    that crashes. It runs one call at a time; other threads wait. A call that does not return
+    because of an interrupt or a timeout ends the process: its answer could be mistaken for that of
+    the next call. A forked child of this process can neither call nor end it.
 
     Args:
-        load: As `pickled_load` returned it.
+        load: The result of `pickled_load`.
         name: The model's name in errors.
-        environment: Variables that differ from this process's.
+        environment: Environment variables to add or change.
         call_timeout_s: Seconds that a call may take; None for no limit.
 
     Raises:
         ModelProcessError: The process cannot be started.
 
     Attributes:
-        device_bytes: Memory that loading it reserved, by device.
+        device_bytes: Bytes that the load reserved, by device.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ModelProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._lifeline = -1
-        self._theirs: list[int] = []  # descriptors for the child, while it starts
+        self._theirs: list[int] = []  # the child's descriptors, while it starts
         if IMPORTING_MAIN:
             raise ModelProcessError(
                 f"the main module starts a process for {name} while another process imports it; "
@@ -139,7 +139,7 @@ class ModelProcess:
             if min(self._connection.fileno(), self._lifeline, *theirs) <= 2:
                 raise OSError("a standard descriptor is closed; open it on os.devnull")
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-            # Private, but what multiprocessing uses as well: -W, -X and the like.
+            # Options such as -W and -X; multiprocessing uses this private function as well.
             options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             path = [entry for entry in sys.path if isinstance(entry, str)]
             self._child = subprocess.Popen(
@@ -158,17 +158,17 @@ class ModelProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id; 0 if it was not started."""
+        """The id of the process; 0 if it was not started."""
         return 0 if self._child is None else self._child.pid
 
     def is_alive(self) -> bool:
-        """Return whether it can be called: it runs, and was not ended."""
+        """Return whether the process runs and can be called."""
         if self._error is not None or self._pid != getpid():
             return False
         return self._child is not None and self._child.poll() is None
 
     def resident_bytes(self) -> int:
-        """Return its resident memory, mapped files included; 0 where the system does not tell."""
+        """Return its resident memory with mapped files, in bytes; 0 if it is unknown."""
         try:
             words = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
         except OSError:
@@ -176,11 +176,11 @@ class ModelProcess:
         return int(words[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def wait_until_loaded(self) -> None:
-        """Wait for the model, once, before anything else.
+        """Wait until the model is loaded. Call it once, before any other method.
 
         Raises:
             ModelProcessError: The process has ended.
-            Exception: What loading it raised.
+            Exception: The load raised it.
         """
         answer = self._talk(lambda: self._receive(None))
         try:
@@ -193,26 +193,26 @@ class ModelProcess:
         """Call a method of the model, and return what it returns.
 
         Raises:
-            ModelProcessError: The process has ended, the call took too long, or what it returned
-                cannot be brought here.
-            PicklingError: An argument cannot be pickled. The call was not made.
-            Exception: What the method raised.
+            ModelProcessError: The process has ended, the call took too long, or its result cannot
+                be unpickled here.
+            PicklingError: An argument cannot be pickled. There was no call.
+            Exception: The method raised it.
         """
         try:
             message = messages.dump(("call", name, arguments, keywords))
         except MemoryError:
             raise
         except Exception as error:
-            # Classes raise what they like when they cannot be pickled.
+            # Classes that cannot be pickled may raise anything.
             raise pickle.PicklingError(
                 f"{self.name}.{name}() runs in another process, and an argument cannot be sent "
-                f"there ({shown(error)}); pass plain objects, arrays, and functions and classes of "
-                'a module; or use isolation="thread"'
+                f"there ({repr_of(error)}); pass plain objects, arrays, and functions and classes "
+                'of a module, or use isolation="thread"'
             ) from error
         return self._ask(message)
 
     def get(self, name: str) -> tuple[bool, Any]:
-        """Return whether an attribute of the model can be called, and its value if not."""
+        """Return whether an attribute of the model is callable, and its value if not."""
         found: tuple[bool, Any] = self._ask(messages.dump(("get", name)))
         return found
 
@@ -227,16 +227,16 @@ class ModelProcess:
         return self._value(self._talk(exchange))
 
     def _talk(self, exchange: Callable[[], Any]) -> Any:
-        """Make an exchange with nobody else in between; kill the process unless it returns."""
+        """Run an exchange exclusively, and kill the process unless it returns."""
         if self._pid != getpid():
             raise ModelProcessError(
-                f"the process of {self.name} belongs to process {self._pid}, of which this one is "
-                "a fork; load the model in this process"
+                f"the process of {self.name} belongs to process {self._pid}, and this process is "
+                "a fork of that; load the model in this process"
             )
         with self._busy:
-            if self._is_busy:  # By a signal handler; or an interrupt came before the end below.
+            if self._is_busy:  # By a signal handler, or after an interrupt.
                 self.kill()
-                raise ModelProcessError(f"{self.name} was called in the middle of another call")
+                raise ModelProcessError(f"{self.name} was called during another call")
             done = False
             try:
                 self._is_busy = True
@@ -268,16 +268,16 @@ class ModelProcess:
         try:
             succeeded, value = messages.load(answer, _check_here)
         except Exception as error:
-            # What unpickling a program's own classes raises, and what this process refuses.
+            # Unpickling a program's classes may raise anything; `_check_here` raises as well.
             raise ModelProcessError(
-                f"what {self.name} returned cannot be brought here: {error}"
+                f"the result of {self.name} cannot be unpickled here: {error}"
             ) from error
         if not succeeded:
             _raise_error(self.name, *value)
         return value
 
     def _failed(self, error: Exception) -> BaseException:
-        """End the process, and return the error that says how it ended."""
+        """End the process, and return an error that describes its end."""
         with self._ending:
             if self._error is None:
                 if isinstance(error, TimeoutError):
@@ -294,16 +294,15 @@ class ModelProcess:
         return closed_error(str(self._error), ModelProcessError)
 
     def end(self, grace_s: float = GRACE_S) -> None:
-        """Ask the process to end, kill it if it does not, and wait until it is gone.
+        """Ask the process to end, kill it after ``grace_s`` seconds, and wait until it is gone.
 
-        In the middle of a call it is killed at once, and the call raises `ModelProcessError`.
-        Idempotent.
+        During a call it is killed immediately, and the call raises `ModelProcessError`. Idempotent.
         """
         self._stop(grace_s, f"the process of {self.name} was ended")
 
     @early_bound
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         self._stop(0, f"the process of {self.name} was ended in the middle of a call")
 
     @early_bound
@@ -314,7 +313,7 @@ class ModelProcess:
             if self._error is None:
                 self._error = ModelProcessError(why)
                 self._end(0 if self._is_busy else grace_s)
-        # Not while another thread waits for an answer: it is about to learn that there is none.
+        # Another thread may still wait for an answer; it is about to see the end of the process.
         if self._busy.acquire(timeout=1):
             try:
                 self._close_descriptors()
@@ -323,7 +322,7 @@ class ModelProcess:
 
     @early_bound
     def _end(self, grace_s: float) -> int | None:
-        """Have it end, and return its exit code; None if it was killed here."""
+        """End the process; return its exit code, or None if it was killed here."""
         if self._child is None:
             return 0
         try:
@@ -350,7 +349,7 @@ class ModelProcess:
             os.close(lifeline)
 
     def forget(self) -> None:
-        """In a forked child: close the copies of the descriptors. The process is the parent's."""
+        """In a forked child: close the copies of the descriptors, and leave the process alone."""
         self._close_descriptors()
         while self._theirs:
             os.close(self._theirs.pop())
@@ -359,27 +358,27 @@ class ModelProcess:
 
     @early_bound
     def __del__(self) -> None:
-        # Nobody has its locks, or it would not be garbage.
+        # No thread holds its locks, because it is garbage.
         if self.__dict__.get("_pid") == getpid():
             self.kill()
 
 
 class Proxy:
-    """What a lease of a model in another process lends.
+    """A proxy of a model in another process, for the time of a lease.
 
-    Methods, a call of the model itself, and the values of attributes travel, pickled. Attributes
-    cannot be set. It works until the end of its lease.
+    Methods and the model itself can be called and attributes can be read; arguments and results are
+    pickled. Attributes cannot be set.
 
     Args:
-        ask: Makes a call: ``("call", name, ...)`` or ``("get", name)``.
-        what: Describes it in errors.
+        ask: Sends a call: ``("call", name, ...)`` or ``("get", name)``.
+        what: Its description in errors.
     """
 
     __slots__ = ("_ask", "_methods", "_what")
 
     def __init__(self, ask: Callable[..., Any], what: str) -> None:
         object.__setattr__(self, "_ask", ask)
-        object.__setattr__(self, "_methods", set())  # names that are known to be methods
+        object.__setattr__(self, "_methods", set())  # names of known methods
         object.__setattr__(self, "_what", what)
 
     def __getattr__(self, name: str) -> Any:
@@ -398,7 +397,7 @@ class Proxy:
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
-            f"{name!r} cannot be set on {self._what}: call a method of the model that does it"
+            f"{name!r} cannot be set on {self._what}; call a method of the model that sets it"
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -409,8 +408,8 @@ class Proxy:
 
 
 def _check_here(module: str, name: str) -> str:
-    """Refuse what would import a module here: an answer could bring torch into this process."""
-    if module == "__mp_main__":  # What the model's process calls the main module.
+    """Refuse a result whose unpickling would import a module, such as torch, into this process."""
+    if module == "__mp_main__":  # The name of the main module in the model's process.
         return "__main__"
     root = module.partition(".")[0]
     if module not in sys.modules and root != "numpy" and root not in sys.stdlib_module_names:
@@ -422,15 +421,15 @@ def _check_here(module: str, name: str) -> str:
 
 
 def _raise_error(name: str, content: bytes | None, text: str, traceback: str) -> None:
-    """Raise what a model raised: the exception itself, or a `ModelProcessError` if it cannot."""
+    """Raise the exception of a model, or a `ModelProcessError` if it cannot be unpickled."""
     where = f"in the process of {name}:\n{traceback.rstrip()}"
     error: BaseException | None = None
     if content is not None:
         try:
             error = messages.load(Message(content, []), _check_here)
         except Exception as failure:
-            # As above; and what this process has not imported.
-            where += f"\n(it could not be brought here as it was: {shown(failure)})"
+            # As in `_value`.
+            where += f"\n(the exception itself cannot be unpickled here: {repr_of(failure)})"
     if not isinstance(error, Exception):
         error = ModelProcessError(f"{name} raised {text}")
     add_note(error, where)
@@ -438,14 +437,14 @@ def _raise_error(name: str, content: bytes | None, text: str, traceback: str) ->
 
 
 def _describe(code: int) -> str:
-    """Return how a process ended, by its exit code."""
+    """Describe the end of a process by its exit code."""
     if code >= 0:
         return f"exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = "unknown"
-    hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
+    hint = ", which the system sends when memory runs out" if -code == signal.SIGKILL else ""
     return f"signal {-code} ({name}){hint}"
 
 

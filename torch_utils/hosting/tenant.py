@@ -1,4 +1,4 @@
-"""A loaded model, in this process or in its own, and how it is unloaded."""
+"""A loaded model in this process or in its own, and its unloading."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class ThreadTenant:
         """Load the model."""
         name, self.model = self._name, self._make()
         if self.model is None:
-            raise TypeError(f"what loads {name} returned None; it has to return the model")
+            raise TypeError(f"the load function of {name} returned None; it must return the model")
         if inspect.iscoroutine(self.model):
             self.model.close()
-            raise TypeError(f"what loads {name} is async; it has to be an ordinary function")
+            raise TypeError(f"the load function of {name} is async; it must be an ordinary one")
         if self._sizes is None:
             self._sizes = storage_bytes(self.model)
 
@@ -52,18 +52,18 @@ class ThreadTenant:
         return True
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the bytes of its tensors and arrays when it was loaded, or the declared ones."""
+        """Return the declared bytes, or those of its tensors and arrays at the load, by place."""
         return self._sizes or {}
 
     def close(self) -> None:
-        """Release the model, whoever else refers to it."""
+        """Release the model, even if it is still referenced elsewhere."""
         model, self.model = self.model, None
         if model is None:
             return
-        with contextlib.suppress(TypeError):  # A kind that `release` does not know.
+        with contextlib.suppress(TypeError):  # `release` does not support its type.
             self.report = release(model)
             return
-        del model  # It goes with its last reference.
+        del model  # Its last reference may be this one.
         gc.collect()
         self.report = release()
 
@@ -73,9 +73,9 @@ class ProcessTenant:
 
     Args:
         name: Its name in errors.
-        load: What loads it, pickled.
+        load: The pickled load function.
         call_timeout_s: Seconds that a call may take; None for no limit.
-        declared: Its bytes by place; None to look at its process.
+        declared: Its bytes by place; None to measure its process.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ProcessTenant:
         self._declared = declared
 
     def load(self) -> None:
-        """Start the process, and wait until it has loaded the model."""
+        """Start the process and wait until it has loaded the model."""
         self.model = self._start()
         self.model.wait_until_loaded()
 
@@ -100,7 +100,7 @@ class ProcessTenant:
         return self.model is not None and self.model.is_alive()
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the declared bytes, or its process's resident memory now and device memory."""
+        """Return the declared bytes, or the current memory of the process, by place."""
         if self._declared is not None or self.model is None:
             return self._declared or {}
         return {**self.model.device_bytes, "host": self.model.resident_bytes()}
@@ -120,4 +120,4 @@ class ProcessTenant:
 
 
 Tenant = ThreadTenant | ProcessTenant
-"""A loaded model. Its host closes it, once; `report` then says what that freed."""
+"""A loaded model. Its host closes it once; `report` then has what was freed."""

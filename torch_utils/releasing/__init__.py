@@ -1,6 +1,6 @@
-"""release(): understand, count, take out, verify.
+"""release(): plan, count, release and verify.
 
-`plan` finds out what to do with each object, `storages` counts the memory first, then each target
-(`modules`, `tensors`, `optimizers`, `faiss_indexes`) gives its memory up, and `run` reports what is
-gone. `objects` is the only place that reads foreign objects.
+`plan` decides what to do with each object, and `storages` counts its memory. Then each target
+(`modules`, `tensors`, `optimizers`, `faiss_indexes`) releases its memory, and `run` reports what
+was freed. Only `objects` reads foreign objects.
 """

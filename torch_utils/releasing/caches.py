@@ -1,7 +1,6 @@
-"""What torch keeps outside its allocators, and `empty_cache` does not give back.
+"""Clear what torch keeps outside its allocators, which `empty_cache` does not return.
 
-Each step asks first whether there is anything: a module that the program has not loaded, and a
-device that it has not initialised, stay as they are.
+No step imports a module or initialises a device that the program does not use.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch_utils.releasing.objects import instances_of
 
 
 def _reset_dynamo(torch: Any) -> bool:
-    """Compiled code keeps its guards and, through them, models; importing it costs 0.8 s."""
+    """Reset compiled code, whose guards keep models alive. Importing torch._dynamo takes 0.8 s."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None or getattr(getattr(dynamo, "__spec__", None), "_initializing", False):
         return False
@@ -27,7 +26,7 @@ def _reset_dynamo(torch: Any) -> bool:
 
 
 def _unfreeze(torch: Any) -> bool:
-    """A cycle that `gc.freeze` has put aside is not collected until it is taken back."""
+    """Collect cycles that `gc.freeze` has excluded from collections."""
     if not has_frozen():
         return False
     gc.unfreeze()
@@ -37,23 +36,23 @@ def _unfreeze(torch: Any) -> bool:
 
 
 def _clear_cublas_workspaces(torch: Any) -> bool:
-    """About 8.5 MB (32 MiB on Hopper) for each handle and stream.
+    """Clear cuBLAS's workspaces: about 8.5 MB (32 MiB on Hopper) for each handle and stream.
 
-    A CUDA graph remembers the address of the workspace that its stream had when it was captured,
-    and nothing keeps that workspace but torch's own map: cleared, a replay would write to what
-    somebody else has by then. So while there may be a graph, they stay.
+    A CUDA graph keeps the address of its stream's workspace, but not the workspace itself. After
+    clearing, a replay would write to memory of others. So the workspaces stay while a graph may
+    exist.
     """
     if _may_have_graphs(torch):
-        gc.collect()  # Some may be in cycles, such as those of compiled code; each has a pool, too.
+        gc.collect()  # Graphs of compiled code may be in cycles.
     if _may_have_graphs(torch):
-        log(DEBUG, "cuBLAS workspaces stay: a CUDA graph may have been captured with them")
+        log(DEBUG, "cuBLAS workspaces not cleared: a CUDA graph may use them")
         return False
     clear = private(torch, "_C._cuda_clearCublasWorkspaces")
     return clear is not None and clear() is None
 
 
 def _may_have_graphs(torch: Any) -> bool:
-    """Look for a CUDA graph in the heap; objects that `gc.freeze` put aside cannot be seen."""
+    """Return whether a CUDA graph may exist. `gc.freeze` hides objects from the search."""
     kind = getattr(torch.cuda, "CUDAGraph", None)
     if kind is None:
         return False
@@ -61,22 +60,22 @@ def _may_have_graphs(torch: Any) -> bool:
 
 
 def _clear_fft_plans(torch: Any) -> bool:
-    """cuFFT's plans hold work areas on the device."""
+    """Clear cuFFT's plans, which hold work areas on the device."""
     for index in range(torch.cuda.device_count()):
         torch.backends.cuda.cufft_plan_cache[index].clear()
     return True
 
 
 def _collect_ipc(torch: Any) -> bool:
-    """Handles of tensors that other processes have closed; it would initialise CUDA."""
+    """Free tensors that other processes have closed. This initialises CUDA."""
     torch.cuda.ipc_collect()
     return True
 
 
 def _empty_pinned_cache(torch: Any) -> bool:
-    """Page-locked host memory, kept for the next copy.
+    """Free page-locked host memory that torch keeps for the next copy.
 
-    The public call came with torch 2.13. What `torch.cuda.graph` itself calls is older.
+    The public function exists from torch 2.13 on; `torch.cuda.graph` calls the older private one.
     """
     public = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)
     empty = public or private(torch, "_C._host_emptyCache")
@@ -84,9 +83,9 @@ def _empty_pinned_cache(torch: Any) -> bool:
 
 
 def _if_cuda_is_in_use(step: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Take a step only once the program has initialised CUDA, which the step itself might do.
+    """Restrict a step to programs that use CUDA, and to times without a capture.
 
-    Nor while this thread captures a CUDA graph: to give memory back would spoil it.
+    The step itself might initialise CUDA, and it would break the capture of a CUDA graph.
     """
 
     def checked(torch: Any) -> bool:
@@ -106,10 +105,10 @@ STEPS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 
 
 def clear_caches_of_torch() -> list[str]:
-    """Clear each of them where there is something to clear; never raises.
+    """Run all steps. Never raises.
 
     Returns:
-        The names of what was cleared.
+        The names of the steps that cleared something.
     """
     torch = loaded_torch()
     cleared: list[str] = []
@@ -118,7 +117,7 @@ def clear_caches_of_torch() -> list[str]:
             if step(torch):
                 cleared.append(name)
         except Exception as error:
-            # Private calls that this version of torch lacks, devices in an error state: one
-            # step must not keep the others from being taken.
+            # This torch may lack a private function, or a device may be in an error state. The
+            # other steps run nevertheless.
             log(DEBUG, "%s not cleared: %r", name, error)
     return cleared

@@ -1,8 +1,8 @@
-"""faiss indexes: destroy the C++ object behind the caller's variable, where that is safe.
+"""Release faiss indexes: destroy the C++ object behind the caller's variable if that is safe.
 
-A Python proxy owns its C++ index, or only points at one that something else owns. An index that
-stands on another one (IndexIDMap, IndexIVF on its quantizer) keeps that one's proxy in its list
-``referenced_objects``, and its bare pointer: destroying that one would make it crash.
+A Python proxy owns its C++ index or points at one with another owner. An index that wraps another
+one (IndexIDMap, IndexIVF with its quantizer) keeps the inner proxy in its list
+``referenced_objects`` and uses the bare pointer. Destroying the inner index would make it crash.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from torch_utils.releasing.storages import Inventory, Target
 
 
 class FaissTarget(Target):
-    """A faiss index, of any kind.
+    """A faiss index of any kind.
 
-    Its proxy becomes a tombstone first, so that no thread can get in any more. Then the C++ object
-    goes, unless another thread is inside, or another index stands on it: then the proxy is made
-    whole again.
+    Its proxy becomes a tombstone first, so that no thread can start to use it. Then the C++ object
+    is destroyed. If another thread or another index is using it, the proxy is restored instead.
     """
 
     _nbytes = 0
@@ -54,7 +53,7 @@ class FaissTarget(Target):
             return
         reason = _reason_to_keep(index, self.name)
         if reason:
-            # In this order: a thread that uses it meanwhile meets a whole tombstone or the index.
+            # In this order, other threads see either the tombstone or the whole index.
             left = contents_of(index)
             left.update(contents)
             object.__setattr__(index, "__class__", kind)
@@ -69,28 +68,28 @@ class FaissTarget(Target):
 
 
 def _code_bytes(index: Any) -> int:
-    """Count the vectors as they are stored; graphs and lists around them come on top."""
-    for name in ("index", "storage"):  # One that it stands on, and may own.
+    """Return the bytes of the stored vectors, without the graphs and lists around them."""
+    for name in ("index", "storage"):  # An inner index, which it may own.
         inner = getattr(index, name, None)
         if inner is not None:
             return _code_bytes(_exactly(inner)) if getattr(index, "own_fields", False) else 0
     size = getattr(index, "code_size", None)
     try:
         size = index.sa_code_size() if size is None else size
-    except (AttributeError, RuntimeError):  # It has none, and says so.
+    except (AttributeError, RuntimeError):  # It has no code size.
         return 0
     return int(index.ntotal) * int(size)
 
 
 def _exactly(index: Any) -> Any:
-    """Return a proxy of the class that an index really is of; what a field returns is of none."""
+    """Return a proxy of the index's real class; a field returns one of the base class."""
     name = "downcast_IndexBinary" if hasattr(index, "code_size") else "downcast_index"
     downcast = getattr(sys.modules.get("faiss"), name, None)
     return index if downcast is None else downcast(index)
 
 
 def _parts_of(index: Any) -> Iterator[tuple[ReferenceType[Any], int]]:
-    """Yield the indexes that only an index made in Python keeps, and that may go with it."""
+    """Yield the inner indexes that Python owns, which may be destroyed with the outer one."""
     for part in contents_of(index).get("referenced_objects", ()):
         if is_index_class(bases_of(type(part))) and part.thisown:
             yield ref(part), _code_bytes(part)
@@ -103,14 +102,14 @@ def _reason_to_keep(index: Any, name: str) -> str:
     lists = [r for r in gc.get_referrers(index) if type(r) is list]
     if lists and any(_refers_from(owner, lists) for owner in gc.get_referrers(*lists)):
         return (
-            f"another faiss index stands on this {name}, so it was not released; release "
-            "that one first, or both together with that one in front"
+            f"another faiss index stands on this {name}, so it was not released; release the "
+            "other index first, or both in that order"
         )
     return ""
 
 
 def _arguments_in_faiss() -> Iterator[Any]:
-    """Yield what other threads have in the variables of faiss's own functions."""
+    """Yield the variables of faiss's functions that run in other threads."""
     for thread, top in current_frames().items():
         frame: FrameType | None = None if thread == get_ident() else top
         while frame is not None:
@@ -124,8 +123,8 @@ def _arguments_in_faiss() -> Iterator[Any]:
 
 
 def _refers_from(owner: Any, lists: list[Any]) -> bool:
-    """Say whether one of the lists is an index's ``referenced_objects``."""
-    # A dictionary, or the proxy itself while Python has made no dictionary for it.
+    """Return whether one of the lists is the owner's ``referenced_objects``."""
+    # The owner is a dictionary, or a proxy that has no dictionary of its own yet.
     contents = owner
     if type(owner) is not dict:
         try:

@@ -1,14 +1,13 @@
-"""What still holds memory that a release gave up: named as far as that can be found out.
+"""Find what still holds memory that a release gave up.
 
-The search starts where a person would: at the variables of the program, and follows references
-from there, a step at a time, until the time allowed is over. What it finds that way is reachable,
-so collecting garbage would not free it; and what it costs does not grow with the heap, as asking
-the garbage collector for referrers does.
+The search starts at the program's variables and follows references until its time is over. What
+it finds is reachable, so a garbage collection would not free it. Its cost does not grow with the
+heap, unlike that of `gc.get_referrers`.
 
-It only looks. Tensors are asked by torch's C++ accessors, which neither `__torch_function__`
-nor a hook sees; what an autograd graph has saved is not read at all, for that would unpack it,
-and with checkpoints compute it again. The variables of running functions are read from Python
-3.13 on: before, reading them would change what `locals()` returned and keep them alive.
+The search changes nothing and runs no code of the program. It reads tensors by torch's C++
+accessors, which bypass `__torch_function__` and hooks. It does not read the saved tensors of an
+autograd graph, which would unpack or recompute them. Variables of running functions are read from
+Python 3.13 on; before, reading them would keep them alive.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from torch_utils.releasing.storages import Held, storages_of
 from torch_utils.report import is_variable
 
 SEARCH_S = 0.01
-_BETWEEN_LOOKS = 64  # objects that are passed between two looks at the clock
+_BETWEEN_LOOKS = 64  # objects between two checks of the clock
 _PACKAGE = __name__.partition(".")[0]
 _OWN = __name__.rpartition(".")[0]
 _GRAPH = "an autograd graph"
@@ -52,12 +51,12 @@ _UNKNOWN = (
 
 
 class Holders:
-    """The search for what holds some survivors.
+    """The holders of storages that survived a release.
 
     Attributes:
-        names: By a storage's key, what holds it.
-        graph: What leads to an autograd graph, or empty: it may hold what nothing else does.
-        is_complete: Whether all that can be reached was passed, within the time allowed.
+        names: Descriptions of the holders, by the key of a storage.
+        graph: The holder of an autograd graph, which may hold survivors as well; or empty.
+        is_complete: Whether the search reached everything in its time.
     """
 
     def __init__(self) -> None:
@@ -66,7 +65,7 @@ class Holders:
         self.is_complete = False
 
     def of(self, held: Held) -> tuple[str, ...]:
-        """Name what holds a survivor, variables first; nothing, where that was not found out."""
+        """Return the holders of a survivor, variables first; empty if none was found."""
         found = self.names.get(held.key)
         if found:
             return tuple(sorted(dict.fromkeys(found), key=lambda holder: not is_variable(holder)))
@@ -74,20 +73,20 @@ class Holders:
             return (f"perhaps {_GRAPH} (reached from {self.graph})",)
         if not self.is_complete:
             return ()
-        # What is frozen cannot be listed, so more than "perhaps" would be a guess.
+        # Frozen objects cannot be listed, so this is a guess.
         frozen = ", perhaps one that gc.freeze() has put aside" if has_frozen() else ""
         return (_UNKNOWN + frozen,)
 
     def explain(self, survivors: list[Held]) -> bool:
-        """Say whether each survivor is held by something reachable: no garbage, that is."""
+        """Return whether all survivors are reachable, and so are not garbage."""
         return all(held.key in self.names for held in survivors)
 
 
 def find_holders(torch: Any, survivors: list[Held], search_s: float) -> Holders:
-    """Name what holds the survivors, within ``search_s`` seconds.
+    """Find what holds the survivors, within ``search_s`` seconds.
 
-    Never raises, runs no code of the program, and changes nothing of it. Safe from any thread;
-    references are read one at a time, so what others change meanwhile may be missed.
+    Never raises, and runs no code of the program. Safe from any thread; it may miss references
+    that other threads change meanwhile.
     """
     holders = Holders()
     if survivors and torch is not None and search_s > 0:
@@ -95,7 +94,7 @@ def find_holders(torch: Any, survivors: list[Held], search_s: float) -> Holders:
             with without_overrides(torch):
                 _Search(torch, survivors, holders, time.perf_counter() + search_s).run()
         except Exception as error:
-            # This looks into any object of the program; none of them may make a release fail.
+            # The search reads any object of the program; none may make a release fail.
             log(DEBUG, "the search for holders ended early: %s", type(error))
     return holders
 
@@ -111,11 +110,11 @@ class _Search:
         self._holders = holders
         self._stop = stop
         self._seen: set[int] = set()
-        self._nodes: list[Any] = []  # Python makes them when asked: an id is theirs while kept.
+        self._nodes: list[Any] = []  # Keeps nodes alive, so that their ids stay unique.
         self._pending: deque[Part] = deque()
 
     def run(self) -> None:
-        """Follow the variables of functions first, then those of their modules, then all."""
+        """Search the variables of functions first, then of their modules, then of all modules."""
         for roots in (_variables_of_functions, _variables_of_running_modules, _all_variables):
             self._pending.extend(roots())
             if not self._walk():
@@ -125,7 +124,7 @@ class _Search:
         self._holders.is_complete = True
 
     def _walk(self) -> bool:
-        """Pass what is pending and what that leads to; False when the time is over."""
+        """Visit the pending objects and what they refer to; return False when the time is over."""
         passed = 0
         while self._pending:
             passed += 1
@@ -138,7 +137,7 @@ class _Search:
             try:
                 self._look_into(thing, holder)
             except Exception as error:
-                # A half-built object, a graph that another thread frees: not looked into.
+                # The object may be half built, or another thread may be freeing it.
                 log(DEBUG, "a %s not searched: %s", name_of(type(thing)), type(error))
         return True
 
@@ -151,7 +150,7 @@ class _Search:
             self._check_array(thing, holder)
         elif type(next_functions) is GetSetDescriptorType:
             self._check_node(thing, next_functions, holder)
-        elif not module_of(kind).startswith(_OWN):  # What this release consists of.
+        elif not module_of(kind).startswith(_OWN):  # The objects of this release.
             if is_instance(thing, self._torch.nn.Module):
                 holder = f"another module ({name_of(kind)})"
             elif is_instance(thing, self._torch.optim.Optimizer):
@@ -161,7 +160,7 @@ class _Search:
     def _check_tensor(self, tensor: Any, holder: str) -> None:
         base = self._torch.Tensor
         self._note(tensor, holder)
-        # What a subclass wraps, or the program has put there.
+        # Tensors in its attributes: those of a wrapper class, or the program's own.
         self._pending.extend((part, holder) for part in attributes_of(tensor).values())
         if base.is_leaf.__get__(tensor):
             gradient = base.grad.__get__(tensor)
@@ -194,7 +193,7 @@ class _Search:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the running frames of all threads, without this package's own."""
+    """Yield the running frames of all threads, except for this package's frames."""
     for top in current_frames().values():
         frame: FrameType | None = top
         while frame is not None:
@@ -207,7 +206,7 @@ def _frames() -> Iterator[FrameType]:
 def _variables_of_functions() -> Iterator[Part]:
     for frame in _frames() if _CAN_READ_LOCALS else ():
         if frame.f_code.co_flags & CO_OPTIMIZED:
-            # A name, like any string that the program can set, may be of a class of its own.
+            # The program can set names to instances of subclasses of str.
             function = str.__str__(frame.f_code.co_name)
             for name, value in list(frame.f_locals.items()):
                 if type(name) is str:

@@ -1,12 +1,11 @@
-"""Modules: closed, emptied in place, and what is left of them.
+"""Release modules in place, and turn them into tombstones.
 
-Weights are shared in two ways. Two modules may hold the same Parameter: each then loses only
-its own reference. Or two models may contain the same submodule: that one is left whole.
+Weights are shared in two ways. Two modules may hold the same Parameter: a release removes only one
+reference to it. Two models may contain the same submodule: it stays intact.
 
-What is left of a released object is a tombstone: its name, and one clear error for every further
-use. Looking at one is not a use: destructors, debuggers and pretty-printers ask `hasattr`, take the
-truth value, and read attributes that may be missing. They get the answers that they expect of an
-object that has nothing, so reading an attribute raises an AttributeError as well.
+A released object is a tombstone, which raises one clear error on any further use. Destructors,
+debuggers and pretty-printers may still inspect it by `hasattr`, truth value or `repr`. For them,
+reading an attribute raises an AttributeError as well.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class ModuleTarget(Target):
     """A module and what it contains.
 
     Attributes:
-        tree: Both, with their paths, until it is given up.
-        shared: The ids of submodules that a live model contains too.
+        tree: The module and its submodules with their paths; empty after the release.
+        shared: The ids of submodules that a live model contains as well.
     """
 
     def __init__(self, module: Any, name: str) -> None:
@@ -52,7 +51,7 @@ class ModuleTarget(Target):
         self.shared: Set[int] = frozenset()
 
     def count(self, inventory: Inventory) -> None:
-        # What is shared too: this model lets go of it, and the report says that it lives on.
+        # Shared weights count as well: the report says that they are still held.
         inventory.own_modules.update(id(module) for module, _ in self.tree)
         for module, path in self.tree:
             where = f"{self.name}.{path}" if path else self.name
@@ -66,17 +65,17 @@ class ModuleTarget(Target):
 
     def give_up(self, place: str) -> None:
         if is_released(self.thing):
-            return  # By its own ``close()``, or by another thread.
+            return  # Released by its own ``close()`` or by another thread.
         self.tree = []  # A ``close()`` may have changed the model, so it is read again.
-        # From the root down: a thread that is computing with the model meets a tombstone,
-        # and not a layer without its weights.
+        # From the root down: a thread that is using the model sees a tombstone, rather than a
+        # layer without its weights.
         for module, path in tree_of(self.thing, self.shared):
             kind = name_of(type(module))
             name = f"{path!r} of {self.name} (a {kind})" if path else f"this {kind}"
             bury(module, name, place)
 
 
-# What every module has; nothing is lost if a version of torch has more.
+# Attributes of every module. If a version of torch has more, they are searched in vain.
 _OWN_PARTS = {
     *("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
     *("_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook"),
@@ -88,10 +87,9 @@ _OWN_PARTS = {
 
 
 def tree_of(root: Any, spared: Set[int] = frozenset()) -> list[tuple[Any, str]]:
-    """List a module and all that it contains, with their paths ("" for the root).
+    """Return a module and its submodules with their paths ("" for the root), parents first.
 
-    Each once, and before what it contains. Those that are spared or were released are left out,
-    with what only they contain.
+    Spared and released modules are left out, with what only they contain.
     """
     found: list[tuple[Any, str]] = []
     seen = {*spared, id(root)}
@@ -111,11 +109,11 @@ def tree_of(root: Any, spared: Set[int] = frozenset()) -> list[tuple[Any, str]]:
 
 
 def children_of(module: Any) -> list[tuple[str, Any]]:
-    """List the modules that a module contains, with their names."""
+    """Return the direct submodules of a module with their names."""
     torch: Any = whole_torch()
     contents = contents_of(module)
     entries = entries_of(contents.get("_modules"))
-    # What torch.jit.trace puts a shell around.
+    # The module inside the shell of torch.jit.trace.
     entries.append(("", contents.get("_actual_script_module")))
     return [
         (name if type(name) is str else "?", child)
@@ -128,7 +126,7 @@ def children_of(module: Any) -> list[tuple[str, Any]]:
 
 
 class ClosableTarget(Target):
-    """Something with ``close()``, which knows itself what to do."""
+    """An object with a ``close()`` method."""
 
     closes = True
 
@@ -139,11 +137,11 @@ class ClosableTarget(Target):
 
 
 class ModuleCloseTarget(Target):
-    """The ``close()`` of one module that is about to be released.
+    """The ``close()`` method of one module, called before the module is released.
 
     Args:
-        unprepared: All of one tree, until the first of them is called: a ``close()`` may call
-            others.
+        unprepared: All targets of one tree, until the first of them is called. A ``close()`` may
+            call that of other modules.
     """
 
     closes = True
@@ -153,7 +151,7 @@ class ModuleCloseTarget(Target):
         self._unprepared = unprepared
 
     def give_up(self, place: str) -> None:
-        """Call it, unless the program itself or another release did since it was planned."""
+        """Call it once, unless the program or another release has called it since the plan."""
         while self._unprepared:
             self._unprepared.pop()._prepare()
         if is_released(self.thing):
@@ -171,7 +169,7 @@ class ModuleCloseTarget(Target):
 
 
 class _Once:
-    """A method that runs once, also where another module's ``close()`` calls it."""
+    """A method that runs once, even if another module's ``close()`` calls it as well."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -185,12 +183,12 @@ class _Once:
         return method(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The module's own code may copy or save the module: that one then closes itself.
+        # A copy of the module gets the method itself.
         return getitem, ([self._method], 0)
 
 
 def _close_once(module: Any) -> Any:
-    """Put what runs ``close()`` once in front of it, where the program's own calls find it too."""
+    """Replace ``close`` on the instance by a wrapper that runs it once, for all callers."""
     contents = contents_of(module)
     own = contents.get("close")
     if type(own) is _Once:
@@ -198,16 +196,16 @@ def _close_once(module: Any) -> Any:
     if callable(own):
         contents["close"] = once = _Once(own)
         return once
-    found = find_in_class(type(module), "close")  # A function, a static method, any callable.
+    found = find_in_class(type(module), "close")  # A function, a static method or another callable.
     bind = find_in_class(type(found), "__get__")
     bound = found if bind is None else bind(found, module, type(module))
-    return contents.setdefault("close", _Once(bound))  # Another thread may be quicker.
+    return contents.setdefault("close", _Once(bound))  # Another thread may have set it.
 
 
 def closes_of(
     tree: list[tuple[Any, str]], spared: Set[int], seen: set[int]
 ) -> list[ModuleCloseTarget]:
-    """Plan what the modules of a tree close themselves, each module once."""
+    """Return targets for the ``close()`` methods in a tree, one for each module."""
     unprepared: list[ModuleCloseTarget] = []
     for module, _ in tree:
         method = None if is_released(module) else find_in_class(type(module), "close")
@@ -218,16 +216,16 @@ def closes_of(
     return list(unprepared)
 
 
-# What is left
+# Tombstones
 
 _PACKAGE = __name__.partition(".")[0]
-_KEY = "_released"  # Where a released object's dictionary holds its Epitaph.
+_KEY = "_released"  # The key of a released object's Epitaph in its dictionary.
 _read: Callable[[Any, str], Any] = object.__getattribute__
 _frame = sys._getframe
 
 
 class Epitaph(NamedTuple):
-    """What a released object was: its class, what messages call it, and where it was released."""
+    """The class of a released object, its name in messages, and where it was released."""
 
     kind: type
     name: str
@@ -236,50 +234,50 @@ class Epitaph(NamedTuple):
 
 @early_bound
 def refuse(tombstone: Any, use: str, kind: type[ReleasedError] = ReleasedError) -> NoReturn:
-    """Raise the error of a released object. Destructors get here at any time."""
+    """Raise the error for the use of a released object. Destructors may call this."""
     epitaph = _read(tombstone, "__dict__")[_KEY]
     error = kind(
         f"{epitaph.name} was released {epitaph.place} and its weights are gone, so {use!r} cannot "
         "be used; load it again, or release it after its last use"
     )
     if isinstance(error, AttributeError):
-        error.obj = None  # Else Python notes the object, and suggests names that it has.
-    # Chained to nothing: what led here is the program's own traceback.
+        error.obj = None  # Otherwise Python suggests other attribute names.
+    # Without a context: the program's own traceback is enough.
     raise error from None
 
 
 @early_bound
 def _is_in_torch(frame: FrameType | None) -> bool:
-    """Say whether a frame runs what every module inherits; None where C asks by itself."""
+    """Return whether a frame runs code of torch.nn.Module; None stands for C code."""
     return frame is not None and frame.f_globals.get("__name__") == "torch.nn.modules.module"
 
 
 @early_bound
 def _refuse_attribute(tombstone: Any, name: str) -> NoReturn:
-    """Raise for an attribute: as a missing one, but to torch walking a live module's children.
+    """Raise the error for an attribute, as an AttributeError except in torch's own code.
 
-    That happens in properties (``model.device``), and a module that meets an AttributeError in
-    one of its properties says that it has no such property.
+    torch walks the children of a live module in properties such as ``model.device``. There an
+    AttributeError would mean that the live module lacks the property.
     """
     in_torch = _is_in_torch(_frame(1).f_back)
     refuse(tombstone, name, ReleasedError if in_torch else ReleasedAttributeError)
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
-    """Do nothing: closing a released object, or leaving its block, is allowed."""
+    """Do nothing. A released object may be closed, and its block may end."""
 
 
 async def _nothing_to_await(*args: object, **kwargs: object) -> None:
-    """Do nothing, for `aclose` and ``async with``."""
+    """Do nothing; for `aclose` and ``async with``."""
 
 
 _READABLE = frozenset((*dir(object), "__dict__", "__call__"))
-# What destructors and the ends of blocks may still ask, if the object had it.
+# Destructors and the ends of blocks may still use these, if the object had them.
 _CLOSING = {"close": _nothing, "aclose": _nothing_to_await, "closed": True}
 
 
 class _Shown:
-    """What the ``__repr__`` of an object that holds a released one reads of it: nothing."""
+    """A placeholder for attributes that the ``__repr__`` of another object reads."""
 
     def __call__(self, *args: object, **kwargs: object) -> _Shown:
         return self
@@ -297,11 +295,11 @@ _SHOWN = _Shown()
 
 
 class Tombstone:
-    """The class that a released object has afterwards.
+    """The class of a released object.
 
-    The object stays the same object, empty; `isinstance` still says what it was, so that code
-    that checks before it calls gets to the error that explains. It is true in a boolean
-    context, equal to itself only, and has no attribute but what every object has.
+    The object keeps its identity but is empty. `isinstance` still reports the former class, so
+    that code that checks the type reaches the clear error. The object is true, equal only to
+    itself, and has only the attributes of every object.
     """
 
     _is_tombstone = True
@@ -309,7 +307,7 @@ class Tombstone:
     @early_bound
     def __getattribute__(self, name: str) -> Any:
         if name == "__dict__" and _is_in_torch(_frame(0).f_back):
-            # A thread that was in `Module.__getattr__` all the while.
+            # Another thread was inside `Module.__getattr__`.
             refuse(self, name, ReleasedAttributeError)
         former = _read(self, "__dict__")[_KEY].kind
         if name == "__class__":
@@ -325,7 +323,7 @@ class Tombstone:
             return _SHOWN
         return _refuse_attribute(self, name)
 
-    # A former class with slots, which its tombstone inherits, may have one of its own.
+    # A former class with slots, from which the tombstone derives, may define its own.
     __getattr__ = __getattribute__
 
     @early_bound
@@ -341,7 +339,7 @@ class Tombstone:
         return dir(object)
 
     def __bool__(self) -> bool:
-        return True  # ``if self.model`` in somebody's destructor asks whether there was one.
+        return True  # For ``if self.model`` in destructors.
 
     @early_bound
     def __repr__(self) -> str:
@@ -360,8 +358,8 @@ class Tombstone:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse(self, "pickle")
 
-    # Nothing, in C: the destructor of the former class must not run on what is empty, and an
-    # interrupt at the first instruction of a function here would be printed, and lost.
+    # A C function that does nothing. The former class's destructor must not run on the empty
+    # object, and an interrupt in a Python function here would be printed and lost.
     __del__ = object.__hash__  # type: Any
 
 
@@ -381,24 +379,22 @@ _REFUSED = (
 for _name in _REFUSED.split():
     setattr(Tombstone, f"__{_name}__", _refusing(f"__{_name}__"))
 
-# For classes whose instances have a layout of their own; it adds none.
+# For classes whose instances have a layout of their own, which this leaves as it is.
 _METHODS = {k: v for k, v in vars(Tombstone).items() if k not in ("__dict__", "__weakref__")}
 _Quiet = type(
     "_Quiet",
     (),
-    # Python tells the former class of every heir; that would be the program's code.
+    # Otherwise Python would call the former class's __init_subclass__.
     {**_METHODS, "__slots__": (), "__init_subclass__": classmethod(_nothing)},
 )
 
 
 def bury(thing: Any, name: str, place: str) -> None:
-    """Make an object a tombstone, and empty it; one that is one already stays what it is.
+    """Turn an object into a tombstone and empty it. Idempotent, also after an interrupt.
 
-    In this order: a thread that is using the object meets the tombstone, never half an object.
-    Everything that its dictionary and its slots held is dropped, cycles through it included.
-    What others refer to as well (a weight shared with a live model) is untouched. Done twice, or
-    again after it was interrupted anywhere, it comes to the same; of two threads the first has
-    its say.
+    In this order, a thread that is using the object sees the tombstone, never half an object. The
+    dictionary and the slots are emptied, which also breaks cycles. Weights that a live model
+    shares stay intact. Of two threads, the first one determines the message.
     """
     contents = object.__getattribute__(thing, "__dict__")
     epitaph = contents.setdefault(_KEY, Epitaph(type(thing), name, place))
@@ -407,33 +403,33 @@ def bury(thing: Any, name: str, place: str) -> None:
             object.__setattr__(thing, "__class__", Tombstone)
         except TypeError:
             object.__setattr__(thing, "__class__", _heir_of(epitaph.kind))
-    # Only an heir has slots; a plain tombstone's layout has none.
+    # A plain tombstone has no slots.
     for slot in () if type(thing) is Tombstone else slots_of(epitaph.kind):
         try:
             slot.__delete__(thing)
         except (AttributeError, TypeError):
-            continue  # It is empty, or a read-only field of a class made in C.
+            continue  # The slot is empty, or a read-only field of a C class.
     if len(contents) > 1:
-        # Another dictionary at once, for a thread that reads the name in the meantime.
+        # A new dictionary first, for a thread that reads the name meanwhile.
         object.__setattr__(thing, "__dict__", {_KEY: epitaph})
-        for key in list(contents):  # Another thread may have the old one.
+        for key in list(contents):  # Another thread may use the old one.
             if key is not _KEY:
                 contents.pop(key, None)
 
 
 def _heir_of(former: type) -> type:
-    """Make a tombstone that derives from a class whose instances have a layout of their own.
+    """Return a tombstone class that derives from a class with an instance layout of its own.
 
-    Those with __slots__, and those whose first base is an ABC. The former class is not told of
-    it: neither its metaclass's constructor nor its `__init_subclass__` runs, which are the
-    program's. It keeps its heir, since it knows its subclasses.
+    These are classes with __slots__ and classes whose first base is an ABC. Neither the constructor
+    of the metaclass nor `__init_subclass__`, which are the program's code, is called. The former
+    class keeps the result in its list of subclasses.
     """
     known: type
     for known in type.__subclasses__(former):
         if is_tombstone_class(known):
             return known
-    # _Quiet comes before all of the former class's bases, but cannot be a base itself: a first
-    # base decides the layout.
+    # The MRO puts _Quiet before the former class's bases. It cannot be a base itself, because the
+    # first base determines the layout.
     metaclass = type.__new__(
         type, "HeirType", (type(former),), {"mro": lambda cls: [cls, _Quiet, *bases_of(former)]}
     )

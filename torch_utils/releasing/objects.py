@@ -1,10 +1,9 @@
 """Read foreign objects without running any of their code.
 
-`isinstance`, `hasattr`, iteration, equality and attributes may all be the program's own code: it
-may be slow, count its calls, or change what it looks at. So classes are compared by identity,
-containers are read by the methods of the built-in classes, and attributes come from the instance's
-dictionary and slots, never through a property. Classes are noted by their ids, because a metaclass
-may define what their hash and equality mean.
+`isinstance`, `hasattr`, iteration, equality and attributes may call code of the program, which may
+be slow or have side effects. So classes are compared by identity, containers are read by the
+methods of the built-in classes, and attributes come from the instance's dictionary and slots.
+Dictionaries use the ids of classes as keys, because a metaclass may define their hash and equality.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from typing import Any
 from torch_utils.resource import Resource
 
 Part = tuple[Any, str]
-"""An object, and what reports call it."""
+"""An object and its name in reports."""
 
 _mro_of = type.__dict__["__mro__"].__get__
 _module_of = type.__dict__["__module__"].__get__
 _name_of = type.__dict__["__name__"].__get__
 class_contents = type.__dict__["__dict__"].__get__
-"""Return what a class itself defines, as a mapping proxy."""
+"""Return the attributes that a class itself defines, as a mapping proxy."""
 
 
 def bases_of(kind: type) -> tuple[type, ...]:
@@ -58,18 +57,18 @@ def name_of(kind: type) -> str:
 
 
 def module_of(kind: type) -> str:
-    """Return the name of the module that a class is from, or an empty string."""
+    """Return the name of a class's module, or an empty string."""
     name = _module_of(kind)
     return name if type(name) is str else ""
 
 
 def package_of(kind: type) -> str:
-    """Return the name of the package that a class is from, or an empty string."""
+    """Return the name of a class's package, or an empty string."""
     return module_of(kind).partition(".")[0]
 
 
 def is_among(one: object, many: Iterable[object]) -> bool:
-    """Say whether ``one`` is the same object as one of many."""
+    """Return whether ``one`` is the same object as one of ``many``."""
     for other in many:  # noqa: SIM110  (`any` and a generator take three times as long.)
         if one is other:
             return True
@@ -77,12 +76,12 @@ def is_among(one: object, many: Iterable[object]) -> bool:
 
 
 def is_instance(thing: Any, kind: type) -> bool:
-    """Say what `isinstance` would, without asking the object for its ``__class__``."""
+    """Return what `isinstance` would, without reading the object's ``__class__``."""
     return type(thing) is kind or is_among(kind, bases_of(type(thing)))
 
 
 def find_in_class(kind: type, name: str) -> Any:
-    """Return what a class has under a name, unbound, or None."""
+    """Return a class's attribute, unbound, or None."""
     for base in bases_of(kind):
         contents = class_contents(base)
         if name in contents:
@@ -91,35 +90,35 @@ def find_in_class(kind: type, name: str) -> Any:
 
 
 def is_released(thing: object) -> bool:
-    """Say whether an object was released, without using it."""
+    """Return whether an object was released, without using it."""
     return is_tombstone_class(type(thing))
 
 
 def is_tombstone_class(kind: type) -> bool:
-    """Say whether a class is that of released objects."""
+    """Return whether a class is a tombstone."""
     return "_is_tombstone" in class_contents(kind)
 
 
-class Kind(IntEnum):  # Not an Enum, whose hash is computed in Python.
-    """What `release` does with an object."""
+class Kind(IntEnum):  # The hash of an Enum would run in Python.
+    """How `release` treats an object."""
 
     RELEASED = auto()
-    LEAF = auto()  # Holds nothing: skipped in a container, refused by itself.
-    HARMLESS = auto()  # The same, but may be named beside a model: a tokenizer.
-    ARRAY = auto()  # numpy's: the same.
+    LEAF = auto()  # Holds nothing; skipped in a container, refused as an argument.
+    HARMLESS = auto()  # Holds nothing; skipped also as an argument, such as a tokenizer.
+    ARRAY = auto()  # A numpy array; refused as an argument.
     MODULE = auto()
     TENSOR = auto()
-    TRAINING = auto()  # Refers to what others own: an optimizer, a DataLoader.
+    TRAINING = auto()  # Refers to objects of other owners: an optimizer, a DataLoader.
     INDEX = auto()
     RESOURCE = auto()
     CLOSABLE = auto()
     MAPPING = auto()
     ITEMS = auto()
     RECORD = auto()  # A container whose items are its attributes: a dataclass, a namespace.
-    ITERATOR = auto()  # Can be read only once: generators, coroutines, files.
-    AWAITED = auto()  # Its close() is a coroutine function.
+    ITERATOR = auto()  # Can be read only once, such as a generator, a coroutine or a file.
+    AWAITED = auto()  # Has a close() that is a coroutine function.
     STORAGE = auto()
-    LIBRARY = auto()  # An object of a known library, whose parts are looked into as well.
+    LIBRARY = auto()  # An object of a known library; its parts are searched as well.
     OTHER = auto()
 
 
@@ -137,7 +136,7 @@ _NAMES = {
     Kind.STORAGE: "torch.UntypedStorage torch.TypedStorage",
     Kind.OTHER: "torch.Dataset",
     Kind.ARRAY: "numpy.ndarray",
-    # What goes with a model. Vocabularies are large, and hold no tensor.
+    # These accompany a model. Vocabularies are large and hold no tensors.
     Kind.HARMLESS: "tokenizers.Tokenizer transformers.PreTrainedTokenizerBase "
     "transformers.PreTrainedConfig transformers.PretrainedConfig transformers.GenerationConfig "
     "transformers.ProcessorMixin",
@@ -154,14 +153,14 @@ _LEAF_CLASSES = (
     *(property, staticmethod, classmethod),
 )
 _SUSPENDABLE = (GeneratorType, CoroutineType, AsyncGeneratorType)
-# By their ids; see above.
+# By the ids of classes.
 _KIND_OF_CLASS: dict[int, Kind] = {
     **{id(kind): Kind.ITERATOR for kind in _SUSPENDABLE},
     **{id(kind): Kind.MAPPING for kind in (dict, MappingProxyType)},
     **{id(kind): Kind.ITEMS for kind in (*_SEQUENCES, *_VIEWS)},
     **{id(kind): Kind.LEAF for kind in _LEAF_CLASSES},
 }
-# Packages of values. A program's class may derive from those of the first line, and is one too.
+# Packages of values. Subclasses of the first ones are values as well.
 _VALUES = {
     *("datetime", "decimal", "fractions", "uuid", "pathlib", "enum", "ipaddress"),
     *("zoneinfo", "random", "logging"),
@@ -178,7 +177,7 @@ _AWAITABLE_FLAGS = 0x80 | 0x200  # inspect's CO_COROUTINE and CO_ASYNC_GENERATOR
 
 
 class Kinds:
-    """The kinds of objects; each class is asked once, and kept meanwhile."""
+    """Determine the kinds of objects, once for each class."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -235,7 +234,7 @@ def _kind_of_others(kind: type, bases: tuple[type, ...], packages: set[str]) -> 
 
 
 def is_method(value: Any) -> bool:
-    """Say whether a class's attribute is a method of some sort."""
+    """Return whether a class's attribute is a method of any type."""
     return type(value) in (staticmethod, classmethod) or callable(value)
 
 
@@ -246,27 +245,27 @@ def _is_awaitable(function: Any) -> bool:
 
 
 def is_index_class(bases: tuple[type, ...]) -> bool:
-    """Say whether a class with these bases is a faiss index, without importing faiss."""
+    """Return whether a class with these bases is a faiss index, without importing faiss."""
     faiss = sys.modules.get("faiss")
     return faiss is not None and any(
         is_among(getattr(faiss, name, None), bases) for name in ("Index", "IndexBinary")
     )
 
 
-# What an object consists of.
+# The parts of an object
 
 _LONGEST_NAME = 200
 _SHOWN_KEYS = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def contents_of(thing: Any) -> dict[str, Any]:
-    """Return an object's ``__dict__``, whatever its class makes of attributes."""
+    """Return an object's ``__dict__``, bypassing its class."""
     contents: dict[str, Any] = object.__getattribute__(thing, "__dict__")
     return contents
 
 
 def slots_of(kind: type) -> list[MemberDescriptorType]:
-    """List the slots that a class and its bases declare."""
+    """Return the slots that a class and its bases declare."""
     declaring = [c for c in map(class_contents, bases_of(kind)) if "__slots__" in c]
     return [v for contents in declaring for v in contents.values() if _is_slot(v)]
 
@@ -276,21 +275,21 @@ def _is_slot(value: object) -> bool:
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:
-    """Return the attributes that an instance itself has, in its dictionary and its slots."""
+    """Return the attributes in an instance's dictionary and slots."""
     found: dict[str, Any] = {}
     for base in bases_of(type(thing)):
         own = class_contents(base).get("__dict__")
-        if type(own) is GetSetDescriptorType or _is_slot(own):  # Some classes of C's have a slot.
+        if type(own) is GetSetDescriptorType or _is_slot(own):  # Some C classes have a slot.
             found.update(own.__get__(thing))
             break
     for slot in slots_of(type(thing)):
-        with suppress(AttributeError):  # It is empty.
+        with suppress(AttributeError):  # The slot is empty.
             found[slot.__name__] = slot.__get__(thing)
     return found
 
 
 def parts_of(thing: Any, name: str, kinds: Kinds) -> Iterator[Part]:
-    """Yield what an object consists of, each part with its name; no parts that are leaves."""
+    """Yield the parts of an object that are not leaves, each with its name."""
     kind = kinds(thing)
     labelled: list[Iterable[tuple[Any, str]]] = []
     if kind is Kind.MAPPING or is_instance(thing, dict):
@@ -301,7 +300,7 @@ def parts_of(thing: Any, name: str, kinds: Kinds) -> Iterator[Part]:
         labelled.append((value, f"[{index}]") for index, value in enumerate(_items_of(thing)))
     if kind not in (Kind.MAPPING, Kind.ITEMS):
         labelled.append((value, f".{key}") for key, value in attributes_of(thing).items())
-    is_long = len(name) > _LONGEST_NAME  # Deep in something: all the names would fill the memory.
+    is_long = len(name) > _LONGEST_NAME  # Names of deeply nested parts would fill the memory.
     for parts in labelled:
         for part, label in parts:
             if kinds(part) is not Kind.LEAF:
@@ -314,7 +313,7 @@ def _shown(key: Any) -> str:
 
 def _items_of_mapping(thing: Any) -> list[tuple[Any, Any]]:
     if not is_instance(thing, dict):
-        # What a proxy shows, if that is a dictionary; another mapping would run its own code.
+        # The dictionary behind a proxy. Another mapping would run its own code.
         (thing,) = gc.get_referents(thing)
     return list(dict.items(thing)) if is_instance(thing, dict) else []
 
@@ -324,24 +323,24 @@ def _items_of(thing: Any) -> list[Any]:
         if is_instance(thing, kind):
             iterate: Callable[[Any], Iterator[Any]] = kind.__iter__
             return list(iterate(thing))
-    return list(thing)  # A view of a dictionary: a class of C's, that nothing derives from.
+    return list(thing)  # A view of a dictionary, which cannot be subclassed.
 
 
 def entries_of(mapping: Any) -> list[tuple[Any, Any]]:
-    """List the entries of what a module keeps its parts in: a dictionary, or torch.jit's."""
+    """Return the items of a module's registry: of a dictionary, or of torch.jit's mapping."""
     if is_instance(mapping, dict):
         return list(dict.items(mapping))
     if module_of(type(mapping)) == "torch.jit._script":
-        return list(mapping.items())  # torch's own, around what a C++ object holds.
+        return list(mapping.items())  # torch's own, around a C++ object.
     return []
 
 
 def instances_of(base: type) -> list[Any]:
-    """List every object whose class derives from one: those that refer to such a class.
+    """Return all instances of a class and its subclasses.
 
-    Never holds a list of all objects while another thread may run: among them are tuples that
-    others are just building, and a reference to one of these makes its owner's ``tuple(...)`` a
-    SystemError. So their types are collected in one step of C.
+    A list of all objects must not exist while another thread may run: a reference to a tuple that
+    another thread is building makes that thread raise SystemError. So one step of C code collects
+    the types.
     """
     known: dict[int, type] = {}
     pending = [base]
@@ -356,12 +355,12 @@ def instances_of(base: type) -> list[Any]:
     return [t for t in gc.get_referrers(*kinds) if id(type(t)) in alive] if kinds else []
 
 
-# What an object refers to, for the search for holders.
+# References, for the search for holders
 
 _MOST_REFERENTS = 10_000
-_HOLDS_FOR_OTHERS = (CellType, MethodType, BaseException)  # Their own holder is the holder.
-_NAMED = ("another module", "an optimizer")  # holders whose name covers what they consist of
-# What leads nowhere, or everywhere.
+_HOLDS_FOR_OTHERS = (CellType, MethodType, BaseException)  # Reports name their own holder instead.
+_NAMED = ("another module", "an optimizer")  # holders whose name also covers their parts
+# Objects that lead nowhere or everywhere.
 DEAD_ENDS = frozenset(
     map(
         id,
@@ -390,9 +389,9 @@ def current_frames() -> dict[int, FrameType]:
 
 
 def referents_of(thing: Any, holder: str) -> Iterator[Part]:
-    """Yield what an object refers to, each with what reports call its holder.
+    """Yield the objects that an object refers to, each with the name of its holder.
 
-    Like `gc.get_referents`, but by name, and a bounded number.
+    Like `gc.get_referents`, but with names and a limit.
     """
     kind = type(thing)
     if is_instance(thing, TracebackType):
@@ -414,7 +413,7 @@ def referents_of(thing: Any, holder: str) -> Iterator[Part]:
         return
     skipped: tuple[Any, ...] = (kind,)
     if is_instance(thing, FrameType):
-        # Its globals, builtins and caller lead to everything.
+        # The frame's globals, builtins and caller lead to everything.
         skipped = (thing.f_globals, thing.f_builtins, thing.f_back)
         holder = f"a frame of {str.__str__(thing.f_code.co_name)}() that an exception keeps"
     elif any(is_instance(thing, base) for base in _SUSPENDABLE):

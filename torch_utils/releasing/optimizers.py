@@ -1,4 +1,4 @@
-"""Optimizers and data loaders: what they refer to, and the workers of a loader."""
+"""Release optimizers, schedulers and data loaders, and stop the workers of a loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_utils.releasing.storages import Inventory, Target
 
 
 class TrainingTarget(Target):
-    """An optimizer (its state is two copies of the weights for Adam), a scheduler, a loader."""
+    """An optimizer, a learning-rate scheduler or a data loader."""
 
     def count(self, inventory: Inventory) -> None:
         inventory.add_contents(self.name, contents_of(self.thing))
@@ -21,7 +21,7 @@ class TrainingTarget(Target):
         if is_released(self.thing):
             return
         samplers = [contents_of(self.thing).get(name) for name in ("batch_sampler", "sampler")]
-        # A learning-rate scheduler that is still referred to keeps the optimizer, but empty.
+        # A live learning-rate scheduler keeps the optimizer, which is empty then.
         bury(self.thing, f"this {self.name}", place)
         sampler = next((one for one in samplers if one is not None), None)
         for iterator in _iterators_with_workers(sampler):
@@ -30,7 +30,7 @@ class TrainingTarget(Target):
 
 
 def _iterators_with_workers(sampler: object) -> list[Any]:
-    """List the iterators that have worker processes and belong to the loader of a sampler."""
+    """Return the iterators with worker processes that belong to the loader of a sampler."""
     loading = sys.modules.get("torch.utils.data.dataloader")
     kind = getattr(loading, "_MultiProcessingDataLoaderIter", None)
     found = [] if kind is None or sampler is None else gc.get_referrers(kind)

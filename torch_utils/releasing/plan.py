@@ -1,7 +1,7 @@
-"""What a release will do, object by object.
+"""Plan a release: choose a target for each object.
 
-First everything is understood, then everything is counted, and only then touched: an object
-of an unknown kind is refused while all the others are still whole.
+All objects are examined before any is changed, so an unsupported object is refused while the
+others are still intact.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _MAY_CLOSE = (Kind.OTHER, Kind.LIBRARY, Kind.RECORD, Kind.ITERATOR)
 
 
 def check_kinds(objects: Sequence[Any], caller: str) -> None:
-    """Refuse objects of a kind that `release` does not know, without touching any.
+    """Check that `release` supports objects, without changing them.
 
     Args:
-        objects: What is to be released one day.
-        caller: What the program called, for the message.
+        objects: Objects to release later.
+        caller: The function that the program called, for the message.
 
     Raises:
-        TypeError: There is one.
+        TypeError: An object is not supported.
     """
     try:
         _Walk(is_again=False).run(objects)
@@ -62,14 +62,14 @@ def check_kinds(objects: Sequence[Any], caller: str) -> None:
 
 
 def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
-    """Say how each object will be released, in order, without touching any.
+    """Return a target for each object to release, in order, without changing the objects.
 
     Args:
-        objects: What to release.
-        is_again: The objects were accepted before, and the program may have emptied some since.
+        objects: The objects to release.
+        is_again: Whether `check_kinds` has accepted the objects; some may be empty by now.
 
     Raises:
-        TypeError: An object is of a kind that `release` does not know.
+        TypeError: An object is not supported.
     """
     walk = _Walk(is_again)
     found = walk.run(objects)
@@ -93,7 +93,7 @@ def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
 
 
 class _Holder:
-    """An object that is taken for what its attributes hold, if they hold something."""
+    """An object that is released for its attributes, if these hold something to release."""
 
     def __init__(self, thing: Any, name: str, kind: Kind) -> None:
         self.thing = thing
@@ -103,12 +103,12 @@ class _Holder:
 
 
 class _Walk:
-    """A walk over the objects and what they consist of, each once; without recursion.
+    """A walk over objects and their parts, each once, without recursion.
 
     Attributes:
-        references: How many references to each tensor it has met, by its id.
-        held_tensors: The ids of those that the program did not name, but an object that holds
-            them: they may be a live model's.
+        references: The number of references to each tensor that the walk has met, by its id.
+        held_tensors: The ids of tensors that an object holds and that the program did not pass.
+            A live model may use them as well.
     """
 
     def __init__(self, is_again: bool) -> None:
@@ -122,7 +122,7 @@ class _Walk:
         self.held_tensors: set[int] = set()
 
     def run(self, objects: Sequence[Any]) -> list[Target]:
-        """Return a target for each object that can be released."""
+        """Return a target for each object to release."""
         with without_overrides(self._torch):
             for thing in objects:
                 self._look_at_named(thing, name_of(type(thing)), is_argument=True)
@@ -140,7 +140,7 @@ class _Walk:
         return [target for target in self._targets.values() if target is not None]
 
     def _look_at_named(self, thing: Any, name: str, *, is_argument: bool = False) -> None:
-        """Look at what the program named, by itself or in a container; it is never skipped."""
+        """Visit an object that the program passed, by itself or in a container; never skip it."""
         kind = self._kinds(thing)
         if thing is None or kind is Kind.RELEASED:
             return
@@ -156,7 +156,7 @@ class _Walk:
             if is_argument:
                 raise _unknown(thing, name, kind)
         elif kind is Kind.CLOSABLE or (
-            # A namespace, say, may have a close of its own.
+            # The close may be an attribute of the instance, such as in a namespace.
             kind in _MAY_CLOSE and callable(attributes_of(thing).get("close"))
         ):
             self._seen[id(thing)] = thing
@@ -169,7 +169,7 @@ class _Walk:
             raise _unknown(thing, name, kind)
 
     def _look_at_held(self, thing: Any, name: str, holder: _Holder) -> None:
-        """Look at what an object holds that the program named; anything may be skipped."""
+        """Visit a part of an object that the program passed; skip it if it is not supported."""
         kind = self._kinds(thing)
         if kind is Kind.RELEASED:
             holder.is_taken = True
@@ -203,12 +203,12 @@ class _Walk:
         self._seen[id(thing)] = thing
         self._targets[id(thing)] = _TARGET_OF[kind](thing, name)
         if kind is Kind.TRAINING and package_of(type(thing)) == "accelerate":
-            inner = attributes_of(thing).get("optimizer")  # Its wrapper has no state.
+            inner = attributes_of(thing).get("optimizer")  # The wrapper has no state.
             if self._kinds(inner) is Kind.TRAINING and id(inner) not in self._seen:
                 self._take(inner, name, Kind.TRAINING, holder)
 
     def _end(self, holder: _Holder | None) -> None:
-        """Refuse an object of which all was looked at without finding anything to release."""
+        """Refuse an object if none of its parts can be released."""
         if holder is None or (self._levels and self._levels[-1][1] is holder):
             return
         accepted = holder.is_taken or self._is_again or holder.kind is Kind.LIBRARY
@@ -216,13 +216,13 @@ class _Walk:
             raise self._refusal(holder.thing, holder.name)
 
     def _refusal(self, thing: Any, name: str) -> TypeError:
-        """Make the error for an object that itself holds nothing that could be released."""
-        advice = "pass the models and tensors that it uses, or give it a close()"
+        """Return the error for an object that holds nothing to release."""
+        advice = "pass the models and tensors that it uses, or add a close() method"
         computed = [n for n in _USUAL_NAMES if find_in_class(type(thing), n) is not None]
         if computed:
             advice = f"pass {name}.{computed[0]}"
         elif find_in_class(type(thing), "__getattr__") is not None:
-            advice = "it may stand for something else: pass that, or name its close in manage()"
+            advice = "it may stand for something else: pass that, or pass close= to manage()"
         return _error(thing, name, advice)
 
 
@@ -230,17 +230,17 @@ _USUAL_NAMES = ("model", "module", "encoder", "transformer", "pipeline", "networ
 _ADVICE = {
     Kind.ITERATOR: "it can be read only once, and reading it runs its code: pass list(...) of it, "
     "or the model itself",
-    Kind.AWAITED: "its close() has to be awaited: do that, or hand it to callback() of an "
+    Kind.AWAITED: "its close() has to be awaited: await it, or pass it to callback() of an "
     "`async with` scope",
     Kind.STORAGE: "pass the tensor that it belongs to",
-    Kind.ARRAY: "the memory of an array goes with the last reference to it: use `del`",
+    Kind.ARRAY: "the last reference to an array keeps its memory: use `del`",
     Kind.TENSOR: "it is a nested tensor, which cannot be emptied in place: use `del`",
 }
 _qualname_of = type.__dict__["__qualname__"].__get__
 
 
 def _unknown(thing: Any, name: str, kind: Kind) -> TypeError:
-    """Make the error for an object of a kind that is not released."""
+    """Return the error for an object of an unsupported kind."""
     is_class = kind is Kind.LEAF and is_instance(thing, type)
     return _error(
         thing, name, "it is a class: pass an instance" if is_class else _ADVICE.get(kind, "")
@@ -251,8 +251,8 @@ def _error(thing: Any, name: str, advice: str) -> TypeError:
     kind = f"{module_of(type(thing))}.{_qualname_of(type(thing))}"
     what = f"release() does not know how to give up {name} (a {kind})"
     takes = (
-        "it takes modules, tensors, optimizers, faiss indexes, containers of these, and objects "
-        "with close() or that hold them. Nothing was released"
+        "it supports modules, tensors, optimizers, faiss indexes, containers of these, and objects "
+        "that hold them or have close(). Nothing was released"
     )
     return TypeError("; ".join(filter(None, (what, advice, takes))))
 

@@ -1,7 +1,7 @@
-"""release: take the memory out of objects whose variables live on, and prove it.
+"""release: free the memory of objects in place, and report what was freed.
 
-A ``with`` block cannot unbind the caller's variable, and neither can a function. So the
-weights are taken out of the object itself, and afterwards the object says that they were.
+Neither a ``with`` block nor a function can unbind the caller's variable. So the memory is taken out
+of the object itself, and any later use of the object raises an error that says so.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def check_collect(collect: str) -> None:
-    """Refuse a policy that does not exist, before anything is touched."""
+    """Check the value of ``collect``."""
     if collect not in ("auto", "never", "full"):
-        raise ValueError(f'collect must be "auto", "never" or "full", not {collect!r}')
+        raise ValueError(f'collect must be "auto", "never" or "full", got {collect!r}')
 
 
 class Release:
-    """One release: what was given up so far, and what came of it."""
+    """One release and its state."""
 
     def __init__(
         self, *, collect: Collect, trim_host: bool, thorough: bool, search_s: float = SEARCH_S
     ) -> None:
         check_collect(collect)
         if type(search_s) not in (int, float) or not 0 <= search_s < float("inf"):
-            raise ValueError(f"search_s must be a number of seconds from 0 on, not {search_s!r}")
-        self.handled: Handled = Handled(sys.exc_info()[1])  # What is older does not belong to this.
+            raise ValueError(f"search_s must be a number of seconds, at least 0, got {search_s!r}")
+        self.handled: Handled = Handled(sys.exc_info()[1])  # Older exceptions do not count.
         self._search_s = search_s
         self._collect = collect
         self._trim_host = trim_host
@@ -67,16 +67,16 @@ class Release:
         self._before = MemorySnapshot()
 
     def run(self, objects: Sequence[Any], *, is_again: bool = False) -> None:
-        """Give objects up: all is understood, closed and counted before memory is taken.
+        """Release objects: plan and count all of them first.
 
         Args:
-            objects: What to release.
+            objects: The objects to release.
             is_again: See `plan`.
 
         Raises:
-            TypeError: An object's kind is not supported.
+            TypeError: An object is not supported. Nothing was changed.
         """
-        lock = _LOCK  # A fork in a ``close()`` gives the child another one.
+        lock = _LOCK  # A fork in a ``close()`` gives the child a new lock.
         has_lock = lock.acquire(timeout=0 if is_shutting_down() else LOCK_WAIT_S)
         try:
             with self.under_way():
@@ -98,7 +98,7 @@ class Release:
                         self.failed(target.name, error)
                 try:
                     self._inventory.add_other_modules()
-                except Exception as error:  # What is in attributes may be anything.
+                except Exception as error:  # Attributes may hold anything.
                     self.failed("other modules", error)
 
     def _give_up(self, targets: list[Target]) -> None:
@@ -109,15 +109,14 @@ class Release:
                         if target.closes or not is_shutting_down():
                             target.give_up(self._place)
                     except BaseException as error:
-                        # The boundary between one object's cleanup and the next one's: each is
-                        # given up, whatever the others raise. `raise_interrupt` passes on what is
-                        # not an Exception.
+                        # Each object is released, whatever the others raise. `raise_interrupt`
+                        # raises what is not an Exception later.
                         self.failed(target.name, error)
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Have what this thread releases meanwhile, in a ``close()`` say, count for this one."""
-        if not self._started:  # Not before: a scope may be entered before torch is imported.
+        """Count nested releases of this thread, such as in a ``close()``, as part of this one."""
+        if not self._started:  # Not in `__init__`: a scope may start before torch is imported.
             started = time.perf_counter()
             self._before = memory_snapshot()
             self._inventory = Inventory()
@@ -130,24 +129,24 @@ class Release:
             _UNDER_WAY.release = outer
 
     def failed(self, name: str, error: BaseException) -> None:
-        """Note an error of one step, and log it once."""
+        """Record the exception of one step, and log it once."""
         self.errors.append(error)
-        # An error of this package says it all; of another one the traceback is needed.
+        # Exceptions of this package need no traceback.
         trace = None if isinstance(error, TorchUtilsError) else error
         log(ERROR, "releasing %s failed: %r", name, error, exc_info=trace)
-        if not is_shutting_down():  # The report must not keep what was in its frames.
+        if not is_shutting_down():  # The report must not keep its frames alive.
             self.handled.clear_frames(error)
 
     def raise_interrupt(self) -> None:
-        """Raise a KeyboardInterrupt or its like, now that everything was released."""
+        """Raise the first exception that is not an Exception, such as KeyboardInterrupt."""
         for error in self.errors:
             if not isinstance(error, Exception):
                 raise error
 
     def finish(self) -> CleanupReport:
-        """Collect, trim and empty what the policy asks for, and report.
+        """Collect garbage, trim the heap and empty the caches as requested, and report.
 
-        A release within another leaves that to the outer one, which then counts for both.
+        A nested release leaves this to the outer one, which then counts for both.
         """
         outer = _UNDER_WAY.release
         try:
@@ -194,7 +193,7 @@ class Release:
                 trim_host_heap()
 
     def _collect_garbage(self) -> None:
-        """Climb only as far as needed: each generation costs more than the one before."""
+        """Collect older generations only if needed, because each costs more than the one before."""
         if self._collect == "full":
             gc.collect()
         elif self._collect == "auto":
@@ -206,7 +205,7 @@ class Release:
         if not survivors:
             return
         self._holders = find_holders(whole_torch(), survivors, self._search_s)
-        # What a variable leads to is not garbage, and looking for it there would be in vain.
+        # Survivors that a variable leads to are not garbage.
         if self._collect == "auto" and not self._holders.explain(survivors):
             gc.collect()
             self._inventory.forget_gone()
@@ -240,7 +239,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Keep the many objects that are made here from setting off full collections."""
+    """Disable the garbage collector, which the many objects of a plan would trigger."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -251,7 +250,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def _place_of_caller() -> str:
-    """Say where the program asked for the release: the nearest frame outside this package."""
+    """Return the line that called for the release: the nearest frame outside this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
@@ -269,42 +268,41 @@ def release(
     thorough: bool = False,
     search_s: float = SEARCH_S,
 ) -> CleanupReport:
-    """Give back what objects hold, in place; the caller's variables may live on.
+    """Free the memory of objects in place, even if variables still refer to them.
 
-    Takes modules (and what wraps one: SentenceTransformer, CrossEncoder, transformers models,
-    compiled modules), tensors, optimizers, faiss indexes, containers of these, any object with
-    ``close()``, and objects that hold these in their attributes (a pipeline, a cache, a dataclass);
-    docs/memory.md has the table. Finding out what to do runs none of their code.
-    Afterwards a module, optimizer or index raises `ReleasedError` on every use, and a tensor is
-    empty. Weights and submodules that a live model shares stay as they are.
+    Supports modules (also SentenceTransformer, CrossEncoder, transformers models and compiled
+    modules), tensors, optimizers, faiss indexes, containers of these, objects with ``close()``, and
+    objects that hold any of these in attributes, such as a pipeline. docs/memory.md has a table. No
+    code of the objects runs except ``close()``.
 
-    Errors of a ``close()`` are collected in the report and logged; only KeyboardInterrupt and its
-    like go on to the caller, after everything else was released. While the program ends only
-    ``close()`` methods are called: the end of the process gives the memory back sooner than
-    anything done before it.
+    Afterwards a module, optimizer or index raises `ReleasedError` on use, and a tensor is empty.
+    Weights and submodules that a live model shares stay intact.
 
-    One lock serialises releases: of several threads that release one object, one does it, and the
-    others find nothing to do. After `LOCK_WAIT_S` seconds a thread goes on without the lock,
-    because a ``close()`` may be waiting for that thread.
+    Exceptions of a ``close()`` are logged and listed in the report. Only KeyboardInterrupt and
+    similar ones are raised, after all objects were released. During shutdown only ``close()``
+    methods are called, because the end of the process returns the memory sooner.
+
+    One lock serialises releases, so concurrent threads release an object once. After `LOCK_WAIT_S`
+    seconds a thread continues without the lock: a ``close()`` may be waiting for that thread.
 
     Args:
-        *objects: What to release, in this order. None is nothing to release.
-        collect: Whether to collect garbage. "auto": only if something that was given up is
-            still alive, the youngest generations first, and the full heap only if no variable
-            leads to it, so that it may be garbage; "never"; "full": always.
-        trim_host: Return the C heap's unused pages to the system (glibc).
-        search_s: How long to look for what still holds memory that was given up, in seconds.
-            Raise this to have more distant holders named.
-        thorough: Also clear what torch keeps outside its allocators, where it is loaded and in
-            use: compiled code, cuBLAS workspaces, cuFFT plans, IPC handles, pinned host memory;
-            and collect cycles that `gc.freeze` has put aside. Takes as long as it takes.
+        *objects: The objects to release, in this order. None is ignored.
+        collect: When to collect garbage. "auto": only if released memory is still alive, younger
+            generations first, and all generations only if no variable leads to that memory.
+            "never" or "full": never or always.
+        trim_host: Whether to return unused pages of the C heap to the system (glibc).
+        thorough: Whether to clear also what torch keeps outside its allocators: compiled code,
+            cuBLAS workspaces, cuFFT plans, IPC handles and pinned host memory. Also collects cycles
+            that `gc.freeze` has excluded. The time is not limited.
+        search_s: Seconds to search for what still holds memory. A higher value finds more distant
+            holders.
 
     Returns:
-        What was freed and what is still held, measured.
+        What was freed and what is still held, as measured.
 
     Raises:
-        TypeError: An object is of a kind that it does not know, or a generator or iterator. Says
-            what to pass instead. Nothing was touched.
+        TypeError: An object is not supported; the message says what to pass instead. Nothing was
+            changed.
         ValueError: ``collect`` is invalid, or ``search_s`` is not a number of seconds.
     """
     try:
@@ -315,7 +313,7 @@ def release(
             work.run(objects)
             report = work.finish()
     except Exception as error:
-        # A destructor may call this when the modules it is made of are gone already.
+        # A destructor may call this after this package's modules were torn down.
         if not is_shutting_down():
             raise
         return CleanupReport(errors=(error,), skipped="the interpreter is being taken apart")
@@ -324,9 +322,9 @@ def release(
 
 
 def storage_bytes(thing: Any) -> dict[str, int]:
-    """Count the storages that belong to an object, by "host" and device; touches nothing.
+    """Return the bytes of an object's storages, by "host" and device, without changing it.
 
-    Empty for what `release` does not know. Walks the heap twice, at most.
+    Empty for an object that `release` does not support. Walks the heap at most twice.
     """
     inventory = Inventory()
     sizes: dict[str, int] = {}

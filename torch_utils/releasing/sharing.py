@@ -1,4 +1,4 @@
-"""What a live model has too, and a release must leave whole."""
+"""Find weights and submodules that a live model shares, which a release must not touch."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from torch_utils.releasing.objects import (
     parts_of,
 )
 
-_LEVELS = 9  # of containers within each other, in the attributes of a module
+_LEVELS = 9  # of nested containers in the attributes of a module
 
 
 def spare_shared(targets: Sequence[ModuleTarget]) -> Set[int]:
-    """Find the submodules that a module outside these trees has too, to be left whole.
+    """Find the submodules that a module outside these trees contains as well.
 
-    A module has what it contains, and what its attributes hold: by themselves, or in containers. A
-    variable, or a list that no module has, does not count as sharing. Whatever is below a shared
-    one is shared as well.
+    A module contains its children and what its attributes hold, also in containers. A variable, or
+    a list outside of modules, does not count. Everything below a shared submodule is shared.
 
-    Counting references answers for most models. If somebody else refers to a submodule, the
-    heap is walked, once for all of them. What `gc.freeze` has put aside that walk does not see:
-    then whatever else refers to a submodule is taken for a module.
+    For most models reference counts are enough. If a submodule has other references, the heap is
+    walked once. That walk does not see objects that `gc.freeze` has excluded, so any other
+    reference then counts as sharing.
 
     Returns:
-        The ids of those that are spared, which the targets have noted as well.
+        The ids of the shared submodules, which are stored in the targets as well.
     """
     named = {id(target.thing) for target in targets}
     tree = {id(module): module for target in targets for module, _ in target.tree}
@@ -56,13 +55,13 @@ def spare_shared(targets: Sequence[ModuleTarget]) -> Set[int]:
 def tensors_of_others(
     held: dict[int, Any], references: dict[int, int], targets: Sequence[ModuleTarget]
 ) -> set[int]:
-    """Choose the tensors, by their ids, that a module outside of the targets' trees has.
+    """Return the ids of tensors that a module outside of the targets' trees has.
 
-    What `gc.freeze` has put aside cannot be listed: then all to which something else refers.
+    After `gc.freeze` the heap cannot be searched, so all tensors with other references count.
 
     Args:
-        held: Tensors by their ids; each has one more reference, that of its target.
-        references: How many others of the references to each are known.
+        held: Tensors by their ids. A target holds one more reference to each.
+        references: The number of other known references to each tensor.
         targets: The modules that are released as well.
     """
     known = Counter(held.keys())
@@ -78,15 +77,15 @@ def tensors_of_others(
 
 
 def _with_other_references(targets: Sequence[ModuleTarget], tree: dict[int, Any]) -> set[int]:
-    """Choose the modules, by their ids, that something else than the trees may refer to.
+    """Return the ids of modules that may be referenced from outside of the trees.
 
-    Also those in a registry that something else refers to: the shallow copy of a module has the
-    registry of its original.
+    This includes modules in a referenced registry: a shallow copy of a module shares the registry
+    of its original.
     """
     registries = {key: contents_of(module).get("_modules") for key, module in tree.items()}
     children = {key: [child for _, child in children_of(tree[key])] for key in tree}
     known = Counter(map(id, chain(registries.values(), *children.values())))
-    known.update(map(id, chain.from_iterable(children.values())))  # The lists made here.
+    known.update(map(id, chain.from_iterable(children.values())))  # The lists created here.
     known.update(id(module) for target in targets for module, _ in target.tree)
     found = _with_more_references(tree, known)
     for key in _with_more_references(registries, known):
@@ -95,7 +94,7 @@ def _with_other_references(targets: Sequence[ModuleTarget], tree: dict[int, Any]
 
 
 def _with_more_references(things: dict[int, Any], known: Counter[int]) -> set[int]:
-    """Choose those that have more references than these and that of the dictionary."""
+    """Return the keys of things with more references than the known ones and the dictionary's."""
     return {
         key for key in things if sys.getrefcount(things[key]) > _OF_A_VALUE + known[id(things[key])]
     }
@@ -110,7 +109,7 @@ _OF_A_VALUE = _references_of_a_value()  # Python versions differ.
 
 
 def _parts_of(module: Any, kinds: Kinds) -> Iterator[Any]:
-    """Yield what a module contains, and what its attributes hold, in containers too."""
+    """Yield a module's children and what its attributes hold, also in containers."""
     yield from (child for _, child in children_of(module))
     level = list(attributes_of(module).values())
     for _ in range(_LEVELS):

@@ -1,7 +1,7 @@
-"""Storages: what memory is, under the tensors that share it.
+"""Count storages, which hold the memory of tensors.
 
-A tensor's own weak reference dies while a numpy view or an autograd graph keeps the memory;
-a weak reference to its storage is right both times.
+A weak reference to a tensor dies while a numpy view or an autograd graph still keeps the memory. A
+weak reference to the tensor's storage does not.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from torch_utils.releasing.objects import (
 _PARTS = ("_indices", "_values")  # of a sparse tensor
 _COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
 _NAMES = ("_weak_ref", "_expired", "_free_weak_ref", "_cdata")
-# glibc takes larger blocks from the system one by one: as long as they are mapped, they live.
+# glibc maps each larger block separately, so a mapped one is alive.
 _OWN_MAPPING_BYTES = 32 << 20
-_MOST_LOOKS = 100_000  # at what lies in attributes; what comes after that is not counted
-_LEVELS = 8  # of containers and objects within each other
+_MOST_LOOKS = 100_000  # objects in attributes; further ones are not counted
+_LEVELS = 8  # of nested containers and objects
 
 
 @dataclass(slots=True)
 class Held:
-    """One storage that is given up.
+    """One storage that a release gives up.
 
     Attributes:
-        what: What reports call it.
-        nbytes: Its size.
-        device: Where it is: "host", "cuda:0".
+        what: Its name in reports.
+        nbytes: Its size in bytes.
+        device: "host" or torch's name of the device, such as "cuda:0".
         key: The address of the C++ object.
-        weak: A weak reference, as torch makes them; to be freed once.
-        is_expected: Whether it has to go. What a module merely refers to may go as well.
-        lent_at: For memory that belongs to an array, a buffer or a file: its address, or 0.
+        weak: A weak reference of torch, which must be freed once.
+        is_expected: Whether it must be freed. A storage that a module only refers to may survive.
+        lent_at: For memory of an array, a buffer or a file, its address or 0; otherwise None.
     """
 
     what: str
@@ -57,7 +57,7 @@ class Held:
 
 
 class Inventory:
-    """The storages that a release is about to give up, each counted once. For one thread."""
+    """The storages that a release is about to give up, each counted once. Not thread-safe."""
 
     def __init__(self) -> None:
         torch: Any = whole_torch()
@@ -79,7 +79,7 @@ class Inventory:
         return bool(self._held or self._freed)
 
     def add(self, name: str, tensor: Any, *, is_expected: bool = True) -> None:
-        """Count a tensor, its gradient, and what it has in its attributes."""
+        """Count a tensor, its gradient and the tensors in its attributes."""
         if not self._is_able or id(tensor) in self._seen:
             return
         self._seen.add(id(tensor))
@@ -118,14 +118,14 @@ class Inventory:
                     pending.append((part, label, level - 1))
 
     def add_other_modules(self) -> None:
-        """Count, after all else, the modules that attributes of released ones refer to."""
+        """Count modules that attributes of released modules refer to. Call it last."""
         while self._other_modules:
             module = self._other_modules.pop()
             if id(module) not in self.own_modules:
                 self.add_contents(name_of(type(module)), module, is_expected=False)
 
     def add_freed(self, device: str, nbytes: int) -> None:
-        """Count memory outside of storages that has been given back."""
+        """Count memory outside of storages that was freed."""
         self._freed[device] = self._freed.get(device, 0) + nbytes
 
     def _add_storages(self, name: str, tensor: Any, is_expected: bool) -> None:
@@ -143,12 +143,12 @@ class Inventory:
                 weak = storage._weak_ref()
                 self._held[key] = Held(name, nbytes, device, key, weak, is_expected, lent_at)
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
-                # Fake and functional tensors: no storage to speak of.
+                # Fake and functional tensors have no real storage.
                 log(DEBUG, "%s: its storage cannot be counted: %r", name, error)
 
     def absorb(self, other: Inventory) -> None:
-        """Count what another inventory has counted, which is empty afterwards."""
-        if other._torch is not None:  # It may have been imported since.
+        """Take over the storages of another inventory, which is empty afterwards."""
+        if other._torch is not None:  # torch may have been imported since.
             self._torch, self._is_gone, self._free = other._torch, other._is_gone, other._free
         for device, nbytes in other._freed.items():
             self.add_freed(device, nbytes)
@@ -160,7 +160,7 @@ class Inventory:
         other._held = {}
 
     def forget_gone(self) -> None:
-        """Forget what is gone, but for its size: its weak references are a part of the heap."""
+        """Free the weak references of freed storages, which use the heap, and keep their sizes."""
         is_gone, free = self._is_gone, self._free
         for held in list(self._held.values()):
             if held.lent_at is None and is_gone(held.weak):
@@ -168,16 +168,16 @@ class Inventory:
                 free(self._held.pop(held.key).weak)
 
     def alive(self) -> list[Held]:
-        """List what was expected to go and is still there, the largest first."""
+        """Return the storages that should be freed but still exist, the largest first."""
         return self.tally()[1]
 
     def tally(self) -> tuple[dict[str, int], list[Held], list[Held]]:
-        """Count what is gone; each storage is asked once, for it may go meanwhile.
+        """Count the freed storages. Each storage is examined once, because it may go meanwhile.
 
         Returns:
-            Bytes that are gone, by device, with a zero for the devices of what is not; what was
-            expected to go and is still there, the largest first; and what torch let go of and its
-            lender (an array, a buffer, a file) certainly still has.
+            Freed bytes by device, with 0 for devices where nothing was freed; the storages that
+            should be freed but still exist, the largest first; and the storages that torch freed
+            but whose lender (an array, a buffer, a file) still holds the memory.
         """
         freed = dict(self._freed)
         alive, lent = [], []
@@ -193,7 +193,7 @@ class Inventory:
         ranges = _mapped_ranges() if lent else None
         for held in list(lent):
             if ranges is None or not held.lent_at:
-                lent.remove(held)  # Nobody here can say whether the lender has freed it.
+                lent.remove(held)  # It is unknown whether the lender has freed it.
             elif not any(b < held.lent_at + held.nbytes and held.lent_at < e for b, e in ranges):
                 lent.remove(held)
                 freed[held.device] = freed.get(held.device, 0) + held.nbytes
@@ -202,19 +202,19 @@ class Inventory:
         return freed, sorted(alive, key=lambda held: -held.nbytes), lent
 
     def free(self) -> None:
-        """Free the weak references, each of which keeps a hundred bytes of the C heap."""
+        """Free the weak references, each of which uses about 100 bytes of the C heap."""
         while self._held:
             self._free(self._held.popitem()[1].weak)
 
 
 def is_plain(torch: Any, tensor: Any) -> bool:
-    """Say whether a tensor's class is torch's own, and has no slots."""
+    """Return whether a tensor's class is torch's own, which has no slots."""
     kind = type(tensor)
     return kind is torch.nn.Parameter or kind is torch.Tensor
 
 
 def _mapped_ranges() -> list[tuple[int, int]] | None:
-    """List the process's mappings; None where the system does not tell."""
+    """Return the address ranges of the process's mappings; None if they are unknown."""
     try:
         with Path("/proc/self/maps").open("rb") as maps:
             ranges = [line.split(None, 1)[0].split(b"-") for line in maps]
@@ -225,22 +225,22 @@ def _mapped_ranges() -> list[tuple[int, int]] | None:
 
 @lru_cache(maxsize=100)
 def place_of(device: Any) -> str:
-    """Name where memory is: "host" for the CPU, else torch's name of the device."""
+    """Return "host" for the CPU, otherwise torch's name of a device."""
     kind: str = device.type
     return "host" if kind == "cpu" else kind if kind == "meta" else str(device)
 
 
 def storages_of(torch: Any, tensor: Any) -> list[Any]:
-    """List the storages under a tensor: one, those of a sparse tensor's parts, or none.
+    """Return the storages of a tensor: one, those of a sparse tensor's parts, or none.
 
-    To be called inside `without_overrides`. What a wrapper has in its attributes is not included.
+    Call it inside `without_overrides`. The attributes of a wrapper tensor are not included.
     """
     base = torch.Tensor
     layout = base.layout.__get__(tensor)
     try:
         if layout == torch.strided:
             return [base.untyped_storage(tensor)]
-    except (RuntimeError, NotImplementedError):  # An opaque layout, such as mkldnn's.
+    except (RuntimeError, NotImplementedError):  # Opaque layouts, such as mkldnn's, have none.
         return []
     found = []
     for name in _PARTS if layout == torch.sparse_coo else _COMPRESSED_PARTS:
@@ -254,9 +254,9 @@ class Target:
     """One object to release.
 
     Attributes:
-        name: What reports call it.
-        closes: Whether giving it up calls a ``close()`` of the program. Only such targets are given
-            up while the program ends; the memory of everything else goes with the process.
+        name: Its name in reports.
+        closes: Whether its release calls a ``close()`` of the program. During shutdown only such
+            targets are released; the end of the process frees the other memory.
     """
 
     closes = False
@@ -266,7 +266,7 @@ class Target:
         self.name = name
 
     def count(self, inventory: Inventory) -> None:
-        """Count the storages that it will give up."""
+        """Add the storages that it will give up to the inventory."""
 
     def give_up(self, place: str) -> None:
-        """Give up what it holds; ``place`` says where the program asked for that."""
+        """Release the object; ``place`` is the line of the program that called for it."""

@@ -1,9 +1,8 @@
-"""Tensors: counted with their gradients, and emptied in place.
+"""Empty tensors in place.
 
 A method of a tensor (``tensor.sort()``, ``tensor + 1``) works without the GIL on a C++ tensor that
-it only borrows from the Python object. So what is taken out of an object while another thread may
-be inside of it is kept until that thread has moved on. Functions (``torch.sort(tensor)``) hold a
-share of their own.
+it borrows from the Python object. If another thread may be running such a method, the C++ tensor
+is kept until that thread has moved on. Functions (``torch.sort(tensor)``) own a reference.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from torch_utils.releasing.storages import Inventory, Target, is_plain
 
 
 class TensorTarget(Target):
-    """A tensor: the same object afterwards, of no elements.
+    """A tensor, which has no elements after its release.
 
     Attributes:
-        references: How many of the references to it are known: those of what the program named.
-        is_spared: Whether it is the parameter of a live model, and stays as it is.
+        references: The number of known references to it, from objects that the program passed.
+        is_spared: Whether it is a parameter of a live model and stays intact.
     """
 
     def __init__(self, thing: Any, name: str, references: int = 0) -> None:
@@ -40,33 +39,33 @@ class TensorTarget(Target):
         inventory.add(self.name, self.thing)
 
     def give_up(self, place: str) -> None:
-        """Empty it; to be called inside `without_overrides`."""
+        """Empty it. Call this inside `without_overrides`."""
         if not self.is_spared:
             self._swap_for_an_empty_one()
 
     def _swap_for_an_empty_one(self) -> int:
-        """Make the object let go of its memory, its graph, its base and its attributes.
+        """Replace the object's C++ tensor by an empty one, and clear its attributes.
 
-        The object gets another C++ tensor: of the same class, dtype and device, with the shape
-        (0,). The old one stays whole for whoever has a share in it (views, arrays, DLPack capsules,
-        autograd graphs, collectives, functions at work in other threads) and goes with the last of
-        them. Swapping ``data`` or calling `Tensor.set_` would change it under their hands.
+        The new C++ tensor has the same class, dtype and device, and the shape (0,). The old one
+        stays intact for its other users: views, arrays, DLPack capsules, autograd graphs,
+        collectives, and functions in other threads. Changing ``data`` or calling `Tensor.set_`
+        would change it for them as well.
 
-        What compiled code returns of its CUDA graphs stays as it is: it hands out the same object
-        again, and torch cannot swap what it keeps so.
+        Outputs of compiled code's CUDA graphs stay as they are: torch returns the same object
+        again, and cannot swap it.
 
         Returns:
-            How many references to the object there were.
+            The number of references to the object.
 
         Raises:
-            RuntimeError: This torch cannot do that. The tensor was left whole.
+            RuntimeError: This torch cannot swap tensors. The tensor stays intact.
         """
         torch: Any = loaded_torch()
         swap, is_cached = _swapping(torch)
         if swap is None:
             raise RuntimeError(
-                f"torch {torch.__version__} cannot empty a tensor that others may be using, so it "
-                "was left whole; delete the variables that refer to it instead"
+                f"torch {torch.__version__} cannot empty a tensor in place, so it was left whole; "
+                "delete the variables that refer to it instead"
             )
         if is_cached is not None and is_cached(self.thing):
             return 0
@@ -75,8 +74,8 @@ class TensorTarget(Target):
             base.grad.__set__(self.thing, None)
         other = _nothing_like(torch, self.thing)
         swap(self.thing, other)
-        # A thread that is inside of it has a reference, too. One that begins to use it from
-        # here on finds it empty.
+        # A thread that is running a method of it has a reference as well. A method that starts
+        # from here on sees an empty tensor.
         count = sys.getrefcount(self.thing)
         if self.references >= 0 and count > _references_of_a_target() + self.references:
             keep_while_in_use(other)
@@ -86,7 +85,7 @@ class TensorTarget(Target):
             try:
                 slot.__delete__(self.thing)
             except (AttributeError, TypeError):
-                continue  # It has none, or it is a read-only field of a class made in C.
+                continue  # The slot is empty, or a read-only field of a C class.
         return count
 
 
@@ -97,7 +96,7 @@ def _swapping(torch: Any) -> tuple[Any, Any]:
 
 @lru_cache(maxsize=1)
 def _references_of_a_target() -> int:
-    """Count the references to a tensor that only a target has; Python versions differ."""
+    """Return the reference count of a tensor that only a target holds; Pythons differ."""
     torch: Any = whole_torch()
     return TensorTarget(torch.empty(0, device="cpu"), "", -1)._swap_for_an_empty_one()
 
@@ -116,12 +115,12 @@ def _nothing_like(torch: Any, tensor: Any) -> Any:
     return torch.empty((0,), dtype=dtype, device=device, requires_grad=needs_gradient)
 
 
-# What another thread may be inside of
+# Tensors that another thread may be using
 
 WAIT_S = 0.02
-Place = tuple[int, int, int]  # a thread, a frame by its id, and the instruction in it
+Place = tuple[int, int, int]  # a thread, the id of a frame, and its current instruction
 
-# A thread whose innermost function is one of these is inside no tensor, and may wait for ever.
+# A thread with one of these as its innermost function uses no tensor, and may wait forever.
 _WAITING = {
     *(("threading", "wait"), ("threading", "_wait_for_tstate_lock"), ("threading", "join")),
     *(("torch_utils.hosting.host", "_expire"), ("torch_utils.hosting.host", "wait")),
@@ -137,10 +136,9 @@ _KEPT: dict[int, tuple[Any, set[Place]]] = {}  # by the id of the set
 
 
 def keep_while_in_use(taken_out: Any) -> None:
-    """Keep a C++ tensor for the threads that may be inside of it now.
+    """Keep a C++ tensor while other threads may be using it.
 
-    What is still kept when a release ends goes with a later garbage collection, of any generation,
-    or a later release.
+    A later garbage collection of any generation, or a later release, frees it.
     """
     places = {place for place, is_inside in _places(current_frames) if is_inside}
     if places:
@@ -150,12 +148,12 @@ def keep_while_in_use(taken_out: Any) -> None:
 
 
 def is_any_kept() -> bool:
-    """Say whether a tensor is kept for a thread that has not moved on."""
+    """Return whether a tensor is kept for a thread that may still use it."""
     return bool(_KEPT)
 
 
 def settle(wait_s: float = WAIT_S) -> None:
-    """Drop what no thread can be using any more, and wait a little for the others."""
+    """Free tensors that no thread can still be using, and wait briefly for the others."""
     stop = time.perf_counter() + wait_s
     while _KEPT:
         _drop_unused(current_frames)
@@ -165,10 +163,10 @@ def settle(wait_s: float = WAIT_S) -> None:
 
 
 def _places(look: Callable[[], dict[int, FrameType]]) -> Iterator[tuple[Place, bool]]:
-    """Yield where all threads are, and whether each may be in the middle of a tensor's method."""
+    """Yield the place of each frame, and whether it may be running a method of a tensor."""
     me = get_ident()
     for thread, frame in look().items():
-        inner = ""  # No list of frames, which would keep the variables of this thread's alive.
+        inner = ""  # A list of frames would keep this thread's variables alive.
         while frame is not None:
             name = frame.f_code.co_name
             if inner or thread == me:
@@ -183,7 +181,7 @@ def _places(look: Callable[[], dict[int, FrameType]]) -> Iterator[tuple[Place, b
 def _drop_unused(look: Callable[[], dict[int, FrameType]]) -> None:
     now = {place for place, _ in _places(look)}
     for key, (_, places) in list(_KEPT.items()):
-        places.intersection_update(now)  # Once is enough: later calls find an empty tensor.
+        places.intersection_update(now)  # Later calls see an empty tensor.
         if not places:
             _KEPT.pop(key, None)
 
@@ -197,23 +195,22 @@ def _after_collection(phase: str, info: dict[str, int]) -> None:
 
 @early_bound
 def safe_tensor_cleanup(tensor_attr_name: str, obj: Any) -> bool:
-    """Set ``obj.<name>`` to None and so give up the tensor, or tensors, that it held.
+    """Set the attribute ``obj.<tensor_attr_name>`` to None, to drop the tensors that it holds.
 
-    Works on plain attributes, ``__slots__``, properties with a setter or deleter, registered
-    parameters and buffers, and whatever the attribute holds: a tensor, or a list, tuple or
-    dictionary of them. For destructors and shutdown paths: never raises, imports nothing,
-    initialises nothing. As safe across threads as setting an attribute is.
+    Works for plain attributes, ``__slots__``, properties with a setter or deleter, registered
+    parameters and buffers. The attribute may hold a tensor or a list, tuple or dictionary of
+    tensors. It is meant for destructors: it never raises, imports nothing and initialises no
+    device. It is as thread-safe as setting an attribute.
 
-    The tensor itself stays whole for others that refer to it; its memory goes with the last of
-    them. To take the memory although a variable lives on, use `release`.
+    Other references keep the tensor's memory alive. To free it nevertheless, use `release`.
 
     Args:
-        tensor_attr_name: The attribute's name.
-        obj: Its owner; None and half-built owners are fine.
+        tensor_attr_name: The name of the attribute.
+        obj: Its owner. It may be None or half built.
 
     Returns:
-        True if there was something. False where there was nothing, or where the owner refuses
-        to be changed; it is then as it was.
+        True if the attribute held something and was cleared. False if it was missing or None, or
+        if the owner refused the change and is unchanged.
     """
     try:
         if getattr(obj, tensor_attr_name, None) is None:
@@ -221,13 +218,13 @@ def safe_tensor_cleanup(tensor_attr_name: str, obj: Any) -> bool:
         try:
             setattr(obj, tensor_attr_name, None)
         except Exception as error:
-            # A property without a setter, a frozen owner, a validating __setattr__: each
-            # raises what it likes. A deleter may still do.
+            # A property without a setter, a frozen owner or a validating __setattr__ may raise
+            # anything. A deleter may still work.
             log(DEBUG, "%s refuses None: %r", tensor_attr_name, error)
         if getattr(obj, tensor_attr_name, None) is not None:
             delattr(obj, tensor_attr_name)
         return getattr(obj, tensor_attr_name, None) is None
     except Exception as error:
-        # Destructors call this, on owners that may be half built or half taken apart.
+        # Destructors call this for owners that may be half built or torn down.
         log(DEBUG, "%s not cleaned up: %r", tensor_attr_name, error)
         return False

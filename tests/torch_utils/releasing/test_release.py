@@ -30,8 +30,7 @@ def two_layers() -> nn.Sequential:
 TWO_LAYERS = {"host": 4 * (64 * 64 + 64 + 64 * 8)}
 
 
-def test_module_is_emptied_in_place() -> None:
-    """The storages are gone at once although the variable, and a layer's, live on."""
+def test_release_frees_a_module_held_by_variables() -> None:
     model = two_layers()
     layer, storages = model[0], weak(model)
     other = model
@@ -47,7 +46,7 @@ def test_module_is_emptied_in_place() -> None:
     assert release(model).freed_bytes == {}
 
 
-def test_end_of_a_scope_is_a_release() -> None:
+def test_end_of_a_scope_releases() -> None:
     model, tensor = two_layers(), torch.ones(3)
     storages = weak(model)
     with SafePyTorchCleanup() as scope:
@@ -59,7 +58,7 @@ def test_end_of_a_scope_is_a_release() -> None:
     assert scope.report.freed_bytes == {"host": TWO_LAYERS["host"] + 12}
 
 
-def test_cycles_through_a_model_need_no_collection() -> None:
+def test_model_in_a_cycle_is_freed_without_collection() -> None:
     model = two_layers()
     model.card = {"model": model}
     storages = weak(model)
@@ -68,8 +67,7 @@ def test_cycles_through_a_model_need_no_collection() -> None:
         assert gone(storages)
 
 
-def test_containers_and_optimizer() -> None:
-    """Everything in nested containers is released, each object once."""
+def test_nested_containers_and_optimizer_are_released_once() -> None:
     model, tensor = two_layers(), torch.ones(10)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 64)).sum().backward()
@@ -104,9 +102,7 @@ class Closable:
             raise self.error
 
 
-def test_close_is_called() -> None:
-    """Anything with close() is closed; what a Resource releases itself is counted."""
-
+def test_release_calls_close() -> None:
     class Owner(Resource):
         def __init__(self) -> None:
             self.model = two_layers()
@@ -121,8 +117,7 @@ def test_close_is_called() -> None:
     assert report.freed_bytes == TWO_LAYERS
 
 
-def test_errors_skip_nothing() -> None:
-    """An error is in the report; KeyboardInterrupt arrives after all the rest."""
+def test_error_of_one_object_skips_no_other() -> None:
     tensor, bad = torch.ones(10), Closable(ValueError("no"))
     report = release(bad, tensor)
     assert [str(e) for e in report.errors] == ["no"]
@@ -139,14 +134,14 @@ def test_errors_skip_nothing() -> None:
         ([{"x": object()}], {}, TypeError, r"dict\['x'\] \(a builtins\.object\)"),
         (["text"], {}, TypeError, "does not know how"),
         ([3], {}, TypeError, "does not know how"),
-        ([], {"collect": "sometimes"}, ValueError, '"auto", "never" or "full", not'),
+        ([], {"collect": "sometimes"}, ValueError, '"auto", "never" or "full", got'),
         *(
             ([], {"search_s": seconds}, ValueError, "search_s must be")
             for seconds in ("x", -1, float("nan"), float("inf"), None, True)
         ),
     ],
 )
-def test_refuses_before_anything_is_touched(
+def test_unsupported_argument_leaves_others_intact(
     objects: list[Any], options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     model, closable, tensor = two_layers(), Closable(), torch.ones(3)
@@ -157,15 +152,13 @@ def test_refuses_before_anything_is_touched(
     assert tensor.numel() == 3
 
 
-def test_nothing_to_release() -> None:
+def test_release_without_objects_returns_an_empty_report() -> None:
     report = release(None, [], {})
     assert report.freed_bytes == {}
     assert "freed nothing" in str(report)
 
 
-def test_full_collections_run_only_where_they_may_free_something() -> None:
-    """Not where all is gone, nor for what a variable holds; for an unreachable cycle, and asked."""
-
+def test_full_collection_runs_only_for_possible_garbage() -> None:
     def full(keep: str, **options: Any) -> int:
         model = nn.ModuleList(nn.Linear(8, 8) for _ in range(100))
         cycle: list[Any] = [model[0].weight] if keep == "cycle" else []
@@ -190,9 +183,7 @@ def test_full_collections_run_only_where_they_may_free_something() -> None:
     assert full("nothing", collect="full") > 0
 
 
-def test_nothing_of_the_program_is_kept() -> None:
-    """Objects, and the classes that were looked at, go as if there had been no release."""
-
+def test_release_keeps_no_object_or_class_alive() -> None:
     class Model(nn.Linear):
         pass
 
@@ -267,7 +258,6 @@ else:
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
-def test_torch_that_lacks_a_private_name(name: str) -> None:
-    """The models are released all the same, and what the name was for falls back as documented."""
+def test_missing_private_name_of_torch_falls_back(name: str) -> None:
     arguments = (name, FALLBACKS[name])
     assert_clean(run_forked(WITHOUT_A_PRIVATE_NAME, *arguments, quick_end=True))
