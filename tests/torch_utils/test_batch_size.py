@@ -28,8 +28,7 @@ def out_of_memory() -> None:
     raise RuntimeError("CUDA out of memory.")
 
 
-def test_halves_until_it_fits() -> None:
-    """The sizes that are tried, what is returned, and the size that is kept."""
+def test_batch_size_is_halved_until_it_fits() -> None:
     tried: list[int] = []
 
     @find_batch_size(starting_batch_size=128)
@@ -45,9 +44,7 @@ def test_halves_until_it_fits() -> None:
     assert tried[-1] == 8
 
 
-def test_bare_decorator_and_own_reduction() -> None:
-    """Without arguments it starts at 128; the reduction may be the program's own."""
-
+def test_bare_decorator_starts_at_128() -> None:
     @find_batch_size
     def first(batch_size: int) -> int:
         return batch_size
@@ -63,8 +60,7 @@ def test_bare_decorator_and_own_reduction() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 4])
-def test_no_size_fits(start: int) -> None:
-    """Never below 1; the last try's own error is the cause."""
+def test_error_is_raised_if_no_size_fits(start: int) -> None:
     tried: list[int] = []
 
     @find_batch_size(starting_batch_size=start)
@@ -78,7 +74,7 @@ def test_no_size_fits(start: int) -> None:
     assert (str(e.value.__cause__) == "CUDA out of memory.") is bool(start)
 
 
-def test_other_errors_are_raised_at_once() -> None:
+def test_other_errors_are_raised() -> None:
     tried: list[int] = []
 
     @find_batch_size
@@ -91,8 +87,7 @@ def test_other_errors_are_raised_at_once() -> None:
     assert tried == [128]
 
 
-def test_restores_upward_when_asked() -> None:
-    """After some successes twice the size is tried again, never above the start."""
+def test_restore_after_successes_increases_the_size() -> None:
     limit = 4
     tried: list[int] = []
 
@@ -127,8 +122,7 @@ def naive(*, starting_batch_size: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("decorator", [find_batch_size, naive])
-def test_failed_try_is_gone_when_caches_are_emptied(decorator: Any) -> None:
-    """Its tensor, in a frame of the exception, does not outlive the clearing."""
+def test_failed_try_is_freed_before_caches_are_emptied(decorator: Any) -> None:
     alive: list[bool] = []
     storages: list[StorageWeakRef] = []
 
@@ -168,8 +162,7 @@ def test_size_that_fits_into_a_real_limit_is_found() -> None:
     assert_clean(run_forked(program))
 
 
-def test_memory_error_that_is_older_than_the_call_does_not_count() -> None:
-    """Only what the call itself raised counts, and the older error's variables are left alone."""
+def test_older_memory_error_is_not_a_failed_try() -> None:
     tried: list[int] = []
 
     @find_batch_size(starting_batch_size=8)
@@ -196,8 +189,7 @@ def test_memory_error_that_is_older_than_the_call_does_not_count() -> None:
         assert not older.args[0].expired()
 
 
-def test_older_error_that_is_raised_again_reduces_nothing() -> None:
-    """What was raised before the call says nothing about this size of batch."""
+def test_reraised_older_error_keeps_the_size() -> None:
     tried: list[int] = []
 
     @find_batch_size(starting_batch_size=8)
@@ -213,8 +205,7 @@ def test_older_error_that_is_raised_again_reduces_nothing() -> None:
     assert tried == [8]
 
 
-def test_memory_error_that_the_call_handles_itself_counts() -> None:
-    """An error out of the call's own handling of a lack of memory means a lack of memory."""
+def test_error_while_handling_a_memory_error_is_a_failed_try() -> None:
     tried: list[int] = []
 
     @find_batch_size(starting_batch_size=8)
@@ -234,8 +225,7 @@ def test_memory_error_that_the_call_handles_itself_counts() -> None:
     assert tried == [8, 4, 2]
 
 
-def test_own_factor_down_and_up() -> None:
-    """The sizes go down by the factor that is asked for, and up again by the same."""
+def test_factor_applies_down_and_up() -> None:
     tried: list[int] = []
     limit = 5
 
@@ -262,7 +252,7 @@ def test_invalid_sizes_are_refused_when_decorating(size: Any) -> None:
         find_batch_size(starting_batch_size=size)(len)
 
 
-def test_size_in_the_functions_place_is_refused() -> None:
+def test_decorating_a_number_is_refused() -> None:
     with pytest.raises(TypeError, match="starting_batch_size="):
         find_batch_size(5)  # type: ignore[call-overload]
 
@@ -304,8 +294,7 @@ def test_coroutine_functions_are_awaited() -> None:
     asyncio.run(main())
 
 
-def test_a_cancelled_coroutine_is_not_tried_again() -> None:
-    """A cancellation goes on to the caller at once."""
+def test_cancelled_coroutine_is_not_repeated() -> None:
     tried: list[int] = []
 
     @find_batch_size(starting_batch_size=8)
@@ -341,7 +330,6 @@ class Numbers:
 
 @pytest.mark.parametrize("function", [numbers, stream, functools.partial(numbers), Numbers()])
 def test_generator_functions_are_refused(function: Callable[..., Any]) -> None:
-    """Decorating one is an error, not a decorator that silently does nothing."""
     with pytest.raises(TypeError, match=r"cannot repeat .*a generator function"):
         find_batch_size(function)
     with pytest.raises(TypeError, match=r"cannot repeat .*a generator function"):
@@ -367,8 +355,7 @@ embed(["texts"], normalise=True)
 
 
 @pytest.mark.slow
-def test_type_checkers_see_the_functions_own_arguments(tmp_path: Path) -> None:
-    """Without the first one; and its result."""
+def test_type_checkers_see_arguments_without_batch_size(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="needs mypy")
     (tmp_path / "typed.py").write_text(TYPED)
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
@@ -403,7 +390,6 @@ def test_batch_size_from_the_caller_is_refused_by_python() -> None:
 
 
 def test_builtins_without_a_signature_are_decorated() -> None:
-    """Functions made in C, torch's too, often have no signature."""
     assert find_batch_size(torch.zeros, starting_batch_size=3)().shape == (3,)
 
 
@@ -470,7 +456,7 @@ SAME: dict[str, tuple[Any, ...]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SAME)
 @pytest.mark.parametrize("start", [12, 1, 0])
-def test_same_as_accelerate(peer: Any, case: str, start: int) -> None:
+def test_sizes_equal_those_of_accelerate(peer: Any, case: str, start: int) -> None:
     ours = functools.partial(find_batch_size, factor=0.9 if multiplies(peer) else 0.5)
     # Where nothing fits, ours tries 1 again in the next call: memory may be free then.
     options = {"starting_batch_size": start, "calls": 1 if case == "nothing fits" else 2}
@@ -478,7 +464,7 @@ def test_same_as_accelerate(peer: Any, case: str, start: int) -> None:
 
 
 @pytest.mark.slow
-def test_same_as_accelerate_with_an_own_reduction(peer: Any) -> None:
+def test_sizes_with_own_reduction_equal_those_of_accelerate(peer: Any) -> None:
     function = limited(5, "CUDA out of memory.")
     both = [
         answers(
@@ -493,7 +479,7 @@ def test_same_as_accelerate_with_an_own_reduction(peer: Any) -> None:
 
 
 @pytest.mark.slow
-def test_control_of_another_factor_than_accelerates(peer: Any) -> None:
+def test_control_other_factor_differs_from_accelerate(peer: Any) -> None:
     if not multiplies(peer):
         pytest.skip("this version of accelerate halves as well")
     theirs, ours = (

@@ -37,8 +37,7 @@ def failing(error: BaseException) -> Any:
     return fail
 
 
-def test_releases_last_in_first_out() -> None:
-    """Managed objects and callbacks in reverse order; the report says what was freed."""
+def test_scope_releases_last_in_first_out() -> None:
     order: list[str] = []
     model = nn.Linear(16, 16)
     with SafePyTorchCleanup(model) as scope:
@@ -53,9 +52,7 @@ def test_releases_last_in_first_out() -> None:
         model(torch.ones(1, 16))
 
 
-def test_manage_with_a_closer() -> None:
-    """A closer is called, with the object if it needs an argument."""
-
+def test_manage_calls_its_close_argument() -> None:
     class Pool:
         stopped = 0
 
@@ -70,7 +67,7 @@ def test_manage_with_a_closer() -> None:
     assert (one.stopped, two.stopped, three.stopped) == (1, 1, 1)
 
 
-def test_exception_of_the_block_wins_with_a_note_for_each_failure() -> None:
+def test_exception_of_the_block_gets_a_note_for_each_failure() -> None:
     error = KeyError("mine")
     scope = SafePyTorchCleanup(strict=True)
     with pytest.raises(KeyError) as caught, scope:
@@ -106,7 +103,7 @@ def test_strict_raises_all_failures_as_a_group() -> None:
         assert caught.value.subgroup(OSError).exceptions[0].args == ("b",)
 
 
-def test_interrupt_out_of_a_step_is_raised_after_the_rest() -> None:
+def test_interrupt_in_a_step_is_raised_after_the_other_steps() -> None:
     order: list[str] = []
     with pytest.raises(KeyboardInterrupt), SafePyTorchCleanup() as scope:
         scope.callback(order.append, "ran")
@@ -114,7 +111,7 @@ def test_interrupt_out_of_a_step_is_raised_after_the_rest() -> None:
     assert order == ["ran"]
 
 
-def test_mistakes_are_refused_when_they_are_made() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match=r"^SafePyTorchCleanup\(\) does not know how"):
         SafePyTorchCleanup(object())
     with pytest.raises(ValueError, match="collect must be"):
@@ -132,9 +129,7 @@ def test_mistakes_are_refused_when_they_are_made() -> None:
     assert scope.report.errors == ()
 
 
-def test_nested_reports_count_once() -> None:
-    """What a resource releases itself is in the scope's report, once."""
-
+def test_nested_releases_count_once() -> None:
     class Owner(Resource):
         def __init__(self) -> None:
             self.tensor = torch.ones(1000)
@@ -148,9 +143,7 @@ def test_nested_reports_count_once() -> None:
     assert scope.report.freed_bytes == {"host": 4040}
 
 
-def test_restore_flags() -> None:
-    """torch's switches are as before, also after an error; without the option they stay."""
-
+def test_restore_flags_restores_changed_flags() -> None:
     def flags() -> tuple[Any, ...]:
         return (
             torch.get_default_dtype(),
@@ -204,8 +197,7 @@ def test_scope_that_is_open_at_exit_is_closed_in_order_with_resources() -> None:
     assert result.stdout == "generator\nlast\nscope\nfirst\n"
 
 
-def test_scope_whose_exit_was_skipped_ends_when_it_is_collected() -> None:
-    """As by an interrupt before `__exit__`, or with an exit stack that nobody closes."""
+def test_scope_without_exit_ends_when_collected() -> None:
     scope = SafePyTorchCleanup()
     contextlib.ExitStack().enter_context(scope)
     tensor = scope.manage(torch.ones(5))
@@ -216,8 +208,7 @@ def test_scope_whose_exit_was_skipped_ends_when_it_is_collected() -> None:
     assert tensor.numel() == 0
 
 
-def test_forked_child_leaves_its_parents_scope_alone() -> None:
-    """It runs nothing of its parent's, is told that it cannot add to it, and may open its own."""
+def test_forked_child_does_not_use_its_parents_scope() -> None:
     result = run("""
     import os, sys
     from torch_utils import SafePyTorchCleanup, TorchUtilsError
@@ -240,7 +231,7 @@ def test_forked_child_leaves_its_parents_scope_alone() -> None:
 
 
 @pytest.mark.parametrize("wrong", [int, None, 5])
-def test_only_functions_are_decorated(wrong: Any) -> None:
+def test_decorator_refuses_classes_and_values(wrong: Any) -> None:
     with pytest.raises(TypeError, match="decorates functions and methods, not "):
         SafePyTorchCleanup()(wrong)
 
@@ -253,7 +244,6 @@ def test_decorator_without_parentheses_is_refused() -> None:
 
 
 def test_decorator_releases_at_the_end_of_each_call() -> None:
-    """Of functions and coroutine functions; metadata and results are the function's."""
     closed: list[int] = []
 
     class Model(Resource):
@@ -280,8 +270,7 @@ def test_decorator_releases_at_the_end_of_each_call() -> None:
     assert work(5) == [5, 1, 1]  # Each call opens a scope; what is closed is not closed again.
 
 
-def test_decorator_of_generators() -> None:
-    """The scope is open while the generator runs, and closed however it ends."""
+def test_decorated_generator_keeps_its_scope_open() -> None:
     tensors = [torch.ones(5), torch.ones(5)]
 
     def numbers() -> Any:
@@ -302,8 +291,7 @@ def test_decorator_of_generators() -> None:
     assert tensors[1].numel() == 0
 
 
-def test_decorator_of_asynchronous_generators() -> None:
-    """Finished, broken off and thrown into."""
+def test_decorated_async_generator_keeps_its_scope_open() -> None:
     tensors = [torch.ones(5) for _ in range(3)]
 
     async def numbers() -> Any:
@@ -363,7 +351,6 @@ def test_any_awaitable_that_a_callback_returns_is_awaited() -> None:
 
 
 def test_cancellation_skips_no_step() -> None:
-    """A task that is cancelled in its block, and in two steps of its end, does all the others."""
     order: list[str] = []
     tensor = torch.ones(5)
 
@@ -399,8 +386,7 @@ def test_cancellation_skips_no_step() -> None:
     assert tensor.numel() == 0
 
 
-def test_task_started_in_a_callback_releases_by_itself() -> None:
-    """It inherits the context of a release that is over: its own collects all the same."""
+def test_task_started_in_a_callback_has_its_own_release() -> None:
     tasks: list[Any] = []
 
     class Node:
@@ -425,8 +411,8 @@ def test_task_started_in_a_callback_releases_by_itself() -> None:
 
 
 @pytest.mark.parametrize("in_block", [True, False])
-def test_closing_a_coroutine_does_what_needs_no_waiting(in_block: bool) -> None:
-    """In the block and in the middle of the end; what must be awaited is in the report."""
+def test_closed_coroutine_runs_callbacks_without_await(in_block: bool) -> None:
+    """The report lists those that must be awaited."""
     order: list[str] = []
     tensor = torch.ones(5)
     scope = SafePyTorchCleanup()
@@ -472,7 +458,7 @@ def test_scope_is_reusable_after_its_block() -> None:
         assert scope.report.freed_bytes == {"host": 4 * size}
 
 
-def test_helper_threads_manage_into_the_open_block() -> None:
+def test_other_threads_may_manage_in_an_open_block() -> None:
     made: list[torch.Tensor] = []
     with SafePyTorchCleanup() as scope:
         thread = threading.Thread(target=lambda: made.append(scope.manage(torch.ones(5))))
@@ -508,8 +494,7 @@ def test_entering_an_open_scope_is_refused_and_leaves_it_open() -> None:
     asyncio.run(main())
 
 
-def test_each_call_of_a_decorated_function_has_a_scope_of_its_own() -> None:
-    """In itself, in generators that are resumed in turn, in threads and in tasks."""
+def test_each_decorated_call_has_its_own_scope() -> None:
     tensors = [torch.ones(5) for _ in range(4)]
 
     @SafePyTorchCleanup()
@@ -545,7 +530,7 @@ def test_each_call_of_a_decorated_function_has_a_scope_of_its_own() -> None:
     assert [tensor.numel() for tensor in tensors[2:]] == [0, 0]
 
 
-def test_scope_that_was_entered_by_hand_is_ended_by_hand() -> None:
+def test_scope_can_be_entered_and_exited_by_hand() -> None:
     scope = SafePyTorchCleanup()
     scope.__enter__()
     tensor = scope.manage(torch.ones(5))
@@ -553,9 +538,7 @@ def test_scope_that_was_entered_by_hand_is_ended_by_hand() -> None:
     assert tensor.numel() == 0
 
 
-def test_interrupt_of_the_cleanup_leaves_the_report_and_the_notes() -> None:
-    """Ctrl-C in the middle of the end: it comes out after the report was made."""
-
+def test_interrupted_cleanup_still_has_report_and_notes() -> None:
     def interrupt() -> None:
         signal.raise_signal(signal.SIGINT)
         raise ValueError("of a callback")
@@ -600,9 +583,7 @@ def test_decorated_instance_with_an_async_call_is_awaited() -> None:
     assert decorator.report is not None
 
 
-def test_interrupt_in_a_strict_scope_is_not_replaced() -> None:
-    """Nor is it lost as a note, where the block has raised."""
-
+def test_strict_scope_raises_an_interrupt() -> None:
     def interrupt() -> None:
         signal.raise_signal(signal.SIGINT)
         raise ValueError("of a callback")
@@ -638,8 +619,7 @@ def test_cancellation_of_the_cleanup_after_a_failed_block_is_raised() -> None:
     assert ran == ["last"]
 
 
-def test_what_is_managed_after_the_end_is_refused_or_released() -> None:
-    """By a thread that looks at a large container while the block ends."""
+def test_late_manage_is_refused_or_released() -> None:
     for _ in range(20):
         managed = Counted()
         large = [[n] for n in range(3000)] + [managed]
@@ -666,7 +646,7 @@ def test_what_is_managed_after_the_end_is_refused_or_released() -> None:
         managed.close()
 
 
-def test_torch_that_is_imported_in_the_block_is_counted() -> None:
+def test_torch_imported_in_the_block_is_counted() -> None:
     result = run("""
     from torch_utils import SafePyTorchCleanup
     def late():

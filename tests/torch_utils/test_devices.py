@@ -30,7 +30,6 @@ def fake() -> Iterator[Any]:
 
 
 def test_checks_describe_a_cuda_device(fake: Any) -> None:
-    """The answers about a machine with CUDA, and memory only where there is a context."""
     assert is_cuda_available() is True
     assert get_optimal_device() == "cuda"
     assert get_optimal_device(force_cpu=True) == "cpu"
@@ -45,29 +44,24 @@ def test_checks_describe_a_cuda_device(fake: Any) -> None:
 
 
 def test_empty_cache_visits_only_devices_in_use(fake: Any) -> None:
-    """One device has a context: it is emptied inside its guard, the other is left alone."""
     assert safe_cuda_empty_cache() is True
     assert fake.visited == ["enter 0", "empty", "exit 0"]
 
 
-def test_empty_cache_asks_for_contexts_where_it_can() -> None:
-    """torch's own answer about contexts goes before the guess from reserved memory."""
+def test_empty_cache_uses_torchs_query_for_contexts() -> None:
     with installed(stand_in(has_context=lambda index: index == 1)) as fake:
         assert safe_cuda_empty_cache() is True
         assert fake.visited == ["enter 1", "empty", "exit 1"]
         assert list(memory_snapshot().devices) == ["cuda:1"]
 
 
-def test_empty_cache_leaves_a_capture_alone(fake: Any) -> None:
-    """Memory given back while a CUDA graph is captured would spoil the graph."""
+def test_empty_cache_does_nothing_during_a_capture(fake: Any) -> None:
     fake.cuda.is_current_stream_capturing = lambda: fake.visited[-1] == "enter 0"
     assert safe_cuda_empty_cache() is False
     assert fake.visited == ["enter 0", "exit 0"]
 
 
-def test_uninitialised_cuda_is_not_touched(fake: Any) -> None:
-    """Before the program uses CUDA, nothing but is_initialized is asked."""
-
+def test_checks_do_not_initialise_cuda(fake: Any) -> None:
     def forbidden(*args: object) -> None:
         raise AssertionError("this would create a context")
 
@@ -80,10 +74,9 @@ def test_uninitialised_cuda_is_not_touched(fake: Any) -> None:
 
 
 @pytest.mark.parametrize("variable", [None, "0", "1"])
-def test_forked_child_of_a_process_that_used_cuda_has_no_cuda(
+def test_cuda_is_unavailable_in_forked_child_after_use(
     monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:
-    """The driver counts its devices there too, and every use of one fails."""
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     if variable is not None:
         monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", variable)
@@ -97,10 +90,9 @@ def test_forked_child_of_a_process_that_used_cuda_has_no_cuda(
 
 
 @pytest.mark.parametrize("chosen", [None, "0"])
-def test_check_does_not_poison_a_later_fork(
+def test_availability_check_keeps_cuda_in_later_forks(
     fake: Any, monkeypatch: pytest.MonkeyPatch, chosen: str | None
 ) -> None:
-    """NVML is asked, without a change of the environment; unless the program has chosen."""
     asked: list[str] = []
     variable = "PYTORCH_NVML_BASED_CUDA_CHECK"
     if chosen is None:
@@ -135,7 +127,6 @@ BROKEN: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_checks_do_not_raise_with_a_broken_torch(kind: str) -> None:
-    """No installation, however broken, makes a check raise."""
     expected = kind == "half failing"
     with installed(BROKEN[kind]):
         assert is_cuda_available() is expected
@@ -151,15 +142,13 @@ def test_half_imported_torch_counts_as_missing(fake: Any) -> None:
 
 
 def test_checks_agree_with_torch() -> None:
-    """Real torch: consistent with what torch itself says."""
     assert is_cuda_available() == torch.cuda.is_available()
     info = get_device_info()
     assert info["torch_version"] == torch.__version__
     assert info["backend"] == get_optimal_device()
 
 
-def test_other_backends() -> None:
-    """No backend hides another: without CUDA, XPU and then MPS are found."""
+def test_xpu_and_mps_are_found_without_cuda() -> None:
     with installed(stand_in(device_count=lambda: 0, is_initialized=lambda: False)) as fake:
         fake.xpu = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False)
         assert get_optimal_device() == "xpu"
@@ -175,8 +164,7 @@ def test_other_backends() -> None:
         assert memory_snapshot().devices["mps:0"].reserved_bytes == 50
 
 
-def test_host_memory_is_that_of_the_system() -> None:
-    """The figures agree with /proc/self/status, anonymous and file-backed apart."""
+def test_host_memory_agrees_with_proc_status() -> None:
     # Not by malloc, which may give what was resident before.
     block = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.write(bytes(64 << 20))
@@ -190,8 +178,7 @@ def test_host_memory_is_that_of_the_system() -> None:
     assert freed.anonymous_bytes == pytest.approx(64 << 20, rel=0.1)
 
 
-def test_without_torch_nothing_is_imported() -> None:
-    """What cleans up asks only for a torch that is there already."""
+def test_cleanup_functions_do_not_import_torch() -> None:
     program = """
     import sys
     sys.modules["torch"] = None
@@ -205,8 +192,7 @@ def test_without_torch_nothing_is_imported() -> None:
     assert_clean(run(program))
 
 
-def test_checks_at_exit_do_not_import() -> None:
-    """Asked from an atexit callback for the first time, torch is not imported."""
+def test_checks_at_exit_do_not_import_torch() -> None:
     program = """
     import atexit, sys
     def late():

@@ -48,8 +48,7 @@ def serve(enter: Callable[[Any], Any], body: Callable[[Any], Any] | None = None)
     return asyncio.run(main())
 
 
-def test_closes_in_reverse_order_in_another_thread() -> None:
-    """The event loop's thread stays free; the state is what was yielded."""
+def test_lifespan_closes_in_reverse_order_in_another_thread() -> None:
     closed: list[Any] = []
 
     @lifespan
@@ -64,8 +63,7 @@ def test_closes_in_reverse_order_in_another_thread() -> None:
     assert all(thread is not threading.main_thread() for _, thread in closed)
 
 
-def test_loop_goes_on_while_something_is_closed() -> None:
-    """A closer that waits for the loop is answered; in the loop's own thread it never would be."""
+def test_loop_continues_during_the_cleanup() -> None:
     answered = threading.Event()
 
     @lifespan
@@ -84,7 +82,6 @@ def test_loop_goes_on_while_something_is_closed() -> None:
 
 
 def test_coroutine_callbacks_run_in_the_loop() -> None:
-    """They may use what belongs to it; arguments and ``close=`` work as well."""
     loops: list[Any] = []
 
     async def closer(name: str) -> None:
@@ -102,10 +99,9 @@ def test_coroutine_callbacks_run_in_the_loop() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_what_hangs_is_named_and_left_behind(
+def test_hanging_callback_is_logged_and_abandoned(
     cancelled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server stops by its deadline, cancelled or not; what comes after is named too."""
     let_go = threading.Event()
     closed: list[Any] = []
 
@@ -139,10 +135,9 @@ def test_what_hangs_is_named_and_left_behind(
 
 
 @pytest.mark.parametrize("pooled", [False, True])
-def test_host_that_stays_lent_is_named_and_the_others_closed(
+def test_lent_host_is_named_and_others_are_closed(
     pooled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With where it was lent, within a deadline below that of its own closing."""
     closed: list[Any] = []
     lender: Any = ModelPool() if pooled else ModelHost(object, name="lent")
     if pooled:
@@ -169,8 +164,7 @@ def test_host_that_stays_lent_is_named_and_the_others_closed(
     assert status.state == "closed"
 
 
-def test_error_in_the_body_wins() -> None:
-    """Everything is closed, and what the application raised comes out, with a note."""
+def test_exception_of_the_application_wins() -> None:
     closed: list[Any] = []
 
     def fails() -> None:
@@ -189,8 +183,7 @@ def test_error_in_the_body_wins() -> None:
     assert any("cannot close" in note for note in getattr(caught.value, "__notes__", ()))
 
 
-def test_failed_start_closes_what_was_managed_by_then() -> None:
-    """The server sees the error."""
+def test_failed_startup_closes_managed_resources() -> None:
     closed: list[Any] = []
 
     @lifespan
@@ -204,8 +197,7 @@ def test_failed_start_closes_what_was_managed_by_then() -> None:
     assert [name for name, _ in closed] == ["one"]
 
 
-def test_system_exit_of_a_closer_does_not_stop_the_others() -> None:
-    """Nor the server's own way out."""
+def test_system_exit_of_a_callback_skips_no_other() -> None:
     closed: list[Any] = []
 
     @lifespan
@@ -219,8 +211,7 @@ def test_system_exit_of_a_closer_does_not_stop_the_others() -> None:
 
 
 @pytest.mark.parametrize("written_as", ["generator", "context manager"])
-def test_lifespan_that_exists_already(written_as: str) -> None:
-    """Around: its state is merged, and it ends last. As the function itself: unchanged."""
+def test_existing_lifespan_is_wrapped(written_as: str) -> None:
     ends: list[Any] = []
 
     async def existing(app: Any) -> AsyncIterator[dict[str, Any]]:
@@ -239,8 +230,7 @@ def test_lifespan_that_exists_already(written_as: str) -> None:
     assert serve(lifespan(given)) == {"pool": "theirs", "both": "theirs"}
 
 
-def test_each_start_has_a_scope_of_its_own() -> None:
-    """A test client starts one application many times, also at once."""
+def test_each_start_has_its_own_scope() -> None:
     closed: list[Any] = []
 
     @lifespan
@@ -269,14 +259,14 @@ def test_each_start_has_a_scope_of_its_own() -> None:
         (lambda: lifespan(asyncio.sleep), TypeError, "yields once"),
     ],
 )
-def test_wrong_use_is_refused_at_once(make: Any, error: type[Exception], says: str) -> None:
-    """Not when the server starts."""
+def test_wrong_arguments_of_lifespan_are_refused(
+    make: Any, error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
         make()
 
 
-def test_state_that_is_no_mapping_is_refused_and_everything_closed() -> None:
-    """With what it was."""
+def test_wrong_state_is_refused_and_resources_are_closed() -> None:
     closed: list[Any] = []
 
     @lifespan
@@ -288,8 +278,7 @@ def test_state_that_is_no_mapping_is_refused_and_everything_closed() -> None:
     assert len(closed) == 1
 
 
-def test_loop_that_is_interrupted_leaves_the_rest_to_exit() -> None:
-    """A loop that is gone can await nothing: that callback is reported, the others run."""
+def test_interrupted_loop_leaves_resources_to_the_exit() -> None:
     done = run(
         """
         import asyncio, logging
@@ -321,8 +310,7 @@ def test_loop_that_is_interrupted_leaves_the_rest_to_exit() -> None:
     assert "'closer' was never awaited" not in done.stderr, str(done)
 
 
-def test_needs_no_framework() -> None:
-    """Nothing of FastAPI, Starlette or torch is imported; the control imports one."""
+def test_lifespan_imports_no_framework() -> None:
     program = """
         import sys
         import torch_utils.fastapi
@@ -335,8 +323,7 @@ def test_needs_no_framework() -> None:
     assert "torch" in run(program.format(control="sys.modules['torch'] = 1")).stdout
 
 
-def test_without_a_thread_to_spare_the_loop_closes_everything() -> None:
-    """Where the system refuses a thread, nothing is left open."""
+def test_loop_closes_resources_if_no_thread_can_start() -> None:
     closed: list[Any] = []
 
     @lifespan
@@ -389,8 +376,7 @@ FAILING = """
 
 
 @pytest.mark.parametrize(("configured", "hangs"), [(False, True), (True, False)])
-def test_failures_of_the_closing_are_logged_once(configured: bool, hangs: bool) -> None:
-    """uvicorn's root logger has no handler; what hangs afterwards silences nobody."""
+def test_cleanup_errors_are_logged_once(configured: bool, hangs: bool) -> None:
     configure = "import logging; logging.basicConfig()" if configured else ""
     wait = "scope.callback(__import__('threading').Event().wait)" if hangs else ""
     done = run(FAILING.format(configure=configure, hangs=wait))
@@ -508,8 +494,7 @@ QUICK = {"uvicorn, TERM"}
     "name",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SERVERS],
 )
-def test_released_once_in_each_process(name: str, tmp_path: Path) -> None:
-    """In reverse order, and clean-exit finds nothing."""
+def test_models_are_released_once_in_each_worker(name: str, tmp_path: Path) -> None:
     server, stop, processes = SERVERS[name]
     needed = [server[0], "starlette", *(["uvicorn_worker"] if name == "gunicorn" else [])]
     for package in needed:
@@ -521,16 +506,14 @@ def test_released_once_in_each_process(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_second_interrupt_while_closing(tmp_path: Path) -> None:
-    """Ctrl-C twice: still all of it, once."""
+def test_second_interrupt_during_cleanup_skips_nothing(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="uvicorn is not installed")
     report = run_server(tmp_path, UVICORN, signal.SIGINT, AGAIN="1")
     assert list(released(report).values()) == [["newer", "older"]], report.stderr
 
 
 @pytest.mark.slow
-def test_what_hangs_is_named_and_the_server_stops(tmp_path: Path) -> None:
-    """By its deadline, and on stderr although nobody has configured this library's log."""
+def test_server_stops_despite_a_hanging_callback(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="uvicorn is not installed")
     report = run_server(tmp_path, UVICORN, signal.SIGTERM, HANGS="1", DEADLINE_S="0.5")
     assert report.exit_code in (0, 120), str(report)
@@ -540,8 +523,7 @@ def test_what_hangs_is_named_and_the_server_stops(tmp_path: Path) -> None:
     assert not [one for one in report.findings if one.id == "hang"]
 
 
-def test_test_client_of_starlette() -> None:
-    """Its test client starts and stops the application in a thread of its own."""
+def test_starlette_test_client_runs_the_lifespan() -> None:
     pytest.importorskip("httpx", reason="httpx is not installed")
     testclient = pytest.importorskip("starlette.testclient", reason="starlette is not installed")
     from starlette.applications import Starlette

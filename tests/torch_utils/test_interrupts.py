@@ -74,9 +74,7 @@ class Naive:
 
 
 @pytest.mark.parametrize("in_block", [False, True])
-def test_resource_is_released_once(in_block: bool) -> None:
-    """By the close that was interrupted, or else by the next one."""
-
+def test_interrupted_close_releases_once(in_block: bool) -> None:
     def check(place: Place) -> None:
         resource = Counted()
 
@@ -130,9 +128,7 @@ def test_signal_handler_that_closes_the_same_resource_releases_once() -> None:
 
 
 @places
-def test_scope_releases_everything_once(at_most: int) -> None:
-    """At once, or when the scope is collected; at the latest at exit, which is tested below."""
-
+def test_interrupted_scope_releases_everything_once(at_most: int) -> None:
     def check(place: Place) -> None:
         calls: list[str] = []
         managed: list[Counted] = []
@@ -173,9 +169,7 @@ def test_scope_releases_everything_once(at_most: int) -> None:
 
 
 @places
-def test_async_scope_releases_everything_once(at_most: int) -> None:
-    """The same with coroutines; one that nobody can await any more is not run by half."""
-
+def test_interrupted_async_scope_releases_everything_once(at_most: int) -> None:
     def check(place: Place) -> None:
         begun: list[str] = []
         ended: list[str] = []
@@ -222,7 +216,7 @@ def test_async_scope_releases_everything_once(at_most: int) -> None:
 
 
 @places
-def test_release_is_whole_or_not_begun(at_most: int) -> None:
+def test_interrupted_release_is_complete_or_not_started(at_most: int) -> None:
     def check(place: Place) -> None:
         models, tensor = [nn.Linear(2, 2), nn.Linear(2, 2)], torch.ones(2)
         closing = Counted()
@@ -254,7 +248,7 @@ def timing_out() -> Iterator[Callable[[], object]]:
 
 
 @places
-def test_timeout_that_a_handler_raises_skips_nothing_and_is_not_lost(
+def test_timeout_of_a_handler_skips_nothing_and_is_raised(
     at_most: int, timing_out: Callable[[], object]
 ) -> None:
     def check(place: Place) -> None:
@@ -310,9 +304,7 @@ RELEASES_IN_C: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", RELEASES_IN_C)
-def test_release_in_c_that_is_interrupted_runs_once(kind: str) -> None:
-    """As one that Cython or mypyc has compiled: no frame shows that it has begun."""
-
+def test_interrupted_release_in_c_runs_once(kind: str) -> None:
     class InC(Resource):
         _release = RELEASES_IN_C[kind]
         work = in_python
@@ -352,7 +344,7 @@ def test_release_in_c_that_raises_runs_once() -> None:
     assert next(calls) == 1
 
 
-def test_second_sigint_is_delivered_at_once_into_a_release_that_hangs() -> None:
+def test_second_sigint_interrupts_a_hanging_release() -> None:
     reached: list[str] = []
 
     def hang(self: Any) -> None:
@@ -383,9 +375,7 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("error", [Stop, KeyboardInterrupt, SystemExit, ValueError])
-def test_signal_during_a_release_that_raises_is_delivered(error: type[BaseException]) -> None:
-    """And the next one, in an ordinary release and outside of one."""
-
+def test_signal_during_a_failing_release_is_delivered(error: type[BaseException]) -> None:
     def interrupted(self: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
         order.append("release")
@@ -405,7 +395,7 @@ def test_signal_during_a_release_that_raises_is_delivered(error: type[BaseExcept
     assert order == ["release", "signal", "release", "signal", "signal"]
 
 
-def test_signals_during_a_release_are_delivered_in_order_though_handlers_raise() -> None:
+def test_deferred_signals_are_delivered_in_order() -> None:
     order: list[int] = []
 
     def handler(number: int, frame: object) -> None:
@@ -424,8 +414,6 @@ def test_signals_during_a_release_are_delivered_in_order_though_handlers_raise()
 
 
 def test_orderly_exit_releases_everything_once() -> None:
-    """A signal of `exit_on_signals` anywhere: it ends the program, after what was begun."""
-
     def check(place: Place) -> None:
         outer, inner = Counted(), Counted()
         statuses: list[Any] = []
@@ -500,16 +488,14 @@ interrupt_everywhere(
 
 
 @pytest.mark.parametrize("at_most", [30, pytest.param(200, marks=pytest.mark.slow)])
-def test_end_of_the_program_closes_what_an_interrupt_left_open(at_most: int) -> None:
-    """Each release runs exactly once, whether at once, at the next collection or at exit."""
+def test_exit_closes_resources_that_an_interrupt_left_open(at_most: int) -> None:
     result = run(EXIT, str(at_most))
     assert_clean(result)
     after_the_interrupt = {line.partition("!")[2] for line in result.stdout.splitlines()}
     assert any("a" in rest for rest in after_the_interrupt)  # Some were left to the exit.
 
 
-def test_timer_that_interrupts_at_any_time() -> None:
-    """Also inside of C, and between the end of a block and its ``__exit__``."""
+def test_timer_interrupts_at_any_time_lose_no_release() -> None:
     result = run("""
     import gc, signal
     from support.counted_resource import Counted as R
@@ -574,7 +560,7 @@ CTRL_C = "signal.raise_signal(signal.SIGINT)"
 
 
 @pytest.mark.parametrize("imports", ["", "import threading\n"])
-def test_interrupt_of_a_destructor_reaches_the_code_that_dropped_it(imports: str) -> None:
+def test_interrupt_of_a_destructor_is_raised_in_the_dropping_code(imports: str) -> None:
     result = run(imports + DESTRUCTOR.replace("SUBJECT", "Safe").replace("COME", CTRL_C))
     assert_clean(result)
     assert result.stdout.splitlines()[-1:] == ["interrupted"]
@@ -586,8 +572,7 @@ def test_control_of_a_naive_destructor() -> None:
     assert "Exception ignored" in result.stderr
 
 
-def test_interrupt_that_a_release_itself_raises_is_not_a_ctrl_c() -> None:
-    """In a destructor that is an error of the release, which `sys.unraisablehook` prints."""
+def test_keyboard_interrupt_raised_by_a_release_is_its_error() -> None:
     result = run(DESTRUCTOR.replace("SUBJECT", "Safe").replace("COME", "raise KeyboardInterrupt"))
     assert (result.returncode, result.stdout) == (0, "went on\n"), str(result)
     assert result.stderr.startswith("Exception ignored in: <function Resource.__del__")
@@ -643,8 +628,7 @@ assert not lost, lost
 """
 
 
-def test_nothing_is_dropped_near_the_recursion_limit() -> None:
-    """A callback may run when its scope is collected, and a resource be closed at exit."""
+def test_cleanup_near_the_recursion_limit_is_completed() -> None:
     result = run(NEAR_THE_LIMIT)
     assert_clean(result)
     assert result.stdout == ""

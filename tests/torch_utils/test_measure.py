@@ -25,8 +25,7 @@ def fresh(size: int) -> mmap.mmap:
     return pages
 
 
-def test_each_repetition_is_timed_on_the_host() -> None:
-    """Warm-up calls are not."""
+def test_each_repetition_is_timed() -> None:
     calls: list[int] = []
     started = time.perf_counter()
     result = measure(lambda n: (calls.append(n), time.sleep(0.01)), 7, warmup=2, repeat=5)
@@ -39,7 +38,7 @@ def test_each_repetition_is_timed_on_the_host() -> None:
     assert "ms on cpu (median of 5" in str(result)
 
 
-def test_memory_that_stays_is_seen() -> None:
+def test_peak_includes_memory_that_stays() -> None:
     kept = []
     with measuring() as result:
         kept.append(fresh(50 << 20))
@@ -47,16 +46,14 @@ def test_memory_that_stays_is_seen() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the mark is Linux's")
-def test_memory_that_came_and_went_is_seen() -> None:
-    """The peak is in the figure although nothing of it is left; an earlier one is not."""
+def test_peak_includes_memory_that_was_freed() -> None:
     fresh(200 << 20).close()
     with measuring() as result:
         fresh(50 << 20).close()
     assert 45 << 20 < result.peak_bytes < 100 << 20
 
 
-def test_cuda_uses_events_and_waits() -> None:
-    """The launch returns at once; the figure is the kernel's own time."""
+def test_cuda_time_comes_from_events() -> None:
     log: list[str] = []
 
     class Event:
@@ -98,7 +95,7 @@ def test_cuda_uses_events_and_waits() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the mark is Linux's")
-def test_inner_block_begins_the_peak_anew() -> None:
+def test_inner_block_resets_the_peak() -> None:
     with measuring() as outer:
         fresh(200 << 20).close()
         with measuring() as inner:
@@ -107,8 +104,7 @@ def test_inner_block_begins_the_peak_anew() -> None:
     assert outer.peak_bytes < 100 << 20
 
 
-def test_another_device_is_timed_by_synchronisation() -> None:
-    """Its peak counts from the beginning of the block."""
+def test_other_devices_are_synchronised() -> None:
     peaks = [1000]
     module = types.SimpleNamespace(
         synchronize=lambda: None,
@@ -120,7 +116,7 @@ def test_another_device_is_timed_by_synchronisation() -> None:
     assert (result.peak_bytes, result.device) == (7, "xpu:0")
 
 
-def test_figures_that_are_not_there_yet_are_not_shown() -> None:
+def test_incomplete_measurement_raises() -> None:
     with measuring() as result:
         assert "nothing measured yet" in str(result)
     assert "ms on" in str(result)
@@ -129,7 +125,7 @@ def test_figures_that_are_not_there_yet_are_not_shown() -> None:
             ask()
 
 
-def test_wrong_use_is_refused() -> None:
+def test_wrong_arguments_of_measure_are_refused() -> None:
     with pytest.raises(ValueError, match="repeat >= 1"):
         measure(int, repeat=0)
     with pytest.raises(ValueError, match="between 0 and 100"):
@@ -139,8 +135,7 @@ def test_wrong_use_is_refused() -> None:
             measure(sum, [1], device=device)
 
 
-def test_another_device_without_torch_is_refused() -> None:
-    """The host's clock would time launches, and call that the device."""
+def test_device_without_torch_is_refused() -> None:
     with installed(None):
         with pytest.raises(ValueError, match="import torch first"), measuring("cuda"):
             pass

@@ -63,7 +63,7 @@ def test_real_error_of_the_cpu_allocator_is_recognised() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs exception groups")
-def test_members_of_groups_count() -> None:
+def test_memory_error_in_a_group_is_recognised() -> None:
     group = ExceptionGroup("g", [ValueError("x"), ExceptionGroup("h", [MemoryError()])])
     assert is_out_of_memory(group)
     assert not is_out_of_memory(ExceptionGroup("g", [ValueError("out of memory")]))
@@ -107,8 +107,7 @@ def fail_with_tensor() -> torch.multiprocessing.reductions.StorageWeakRef:
 
 
 @pytest.mark.parametrize("how", ["plain", "cause", "context", "none", "cycle"])
-def test_frames_of_the_whole_chain_are_cleared(how: str) -> None:
-    """The tensor of the frame that raised goes, and the traceback prints as before."""
+def test_frames_of_chained_exceptions_are_cleared(how: str) -> None:
     try:
         try:
             fail_with_tensor()
@@ -132,8 +131,7 @@ def test_frames_of_the_whole_chain_are_cleared(how: str) -> None:
         assert traceback.format_exception(error) == before
 
 
-def test_control_of_clearing_only_the_top() -> None:
-    """The standard library's helper leaves a chained tensor alive."""
+def test_control_traceback_clear_frames_keeps_chained_frames() -> None:
     try:
         try:
             fail_with_tensor()
@@ -146,7 +144,6 @@ def test_control_of_clearing_only_the_top() -> None:
 
 
 def test_scope_clears_frames_after_out_of_memory() -> None:
-    """At the end of a scope the failed frames' tensors are gone, and the error goes on."""
     scope = SafePyTorchCleanup()
     with pytest.raises(MemoryError) as caught, scope:
         fail_with_tensor()
@@ -249,16 +246,14 @@ def clear(error):
 
 
 @pytest.mark.parametrize("version", ["this", "3.10", "3.11", "3.12", "3.13"])
-def test_what_lives_on_is_not_cleared(version: str) -> None:
-    """A generator or coroutine that has handled the error goes on; what has ended is cleared."""
+def test_frames_of_live_generators_are_kept(version: str) -> None:
     python = sys.executable if version == "this" else other_pythons().get(version)
     if python is None:
         pytest.skip(f"Python {version} is not installed, or is this one")
     assert_clean(run(SURVIVORS.replace("{clear}", "clear_exception_frames"), python=python))
 
 
-def test_control_of_clearing_every_frame() -> None:
-    """The standard library's helper closes the generator before Python 3.13."""
+def test_control_traceback_clear_frames_closes_generators() -> None:
     program = SURVIVORS.replace("clear = {clear}", CLEAR_EVERYTHING)
     if sys.version_info >= (3, 13):
         assert_clean(run(program))
@@ -266,9 +261,7 @@ def test_control_of_clearing_every_frame() -> None:
         assert "the generator is dead" in run(program).stderr
 
 
-def test_errors_of_a_report_keep_nothing_alive() -> None:
-    """A report may be kept; what was in the frames of the errors that it lists is gone."""
-
+def test_report_keeps_no_frames_alive() -> None:
     class Failing:
         def close(self) -> None:
             fail_with_tensor()
@@ -279,9 +272,7 @@ def test_errors_of_a_report_keep_nothing_alive() -> None:
     assert "fail_with_tensor" in "".join(traceback.format_exception(error))
 
 
-def test_what_is_handled_while_releasing_keeps_its_frames() -> None:
-    """The exception that the program is handling is the program's, though it is the context."""
-
+def test_handled_exception_keeps_its_frames() -> None:
     class Failing:
         def close(self) -> None:
             raise ValueError("close")

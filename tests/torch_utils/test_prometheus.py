@@ -61,8 +61,7 @@ def exposition() -> str:
     return done.stdout
 
 
-def test_what_was_done_is_counted(exposition: str) -> None:
-    """Bytes of storages, releases, retries, and what is open."""
+def test_releases_and_retries_are_counted(exposition: str) -> None:
     text = exposition
     assert 'torch_utils_released_bytes_total{device="host"} 1e+06' in text
     assert 'torch_utils_still_held_bytes{device="host"} 1e+06' in text
@@ -73,8 +72,7 @@ def test_what_was_done_is_counted(exposition: str) -> None:
     assert "torch_utils_process" not in text
 
 
-def test_promtool_finds_nothing(exposition: str) -> None:
-    """Names and units as Prometheus' own linter wants them; it does find a bad one."""
+def test_promtool_accepts_the_metrics(exposition: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: Debian's package prometheus has it")
@@ -89,8 +87,7 @@ def test_promtool_finds_nothing(exposition: str) -> None:
     assert "torch_utils_loads" in lint("# TYPE torch_utils_loads counter\ntorch_utils_loads 1\n")
 
 
-def test_registering_twice_is_fine() -> None:
-    """In one registry or another, and each release is counted once in each."""
+def test_register_is_idempotent() -> None:
     done = program(
         """
         other = client.CollectorRegistry()
@@ -107,8 +104,7 @@ def test_registering_twice_is_fine() -> None:
     assert done.stdout == "1.0 1.0\n"
 
 
-def test_release_frees_at_once_while_metrics_are_counted() -> None:
-    """The thread that counts uses no tensor."""
+def test_release_does_not_wait_for_the_metrics_thread() -> None:
     done = program(
         """
         import time, torch
@@ -122,8 +118,7 @@ def test_release_frees_at_once_while_metrics_are_counted() -> None:
     assert_clean(done)
 
 
-def test_release_within_a_release_is_counted_once() -> None:
-    """By the outer one, which counts the bytes of both."""
+def test_nested_release_is_counted_once() -> None:
     done = program(
         """
         import torch
@@ -190,8 +185,7 @@ COLLECTED_ANYWHERE = """
 """
 
 
-def test_destructor_waits_for_no_lock() -> None:
-    """Garbage that is collected while this thread has prometheus-client's lock: counted later."""
+def test_destructor_does_not_wait_for_metrics_locks() -> None:
     body = COLLECTED_ANYWHERE.format(destructor="release(self.weights)", wait_s=60)
     done = program(body)
     assert done.stdout == "0.0\ndone\n", str(done)
@@ -201,13 +195,12 @@ def test_destructor_waits_for_no_lock() -> None:
     tuple(map(int, version("prometheus-client").split(".")[:2])) < (0, 22),
     reason="its lock is reentrant: there is nothing to wait for",
 )
-def test_control_destructor_that_counts_by_itself_waits() -> None:
+def test_control_destructor_that_counts_itself_blocks() -> None:
     body = COLLECTED_ANYWHERE.format(destructor="naive.labels('a').inc()", wait_s=1)
     assert program(body).stdout == "waits\n"
 
 
-def test_hosts_are_counted() -> None:
-    """Each load by its outcome, each unload once and by its reason, leases as they are."""
+def test_loads_unloads_and_leases_are_exported() -> None:
     done = program(
         """
         from torch_utils import ModelHost, ModelPool
@@ -270,8 +263,7 @@ def test_hosts_are_counted() -> None:
     ]
 
 
-def test_hosts_of_one_name_and_names_of_any_kind(tmp_path: Path) -> None:
-    """Leases of all; a process that was lost has none; what UTF-8 has not is written out."""
+def test_hosts_of_one_name_are_added_and_labels_are_valid(tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text(
         "import os\nclass Model:\n    def die(self):\n        os._exit(3)\n"
     )
@@ -327,8 +319,7 @@ def test_hosts_of_one_name_and_names_of_any_kind(tmp_path: Path) -> None:
     ]
 
 
-def test_two_workers_share_a_folder(tmp_path: Path) -> None:
-    """Sums over the workers, each counted in its own process; a worker that ended is gone."""
+def test_metrics_of_two_workers_are_added(tmp_path: Path) -> None:
     worker = """
         import torch
         register()
@@ -393,8 +384,7 @@ def test_two_workers_share_a_folder(tmp_path: Path) -> None:
     ]
 
 
-def test_asgi_app_serves_all_workers_without_the_dead(tmp_path: Path) -> None:
-    """Also one that was killed; what it counted stays counted."""
+def test_asgi_app_drops_gauges_of_dead_workers(tmp_path: Path) -> None:
     worker = """
         from torch_utils import ModelHost
         from torch_utils.prometheus import asgi_app
@@ -453,7 +443,7 @@ def test_asgi_app_serves_all_workers_without_the_dead(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["1.0 2.0", "0"]
 
 
-def test_costs_nothing_unless_it_is_registered() -> None:
+def test_prometheus_client_is_imported_only_on_use() -> None:
     done = run_forked(
         """
         import sys
@@ -467,8 +457,7 @@ def test_costs_nothing_unless_it_is_registered() -> None:
     assert_clean(done)
 
 
-def test_missing_package_is_named() -> None:
-    """With how to install it."""
+def test_missing_prometheus_client_is_named() -> None:
     done = run_forked(
         """
         import sys

@@ -77,7 +77,7 @@ for name in ("terminated", "left", "dropped", "killed", "closed", "deleted", "sh
 """
 
 
-def test_actors(tmp_path: Path) -> None:
+def test_actors_release_their_models(tmp_path: Path) -> None:
     """Ray calls __ray_shutdown__ in three of these; the two that it kills are the control."""
     pytest.importorskip("ray", reason="ray is not installed: the extra ray has it")
     (tmp_path / "released").mkdir()

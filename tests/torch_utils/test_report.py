@@ -22,11 +22,11 @@ from torch_utils import CleanupReport, HostMemory, MemorySnapshot, StillHeld
         (-2e9, "-2.0 GB"),
     ],
 )
-def test_bytes_are_written_in_powers_of_ten(count: float, text: str) -> None:
+def test_format_bytes_uses_decimal_units(count: float, text: str) -> None:
     assert str(CleanupReport(freed_bytes={"host": count})).startswith(f"freed {text} on host in ")
 
 
-def test_line_says_everything() -> None:
+def test_str_of_report_has_all_parts() -> None:
     report = CleanupReport(
         freed_bytes={"host": 5_000_000, "cuda:0": 7_000_000},
         still_held=(
@@ -53,8 +53,7 @@ def test_line_says_everything() -> None:
         report.duration_s = 1.0  # type: ignore[misc]
 
 
-def test_line_of_a_release_at_exit_says_what_ran() -> None:
-    """Where only closers run, the line does not say that nothing happened, and has the errors."""
+def test_str_of_report_at_exit_names_closers_and_errors() -> None:
     report = CleanupReport(errors=(ValueError("x"),), skipped="the program is ending")
     assert str(report) == (
         "only closed, nothing counted: the program is ending; 1 error, the first: ValueError('x')"

@@ -42,7 +42,7 @@ def test_close_runs_release_once() -> None:
         pass
 
 
-def test_blocks_close_at_their_end_also_when_cancelled() -> None:
+def test_blocks_close_resources_even_if_cancelled() -> None:
     with Counted() as resource:
         assert not resource.closed
     assert resource.released == 1
@@ -105,7 +105,7 @@ class HalfBuilt(Resource):
 
 
 @pytest.mark.parametrize("release_fails", [False, True])
-def test_object_whose_init_failed_is_closed_by_its_destructor_loudly(
+def test_destructor_closes_object_after_failed_init_and_warns(
     release_fails: bool, lost_errors: list[type]
 ) -> None:
     releases: list[int] = []
@@ -120,7 +120,7 @@ def test_object_whose_init_failed_is_closed_by_its_destructor_loudly(
 
 
 @pytest.mark.parametrize("release_fails", [False, True])
-def test_closes_on_error_closes_at_once_and_warns_nobody(
+def test_closes_on_error_closes_without_warning(
     release_fails: bool, lost_errors: list[type]
 ) -> None:
     class Decorated(HalfBuilt):
@@ -150,7 +150,7 @@ REFUSED: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_our_own_classes_that_refuse_their_arguments_warn_nobody(
+def test_own_classes_close_without_warning_after_wrong_arguments(
     kind: str, lost_errors: list[type]
 ) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
@@ -219,9 +219,7 @@ def failing(error: BaseException) -> Counted:
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("end", ENDS)
-def test_closing_raises_what_the_release_raised_and_counts_as_closed(
-    end: str, kind: type[BaseException]
-) -> None:
+def test_close_raises_error_of_release_and_is_closed(end: str, kind: type[BaseException]) -> None:
     error = kind("no")
     resource = failing(error)
     with pytest.raises(kind) as caught:
@@ -269,9 +267,7 @@ def test_release_must_be_overridden() -> None:
         Empty()
 
 
-def test_release_that_runs_later_is_refused() -> None:
-    """Nobody would await or iterate what such a function returns."""
-
+def test_async_or_generator_release_is_refused() -> None:
     async def coroutine(self: Any) -> None: ...
 
     def generator(self: Any) -> Any:
@@ -289,7 +285,7 @@ def test_release_that_runs_later_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_release_that_returns_a_coroutine_has_failed() -> None:
+def test_release_that_returns_a_coroutine_raises() -> None:
     async def later() -> None: ...
 
     class Late(Resource):
@@ -303,7 +299,7 @@ def test_release_that_returns_a_coroutine_has_failed() -> None:
     gc.collect()
 
 
-def test_combines_with_slots_and_abstract_classes() -> None:
+def test_resource_combines_with_slots_and_abstract_classes() -> None:
     class Slots(Resource):
         __slots__ = ("value",)
 
@@ -330,7 +326,7 @@ def test_combines_with_slots_and_abstract_classes() -> None:
         type("Missing", (Resource, Abstract), {"_release": lambda self: None})()
 
 
-def test_closed_resources_leave_no_memory_behind() -> None:
+def test_closed_resources_are_freed() -> None:
     with Counted():
         for _ in range(1000):
             Counted().close()
@@ -351,8 +347,8 @@ class Model(Counted):
     """What a framework keeps."""
 
 
-def test_destructor_that_is_called_closes_once() -> None:
-    """Ray Serve calls `__del__` itself, in another thread, and then drops the model."""
+def test_explicit_del_call_closes_once() -> None:
+    """Ray Serve calls `__del__` in another thread and then drops the model."""
     kept = [Model()]
     released: list[int] = []
     kept[0].action = lambda self: released.append(1)
@@ -448,7 +444,7 @@ def test_threads_and_a_signal_handler_release_each_once() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_releases_that_close_each_other_in_a_circle_end(count: int) -> None:
+def test_releases_that_close_each_other_do_not_deadlock(count: int) -> None:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -473,7 +469,7 @@ def test_releases_that_close_each_other_in_a_circle_end(count: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
-def test_forked_child_never_releases_its_parents() -> None:
+def test_forked_child_never_releases_parents_resources() -> None:
     resource = Counted(lambda self: os.write(write, b"parent's"))
     read, write = os.pipe()
     pid = os.fork()
@@ -531,7 +527,7 @@ atexit.register(lambda: print("open" if not a.closed else "closed", is_shutting_
     assert sorted(lines) == sorted([*order, *late])
 
 
-def test_errors_at_exit_skip_nothing_and_change_no_exit_code() -> None:
+def test_errors_at_exit_skip_no_resource_and_keep_exit_code() -> None:
     result = run(
         EXIT
         + """
@@ -551,8 +547,7 @@ kept = [R(0), Bad(ValueError()), R(1), Bad(SystemExit('no')), R(2), Bad(Keyboard
     assert result.stdout.count("True") == 7
 
 
-def test_warnings_as_errors_keep_nothing_from_being_released() -> None:
-    """The dropped one's warning is an exception; the one that is open at exit does not warn."""
+def test_warnings_as_errors_skip_no_release() -> None:
     result = run(EXIT + 'kept = R("kept")\nR("dropped")\n', options=("-W", "error"))
     assert result.returncode == 0, str(result)
     assert result.stdout.splitlines() == ["dropped False 1", "kept True 1"]
@@ -560,8 +555,7 @@ def test_warnings_as_errors_keep_nothing_from_being_released() -> None:
 
 
 @pytest.mark.parametrize("collector", ["gc.enable()", "gc.disable()"])
-def test_resource_of_a_late_atexit_callback_is_closed(collector: str) -> None:
-    """Callbacks that were registered before the import run after the library's own."""
+def test_resource_opened_in_atexit_callback_is_closed(collector: str) -> None:
     result = run(
         f"""
 import atexit, gc
@@ -575,7 +569,7 @@ atexit.register(lambda: (kept.append(R(7)), gc.collect()))
     assert result.stdout == "7 True 1\n"
 
 
-def test_daemon_thread_that_uses_a_closed_resource_ends_quietly() -> None:
+def test_daemon_thread_that_uses_closed_resource_ends_silently() -> None:
     result = run(
         """
 import atexit, threading
@@ -619,8 +613,7 @@ if __name__ == "__main__":
     assert result.stdout.splitlines() == ["child True 1", "parent True 1"]
 
 
-def test_releases_that_open_others_without_end_come_to_an_end() -> None:
-    """A thousand of them are closed; the log says once that more were opened."""
+def test_endless_reopening_at_exit_is_limited() -> None:
     result = run(
         EXIT
         + """

@@ -97,8 +97,7 @@ def slotted() -> WithSlots:
         lambda: Plain({"a": torch.ones(3)}),
     ],
 )
-def test_every_kind_of_attribute_becomes_none(make: Any) -> None:
-    """A second time there is nothing."""
+def test_every_type_of_attribute_becomes_none(make: Any) -> None:
     owner = make()
     assert safe_tensor_cleanup("tensor", owner) is True
     assert getattr(owner, "tensor", None) is None
@@ -106,8 +105,7 @@ def test_every_kind_of_attribute_becomes_none(make: Any) -> None:
 
 
 @pytest.mark.parametrize("owner", [Frozen(), ReadOnly(), None, WithSlots(), object()])
-def test_owner_that_refuses_is_left_as_it_was(owner: Any) -> None:
-    """Or one that has nothing."""
+def test_owner_that_refuses_is_unchanged(owner: Any) -> None:
     before = getattr(owner, "tensor", None)
     assert safe_tensor_cleanup("tensor", owner) is False
     assert getattr(owner, "tensor", None) is before
@@ -118,11 +116,11 @@ class Broken:
         raise RuntimeError("half built")
 
 
-def test_it_never_raises() -> None:
+def test_safe_tensor_cleanup_never_raises() -> None:
     assert safe_tensor_cleanup("tensor", Broken()) is False
 
 
-def test_tensor_stays_whole_for_others() -> None:
+def test_other_references_keep_the_tensor() -> None:
     owner = Plain(torch.ones(3))
     tensor = owner.tensor
     assert safe_tensor_cleanup("tensor", owner) is True

@@ -53,7 +53,7 @@ with R("block"):
     assert result.stdout.splitlines() == order
 
 
-def test_control_of_the_default_action() -> None:
+def test_control_default_action_skips_cleanup() -> None:
     result = run(PRELUDE + 'r = R("kept")\nkill(signal.SIGTERM)\n')
     assert (result.returncode, result.stdout) == (-signal.SIGTERM, "")
 
@@ -68,7 +68,7 @@ with SafePyTorchCleanup(R("outer")) as scope:
 
 
 @pytest.mark.parametrize("place", IN_THE_MIDDLE)
-def test_cleanup_in_progress_ends_first(place: str) -> None:
+def test_signal_waits_for_a_running_cleanup(place: str) -> None:
     program = f'exit_on_signals()\nr = R("kept")\n{IN_THE_MIDDLE[place]}\nwait_until_ended()\n'
     result = run(PRELUDE + program)
     assert_clean(result, 143)
@@ -78,8 +78,7 @@ def test_cleanup_in_progress_ends_first(place: str) -> None:
 
 @pytest.mark.parametrize("when", ["during", "after"])
 @pytest.mark.parametrize("error", ["Stop", "KeyboardInterrupt"])
-def test_release_that_raises_loses_no_signal(when: str, error: str) -> None:
-    """The program catches what the release raised: the signal came during it, or comes later."""
+def test_failing_release_loses_no_signal(when: str, error: str) -> None:
     result = run(
         PRELUDE
         + """
@@ -102,8 +101,7 @@ wait_until_ended()
     assert result.stdout.split() == f"begin bad {caught}begin kept end kept".split()
 
 
-def test_signal_while_handlers_are_installed_is_handled() -> None:
-    """By the earlier handler, which `exit_on_signals` calls too, or by both."""
+def test_signal_during_installation_is_handled() -> None:
     codes: list[Any] = []
 
     def check(place: Place) -> None:
@@ -131,8 +129,7 @@ def test_signal_while_handlers_are_installed_is_handled() -> None:
 
 
 @pytest.mark.parametrize("step", ["callback", "release"])
-def test_program_that_is_ending_keeps_its_own_status(step: str) -> None:
-    """Neither an exit callback nor a release at exit is broken off."""
+def test_ending_program_keeps_its_exit_status(step: str) -> None:
     result = run(
         PRELUDE
         + """
@@ -151,8 +148,7 @@ sys.exit(5)
     assert result.stdout.split() == f"{whole}begin b end b begin a end a".split()
 
 
-def test_second_signal_ends_at_once() -> None:
-    """A release that hangs does not keep the program from being ended."""
+def test_second_signal_ends_a_hanging_release() -> None:
     result = run(
         PRELUDE
         + """
@@ -170,8 +166,7 @@ wait_until_ended()
 @pytest.mark.parametrize(
     "number", [300, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 700))]
 )
-def test_signal_while_torch_is_imported_ends_the_program_in_order(number: int) -> None:
-    """The signal comes when the import looks for its Nth module."""
+def test_signal_during_import_of_torch_exits_orderly(number: int) -> None:
     result = run(
         PRELUDE
         + f"""
@@ -194,7 +189,7 @@ wait_until_ended()
 
 
 @pytest.mark.slow  # The import gets ten seconds.
-def test_import_that_never_ends_is_ended() -> None:
+def test_endless_import_is_interrupted() -> None:
     result = run(
         PRELUDE
         + """
@@ -298,7 +293,7 @@ def signalled(*_):
 
 
 @pytest.mark.parametrize("place", LOSSES)
-def test_exit_is_raised_again_where_python_prints_and_goes_on(place: str) -> None:
+def test_discarded_exit_is_raised_again(place: str) -> None:
     program = f"""
 r0 = R("kept")
 sys.unraisablehook = lambda lost: print(lost.exc_type.__name__, flush=True)
@@ -311,15 +306,14 @@ wait_until_ended()
     assert result.stdout.replace("ZeroDivisionError\n", "") == "begin kept\nend kept\n"
 
 
-def test_control_of_a_plain_handler() -> None:
+def test_control_plain_handler_loses_the_exit() -> None:
     program = f"signal.signal(signal.SIGTERM, plain)\n{LOSSES['finalize']}\nprint('went on')\n"
     result = run(PRELUDE + SIGNALLED + program)
     assert (result.returncode, result.stdout) == (0, "went on\n")
     assert "SystemExit: 143" in result.stderr
 
 
-def test_overlapping_cleanups_of_tasks_do_not_put_it_off_for_ever() -> None:
-    """Each cleanup waits for later ones: some are always under way."""
+def test_overlapping_cleanups_do_not_defer_the_exit_forever() -> None:
     result = run(
         PRELUDE
         + """
@@ -347,8 +341,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("place", ["task", "generator"])
 @pytest.mark.parametrize("safe", [True, False])
-def test_task_that_nobody_awaits_is_ended_without_a_word(place: str, safe: bool) -> None:
-    """Of a plain handler's exception, asyncio logs that it was never retrieved."""
+def test_exit_in_unawaited_task_logs_nothing(place: str, safe: bool) -> None:
     install = "exit_on_signals()" if safe else "signal.signal(signal.SIGTERM, plain)"
     result = run(
         PRELUDE
@@ -379,7 +372,7 @@ asyncio.run(main())
     assert safe is (result.stderr == "")
 
 
-def test_handlers_are_back_after_the_block_that_a_signal_ended() -> None:
+def test_handlers_are_restored_after_a_signal() -> None:
     result = run("""
     import signal
     from torch_utils import exit_on_signals
@@ -396,7 +389,7 @@ def test_handlers_are_back_after_the_block_that_a_signal_ended() -> None:
     assert result.stdout.splitlines() == ["mine", "143"]
 
 
-def test_event_loop_is_told_once_of_a_signal_during_a_release() -> None:
+def test_event_loop_receives_deferred_signal_once() -> None:
     result = run("""
     import asyncio, signal
     from torch_utils import Resource
@@ -414,7 +407,7 @@ def test_event_loop_is_told_once_of_a_signal_during_a_release() -> None:
     assert result.stdout == "[1]\n"
 
 
-def test_child_that_is_forked_during_a_release_has_its_handlers() -> None:
+def test_child_forked_during_a_release_has_handlers() -> None:
     result = run("""
     import os, signal
     from torch_utils import Resource

@@ -36,8 +36,8 @@ from torch_utils import (
 # Loading
 
 
-def test_many_threads_load_once() -> None:
-    """All get the same model; asking for the status loads nothing."""
+def test_concurrent_threads_load_the_model_once() -> None:
+    """status() does not load it."""
     host = ModelHost(lambda: (wait_for(lambda: threads_inside("torch_utils") > 8), Stub())[1])
     assert (host.status().state, len(Stub.made)) == ("unloaded", 0)
     models = []
@@ -55,7 +55,7 @@ def test_many_threads_load_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [OSError, StopIteration])
-def test_failed_load_reaches_all_who_wait_and_can_be_tried_again(kind: type[Exception]) -> None:
+def test_failed_load_raises_in_all_waiters_and_next_lease_retries(kind: type[Exception]) -> None:
     tries, fails = [], True
 
     def load() -> Stub:
@@ -78,8 +78,8 @@ def test_failed_load_reaches_all_who_wait_and_can_be_tried_again(kind: type[Exce
     host.close()
 
 
-def test_failed_load_keeps_nothing_alive() -> None:
-    """What it had loaded before it failed does not live on in the error's frames."""
+def test_failed_load_keeps_no_memory_alive() -> None:
+    """The frames of its exception are cleared."""
     half = []
 
     def load() -> None:
@@ -97,8 +97,8 @@ def test_failed_load_keeps_nothing_alive() -> None:
     host.close()
 
 
-def test_models_that_release_does_not_know() -> None:
-    """Functions and plain objects are lent too, and go with their last reference."""
+def test_host_lends_models_that_release_does_not_support() -> None:
+    """Functions and plain objects are freed with their last reference."""
     host = ModelHost(lambda: lambda text: text[::-1])
     with host.lease() as model:
         assert model("ab") == "ba"
@@ -111,7 +111,7 @@ def test_models_that_release_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("what", [5, None, asyncio.sleep])
-def test_wrong_arguments_are_refused_at_once(what) -> None:
+def test_init_refuses_wrong_arguments(what) -> None:
     with pytest.raises(TypeError, match="load must be a function"):
         ModelHost(what)
     with pytest.raises(ValueError, match="isolation must be"):
@@ -123,8 +123,7 @@ def test_wrong_arguments_are_refused_at_once(what) -> None:
             ModelHost(Stub, **options)
 
 
-def test_wait_for_others_ends_in_time() -> None:
-    """A lease that waits for another's load gives up, and leaves nothing behind."""
+def test_lease_times_out_while_another_thread_loads() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def load() -> Stub:
@@ -193,8 +192,8 @@ def use_while_unloading(host, rounds: int, seed: int) -> tuple[list[BaseExceptio
     return errors, len(refused)
 
 
-def test_never_unloaded_under_a_lease() -> None:
-    """Callers, an unloader and a short keep_alive compete; nobody meets a closed model."""
+def test_model_is_never_unloaded_under_a_lease() -> None:
+    """Callers, an unloading thread and a short keep_alive compete."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     host = ModelHost(Stub, keep_alive="10ms")
@@ -211,7 +210,7 @@ def test_never_unloaded_under_a_lease() -> None:
     assert all(stub.closed == 1 for stub in Stub.made)
 
 
-def test_control_host_that_counts_no_leases_is_found() -> None:
+def test_control_host_without_lease_count_fails() -> None:
     host = NaiveHost()
     runs = (use_while_unloading(host, 5, seed)[0] for seed in range(200))
     errors = next(filter(None, runs), [])
@@ -219,8 +218,7 @@ def test_control_host_that_counts_no_leases_is_found() -> None:
     Stub.made.clear()
 
 
-def test_unload_says_who_has_it() -> None:
-    """Where in the program the lease was taken; and it reports what came back."""
+def test_unload_names_leases_and_reports_freed_bytes() -> None:
     host = ModelHost(Stub, name="stub")
     assert host.status().name == "stub"
     assert isinstance(host.unload(), CleanupReport)
@@ -235,8 +233,8 @@ def test_unload_says_who_has_it() -> None:
     host.close()
 
 
-def test_lease_that_is_dropped_has_ended() -> None:
-    """By its destructor, wherever it is collected; one is entered once."""
+def test_garbage_collected_lease_ends() -> None:
+    """Also if another thread collects it."""
     host = ModelHost(Stub, keep_alive=0)
     lease = host.lease()
     lease.__enter__()
@@ -257,8 +255,7 @@ def test_lease_that_is_dropped_has_ended() -> None:
         ("1.5m", 90), ("250ms", 0.25), (" 10m ", 600), (-1, None), (-1.0, None), ("-1", None),
     ],
 )  # fmt: skip
-def test_keep_alive_counts_from_the_end_of_the_last_lease(value, seconds) -> None:
-    """Numbers are seconds; texts have a unit; -1 is for ever."""
+def test_keep_alive_counts_from_end_of_last_lease(value, seconds) -> None:
     with ModelHost(Stub, keep_alive=value) as host:
         with host.lease() as outer:
             with host.lease() as inner:
@@ -277,8 +274,8 @@ def test_keep_alive_counts_from_the_end_of_the_last_lease(value, seconds) -> Non
 
 
 @pytest.mark.parametrize("value", [0, "0"])
-def test_keep_alive_of_zero(value) -> None:
-    """It goes when the block has ended; what is loaded beforehand is kept."""
+def test_keep_alive_of_zero_unloads_after_block(value) -> None:
+    """A model that was loaded beforehand is kept."""
     with ModelHost(Stub, keep_alive=value) as host:
         with host.lease() as outer, host.lease() as inner:
             assert outer is inner
@@ -296,14 +293,14 @@ def test_keep_alive_of_zero(value) -> None:
         (True, TypeError), ([], TypeError), (b"5m", TypeError),
     ],
 )  # fmt: skip
-def test_wrong_keep_alive_is_refused_with_what_it_may_be(value, error) -> None:
+def test_wrong_keep_alive_error_lists_valid_forms(value, error) -> None:
     with pytest.raises(error, match="90s") as caught:
         ModelHost(int, keep_alive=value)
     assert repr(value) in str(caught.value)
 
 
-def test_idle_model_expires_and_is_loaded_again() -> None:
-    """Not under a lease that lasts longer; no thread stays behind."""
+def test_idle_model_expires_and_next_lease_loads_it() -> None:
+    """No thread remains."""
     before = threading.active_count()
     host = ModelHost(Stub, keep_alive=0.02)
     for count in (1, 2):
@@ -316,8 +313,8 @@ def test_idle_model_expires_and_is_loaded_again() -> None:
     host.close()
 
 
-def test_release_frees_at_once_while_models_are_hosted() -> None:
-    """The threads that wait for a model's end use no tensor."""
+def test_release_does_not_wait_for_hosting_threads() -> None:
+    """These threads use no tensors."""
     torch = pytest.importorskip("torch")
     with ModelHost(Stub) as host:
         host.load()
@@ -329,7 +326,7 @@ def test_release_frees_at_once_while_models_are_hosted() -> None:
 # Closing
 
 
-def test_close_waits_for_leases_and_lends_nothing_meanwhile() -> None:
+def test_close_waits_for_leases_and_refuses_new_ones() -> None:
     host = ModelHost(Stub)
     lent, go_on = threading.Event(), threading.Event()
 
@@ -359,8 +356,8 @@ def test_close_waits_for_leases_and_lends_nothing_meanwhile() -> None:
     assert Stub.made[0].closed == 1
 
 
-def test_close_names_who_has_it_after_the_deadline() -> None:
-    """The model lives until the lease ends; a lease of the closing thread is not waited for."""
+def test_close_names_open_leases_at_the_deadline() -> None:
+    """It does not wait for a lease of the closing thread."""
     host = ModelHost(Stub)
     with host.lease() as model:
         with pytest.raises(ModelInUseError, match="in test_close_names"):
@@ -375,8 +372,7 @@ def test_close_names_who_has_it_after_the_deadline() -> None:
 # Forks
 
 
-def test_fork_has_a_host_that_is_not_loaded() -> None:
-    """It loads a model of its own, and closes that alone."""
+def test_forked_child_loads_and_closes_its_own_model() -> None:
     host = ModelHost(Stub)
     with host.lease() as mine:
         if os.fork() == 0:
@@ -396,8 +392,7 @@ def test_fork_has_a_host_that_is_not_loaded() -> None:
     assert mine.closed == 1
 
 
-def test_fork_while_a_model_expires() -> None:
-    """A model that forks while it is unloaded: nobody waits for himself."""
+def test_fork_during_expiry_does_not_deadlock() -> None:
     result = run_program(
         """
         import os
@@ -423,8 +418,7 @@ def test_fork_while_a_model_expires() -> None:
 # Coroutines
 
 
-def test_coroutines_load_once_and_do_not_stop_the_loop() -> None:
-    """The loop goes round while the model is loaded, by a thread that ends with that."""
+def test_coroutines_load_once_without_blocking_the_loop() -> None:
     turns = []
     go_on = threading.Event()
 
@@ -455,8 +449,8 @@ def test_coroutines_load_once_and_do_not_stop_the_loop() -> None:
     assert len(Stub.made) == 1
 
 
-def test_cancelled_coroutines_leave_no_lease() -> None:
-    """At each step that they may be at; the load goes on, and is there for the next."""
+def test_cancelled_coroutine_keeps_no_lease() -> None:
+    """At each step; the load continues for the next caller."""
 
     async def main() -> None:
         host = ModelHost(lambda: (time.sleep(0.01), Stub())[1], keep_alive=-1)
@@ -480,8 +474,7 @@ def test_cancelled_coroutines_leave_no_lease() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("no such file"), SystemExit(3)])
-def test_failed_load_reaches_all_coroutines_and_is_tried_once(error: BaseException) -> None:
-    """Whether it fails while they wait, or before the first of them has begun to."""
+def test_failed_load_raises_in_all_coroutines_after_one_try(error: BaseException) -> None:
     tries: list[int] = []
     go_on = threading.Event()
 
@@ -518,8 +511,8 @@ def test_failed_load_reaches_all_coroutines_and_is_tried_once(error: BaseExcepti
         sys.setswitchinterval(before)
 
 
-def test_model_that_nobody_waits_for_any_more_expires() -> None:
-    """A keep_alive of 0 keeps what is loaded beforehand, not what was loaded for one that left."""
+def test_model_whose_caller_left_expires() -> None:
+    """A keep_alive of 0 keeps a model only if load() loaded it."""
     go_on = threading.Event()
 
     async def main() -> None:
@@ -534,8 +527,7 @@ def test_model_that_nobody_waits_for_any_more_expires() -> None:
     run(main)
 
 
-def test_coroutines_hear_of_errors_and_of_time() -> None:
-    """A load that fails, one that takes too long, one that wants to end the program."""
+def test_alease_raises_load_errors_and_timeouts() -> None:
     go_on = threading.Event()
 
     async def main() -> None:
@@ -555,9 +547,7 @@ def test_coroutines_hear_of_errors_and_of_time() -> None:
     run(main)
 
 
-def test_aclose_waits_off_the_loop() -> None:
-    """For a lease of a coroutine of the same loop, which goes on."""
-
+def test_aclose_waits_without_blocking_the_loop() -> None:
     async def main() -> None:
         host = ModelHost(Stub, keep_alive=0)
         entered = asyncio.Event()

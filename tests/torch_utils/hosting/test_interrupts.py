@@ -46,10 +46,10 @@ def frozen_heap() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
 @pytest.mark.parametrize("keep_alive", [0, "5m"])
 @pytest.mark.parametrize("at_most", [80, pytest.param(600, marks=pytest.mark.slow)])
-def test_interrupted_host_has_no_lease_left_and_lends_again(
+def test_interrupted_lease_is_not_counted_and_host_still_lends(
     at_most: int, keep_alive: float | str
 ) -> None:
-    """An interrupt between the load and its host leaves one model to nobody; no other is lost."""
+    """An interrupt between the load and its end discards one model."""
 
     def check(place: Place) -> None:
         Stub.made.clear()
@@ -101,8 +101,8 @@ def test_interrupted_unload_closes_the_model_once() -> None:
     interrupt_everywhere(check, package="torch_utils", minimum=50, at_most=300, deliver=send_sigint)
 
 
-def test_interrupt_of_a_load_is_its_threads_alone() -> None:
-    """The others load the model themselves, once."""
+def test_interrupted_load_raises_only_in_its_thread() -> None:
+    """The other threads load the model themselves, once."""
     tries = []
 
     def load() -> Stub:
@@ -123,8 +123,8 @@ ASKS = {"lease": lend, "load": ModelHost.load, "unload": ModelHost.unload, "clos
 
 
 @pytest.mark.parametrize("ask", ASKS)
-def test_signal_handlers_do_it_or_are_refused(ask: str) -> None:
-    """At any instruction of a lease, a load and an unload; none waits for its own thread."""
+def test_signal_handlers_use_host_or_get_an_error(ask: str) -> None:
+    """At any instruction of a lease, a load and an unload."""
     hosts: list[ModelHost[Stub]] = []
     counts = {"done": 0, "refused": 0}
 
@@ -158,8 +158,8 @@ def test_signal_handlers_do_it_or_are_refused(ask: str) -> None:
     assert all(stub.closed == 1 for stub in Stub.made)
 
 
-def test_dropped_generator_ends_its_lease_at_any_moment() -> None:
-    """Its block is left by the collector, in the middle of another lease of its thread."""
+def test_dropped_generator_ends_its_lease() -> None:
+    """The collector ends its block during another lease of the same thread."""
     pending: list[Any] = []
 
     def generate(host: ModelHost[Stub]) -> Iterator[int]:
@@ -188,7 +188,7 @@ async def alease(host: ModelHost[Stub]) -> None:
 @pytest.mark.parametrize(
     "ask", [*ASKS.values(), lambda host: asyncio.run(alease(host))], ids=[*ASKS, "alease"]
 )
-def test_load_and_close_cannot_wait_for_themselves(ask: Callable[[Any], object]) -> None:
+def test_load_and_close_refuse_to_wait_for_themselves(ask: Callable[[Any], object]) -> None:
     host: ModelHost[Any] = ModelHost(lambda: ask(host), name="snake")
     with pytest.raises(TorchUtilsError) as caught:
         host.load()
@@ -213,9 +213,7 @@ def test_load_and_close_cannot_wait_for_themselves(ask: Callable[[Any], object])
 
 
 @pytest.mark.parametrize("as_coroutine", [False, True])
-def test_load_that_needs_the_room_it_has_taken(as_coroutine: bool) -> None:
-    """A loader that leases another model of a pool of one: that can never be."""
-
+def test_load_that_leases_from_its_full_pool_gets_no_room(as_coroutine: bool) -> None:
     def load() -> Stub:
         with pool.lease("inner"):
             return Stub()
@@ -236,8 +234,7 @@ def test_load_that_needs_the_room_it_has_taken(as_coroutine: bool) -> None:
             assert model.use()
 
 
-def test_two_loads_that_need_each_other_end_by_a_timeout() -> None:
-    """Across threads nobody can see it, but a lease's time ends it."""
+def test_loads_that_wait_for_each_other_time_out() -> None:
     both = threading.Barrier(2)
 
     def load(name: str) -> None:
@@ -251,8 +248,8 @@ def test_two_loads_that_need_each_other_end_by_a_timeout() -> None:
         host.close()
 
 
-def test_close_in_a_handler_while_it_loads() -> None:
-    """The handler hears at once that it is loading; when it is there, it is given back."""
+def test_close_in_signal_handler_during_load_fails() -> None:
+    """The loaded model is then released."""
     host = ModelHost(lambda: (close(), Stub())[1])
 
     def close() -> None:

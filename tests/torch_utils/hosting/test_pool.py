@@ -64,8 +64,8 @@ def use(pool: ModelPool, *names: str) -> None:
 
 
 @pytest.mark.parametrize("budget", [250 * MB, {"host": 250 * MB}])
-def test_least_recently_used_goes_first(budget: Any) -> None:
-    """By when a lease ended, not by when it was loaded."""
+def test_least_recently_used_model_is_evicted_first(budget: Any) -> None:
+    """By the end of its last lease, not by its load."""
     with make(ModelPool(budget_bytes=budget), a=100, b=100, c=100) as pool:
         use(pool, "a", "b", "a", "c")
         assert loaded(pool) == ["a", "c"]
@@ -73,16 +73,15 @@ def test_least_recently_used_goes_first(budget: Any) -> None:
         assert 100 * MB <= pool.status()["a"].nbytes < 150 * MB
 
 
-def test_most_models_at_once() -> None:
-    """Whatever they take; a budget of a device does not limit what lies elsewhere."""
+def test_max_loaded_limits_number_of_models() -> None:
+    """A budget for one device does not limit other devices."""
     pool = ModelPool(budget_bytes={"cuda:0": 1}, max_loaded=2)
     with make(pool, a=1, b=1, c=1) as pool:
         use(pool, "a", "b", "c")
         assert loaded(pool) == ["b", "c"]
 
 
-def test_lent_model_stays_and_is_named() -> None:
-    """Also against a model whose size is not known before it is there."""
+def test_lent_model_is_not_evicted_and_error_names_it() -> None:
     with make(ModelPool(budget_bytes=250 * MB), a=100, b=100, c=100) as pool:
         for _ in range(2):  # The second time its size is known.
             with pool.lease("a") as a, pool.lease("b") as b:
@@ -96,8 +95,7 @@ def test_lent_model_stays_and_is_named() -> None:
             assert "a has 10" in text
 
 
-def test_waits_until_a_lease_ends() -> None:
-    """In a thread and in a coroutine; then the other one goes."""
+def test_load_waits_for_room_until_a_lease_ends() -> None:
     pool = make(ModelPool(max_loaded=1), a=1, b=1)
     entered = threading.Event()
 
@@ -129,8 +127,7 @@ def test_waits_until_a_lease_ends() -> None:
         assert loaded(pool) == ["b"]
 
 
-def test_model_that_can_never_fit_unloads_no_other() -> None:
-    """Once its size is known, it is refused at once, without a load."""
+def test_model_that_can_never_fit_evicts_no_other() -> None:
     loads = []
 
     def load() -> Any:
@@ -147,8 +144,7 @@ def test_model_that_can_never_fit_unloads_no_other() -> None:
         assert loads == [1]
 
 
-def test_declared_size_counts_instead_of_a_measured_one() -> None:
-    """What declares more than the budget is never loaded; what declares less makes room first."""
+def test_declared_size_replaces_measured_size() -> None:
     with ModelPool(budget_bytes=250 * MB) as pool:
         make(pool, a=100)
         pool.add("b", Stub, nbytes=200 * MB)
@@ -161,8 +157,7 @@ def test_declared_size_counts_instead_of_a_measured_one() -> None:
         assert len(Stub.made) == 1
 
 
-def test_model_in_a_process_counts_with_its_resident_memory() -> None:
-    """That of its whole process, files that it has mapped included, as it is now."""
+def test_model_process_counts_with_its_resident_memory() -> None:
     with ModelPool() as pool:
         pool.add("model", Model, isolation="process")
         with pool.lease("model") as model:
@@ -171,15 +166,14 @@ def test_model_in_a_process_counts_with_its_resident_memory() -> None:
             assert before + 60 * MB < pool.status()["model"].nbytes < before + 80 * MB
 
 
-def test_thread_that_holds_all_the_room_is_refused_at_once() -> None:
-    """It would wait for itself for ever."""
+def test_thread_that_holds_all_room_gets_an_error() -> None:
+    """It would wait for itself."""
     with make(ModelPool(max_loaded=1), a=1, b=1) as pool, pool.lease("a"):
         with pytest.raises(NoRoomError, match="a has "), pool.lease("b"):
             pass
 
 
-def test_each_waits_for_its_own_time() -> None:
-    """One that gives up early does not end the wait of one that has more time."""
+def test_each_caller_waits_for_its_own_timeout() -> None:
     pool = make(ModelPool(max_loaded=1), a=1, b=1)
     outcome: list[str] = []
 
@@ -201,8 +195,7 @@ def test_each_waits_for_its_own_time() -> None:
         assert outcome == ["no room", "lent"]
 
 
-def test_two_loads_at_once_share_the_room() -> None:
-    """Neither waits for what the other has not got yet."""
+def test_concurrent_loads_share_the_budget() -> None:
     barrier = threading.Barrier(2, timeout=WAIT_S)
     with make(ModelPool(budget_bytes=100 * MB), a=60, b=60) as pool:
         use(pool, "a", "b")
@@ -221,9 +214,7 @@ def test_two_loads_at_once_share_the_room() -> None:
         assert errors_in_threads(partial(ask, "a"), partial(ask, "b")) == []
 
 
-def test_failed_load_takes_no_room() -> None:
-    """And what was unloaded for it can come back."""
-
+def test_failed_load_frees_its_room() -> None:
     def fail() -> Any:
         raise OSError("no such file")
 
@@ -271,8 +262,7 @@ with tempfile.TemporaryDirectory() as folder:
     ("model", "output"),
     [("torch.nn.Linear(1024, 1024)", ["True"] * 3), ("Untold()", ["True"] * 3)],
 )
-def test_imports_of_a_load_do_not_count(model: str, output: list[str]) -> None:
-    """Tensors are counted instead; a model without any counts as nothing."""
+def test_only_tensors_and_arrays_of_a_load_count(model: str, output: list[str]) -> None:
     done = run_forked(IMPORTS.format(model=model), quick_end=True)
     assert_clean(done)
     assert done.stdout.splitlines() == output
@@ -289,8 +279,7 @@ def is_refused(pool: ModelPool, name: str) -> bool:
         return True
 
 
-def test_closing_closes_all_models_newest_first() -> None:
-    """One that is lent is named, after the others were closed."""
+def test_close_closes_all_models_newest_first() -> None:
     order: list[str] = []
 
     class Named(Stub):
@@ -321,7 +310,7 @@ def test_closing_closes_all_models_newest_first() -> None:
     assert order == ["c", "a", "b"]
 
 
-def test_closing_lends_nothing_and_names_all_that_are_lent() -> None:
+def test_close_refuses_leases_and_names_all_lent_models() -> None:
     pool = make(ModelPool(), a=1, b=1, c=1)
     errors: list[BaseException] = []
 
@@ -339,8 +328,7 @@ def test_closing_lends_nothing_and_names_all_that_are_lent() -> None:
     assert "c is lent 1 time: " in str(error) and "b is lent 1 time: " in str(error)
 
 
-def test_closing_ends_a_wait_for_room() -> None:
-    """The thread that waits hears that it is closed, and not only when a lease ends."""
+def test_close_ends_a_wait_for_room() -> None:
     pool = make(ModelPool(max_loaded=1), a=1, b=1)
     errors: list[BaseException] = []
 
@@ -365,8 +353,7 @@ def test_closing_ends_a_wait_for_room() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["5", True, float("nan")])
-def test_wrong_times_are_refused_at_once(wrong: Any) -> None:
-    """Before anything is waited for, or closed."""
+def test_wrong_timeouts_are_refused(wrong: Any) -> None:
     with make(ModelPool(), a=1) as pool:
         for ask in (partial(pool.lease, "a"), partial(pool.alease, "a")):
             with pytest.raises((TypeError, ValueError), match="timeout_s must be a number"):
@@ -376,8 +363,7 @@ def test_wrong_times_are_refused_at_once(wrong: Any) -> None:
         use(pool, "a")
 
 
-def test_lease_is_not_a_model() -> None:
-    """An error says that the ``with`` block is missing."""
+def test_attribute_of_lease_error_names_the_with_block() -> None:
     with make(ModelPool(), a=1) as pool, pytest.raises(AttributeError, match=r"with .* as model"):
         pool.lease("a").encode("text")
 
@@ -403,7 +389,6 @@ def test_wrong_limits_are_refused(
 
 
 def test_wrong_names_and_options_are_refused() -> None:
-    """Unknown: which there are. Twice: which. Wrong options: before anything is added."""
     with make(ModelPool(), a=1) as pool:
         for error in (UnknownModelError, KeyError):
             with pytest.raises(error) as caught:
@@ -419,8 +404,7 @@ def test_wrong_names_and_options_are_refused() -> None:
         assert list(pool.status()) == ["a"]
 
 
-def test_fork_while_another_thread_makes_room() -> None:
-    """The child's pool waits for no thread of its parent."""
+def test_forked_child_of_evicting_pool_does_not_deadlock() -> None:
     done = run_forked(
         """
         import os, signal, threading, warnings
@@ -598,11 +582,11 @@ FEW = settings(
 @pytest.mark.parametrize(
     "most_examples", [30, pytest.param(300, marks=pytest.mark.slow)], ids=["few", "many"]
 )
-def test_whatever_is_asked_of_a_pool(most_examples: int) -> None:
+def test_random_operations_keep_pool_invariants(most_examples: int) -> None:
     run_state_machine_as_test(Pools, settings=settings(FEW, max_examples=most_examples))
 
 
-def test_control_pool_that_unloads_what_is_lent_is_found() -> None:
+def test_control_pool_that_evicts_lent_models_fails() -> None:
     # Until it is found, which a few are not always enough for.
     until = settings(FEW, max_examples=2000, phases=[Phase.generate])
     with pytest.raises(AssertionError, match="is_whole"):

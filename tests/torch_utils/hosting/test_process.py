@@ -61,8 +61,8 @@ def model(host) -> Iterator[Any]:
 # Calls
 
 
-def test_lease_is_a_proxy(host) -> None:
-    """Methods, attributes and the call travel; the lease's end is the proxy's."""
+def test_proxy_calls_methods_and_reads_attributes(host) -> None:
+    """It ends with its lease."""
     with host.lease() as model:
         pid = model.pid()
         assert pid != os.getpid()
@@ -80,14 +80,13 @@ def test_lease_is_a_proxy(host) -> None:
     assert host.status().state == "unloaded"
 
 
-def test_arguments_of_the_load_travel(shared) -> None:
+def test_load_arguments_reach_the_process(shared) -> None:
     assert shared.arguments == ("an argument",)
 
 
 @pytest.mark.parametrize("count", [0, 10, 100_000, 3_000_000])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_arrive_whole(shared, count: int, order: str) -> None:
-    """Of any size and layout; what is returned may be written to."""
+def test_arrays_are_transferred_intact_and_writable(shared, count: int, order: str) -> None:
     sent = np.asarray(np.random.default_rng(count).random((2, count // 2)), np.float64, order=order)
     received = shared.echo(sent)
     assert received.dtype == sent.dtype
@@ -100,13 +99,11 @@ def test_arrays_arrive_whole(shared, count: int, order: str) -> None:
 
 @pytest.mark.slow
 def test_large_arrays_are_transferred(shared) -> None:
-    """As an argument and as a result."""
     assert int(shared.ones(1 << 30).sum()) == 1 << 30
     assert len(shared.echo(np.ones(1 << 30, np.uint8))) == 1 << 30
 
 
-def test_no_answer_changes_an_earlier_one(shared) -> None:
-    """However many are kept; and no descriptor stays behind."""
+def test_results_do_not_share_memory(shared) -> None:
     kept = [shared.echo(np.full(300_000, n, np.int16)) for n in range(40)]
     for n in range(40):
         shared.echo(np.full(300_000, -n, np.int16))
@@ -118,8 +115,7 @@ def test_no_answer_changes_an_earlier_one(shared) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_arguments_stay_as_they_were(shared) -> None:
-    """The model may keep what it got: later calls do not write over it."""
+def test_model_may_keep_its_arguments(shared) -> None:
     shared.keep(np.full(1_000_000, 7, np.uint8))
     for n in range(5):
         shared.echo(np.full(1_000_000, n, np.uint8))
@@ -127,7 +123,7 @@ def test_arguments_stay_as_they_were(shared) -> None:
     shared.keep(None)
 
 
-def test_many_threads_get_their_own_answers(shared) -> None:
+def test_concurrent_threads_get_their_own_results(shared) -> None:
     def work() -> None:
         me = threading.get_ident()
         for n in range(50):
@@ -139,8 +135,8 @@ def test_many_threads_get_their_own_answers(shared) -> None:
 # Errors
 
 
-def test_errors_come_as_they_are(shared) -> None:
-    """With their type, and the traceback of the other side as a note."""
+def test_exceptions_keep_their_type_and_traceback(shared) -> None:
+    """The traceback of the process is a note."""
     with pytest.raises(ValueError, match="no such text") as caught:
         shared.fail()
     assert "in fail\n" in "".join(traceback.format_exception(caught.value))
@@ -149,10 +145,9 @@ def test_errors_come_as_they_are(shared) -> None:
     assert shared.echo(1) == 1
 
 
-def test_text_of_errors_that_cannot_come_is_kept(
+def test_exceptions_that_cannot_be_pickled_keep_their_text(
     shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be pickled, what this process has not imported, Ctrl-C."""
     (tmp_path / "only_in_the_child.py").write_text(
         "class Trouble(RuntimeError): pass\nclass Thing: pass\n"
     )
@@ -171,8 +166,8 @@ def test_text_of_errors_that_cannot_come_is_kept(
         assert model.echo(2) == 2
 
 
-def test_what_cannot_be_pickled_is_refused(shared) -> None:
-    """As an argument and as a result; the process goes on."""
+def test_values_that_cannot_be_pickled_are_refused(shared) -> None:
+    """The process continues."""
     for argument in (threading.Lock(), lambda: 1):
         with pytest.raises(pickle.PicklingError, match=r"stub\.echo\(\) runs in another proc"):
             shared.echo([argument])
@@ -181,8 +176,7 @@ def test_what_cannot_be_pickled_is_refused(shared) -> None:
     assert shared.echo(1) == 1
 
 
-def test_text_of_memory_errors_is_understood() -> None:
-    """A batch is halved also where the error's class did not come through."""
+def test_memory_errors_are_recognised_by_their_text() -> None:
     assert is_out_of_memory(ModelProcessError("stub raised OutOfMemoryError('CUDA out of memory')"))
 
 
@@ -193,7 +187,9 @@ def test_text_of_memory_errors_is_understood() -> None:
         (load_and_leave, ModelProcessError, "has ended: exit code 7"),
     ],
 )
-def test_load_that_fails(load: Any, error: type[Exception], text: str) -> None:
+def test_failed_load_raises_and_ends_the_process(
+    load: Any, error: type[Exception], text: str
+) -> None:
     with host_of(load) as host, pytest.raises(error, match=text):
         host.load()
 
@@ -210,8 +206,7 @@ def test_load_that_fails(load: Any, error: type[Exception], text: str) -> None:
         ("kill", "(SIGKILL)"),
     ],
 )
-def test_end_in_the_middle_of_a_call(host, capfd, how: str, text: str) -> None:
-    """The error says how; what it said is on stderr; the next lease loads."""
+def test_end_during_a_call_raises_and_next_lease_restarts(host, capfd, how: str, text: str) -> None:
     with host.lease() as model:
         pid = model.pid()
         with pytest.raises(ModelProcessError, match="has ended") as caught:
@@ -226,8 +221,7 @@ def test_end_in_the_middle_of_a_call(host, capfd, how: str, text: str) -> None:
     assert (host.status().loads, host.status().unloads) == (2, 1)
 
 
-def test_end_between_calls(model) -> None:
-    """Found by the next call; what its own children hold open does not hide it."""
+def test_next_call_notices_the_end_of_the_process(model) -> None:
     child = model.fork()
     os.kill(model.pid(), signal.SIGKILL)
     with pytest.raises(ModelProcessError, match="SIGKILL"):
@@ -235,8 +229,7 @@ def test_end_between_calls(model) -> None:
     os.kill(child, signal.SIGKILL)
 
 
-def test_end_between_leases(host) -> None:
-    """The next lease starts it again."""
+def test_next_lease_restarts_the_process(host) -> None:
     with host.lease() as model:
         pid = model.pid()
     os.kill(pid, signal.SIGKILL)
@@ -246,8 +239,7 @@ def test_end_between_leases(host) -> None:
 
 
 @pytest.mark.slow
-def test_process_that_closes_its_pipe_is_killed(model) -> None:
-    """And that is what the error says: memory has not run out."""
+def test_process_that_closes_its_connection_is_killed(model) -> None:
     pid = model.pid()
     with pytest.raises(ModelProcessError, match="after it had closed its connection") as caught:
         model.hang_up()
@@ -255,8 +247,7 @@ def test_process_that_closes_its_pipe_is_killed(model) -> None:
     assert not is_there(pid)
 
 
-def test_end_between_leases_is_seen_by_the_status(host) -> None:
-    """Nobody has to lease it first."""
+def test_status_notices_the_end_of_the_process(host) -> None:
     with host.lease() as model:
         pid = model.pid()
         os.kill(pid, signal.SIGKILL)
@@ -264,8 +255,7 @@ def test_end_between_leases_is_seen_by_the_status(host) -> None:
         assert (host.status().state, host.status().nbytes) == ("unloaded", 0)
 
 
-def test_call_that_takes_too_long_ends_the_process(tmp_path: Path) -> None:
-    """In a method of ten minutes; the next lease starts a new process."""
+def test_call_timeout_kills_the_process(tmp_path: Path) -> None:
     with ModelHost(Model, name="stub", isolation="process", call_timeout_s=0.5) as host:
         with host.lease() as model:
             pid = model.pid()
@@ -277,8 +267,7 @@ def test_call_that_takes_too_long_ends_the_process(tmp_path: Path) -> None:
         assert host.status().state == "unloaded"
 
 
-def test_lives_longer_than_the_thread_that_started_it(host) -> None:
-    """PR_SET_PDEATHSIG would kill it then."""
+def test_process_outlives_the_thread_that_started_it(host) -> None:
     thread = threading.Thread(target=host.load)
     thread.start()
     thread.join()
@@ -287,8 +276,7 @@ def test_lives_longer_than_the_thread_that_started_it(host) -> None:
     assert host.status().loads == 1
 
 
-def test_cancelled_call_does_not_hang(host, tmp_path: Path) -> None:
-    """The caller is cancelled in a method of ten minutes: its process ends, and its thread too."""
+def test_cancelled_call_kills_the_process(host, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
 
     async def main() -> None:
@@ -310,8 +298,7 @@ def test_cancelled_call_does_not_hang(host, tmp_path: Path) -> None:
 # Forks
 
 
-def test_fork_gets_results_of_its_own(shared) -> None:
-    """Neither it nor its parent nor later answers change what the other sees."""
+def test_results_are_private_to_each_fork(shared) -> None:
     mine = shared.echo(np.zeros(1_000_000, np.uint8))
     if os.fork() == 0:
         mine[:] = 1
@@ -322,8 +309,7 @@ def test_fork_gets_results_of_its_own(shared) -> None:
     assert not mine.any()
 
 
-def test_fork_neither_uses_nor_ends_it(model) -> None:
-    """Its call is an error; its end is not the process's."""
+def test_forked_child_can_neither_call_nor_end_the_process(model) -> None:
     if os.fork() == 0:
         try:
             model.echo(1)
@@ -337,8 +323,7 @@ def test_fork_neither_uses_nor_ends_it(model) -> None:
 # Interrupts
 
 
-def test_interrupt_of_a_call_ends_the_process(model, tmp_path: Path) -> None:
-    """At once, although the method takes ten minutes."""
+def test_interrupted_call_kills_the_process(model, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     pid = model.pid()
 
@@ -395,7 +380,7 @@ def check_answers(host: Any, minimum: int, at_most: int, package: str) -> dict[s
     return counts
 
 
-def test_interrupts_never_shift_answers_nor_keep_locks(host) -> None:
+def test_interrupts_never_mix_up_results_or_keep_locks(host) -> None:
     counts = check_answers(host, 35, 50, "torch_utils")
     assert all(counts.values()), counts
 
@@ -431,7 +416,7 @@ class NaiveHost:
         return int.from_bytes(self.here.recv(4), "big", signed=True)
 
 
-def test_control_answers_without_numbers_shift() -> None:
+def test_control_unnumbered_results_get_mixed_up() -> None:
     host = NaiveHost()
     with pytest.raises(AssertionError, match="the answer to another call"):
         check_answers(host, 1, 100, __name__)
@@ -458,8 +443,7 @@ def run_program(source: str, *arguments: str, as_file: bool = False, **how: Any)
     "end",
     ["", *(pytest.param(e, marks=pytest.mark.slow) for e in ("host.close()", "sys.exit(0)"))],
 )
-def test_leaves_with_the_program(end: str) -> None:
-    """Closed or left open: nothing on stderr, and no process."""
+def test_process_ends_with_the_program(end: str) -> None:
     result = run_program(
         f"host = start(Model)\nwith host.lease() as model: print(model.pid())\n{end}"
     )
@@ -467,8 +451,7 @@ def test_leaves_with_the_program(end: str) -> None:
     assert not is_there(int(result.stdout))
 
 
-def test_parent_imports_no_torch(tmp_path: Path) -> None:
-    """Not even where the child has it, and answers with its classes."""
+def test_parent_does_not_import_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "class Tensor: pass\nclass OutOfMemoryError(RuntimeError): pass\n"
     )
@@ -502,7 +485,7 @@ if __name__ == "__main__":
     "method", [pytest.param("touch_and_sleep", marks=pytest.mark.slow), "touch_and_spin"]
 )
 def test_process_ends_when_its_parent_is_killed(tmp_path: Path, method: str) -> None:
-    """Whatever it is doing, and although a fork of the parent lives on."""
+    """A fork of the parent does not keep it alive."""
     begun = tmp_path / "begun"
     result = run_program(
         f"""
@@ -527,8 +510,7 @@ model.{method}({str(begun)!r})
     wait_for(lambda: not is_there(int(result.stdout)))
 
 
-def test_what_it_prints_is_printed() -> None:
-    """To stdout and stderr of the parent, more than any pipe takes, beside the answers."""
+def test_output_of_the_process_is_the_parents() -> None:
     result = run_program(
         "with start(Model) as host, host.lease() as model:\n"
         "    assert model.say(300_000) == 300_000"
@@ -560,14 +542,13 @@ def test_classes_of_the_main_module() -> None:
     assert result.stdout == "3\nMine('mine')\n"
 
 
-def test_main_module_that_guards_nothing_is_told_how() -> None:
-    """It is imported once more, and would start processes without end."""
+def test_unguarded_main_module_error_names_the_guard() -> None:
     result = run_program(MAIN.format(guard="if True:"), as_file=True)
     assert result.returncode == 1
     assert 'put what starts it under `if __name__ == "__main__":`' in result.stderr
 
 
-def test_main_module_runs_again_only_if_it_is_needed() -> None:
+def test_main_module_is_imported_only_if_needed() -> None:
     result = run_program("print('once')\nwith start(Model) as host: host.load()", as_file=True)
     assert_clean(result)
     assert result.stdout == "once\n"
@@ -591,16 +572,14 @@ with start(Model) as host:
     assert "a standard descriptor is closed; open it on os.devnull" in result.stdout
 
 
-def test_program_that_is_piped_in() -> None:
-    """What it defines cannot be found from another process: it is refused at once."""
+def test_load_function_of_a_piped_program_is_refused() -> None:
     source = "class Own: pass\ntry:\n    start(Own)\nexcept TypeError as error:\n    print(error)"
     result = run(Path("-"), stdin=PRELUDE + source, options=("-W", "error"))
     assert_clean(result)
     assert "defined in an interactive session" in result.stdout
 
 
-def test_process_of_a_process() -> None:
-    """A model with a host of its own finds the main module's classes too, and takes it along."""
+def test_model_process_starts_its_own_model_process() -> None:
     result = run_program(
         """
 import os
@@ -623,8 +602,7 @@ if __name__ == "__main__":
     assert not is_there(pid)
 
 
-def test_start_without_descriptors_fails_and_keeps_none() -> None:
-    """However many are lacking to start a process."""
+def test_start_without_free_descriptors_fails_and_leaks_none() -> None:
     result = run_program(
         """
 import os, resource

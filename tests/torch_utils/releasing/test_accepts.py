@@ -113,8 +113,7 @@ LEAVES = {
 
 @pytest.mark.parametrize("kind", LEAVES)
 @pytest.mark.parametrize("deep", [False, True])
-def test_leaf_in_a_batch_is_passed_over(kind: str, deep: bool) -> None:
-    """A leaf is passed over, and the tensors beside it go."""
+def test_leaf_in_a_container_is_skipped(kind: str, deep: bool) -> None:
     tensor = torch.ones(100)
     storages = weak(tensor)
     leaf = LEAVES[kind]
@@ -127,8 +126,7 @@ def test_leaf_in_a_batch_is_passed_over(kind: str, deep: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["path", "dtype", "enum", "function", "class", "numpy array"])
-def test_leaf_alone_is_refused(kind: str) -> None:
-    """Nothing can be given up, so nothing is promised."""
+def test_leaf_as_an_argument_is_refused(kind: str) -> None:
     if kind == "dtype":
         assert release(LEAVES[kind]).freed_bytes == {}  # Goes with models, like a tokenizer.
         return
@@ -222,8 +220,7 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("kind", HOLDERS)
-def test_object_that_holds_a_model_is_taken_for_it(kind: str) -> None:
-    """It is taken for what it holds, without running its code; a second time is harmless."""
+def test_object_that_holds_a_model_is_released_for_it(kind: str) -> None:
     model = layer()
     storages = weak(model)
     holder = HOLDERS[kind](model)
@@ -234,8 +231,7 @@ def test_object_that_holds_a_model_is_taken_for_it(kind: str) -> None:
     assert release([holder], model).errors == ()
 
 
-def test_control_asking_runs_code_of_the_program() -> None:
-    """What `isinstance` and iteration do with the same objects."""
+def test_control_isinstance_and_iteration_run_program_code() -> None:
     for use in (
         lambda: isinstance(Rude(1), dict),
         lambda: list(OwnList([1])),
@@ -295,8 +291,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_refused_before_anything_is_touched(kind: str) -> None:
-    """A TypeError says what to pass instead, the model is whole, the iterator not consumed."""
+def test_unsupported_object_is_refused_before_any_change(kind: str) -> None:
+    """The message says what to pass instead."""
     model = layer()
     make, message = REFUSED[kind]
     thing = make(model)
@@ -307,23 +303,20 @@ def test_refused_before_anything_is_touched(kind: str) -> None:
         assert len(list(thing)) == 2
 
 
-def test_list_of_parameters_is_taken() -> None:
-    """What the error advises works."""
+def test_list_of_parameters_is_released() -> None:
     model = layer()
     storages = weak(model)
     release(list(model.parameters()))
     assert gone(storages)
 
 
-def test_any_object_may_be_a_key() -> None:
-    """A key that holds nothing is a key."""
+def test_dictionary_keys_may_be_any_object() -> None:
     tensor = torch.ones(3)
     release({Empty(): tensor, (1, 2): None, Colour.RED: 1})
     assert tensor.numel() == 0
 
 
-def test_nesting_and_number_have_no_limit() -> None:
-    """Nesting has no limit, cycles end, and many are many."""
+def test_deep_nesting_and_cycles_are_released() -> None:
     tensor = torch.ones(1)
     nested: Any = tensor
     for _ in range(10_000):
@@ -341,9 +334,7 @@ def test_nesting_and_number_have_no_limit() -> None:
     assert all(t.numel() == 0 for t in many)
 
 
-def test_resources_in_objects_are_closed_and_files_are_not() -> None:
-    """A Resource is closed wherever it is; a file that an object happens to have is not."""
-
+def test_resources_in_attributes_are_closed_but_files_are_not() -> None:
     class Handle(Resource):
         def _release(self) -> None:
             pass
@@ -364,8 +355,7 @@ def test_resources_in_objects_are_closed_and_files_are_not() -> None:
     assert not file.is_open
 
 
-def test_close_of_an_instance_is_called() -> None:
-    """A namespace, or a mock, may have a close of its own."""
+def test_close_attribute_of_an_instance_is_called() -> None:
     from unittest.mock import MagicMock
 
     closed: list[int] = []
@@ -376,8 +366,7 @@ def test_close_of_an_instance_is_called() -> None:
     assert mock.close.call_count == 1
 
 
-def test_emptied_before_the_scope_ends() -> None:
-    """What a scope has accepted is no error when the program has given it up itself."""
+def test_scope_accepts_objects_that_were_emptied_meanwhile() -> None:
     holder = Holder(layer())
     with SafePyTorchCleanup(strict=True) as scope:
         scope.manage(holder)
@@ -395,8 +384,7 @@ def test_iterators_are_not_read() -> None:
     assert next(counter) == 0
 
 
-def test_schedulers_scalers_and_loaders() -> None:
-    """Schedulers, scalers and loaders let go of what they refer to, and own nothing of it."""
+def test_schedulers_scalers_and_loaders_drop_their_references() -> None:
     model = layer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -415,8 +403,7 @@ def test_schedulers_scalers_and_loaders() -> None:
         iter(loader)
 
 
-def test_workers_of_a_loader_end_with_it() -> None:
-    """Its processes end with it, though the variable lives on."""
+def test_workers_of_a_loader_end_with_its_release() -> None:
     before = {*multiprocessing.active_children()}
     loader = DataLoader(
         TensorDataset(torch.ones(4, 2)),
@@ -434,8 +421,7 @@ def test_workers_of_a_loader_end_with_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("transformers")
-def test_transformers_pipeline_and_caches(tiny_model: Any) -> None:
-    """A pipeline, its tokenizer and configuration, and caches of every layer."""
+def test_transformers_pipeline_and_caches_are_released(tiny_model: Any) -> None:
     from transformers import AutoModel, AutoTokenizer, DynamicCache, EncoderDecoderCache, pipeline
 
     path = str(tiny_model.parent / "transformer")
@@ -460,7 +446,7 @@ def test_transformers_pipeline_and_caches(tiny_model: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("transformers")
 @pytest.mark.parametrize("show", [repr, str])
-def test_released_pipeline_can_be_shown(show: Any, tiny_model: Any) -> None:
+def test_released_pipeline_has_a_repr(show: Any, tiny_model: Any) -> None:
     from transformers import pipeline
 
     pipe = pipeline("feature-extraction", model=str(tiny_model.parent / "transformer"))
@@ -469,8 +455,7 @@ def test_released_pipeline_can_be_shown(show: Any, tiny_model: Any) -> None:
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_workers_of_a_data_loader_end(persistent: bool) -> None:
-    """Although the program holds the iterator that they work for."""
+def test_workers_of_a_held_iterator_end(persistent: bool) -> None:
     program = f"""
     import multiprocessing, torch
     from torch.utils.data import DataLoader, TensorDataset
@@ -489,8 +474,7 @@ def test_workers_of_a_data_loader_end(persistent: bool) -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
-def test_accelerator_takes_what_it_prepared() -> None:
-    """What it has prepared goes: models, optimizers, schedulers and loaders."""
+def test_accelerator_is_released_with_its_objects() -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     model = layer()
@@ -508,8 +492,7 @@ def test_accelerator_takes_what_it_prepared() -> None:
         optimizer.step()
 
 
-def test_wrapped_optimizer_of_accelerate() -> None:
-    """accelerate's wrapper alone takes the optimizer in it along."""
+def test_wrapper_of_accelerate_releases_its_optimizer() -> None:
     accelerate = pytest.importorskip("accelerate")
     model = layer()
     optimizer = torch.optim.Adam(model.parameters())
@@ -519,8 +502,7 @@ def test_wrapped_optimizer_of_accelerate() -> None:
     assert model(torch.ones(1, 8)).shape == (1, 8)
 
 
-def test_released_loader_leaves_another_of_the_same_data_alone() -> None:
-    """And a loop over the released one does not end as if there were no more data."""
+def test_released_loader_leaves_other_loaders_of_its_data_intact() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(40.0))
     ours, other = (torch.utils.data.DataLoader(data, num_workers=1) for _ in range(2))
     batches, others = iter(ours), iter(other)

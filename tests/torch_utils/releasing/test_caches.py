@@ -134,6 +134,6 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_caches_are_cleared_where_they_are_in_use(name: str) -> None:
+def test_only_caches_in_use_are_cleared(name: str) -> None:
     program = PRELUDE + textwrap.dedent(PROGRAMS[name])
     assert_clean(run_forked(program, quick_end=True))

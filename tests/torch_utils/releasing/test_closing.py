@@ -65,8 +65,7 @@ class Called:
 
 @pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # 3.13
 @pytest.mark.parametrize("sort", [staticmethod, lambda called: called, partial])
-def test_close_of_any_sort_is_called_as_the_program_would(sort: Any) -> None:
-    """Called as the program would call it: such a one without the module."""
+def test_every_type_of_close_is_called_like_a_method(sort: Any) -> None:
     called = Called()
     kind = type("OfAnySort", (nn.Linear,), {"close": sort(called)})
     report = release(nn.Sequential(kind(2, 2)))
@@ -74,8 +73,7 @@ def test_close_of_any_sort_is_called_as_the_program_would(sort: Any) -> None:
     assert called.calls == [()]
 
 
-def test_close_runs_once_and_parents_first() -> None:
-    """Also where a child has two parents, and where parents close their children themselves."""
+def test_close_runs_once_for_each_module_parents_first() -> None:
     log: Log = []
     shared = Part("shared", log)
     left = Part("left", log, shared)
@@ -91,8 +89,7 @@ def test_close_runs_once_and_parents_first() -> None:
     assert log == [("child", "close", 4), ("top", "close", 4)]
 
 
-def test_control_loop_over_the_modules_closes_a_child_twice() -> None:
-    """Calling what is there, without remembering it, closes a child twice."""
+def test_control_loop_over_modules_closes_a_child_twice() -> None:
     log: Log = []
     model = ClosesParts("top", log, Part("child", log))
     for module in model.modules():
@@ -101,10 +98,9 @@ def test_control_loop_over_the_modules_closes_a_child_twice() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_errors_of_close_are_reported_and_keep_nothing(
+def test_errors_of_close_are_reported_without_their_frames(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each is in the report and logged once; an interrupt arrives when everything is gone."""
     log: Log = []
     model = nn.Sequential(Part("bad", log, fail=error("no")), Part("good", log))
     storages = weak(model)
@@ -139,7 +135,6 @@ class Child(nn.Linear, Resource):
 def test_module_that_is_a_resource_is_closed_once(
     fail: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is closed through its own close, once, while it is whole."""
     child, seen = Child(2, 2), []
     child.seen, child.fail = seen, fail
     model = nn.Sequential(child)
@@ -158,7 +153,6 @@ def test_module_that_is_a_resource_is_closed_once(
 
 
 def test_closed_resource_is_not_closed_again() -> None:
-    """A Resource that the program has closed is not closed again."""
     child, seen = Child(2, 2), []
     child.seen = seen
     child.close()
@@ -167,8 +161,6 @@ def test_closed_resource_is_not_closed_again() -> None:
 
 
 def test_error_of_a_resource_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Its own close logs it; the report has it too."""
-
     class Bad(Resource):
         def _release(self) -> None:
             raise ValueError("no")
@@ -192,8 +184,7 @@ class SavesItself(nn.Linear):
         self.copies += [copy.deepcopy(self), torch.load(saved, weights_only=False)]
 
 
-def test_copies_that_close_makes_close_themselves() -> None:
-    """And what it saves needs nothing of this package."""
+def test_copies_made_by_close_close_themselves() -> None:
     SavesItself.closed.clear()
     SavesItself.copies.clear()
     model = SavesItself(2, 2)
@@ -206,8 +197,7 @@ def test_copies_that_close_makes_close_themselves() -> None:
     assert SavesItself.closed == [model, *copies]
 
 
-def test_parts_of_a_live_model_are_not_closed() -> None:
-    """What a live model contains too stays open as it stays whole."""
+def test_submodules_of_a_live_model_are_not_closed() -> None:
     log: Log = []
     part = Part("part", log)
     live = nn.Sequential(part)
@@ -216,8 +206,7 @@ def test_parts_of_a_live_model_are_not_closed() -> None:
     assert live(torch.ones(1, 2)).shape == (1, 2)
 
 
-def test_scope_that_is_open_at_exit_closes_its_model() -> None:
-    """A scope that is still open closes its model then, and the destructor runs at most once."""
+def test_scope_closes_its_model_at_exit() -> None:
     program = """
     import torch
     from torch_utils import SafePyTorchCleanup
@@ -274,8 +263,7 @@ async def to_iterate() -> Any:
     ],
     ids=["module", "resource", "returned", "generator", "layer"],
 )
-def test_close_that_nobody_awaits_is_an_error(make: Any, use: Any) -> None:
-    """It is an error in the report; the weights go, and no coroutine is left to warn."""
+def test_close_that_returns_a_coroutine_is_an_error(make: Any, use: Any) -> None:
     thing = make()
     result = use(thing)
     if use is SafePyTorchCleanup:
@@ -289,9 +277,7 @@ def test_close_that_nobody_awaits_is_an_error(make: Any, use: Any) -> None:
         Resource.close(thing)
 
 
-def test_task_that_close_returns_is_left_alone() -> None:
-    """It is at work already, and needs nobody to await it."""
-
+def test_task_returned_by_close_continues() -> None:
     async def main() -> None:
         task = asyncio.ensure_future(to_await())
         assert release(Returning(lambda: task)).errors == ()

@@ -82,14 +82,14 @@ PLACES = [
 
 
 @pytest.mark.parametrize("make", PLACES)
-def test_freed_wherever_it_was(make: Callable[[], nn.Module]) -> None:
+def test_freed_bytes_count_tensors_in_any_container(make: Callable[[], nn.Module]) -> None:
     report = release(make())
     assert report.errors == ()
     assert 0 <= report.freed_bytes["host"] - BYTES < 1000
     assert report.still_held == ()
 
 
-def test_what_a_variable_holds_is_not_freed() -> None:
+def test_tensor_held_by_a_variable_is_not_freed() -> None:
     module = in_cache()
     keys = module.cache.layers[0].keys
     report = release(module)
@@ -97,8 +97,7 @@ def test_what_a_variable_holds_is_not_freed() -> None:
     assert report.freed_bytes["host"] < 1000
 
 
-def test_module_that_is_only_referred_to_is_no_survivor() -> None:
-    """A child that knows its parent does not give the parent up."""
+def test_referenced_parent_is_not_reported_as_held() -> None:
     parent = nn.Sequential(nn.Linear(100, 100), nn.Linear(2, 2))
     parent[1].parent = [parent]
     report = release(parent[1])
@@ -111,8 +110,7 @@ def test_module_that_is_only_referred_to_is_no_survivor() -> None:
 @pytest.mark.parametrize(
     "make", [torch.from_numpy, lambda array: torch.frombuffer(array, dtype=torch.float32)]
 )
-def test_lent_memory_is_not_freed_while_it_lives(make: Any) -> None:
-    """The storage goes, but the memory is the array's."""
+def test_memory_of_a_live_array_is_not_counted_as_freed(make: Any) -> None:
     array = np.ones(10_000_000, np.float32)
     report = release(make(array))
     assert report.freed_bytes.get("host", 0) == 0

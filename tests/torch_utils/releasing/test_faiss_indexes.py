@@ -52,8 +52,7 @@ def test_every_use_after_release_is_an_error(kind: str) -> None:
     assert release(index).freed_bytes == {}
 
 
-def test_memory_comes_back() -> None:
-    """The vectors' memory goes, with the variable still held, and is counted."""
+def test_release_frees_the_vectors_and_counts_them() -> None:
     index = faiss.IndexFlatIP(256)
     index.add(np.ones((100_000, 256), dtype=np.float32))
     before = memory_snapshot().host.rss_bytes
@@ -65,13 +64,12 @@ def test_memory_comes_back() -> None:
 @pytest.mark.parametrize(
     ("kind", "size"), [("HNSW8", 128), ("PCA8,Flat", 32), ("PCA8,HNSW8", 32), ("IDMap,Flat", 128)]
 )
-def test_vectors_in_a_part_are_counted(kind: str, size: int) -> None:
-    """The index in front has none itself, and owns one that has."""
+def test_vectors_of_an_owned_inner_index_are_counted(kind: str, size: int) -> None:
     assert release(build(kind)).freed_bytes == {"host": size * len(VECTORS)}
 
 
-def test_part_that_only_python_keeps_is_counted() -> None:
-    """It goes with the index that was made around it, unless a variable has it too."""
+def test_inner_index_owned_by_python_is_counted() -> None:
+    """Unless a variable holds it as well."""
     rotated = faiss.IndexPreTransform(faiss.PCAMatrix(32, 8), faiss.IndexFlatL2(8))
     above = faiss.IndexIDMap(rotated)
     del rotated
@@ -80,16 +78,14 @@ def test_part_that_only_python_keeps_is_counted() -> None:
     assert release(above).freed_bytes == {"host": 32 * len(VECTORS)}
 
 
-def test_nothing_counts_twice() -> None:
-    """An index that stands on another does not hold the vectors itself."""
+def test_shared_vectors_are_counted_once() -> None:
     below = faiss.IndexFlatIP(32)
     above = faiss.IndexIDMap(below)
     above.add_with_ids(VECTORS, np.arange(len(VECTORS)))
     assert release(above, below).freed_bytes == {"host": VECTORS.nbytes}
 
 
-def test_index_that_another_stands_on_stays() -> None:
-    """Destroying it would make a crash of the next search."""
+def test_inner_index_of_a_live_index_stays() -> None:
     below = faiss.IndexFlatIP(32)
     above = faiss.IndexIDMap(below)
     above.add_with_ids(VECTORS, np.arange(len(VECTORS)))
@@ -99,8 +95,7 @@ def test_index_that_another_stands_on_stays() -> None:
     assert above.search(VECTORS[:1], 1)[0].shape == (1, 1)
 
 
-def test_control_destroying_it_crashes() -> None:
-    """What the check above is for: without it, the search reads freed memory."""
+def test_control_destroyed_inner_index_crashes() -> None:
     program = """
     import faiss, numpy as np
     x = np.ones((200_000, 32), dtype=np.float32)
@@ -113,8 +108,8 @@ def test_control_destroying_it_crashes() -> None:
     assert run_forked(program, quick_end=True).returncode < 0
 
 
-def test_index_in_use_by_a_thread_stays() -> None:
-    """A search in another thread goes on to its end; afterwards the index can be released."""
+def test_index_in_use_by_another_thread_stays() -> None:
+    """It can be released afterwards."""
     index = faiss.IndexFlatIP(256)
     index.add(np.ones((60_000, 256), dtype=np.float32))
     queries = np.ones((2048, 256), dtype=np.float32)
@@ -130,8 +125,7 @@ def test_index_in_use_by_a_thread_stays() -> None:
     assert release(index).freed_bytes == {"host": 4 * 256 * 60_000}
 
 
-def test_searches_of_a_thread_are_right_or_refused() -> None:
-    """Whichever comes first: never a crash, and an index that could not be released is whole."""
+def test_concurrent_searches_are_correct_or_raise() -> None:
     program = """
     import logging, sys, threading, faiss, numpy as np
     from torch_utils import ReleasedError, release
@@ -164,16 +158,14 @@ def test_searches_of_a_thread_are_right_or_refused() -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
-def test_a_borrowed_proxy_frees_nothing() -> None:
-    """A proxy that only points at another index's part is given up alone."""
+def test_borrowed_proxy_frees_no_memory() -> None:
     index = build("IVF8,Flat")
     part = faiss.downcast_index(index.quantizer)
     assert release(part).freed_bytes == {}
     assert index.search(VECTORS[:1], 1)[1][0][0] == 0
 
 
-def test_clean_exit_after_release() -> None:
-    """Nothing is destroyed twice when the interpreter ends."""
+def test_program_exits_cleanly_after_release() -> None:
     program = """
     import faiss, numpy as np
     from torch_utils import release

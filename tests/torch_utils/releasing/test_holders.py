@@ -89,17 +89,18 @@ def test_holder_is_named(kind: str) -> None:
     assert name in holders(release_and_search(model))
 
 
-def test_a_variable() -> None:
-    """A variable of a function that is running, by its name where Python offers that."""
+def test_variable_of_a_running_function_is_named() -> None:
     model = nn.Linear(8, 8, bias=False)
     my_weight = model.weight
     named = holders(release_and_search(model))
-    assert named_local("the variable 'my_weight' of test_a_variable()") in named
+    assert (
+        named_local("the variable 'my_weight' of test_variable_of_a_running_function_is_named()")
+        in named
+    )
     del my_weight
 
 
-def test_report_leads_with_a_variable() -> None:
-    """Among many that an autograd graph holds too."""
+def test_report_names_a_variable_before_an_autograd_graph() -> None:
     program = """
     import torch
     from torch_utils import release
@@ -115,8 +116,7 @@ def test_report_leads_with_a_variable() -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
-def test_report_leads_with_what_a_variable_holds() -> None:
-    """However small it is: that says best what to do."""
+def test_report_starts_with_storage_held_by_a_variable() -> None:
     large, small = torch.ones(100), torch.ones(2)
     KEPT["object"], KEPT["view"] = in_an_object(large[1:]), small[1:]
     report = release_and_search(large, small)
@@ -143,8 +143,7 @@ def test_output_of_ipython_is_named(tmp_path: Path) -> None:
     assert_clean(run_forked(program, env={"IPYTHONDIR": str(tmp_path)}, quick_end=True))
 
 
-def test_a_frozen_cycle() -> None:
-    """A cycle that gc.freeze has put aside is never collected, and that is said."""
+def test_report_mentions_gc_freeze_for_a_frozen_cycle() -> None:
     program = """
     import gc, torch
     from torch_utils import release
@@ -158,8 +157,7 @@ def test_a_frozen_cycle() -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
-def test_holder_is_named_within_the_default_time() -> None:
-    """In a program of ordinary size nobody has to ask for more time."""
+def test_holder_is_found_within_the_default_time() -> None:
     program = """
     import torch
     from torch_utils import release
@@ -171,8 +169,7 @@ def test_holder_is_named_within_the_default_time() -> None:
     assert_clean(run_forked(program))  # To its end: an optimizer imports Triton, which counts.
 
 
-def test_looking_keeps_nothing_alive() -> None:
-    """Reading a running function's variables makes a copy of them, which must not stay."""
+def test_search_keeps_no_variable_alive() -> None:
     model, kept = nn.Linear(8, 8, bias=False), torch.ones(10)
     weight = KEPT["weight"] = model.weight
     storages = weak(weight, kept)
@@ -181,8 +178,7 @@ def test_looking_keeps_nothing_alive() -> None:
     assert gone(storages)
 
 
-def test_a_variable_of_another_thread() -> None:
-    """What a function of another thread holds, by its name where Python offers that."""
+def test_variable_of_another_thread_is_named() -> None:
     model = nn.Linear(8, 8, bias=False)
     weights, ready, done = [model.weight], threading.Event(), threading.Event()
 
@@ -203,8 +199,7 @@ def test_a_variable_of_another_thread() -> None:
         thread.join()
 
 
-def test_freezing_is_no_answer_where_another_is_known() -> None:
-    """gc.freeze() is no answer while the search has not passed everything, or knows a graph."""
+def test_gc_freeze_is_not_mentioned_if_a_graph_is_known() -> None:
     program = """
     import gc, torch
     from torch_utils import release
@@ -218,8 +213,7 @@ def test_freezing_is_no_answer_where_another_is_known() -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
-def test_search_is_bounded() -> None:
-    """Without time to search, the report still says what survived."""
+def test_search_without_time_reports_survivors() -> None:
     tensor = torch.ones(100)
     view = tensor[1:]
     report = release(tensor, search_s=0.0)
@@ -228,8 +222,7 @@ def test_search_is_bounded() -> None:
     assert view.sum() == 99
 
 
-def test_search_for_holders_leaves_locals_alone() -> None:
-    """Before Python 3.13, reading ``f_locals`` writes into what ``locals()`` has returned."""
+def test_search_does_not_change_locals() -> None:
     tensor = torch.ones(5)
     KEPT["view"] = tensor[:2]
     seen = locals()
@@ -242,8 +235,7 @@ def test_search_for_holders_leaves_locals_alone() -> None:
         assert seen["number"] == number
 
 
-def test_search_for_holders_beside_threads_that_call_and_return() -> None:
-    """Their variables are as they were; the search for holders may give up beside them."""
+def test_search_does_not_disturb_other_threads() -> None:
     before = sys.getswitchinterval()
     stop = threading.Event()
     wrong: list[object] = []

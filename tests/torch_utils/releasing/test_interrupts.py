@@ -38,9 +38,7 @@ class Slotted(nn.Linear):
 
 
 @places
-def test_next_release_finishes_an_interrupted_model(at_most: int) -> None:
-    """All of its layers are released by the next call, whichever were when the first ended."""
-
+def test_next_release_completes_an_interrupted_one_of_a_model(at_most: int) -> None:
     def check(place: Place) -> None:
         model = nn.Sequential(nn.Linear(4, 4), Slotted(4, 4), nn.Sequential(nn.BatchNorm1d(4)))
         layers, storages = list(model.modules()), weak(model)
@@ -58,9 +56,7 @@ def test_next_release_finishes_an_interrupted_model(at_most: int) -> None:
 
 
 @places
-def test_next_release_finishes_interrupted_tensors(at_most: int) -> None:
-    """All of a list are emptied, or none was touched; and none is kept for ever."""
-
+def test_next_release_completes_an_interrupted_one_of_tensors(at_most: int) -> None:
     def check(place: Place) -> None:
         tensors = [torch.ones(2) for _ in range(5)]
         storages = weak(*tensors)
@@ -99,11 +95,9 @@ def optimizer_with_state() -> Any:
     ],
     ids=["index", "optimizer"],
 )
-def test_next_release_finishes_an_interrupted_index_or_optimizer(
+def test_next_release_completes_an_interrupted_one_of_an_index_or_optimizer(
     make: Callable[[], Any], use: Callable[[Any], Any]
 ) -> None:
-    """Whole, or released; and released after the next call."""
-
     def check(place: Place) -> None:
         thing = make()
         place.run(lambda: release_here(thing))
@@ -168,14 +162,11 @@ def places_that_disturb(package: str, minimum: int, program: Callable[..., objec
     return found
 
 
-def test_functions_of_torch_are_as_they_were() -> None:
-    """At whichever instruction it comes, and while the exception lives."""
+def test_interrupt_leaves_torch_functions_enabled() -> None:
     assert places_that_disturb("torch_utils", 30, release_here) == []
 
 
-def test_control_context_manager_in_python_leaves_them_disabled() -> None:
-    """The same with torch's guards in a generator: before its end they are as it left them."""
-
+def test_control_python_context_manager_leaves_torch_functions_disabled() -> None:
     @contextlib.contextmanager
     def undisturbed() -> Iterator[None]:
         bindings = vars(vars(torch)["_C"])

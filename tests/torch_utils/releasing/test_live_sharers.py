@@ -107,14 +107,12 @@ def program(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_sharers_go_on_and_are_right(name: str) -> None:
-    """The program ends cleanly, with the right numbers."""
+def test_live_sharers_stay_correct(name: str) -> None:
     assert_clean(run_forked(program(name), "release", quick_end=True))
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - WITHOUT_CONTROL))
-def test_control_changing_the_shared_tensor_is_seen(name: str) -> None:
-    """The same with ``tensor.data`` swapped: a crash, or wrong numbers."""
+def test_control_swapped_data_breaks_live_sharers(name: str) -> None:
     assert run_forked(program(name), "unsafe", quick_end=True).returncode != 0
 
 
@@ -154,14 +152,12 @@ assert weak[0].expired()
     "method",
     [m if m == "operator" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS],
 )
-def test_a_method_at_work_in_a_thread(method: str) -> None:
-    """It borrows the C++ tensor, which is kept until the thread has moved on, and no longer."""
+def test_tensor_is_kept_while_a_thread_runs_its_method(method: str) -> None:
     source = PRELUDE + IN_A_METHOD.replace("{expression}", METHODS[method])
     assert_clean(run_forked(source, "release", quick_end=True))
 
 
-def test_control_a_method_without_keeping() -> None:
-    """The C++ tensor is taken out under a running method, and nothing keeps it: a crash."""
+def test_control_tensor_freed_under_a_method_crashes() -> None:
     source = PRELUDE + IN_A_METHOD.replace("{expression}", METHODS["lgamma"])
     assert run_forked(source, "unsafe", quick_end=True).returncode < 0
 
@@ -226,15 +222,13 @@ answers.put(0)
 
 
 @pytest.mark.parametrize("callback", CALLBACKS)
-def test_callback_of_a_method_in_a_thread(callback: str) -> None:
-    """The method borrows the C++ tensor while Python code runs, and sees the old values."""
+def test_callback_of_a_tensor_method_sees_old_values(callback: str) -> None:
     source = PRELUDE + IN_A_CALLBACK.replace("{callback}", CALLBACKS[callback])
     assert_clean(run_forked(source, "release", quick_end=True))
     assert run_forked(source, "unsafe", quick_end=True).returncode != 0, "the control"
 
 
-def test_tensor_that_compiled_code_returns_again_stays() -> None:
-    """CUDA graphs of compiled code return one object time and again: until they let go of it."""
+def test_output_of_compiled_cuda_graph_stays() -> None:
     program = """
     import torch
     from torch_utils import release

@@ -65,8 +65,7 @@ def test_nearly_all_layers_of_torch_are_covered() -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_released_layer_is_an_error(name: str) -> None:
-    """Its memory is gone, and calling it raises the same error whatever the input."""
+def test_released_layer_raises_on_call(name: str) -> None:
     layer = LAYERS[name]
     tensors = chain(layer.parameters(), layer.buffers())
     storages = weak(
@@ -145,8 +144,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
     "ignore:.*Converting a tensor.*",
 )
 @pytest.mark.parametrize("kind", MODELS)
-def test_used_and_released(kind: str) -> None:
-    """Its weights are gone with the variable held; the same call that worked says so."""
+def test_model_raises_on_use_after_release(kind: str) -> None:
     make, use = MODELS[kind]
     model = make()
     with torch.no_grad():
@@ -162,7 +160,6 @@ def test_used_and_released(kind: str) -> None:
 
 @TRANSFORMERS
 def test_tied_weights_count_once() -> None:
-    """GPT-2's output layer is its embedding."""
     model = gpt2()
     storages = [t.untyped_storage() for t in chain(model.parameters(), model.buffers())]
     unique = {storage.data_ptr(): storage.nbytes() for storage in storages}
@@ -181,8 +178,7 @@ def test_embedding_tied_to_a_live_model_stays() -> None:
 
 
 @TRANSFORMERS
-def test_sentence_transformer(tiny_model: Path) -> None:
-    """Its model card refers back to it: a cycle, which needs no collection here."""
+def test_sentence_transformer_is_freed_without_collection(tiny_model: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(tiny_model), device="cpu")
@@ -196,7 +192,7 @@ def test_sentence_transformer(tiny_model: Path) -> None:
 
 
 @TRANSFORMERS
-def test_cross_encoder(tiny_model: Path) -> None:
+def test_cross_encoder_is_freed(tiny_model: Path) -> None:
     from sentence_transformers import CrossEncoder
 
     model = CrossEncoder(str(tiny_model.parent / "transformer"), num_labels=1, device="cpu")
@@ -209,8 +205,7 @@ def test_cross_encoder(tiny_model: Path) -> None:
 
 
 @TRANSFORMERS
-def test_released_part_of_a_live_sentence_transformer(tiny_model: Path) -> None:
-    """Its first part is read in properties as well."""
+def test_live_sentence_transformer_with_released_part_raises(tiny_model: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(tiny_model), device="cpu")
@@ -220,8 +215,7 @@ def test_released_part_of_a_live_sentence_transformer(tiny_model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_model_is_released_thoroughly() -> None:
-    """It gives its weights back although compiled code exists, and so does the model in it."""
+def test_thorough_release_frees_compiled_model() -> None:
     model = nn.Linear(32, 32)
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
@@ -234,8 +228,7 @@ def test_compiled_model_is_released_thoroughly() -> None:
             use(torch.ones(1, 32))
 
 
-def test_memory_mapped_tensor(tmp_path: Path) -> None:
-    """The file stays as it is, and the mapping is closed."""
+def test_release_unmaps_a_tensor_and_keeps_its_file(tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     np.arange(100_000, dtype=np.float32).tofile(path)
     tensor = torch.from_file(str(path), shared=True, size=100_000)
@@ -246,8 +239,7 @@ def test_memory_mapped_tensor(tmp_path: Path) -> None:
     assert np.fromfile(path, dtype=np.float32)[-1] == 99_999
 
 
-def test_module_over_a_mapped_file(tmp_path: Path) -> None:
-    """Weights that torch.load mapped go with their mapping."""
+def test_release_unmaps_weights_of_torch_load(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(64, 64)}, tmp_path / "model.pt")
     module = nn.Linear(64, 64, bias=False)
     state = torch.load(tmp_path / "model.pt", mmap=True, weights_only=True)

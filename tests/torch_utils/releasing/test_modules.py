@@ -65,8 +65,7 @@ OTHER_USES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("use", [*ATTRIBUTE_USES, *OTHER_USES])
-def test_every_use_raises_one_error(use: str) -> None:
-    """It names the module and where it was released; for attributes it is an AttributeError."""
+def test_every_use_of_a_released_module_raises_released_error(use: str) -> None:
     says = rf"this Sequential was released at .*{Path(__file__).name}"
     with pytest.raises(ReleasedError, match=says) as caught:
         {**ATTRIBUTE_USES, **OTHER_USES}[use](released())
@@ -74,7 +73,7 @@ def test_every_use_raises_one_error(use: str) -> None:
     assert getattr(caught.value, "name", None) is None, "Python would suggest another attribute"
 
 
-def test_layers_are_named_whatever_became_of_others() -> None:
+def test_errors_of_layers_name_their_path() -> None:
     model = nn.ModuleList(nn.Linear(2, 2) for _ in range(600))
     layers = [model[0], model[300], model[599]]
     release(model, trim_host=False)
@@ -151,8 +150,7 @@ def test_introspection_of_a_released_module_does_not_raise(look: str) -> None:
     LOOKS[look](released())
 
 
-def test_introspection_of_a_released_module_finds_no_attributes() -> None:
-    """It was there, it has nothing, and it is what it was."""
+def test_introspection_finds_no_attributes_of_a_released_module() -> None:
     model = released()
     assert model
     assert model == model
@@ -167,9 +165,7 @@ def test_introspection_of_a_released_module_finds_no_attributes() -> None:
     assert all(hasattr(model, name) for name in dir(model))
 
 
-def test_control_object_whose_attributes_raise_another_error() -> None:
-    """An object whose attributes raise what is no AttributeError fails the same looks."""
-
+def test_control_attributes_that_raise_other_errors_break_introspection() -> None:
     class Rude:
         def __getattribute__(self, name: str) -> Any:
             raise RuntimeError("released")
@@ -215,7 +211,6 @@ class Odd(abc.ABC, nn.Module):
 
 
 def test_methods_of_the_former_class_do_not_run() -> None:
-    """Nor do they through a subclass, and the class is not told of a new one."""
     odd = Odd()
     storages = [*weak(odd), *weak(odd.extra)]
     release(odd, Odd())
@@ -235,9 +230,7 @@ def test_methods_of_the_former_class_do_not_run() -> None:
         len(odd)
 
 
-def test_closing_a_released_module_is_no_use_of_it() -> None:
-    """Nor is the end of its block."""
-
+def test_released_module_can_be_closed() -> None:
     class Model(nn.Linear, Resource):
         def _release(self) -> None:
             release(self)
@@ -288,8 +281,7 @@ def test_parent_of_a_released_child_raises_the_childs_error(use: str) -> None:
     assert parent(torch.ones(1, 4)).shape == (1, 4)
 
 
-def test_destructors_that_ask_for_a_released_model_are_quiet() -> None:
-    """At every stage of a shutdown."""
+def test_destructors_that_inspect_a_released_model_print_nothing() -> None:
     program = """
     import builtins, sys, torch
     from torch_utils import release

@@ -235,7 +235,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_holder_is_found_and_asked_nothing(place: str) -> None:
+def test_search_for_holders_runs_no_code_of_the_holder(place: str) -> None:
     tensor = torch.ones(50)
     KEPT["holder"] = PLACES[place](tensor.detach())  # Only it has this one, and its memory.
     ASKED.clear()
@@ -258,8 +258,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTS))
-def test_released_object_is_asked_nothing(name: str) -> None:
-    """By `release`, which understands, counts and gives up; and by a scope."""
+def test_release_runs_no_code_of_the_object(name: str) -> None:
     first, second = OBJECTS[name](), OBJECTS[name]()
     with SafePyTorchCleanup() as scope:
         ASKED.clear()
@@ -272,7 +271,7 @@ def test_released_object_is_asked_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("place", sorted(REFUSED))
-def test_refused_object_is_asked_nothing(place: str) -> None:
+def test_refusal_runs_no_code_of_the_object(place: str) -> None:
     thing = PLACES[place](torch.ones(50))
     ASKED.clear()
     with pytest.raises(TypeError, match="does not know how to give up"):
@@ -280,7 +279,7 @@ def test_refused_object_is_asked_nothing(place: str) -> None:
     assert ASKED == []
 
 
-def test_control_ordinary_questions_are_noticed() -> None:
+def test_control_ordinary_access_runs_code() -> None:
     for ask in (hash, len, iter, repr, lambda thing: isinstance(thing, dict)):
         ASKED.clear()
         ask(CuriousObject())
@@ -306,9 +305,7 @@ def test_control_ordinary_questions_are_noticed() -> None:
 @pytest.mark.parametrize(
     "mode", [TorchFunctionMode, pytest.param(TorchDispatchMode, marks=pytest.mark.slow)]
 )
-def test_modes_see_nothing(mode: Any) -> None:
-    """A mode that watches all of torch is called by neither a release nor its search."""
-
+def test_torch_modes_are_not_called(mode: Any) -> None:
     class Watching(mode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
             ASKED.append(str(function))
@@ -331,8 +328,7 @@ def test_modes_see_nothing(mode: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast:FutureWarning")  # torch 2.4
-def test_checkpoint_is_not_computed_again() -> None:
-    """A checkpointed loss saves what its forward pass would have to run again for."""
+def test_checkpoint_is_not_recomputed() -> None:
     runs: list[int] = []
 
     class Counting(nn.Linear):
@@ -352,8 +348,7 @@ def test_checkpoint_is_not_computed_again() -> None:
 
 
 @pytest.mark.slow
-def test_hooks_that_unpack_are_not_run() -> None:
-    """What a graph has saved stays packed; that there is a graph is said."""
+def test_unpack_hooks_are_not_called() -> None:
     unpacked: list[str] = []
 
     def unpack(tensor: Any) -> Any:
@@ -376,9 +371,7 @@ def test_hooks_that_unpack_are_not_run() -> None:
     assert unpacked == ["unpacked"]
 
 
-def test_context_of_a_custom_function_is_not_asked() -> None:
-    """What a function of the program keeps beside the graph is found, without a question to it."""
-
+def test_context_of_a_custom_function_runs_no_code() -> None:
     class Doubled(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -399,8 +392,7 @@ def test_context_of_a_custom_function_is_not_asked() -> None:
     assert "an autograd graph" in str(held)
 
 
-def test_dictionary_that_locals_returned_stays_as_it_is() -> None:
-    """The dictionary that `locals()` gave the program is the program's."""
+def test_dictionary_of_locals_is_not_changed() -> None:
     KEPT["weight"] = weight = torch.ones(5)
     count = 1
     variables = locals()
@@ -413,8 +405,7 @@ def test_dictionary_that_locals_returned_stays_as_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_variables_of_traced_functions_are_not_lost() -> None:
-    """A debugger that looks at a function, and releases something meanwhile, breaks nothing."""
+def test_release_in_a_debugger_keeps_traced_variables() -> None:
     answers: list[Any] = []
 
     def trace(frame: Any, event: str, argument: Any) -> Any:

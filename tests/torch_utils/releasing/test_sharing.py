@@ -66,8 +66,7 @@ def live_with(encoder: nn.Module, mapping: Callable[[], Any]) -> nn.Module:
 
 @pytest.mark.parametrize("mapping", [dict, OrderedDict, OwnDict, OwnMapping])
 @pytest.mark.parametrize("ours", [dict, pytest.param(OrderedDict, marks=pytest.mark.slow)])
-def test_shared_submodule_stays_whatever_mapping_holds_it(mapping: Any, ours: Any) -> None:
-    """The live model computes what it did before, and the report says what lives on."""
+def test_shared_submodule_stays_in_any_mapping(mapping: Any, ours: Any) -> None:
     encoder, head = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
     gone = nn.ModuleDict({"encoder": encoder, "head": head})
     vars(gone)["_modules"] = ours(vars(gone)["_modules"])
@@ -86,8 +85,7 @@ def test_shared_submodule_stays_whatever_mapping_holds_it(mapping: Any, ours: An
         head(INPUTS)
 
 
-def test_control_submodule_that_no_module_has_goes() -> None:
-    """Without the live model the same submodule is released, whoever else names it."""
+def test_control_submodule_of_no_live_module_is_released() -> None:
     encoder = nn.Sequential(nn.Linear(4, 4))
     gone = nn.ModuleDict({"encoder": encoder})
     layers, names = list(gone.modules()), dict(gone.named_modules())
@@ -165,8 +163,7 @@ def test_submodule_in_an_attribute_of_a_live_module_stays(kind: Any) -> None:
     assert len(report.still_held) == 2 * len(live)
 
 
-def test_control_submodule_that_code_of_a_live_module_refers_to_goes() -> None:
-    """Methods, closures and mappings of the program's own are not looked into."""
+def test_control_submodule_in_a_closure_of_a_live_module_is_released() -> None:
     encoders = make_encoders(NOT_LOOKED_INTO)
     live = live_modules(nn.Module, NOT_LOOKED_INTO, encoders)
     report = release(nn.ModuleDict(encoders))
@@ -174,8 +171,7 @@ def test_control_submodule_that_code_of_a_live_module_refers_to_goes() -> None:
     assert report.freed_bytes == {"host": 80 * len(live)}
 
 
-def test_control_what_only_a_variable_has_goes() -> None:
-    """The same where only a variable has it."""
+def test_control_submodule_of_a_variable_is_released() -> None:
     encoders = make_encoders(HOLDS)
     hidden = {name: HOLDS[name](encoder) for name, encoder in encoders.items()}
     report = release(nn.ModuleDict(encoders))
@@ -193,8 +189,7 @@ def test_layers_of_a_shared_submodule_stay() -> None:
     assert torch.equal(live(INPUTS), before)
 
 
-def test_shallow_copy_stays() -> None:
-    """It has the very same dictionaries as the model that is released."""
+def test_shallow_copy_of_a_released_model_stays() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     live = copy.copy(model)
     before = live(INPUTS)
@@ -202,8 +197,7 @@ def test_shallow_copy_stays() -> None:
     assert torch.equal(live(INPUTS), before)
 
 
-def test_frozen_model_stays() -> None:
-    """The garbage collector does not show what `gc.freeze` has put aside."""
+def test_submodule_of_a_gc_frozen_model_stays() -> None:
     encoder = nn.Linear(4, 4)
     live = nn.Sequential(encoder)
     gc.freeze()
@@ -214,8 +208,7 @@ def test_frozen_model_stays() -> None:
     assert live(INPUTS).shape == (1, 4)
 
 
-def test_share_of_an_unreachable_module_is_freed_or_reported() -> None:
-    """A model in a cycle nobody can reach: its share is freed, or the report says it is held."""
+def test_submodule_of_unreachable_module_is_freed_or_reported() -> None:
     encoder = nn.Linear(100, 100)
     (weight, _) = weak(encoder)
     garbage = nn.Sequential(encoder)
@@ -236,8 +229,7 @@ class Average:
         self.averages = [parameter.detach().clone() for parameter in self.followed]
 
 
-def test_parameters_that_an_object_only_holds_stay() -> None:
-    """They are the live model's; the object's own go, and the report names who has them."""
+def test_parameters_of_a_live_model_in_an_object_stay() -> None:
     model = KEPT["model"] = nn.Linear(4, 4)
     average = Average(model)
     report = release_and_search(average)
@@ -249,8 +241,7 @@ def test_parameters_that_an_object_only_holds_stay() -> None:
     assert [parameter.numel() for parameter in average.followed] == [0, 0]
 
 
-def test_control_parameters_that_no_module_has_go() -> None:
-    """Or that the caller names."""
+def test_control_parameters_of_no_module_are_released() -> None:
     average = Average(nn.Linear(4, 4))  # An assertion would keep the model.
     assert release(average).freed_bytes == {"host": 160}
     model = nn.Linear(4, 4)
@@ -259,8 +250,7 @@ def test_control_parameters_that_no_module_has_go() -> None:
     assert [parameter.numel() for parameter in model.parameters()] == [0, 0]
 
 
-def test_parameters_of_a_frozen_model_stay() -> None:
-    """It cannot be listed, so nobody can say that it is not there."""
+def test_parameters_of_a_gc_frozen_model_stay() -> None:
     model = nn.Linear(4, 4)
     average = Average(model)
     gc.collect()
@@ -272,8 +262,7 @@ def test_parameters_of_a_frozen_model_stay() -> None:
     assert model(INPUTS).shape == (1, 4)
 
 
-def test_exported_program_leaves_its_model() -> None:
-    """`torch.export` keeps the very parameters."""
+def test_release_of_exported_program_keeps_its_model() -> None:
     model = nn.Linear(4, 4)
     program = torch.export.export(model, (INPUTS.clone(),))
     expected = model(INPUTS)
@@ -281,8 +270,7 @@ def test_exported_program_leaves_its_model() -> None:
     assert torch.equal(model(INPUTS), expected)
 
 
-def test_shared_parameter_stays() -> None:
-    """A model that is tied to a released one computes what it did before."""
+def test_parameter_shared_with_a_live_model_stays() -> None:
     kept, released = nn.Linear(4, 4), nn.Linear(4, 4)
     released.weight = kept.weight
     before = kept(INPUTS)
@@ -291,8 +279,7 @@ def test_shared_parameter_stays() -> None:
     assert [held.what for held in report.still_held] == ["Linear.weight"]
 
 
-def test_objects_that_the_interpreter_froze_hide_nothing() -> None:
-    """Python 3.12 starts with some hundred frozen objects, none of which is a program's."""
+def test_objects_frozen_by_python_itself_do_not_count() -> None:
     program = """
     import gc
     gc.get_freeze_count = lambda: 375  # As there; before anything could have asked.

@@ -77,8 +77,7 @@ SOME_WARN = pytest.mark.filterwarnings(
 
 @SOME_WARN
 @pytest.mark.parametrize("kind", KINDS)
-def test_tensor_is_empty_afterwards(kind: str) -> None:
-    """What it is stays as it was, and among others it comes to what it comes to alone."""
+def test_released_tensor_is_empty(kind: str) -> None:
     alone, among = KINDS[kind](), KINDS[kind]()
     before = {what: getattr(alone, what) for what in ("dtype", "device")}
     was_inference = alone.is_inference()
@@ -104,15 +103,13 @@ def test_tensor_is_empty_afterwards(kind: str) -> None:
 
 @SOME_WARN
 def test_nested_tensor_is_refused() -> None:
-    """It cannot be emptied in place without becoming garbage, so it is left whole."""
     nested = torch.nested.nested_tensor([torch.ones(5), torch.ones(2)])
     with pytest.raises(TypeError, match="does not know how to give up Tensor"):
         release(nested)
     assert [t.sum().item() for t in nested.unbind()] == [5, 2]
 
 
-def test_default_device_is_not_used() -> None:
-    """A released tensor stays on its device, whatever the program's default is."""
+def test_released_tensor_keeps_its_device() -> None:
     tensor = big()
     with torch.device("meta"):
         assert release(tensor).freed_bytes == {"host": BYTES}
@@ -128,7 +125,7 @@ def test_view_keeps_its_values() -> None:
     assert "still held: 40 B: Tensor" in str(report)
 
 
-def test_view_lets_go_of_its_base() -> None:
+def test_released_view_drops_its_base() -> None:
     base = big()
     storages = weak(base)
     view = base[:1]
@@ -137,8 +134,7 @@ def test_view_lets_go_of_its_base() -> None:
     assert gone(storages)
 
 
-def test_loss_lets_go_of_its_graph() -> None:
-    """All that the backward pass would have needed goes."""
+def test_released_loss_drops_its_graph() -> None:
     weight = big().requires_grad_()
     inner = weight * 2
     saved = weak(inner)
@@ -149,7 +145,7 @@ def test_loss_lets_go_of_its_graph() -> None:
     assert weight.sum() == BYTES // 4
 
 
-def test_wrapper_lets_go_of_its_inner_tensors() -> None:
+def test_released_wrapper_drops_its_inner_tensors() -> None:
     class Wrapper(torch.Tensor):
         @staticmethod
         def __new__(cls: Any, inner: torch.Tensor) -> Any:
@@ -168,8 +164,7 @@ def test_wrapper_lets_go_of_its_inner_tensors() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_tensor_of_a_graph_as_buffer() -> None:
-    """Asking it for a gradient that it cannot have would warn."""
+def test_buffer_with_a_graph_is_released_without_warning() -> None:
     module = torch.nn.Module()
     module.register_buffer("pending", big().requires_grad_() * 2)
     kept = big().requires_grad_() * 2
@@ -180,8 +175,7 @@ def test_tensor_of_a_graph_as_buffer() -> None:
     assert release(module).freed_bytes == {"host": 3 * BYTES}
 
 
-def test_report_names_tensors_by_their_place() -> None:
-    """A gradient by its tensor."""
+def test_report_names_tensors_by_their_path() -> None:
     made = {"a": torch.ones(1000), "b": [torch.ones(1000) for _ in range(3)]}
     kept, made["a"].grad = made["b"][1].numpy(), torch.ones(1000)
     gradient = made["a"].grad
@@ -191,8 +185,7 @@ def test_report_names_tensors_by_their_place() -> None:
     assert kept.sum() == gradient.sum() == 1000
 
 
-def test_one_that_cannot_be_emptied_costs_only_itself() -> None:
-    """Its error is the only one, and all others are emptied."""
+def test_tensor_that_cannot_be_emptied_skips_no_other() -> None:
     program = """
     import logging, torch
     logging.getLogger("torch_utils").disabled = True  # Of the error that is in the report.

@@ -62,8 +62,9 @@ def index_with_vectors() -> Any:
     ],
     ids=["tensor", "tensors", "model", "models", "optimizer", "index"],
 )
-def test_what_two_threads_release_is_in_one_report(make: Callable[[], Any], rounds: int) -> None:
-    """No error comes of it, and nothing is reported twice or lost."""
+def test_object_released_by_two_threads_is_in_one_report(
+    make: Callable[[], Any], rounds: int
+) -> None:
     expected = sum(release(make(), trim_host=False).freed_bytes.values())
     for _ in range(rounds):
         same = make()
@@ -75,8 +76,7 @@ def test_what_two_threads_release_is_in_one_report(make: Callable[[], Any], roun
         assert sum(reported) == expected, reported
 
 
-def test_tensors_are_kept_for_the_threads_inside_of_others() -> None:
-    """Each goes when all threads have moved on that may be inside of it, and not before."""
+def test_tensor_is_kept_until_all_threads_have_moved_on() -> None:
     program = """
     import threading, torch
     from torch.multiprocessing.reductions import StorageWeakRef
@@ -163,10 +163,9 @@ def compute(model: nn.Module) -> None:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(("use", "rounds"), [(compute, 2), (read_attributes, 8)])
-def test_use_in_a_thread_meets_a_released_error(
+def test_use_in_another_thread_raises_released_error(
     use: Callable[[nn.Module], None], rounds: int
 ) -> None:
-    """Never an AttributeError or a KeyError of a half-emptied layer."""
     for _ in range(rounds):
         model = model_of(20 if use is compute else 2).eval()
         error, report = in_threads(partial(use, model), partial(release, model, trim_host=False))
@@ -174,8 +173,7 @@ def test_use_in_a_thread_meets_a_released_error(
         assert isinstance(error, ReleasedError), repr(error)
 
 
-def test_forked_child_releases_what_a_thread_was_releasing() -> None:
-    """The child has none of the threads that give something up: it neither waits nor leaves it."""
+def test_forked_child_completes_the_release_of_a_thread() -> None:
     program = """
     import os, signal, threading, torch, warnings
     from torch_utils import release
@@ -220,8 +218,7 @@ def test_forked_child_releases_what_a_thread_was_releasing() -> None:
 @pytest.mark.parametrize(
     "take", ["for weight in weights: weight.data = torch.empty(0)", "release(weights)"]
 )
-def test_weights_that_go_while_they_are_counted(take: str) -> None:
-    """A storage that another thread frees meanwhile is not read, and not reported twice."""
+def test_weights_freed_during_the_count_are_not_read(take: str) -> None:
     result = run_forked(
         f"""
     import sys, threading, torch
@@ -253,11 +250,8 @@ def test_weights_that_go_while_they_are_counted(take: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
-def test_tuples_that_other_threads_build_are_not_broken() -> None:
-    """Looking for who shares a layer never breaks a tuple that is just being built.
-
-    The control: a thread that merely has a list of all objects does break them.
-    """
+def test_search_for_sharers_does_not_break_tuples_of_other_threads() -> None:
+    """The control shows that a list of all objects does."""
     live, stop, broken = nn.Linear(2, 2), threading.Event(), []
 
     def build() -> None:
@@ -298,8 +292,7 @@ def test_tuples_that_other_threads_build_are_not_broken() -> None:
 
 
 @pytest.mark.slow
-def test_close_may_wait_for_a_thread_that_releases() -> None:
-    """That thread goes on without the lock when it has waited for some seconds."""
+def test_close_may_wait_for_another_releasing_thread() -> None:
     program = """
     import threading, torch
     from torch_utils import release
