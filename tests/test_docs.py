@@ -8,6 +8,7 @@ import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ SLOW = ("SentenceTransformer", "rag_demo")
 """Blocks with these words load a model, which takes seconds."""
 
 
-def python_blocks() -> list[object]:
+def python_blocks() -> list[Any]:
     """Return the Python blocks of all pages that run and exit cleanly.
 
     One that begins with "# not run" is a fragment. README.md has one with a broken destructor.
