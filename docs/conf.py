@@ -7,6 +7,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import figures
+from sphinx.util import inspect
 
 from torch_utils import __version__
 
@@ -32,7 +33,6 @@ default_role = "py:obj"
 maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "inherited-members": False}
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 
 napoleon_use_ivar = True
@@ -42,3 +42,17 @@ nitpick_ignore_regex = [
     ("py:obj", ".*"),  # single backticks in docstrings, which may be any expression
     ("py:.*", r"(?!(torch_utils|clean_exit|rag_demo)\.\w+$).*"),
 ]
+
+
+def use_init_signature(app, what, name, obj, options, signature, returns):
+    """Show the parameters of ``__init__``; those of ``Resource.__new__`` accept anything."""
+    if what == "class" and signature and signature.startswith("(*args"):
+        found = inspect.signature(obj.__init__, bound_method=True)
+        signature = inspect.stringify_signature(found, unqualified_typehints=True)
+        return signature.removesuffix(" -> None"), returns
+    return None
+
+
+def setup(app):
+    """Connect the function above."""
+    app.connect("autodoc-process-signature", use_init_signature)

@@ -265,7 +265,7 @@ def torture(result: Result) -> str:
         for name in ("ingest", "fuzz")
     )
     return table(
-        ["what was done", "times"],
+        ["event", "times"],
         [
             ["a save was killed by SIGKILL", result["kills"]],
             ["an ingestion was interrupted at a line of code", ingest["lines"]["runs"]],

@@ -1,4 +1,4 @@
-"""A pool of connections that is returned by its destructor: the cleanup that fails at exit."""
+"""A pool of connections with a destructor that fails at exit."""
 
 import gc
 
