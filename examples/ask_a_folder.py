@@ -1,4 +1,4 @@
-"""Index a folder, ask it a question, give all back: `ask_a_folder.py FOLDER QUESTION`."""
+"""Index a folder, search it, and release everything: `ask_a_folder.py FOLDER QUESTION`."""
 
 import sys
 import tempfile
@@ -15,9 +15,9 @@ folder, question = sys.argv[1:]
 with SafePyTorchCleanup() as scope, tempfile.TemporaryDirectory() as index:
     model = scope.manage(EmbeddingModel())
     skipped = Skipped()
-    ingest(read_source(folder, skipped), model, Path(index))  # streamed; goes on after Ctrl-C
+    ingest(read_source(folder, skipped), model, Path(index))  # streamed; continues after Ctrl-C
     retriever = scope.manage(PyTorchGPURetriever(model))
     retriever.load(index)
     for answer in retriever.search(question, top_k=3, mode="hybrid"):
         print(f"{answer.metadata['path']}:{answer.metadata.get('line', 1)}: {answer.text[:80]!r}")
-print(scope.report)  # what came back
+print(scope.report)  # what was freed

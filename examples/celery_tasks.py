@@ -6,7 +6,7 @@ from celery.signals import worker_process_shutdown
 from rag_demo import EmbeddingModel
 from torch_utils import ModelHost
 
-app = Celery("celery_tasks", broker="memory://")  # or the one that CELERY_BROKER_URL names
+app = Celery("celery_tasks", broker="memory://")  # or the URL in CELERY_BROKER_URL
 
 
 def load_model():
@@ -15,7 +15,7 @@ def load_model():
     return model
 
 
-# Loads nothing yet: each process of the worker is a fork, and loads a model of its own.
+# Loads nothing yet. Each process of the worker is a fork and loads its own model.
 host = ModelHost(load_model, keep_alive="10m")
 
 
@@ -27,4 +27,4 @@ def embed(text):
 
 @worker_process_shutdown.connect
 def close(**details):
-    host.close()  # These processes end without atexit callbacks.
+    host.close()  # Celery's processes end without exit callbacks.

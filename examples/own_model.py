@@ -1,4 +1,4 @@
-"""A model of your own, opened, used, closed and destroyed: the whole pattern in thirty lines."""
+"""A model class of your own: created, used and closed."""
 
 import torch
 
@@ -6,8 +6,8 @@ from rag_demo import PyTorchGPURetriever
 from torch_utils import Resource, get_optimal_device, release
 
 
-class LetterModel(Resource):  # Closed exactly once: by close(), by `with`, at exit at the latest.
-    """Embeds a text by its letters; yours does something better."""
+class LetterModel(Resource):  # Closed exactly once: by close(), `with` or at exit.
+    """Embed a text by its letters, as a placeholder for a real model."""
 
     dimension = 64
 
@@ -25,12 +25,12 @@ class LetterModel(Resource):  # Closed exactly once: by close(), by `with`, at e
         return self.embed_documents([text])[0]
 
     def _release(self) -> None:
-        release(self.layer)  # The weights go, although variables may still name the layer.
+        release(self.layer)  # Frees the weights, even if variables still refer to the layer.
 
 
 with LetterModel() as model, PyTorchGPURetriever(model) as retriever:  # opened
     retriever.add(["the capital of France", "a heap of memory"], ids=["france", "heap"])
     print(retriever.search("heaps of memory", top_k=1)[0].id)  # used
-print("closed:", model.closed, "and", retriever.closed)  # closed, the last one first
+print("closed:", model.closed, "and", retriever.closed)  # closed, newest first
 
-forgotten = LetterModel()  # Nobody closes this one: it is closed when the program ends.
+forgotten = LetterModel()  # Closed when the program ends.

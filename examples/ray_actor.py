@@ -1,4 +1,4 @@
-"""A model in a Ray actor, which gives it back when the actor ends in order."""
+"""A model in a Ray actor, which releases it when the actor ends normally."""
 
 import ray
 
@@ -15,7 +15,7 @@ class Embedder(Resource):
         self.ensure_open()
         return self.model.embed_query(text)
 
-    def _release(self):  # by __ray_shutdown__, which Ray calls
+    def _release(self):  # Ray calls it through __ray_shutdown__
         self.model.close()
 
 
@@ -23,5 +23,5 @@ if __name__ == "__main__":
     ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000)
     embedder = Embedder.remote()
     print(ray.get(embedder.embed.remote("What does an actor do?")).shape)
-    ray.get(embedder.close.remote())  # or drop the handle: Ray then ends the actor in order
-    ray.shutdown()  # kills what is still there, as ray.kill does, and closes nothing
+    ray.get(embedder.close.remote())  # or drop the handle: Ray then ends the actor normally
+    ray.shutdown()  # kills the remaining actors, which closes nothing

@@ -1,4 +1,4 @@
-"""Threads that share two models, of which one is loaded at a time: threads_service.py [PORT]"""
+"""Threads that share two models, one of them loaded at a time: threads_service.py [PORT]"""
 
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +24,7 @@ class Embed(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    exit_on_signals()  # SIGTERM ends the program in order, as Ctrl-C does
+    exit_on_signals()  # SIGTERM ends the program normally, like Ctrl-C
     with ModelPool(max_loaded=1, keep_alive="10m") as POOL:
         POOL.add("exact", lambda: load_model("float32"))
         POOL.add("small", lambda: load_model("bfloat16"))

@@ -207,8 +207,8 @@ class Entry:
 
         Args:
             owner: The owner, for callers whose weak reference to it is dead.
-            timeout_s: How long to wait in seconds; forever if negative. There is no wait in the
-                release itself, or for a thread that waits for this one.
+            timeout_s: How long to wait in seconds; forever if negative. The release itself does
+                not wait, and a thread that waits for this one is not waited for.
 
         Returns:
             True if this call ran the release.

@@ -1,4 +1,4 @@
-"""find_batch_size: smaller sizes until one fits, and nothing of a failed try is left."""
+"""Tests of find_batch_size."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, call-arg, func-returns-value, misc"
@@ -106,7 +106,7 @@ def test_restore_after_successes_increases_the_size() -> None:
 
 
 def naive(*, starting_batch_size: int) -> Callable[..., Any]:
-    """The control: it tries again inside of the handler."""
+    """The control, which repeats the call inside the exception handler."""
 
     def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(batch_size: int = starting_batch_size) -> Any:
@@ -261,7 +261,7 @@ def test_decorating_a_number_is_refused() -> None:
 
 
 def test_coroutine_functions_are_awaited() -> None:
-    """The failed try's tensor, in a coroutine's frame, is gone each time."""
+    """The tensor of a failed try, in a coroutine's frame, is freed."""
     storages: list[StorageWeakRef] = []
     gone: list[bool] = []
 
@@ -399,7 +399,7 @@ def test_builtins_without_a_signature_are_decorated() -> None:
 def answers(
     decorator: Any, function: Callable[..., Any], *args: Any, calls: int = 2, **options: Any
 ) -> Any:
-    """Return the sizes that a decorator tries in some calls, and what these return or raise."""
+    """Return the sizes that a decorator tries, and the results or errors of the calls."""
     tried: list[int] = []
 
     @decorator(**options)
@@ -419,7 +419,7 @@ def answers(
 
 
 def multiplies(peer: Any) -> bool:
-    """Say whether this version of accelerate multiplies by 0.9; older ones halve."""
+    """Return whether this version of accelerate multiplies by 0.9; older ones halve."""
     tried, _ = answers(peer, limited(90, "CUDA out of memory."), starting_batch_size=100)
     return tried[1] == 90
 

@@ -1,4 +1,4 @@
-"""SafePyTorchCleanup: everything is released at the end, and the user's exception wins."""
+"""Tests of SafePyTorchCleanup as a block and as a decorator."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, attr-defined, type-var, union-attr"

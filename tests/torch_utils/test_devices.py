@@ -1,4 +1,4 @@
-"""The checks: right in ordinary use, and False instead of an error everywhere else."""
+"""Tests of the device and memory checks, which never raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lifespan with a scope: what is closed, where, in which order, and by when."""
+"""Tests of the lifespan with a scope."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, call-overload, misc"
@@ -27,7 +27,7 @@ from torch_utils.fastapi import lifespan
 
 
 class Model(Resource):
-    """Notes when, and in which thread, it is closed."""
+    """Records when it is closed, and in which thread."""
 
     def __init__(self, name: str, closed: list[Any]) -> None:
         self.name, self.log = name, closed
@@ -37,7 +37,7 @@ class Model(Resource):
 
 
 def serve(enter: Callable[[Any], Any], body: Callable[[Any], Any] | None = None) -> Any:
-    """Do what a server does: enter, serve, leave, in a loop of its own."""
+    """Enter, serve and leave in a new event loop, like a server."""
 
     async def main() -> Any:
         async with enter("the app") as state:
@@ -428,7 +428,7 @@ app = application()
 def run_server(
     tmp_path: Path, server: list[str], stop: signal.Signals, processes: int = 1, **env: str
 ) -> ExitReport:
-    """Run the application below a server until as many processes of it have started."""
+    """Run the application in a server until this number of processes has started."""
     (tmp_path / "application.py").write_text(APPLICATION)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -460,7 +460,7 @@ def run_server(
 
 
 def released(report: ExitReport) -> dict[str, list[str]]:
-    """What each process released, in order."""
+    """Return what each process released, in order."""
     by_process: dict[str, list[str]] = {}
     for line in report.stderr.splitlines():
         if line.startswith("released "):

@@ -1,4 +1,4 @@
-"""The dashboard asks for what is exported: every query, of a real Prometheus, of a real program."""
+"""Tests of the dashboard's queries with a real Prometheus."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type"
@@ -107,7 +107,7 @@ def labels_of(text: str) -> dict[str, set[str]]:
 
 
 def problems(query: str, exported: dict[str, set[str]]) -> list[str]:
-    """Say which metrics and labels of a query are not exported."""
+    """Return the metrics and labels of a query that are not exported."""
     names = set(re.findall(r"\b(?:torch_utils|process)_\w+", query))
     used = {label for by in re.findall(r"\bby \(([^)]*)\)", query) for label in by.split(", ")}
     used |= set(re.findall(r"[{,] *(\w+) *(?:=~|!=|=)", query))

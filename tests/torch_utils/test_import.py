@@ -1,4 +1,4 @@
-"""Importing torch_utils loads almost nothing, and leaving the program imports nothing."""
+"""Tests of what `import torch_utils` and the exit import."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="attr-defined, var-annotated"
@@ -74,7 +74,7 @@ def test_public_names_exist_and_are_documented() -> None:
 
 
 def names_for_type_checkers(source: str) -> dict[str, str]:
-    """Read the imports under ``if TYPE_CHECKING``: each name, and the module that it is from."""
+    """Return the names imported under ``if TYPE_CHECKING``, with their modules."""
     return {
         alias.asname: node.module
         for block in ast.parse(source).body
@@ -98,7 +98,7 @@ def test_type_checkers_see_the_same_names() -> None:
 
 
 def public_functions() -> dict[str, Any]:
-    """Collect the public functions, and the public methods of the public classes."""
+    """Return the public functions, and the public methods of the public classes."""
     found = {}
     for name in torch_utils.__all__:
         value = getattr(torch_utils, name)
@@ -124,7 +124,7 @@ def test_signatures_have_only_public_parameters() -> None:
 
 
 def test_public_names_are_not_hidden_by_modules() -> None:
-    """``release`` stays the function although a module may have the same name."""
+    """``release`` is the function, even if a module has the same name."""
     before = {name: getattr(torch_utils, name) for name in torch_utils.__all__}
     imported = 0
     for info in pkgutil.iter_modules(torch_utils.__path__):

@@ -1,4 +1,4 @@
-"""Ctrl-C anywhere: each release runs exactly once, no lock stays held, no interrupt is lost."""
+"""Tests of interrupts at any instruction of a close, a release and the exit."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="func-returns-value"
@@ -33,7 +33,7 @@ places = pytest.mark.parametrize("at_most", [100, pytest.param(600, marks=pytest
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Each interrupt of a release is logged, with its traceback."""
+    """Silence the log, which gets the traceback of each interrupt."""
     logger = logging.getLogger(PACKAGE)
     logger.disabled = True
     with warnings.catch_warnings():
@@ -45,7 +45,7 @@ def quiet() -> Iterator[None]:
 
 
 def assert_no_lock_is_held() -> None:
-    """A scope and a release in another thread come to their ends."""
+    """A scope and a release in another thread must finish."""
     done: list[int] = []
 
     def work() -> None:
@@ -62,7 +62,7 @@ def assert_no_lock_is_held() -> None:
 
 
 class Naive:
-    """The control: a claim, and then the release."""
+    """The control, which claims first and releases then."""
 
     def __init__(self) -> None:
         self.released = 0
@@ -237,7 +237,7 @@ def test_interrupted_release_is_complete_or_not_started(at_most: int) -> None:
 
 @pytest.fixture
 def timing_out() -> Iterator[Callable[[], object]]:
-    """Send a signal, whose handler raises a TimeoutError as those of programs do."""
+    """Send a signal to a handler that raises TimeoutError."""
 
     def time_out(*_: object) -> None:
         raise TimeoutError("of the program's own handler")
@@ -371,7 +371,7 @@ def test_second_sigint_interrupts_a_hanging_release() -> None:
 
 
 class Stop(BaseException):
-    """What is caught by nobody but its own program."""
+    """A BaseException that only the program itself catches."""
 
 
 @pytest.mark.parametrize("error", [Stop, KeyboardInterrupt, SystemExit, ValueError])

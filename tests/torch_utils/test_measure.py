@@ -1,4 +1,4 @@
-"""measure: finished work, on a CPU and, with a stand-in, on other devices."""
+"""Tests of measure on the CPU, and on other devices with a stand-in."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="func-returns-value"
@@ -18,7 +18,7 @@ from torch_utils import Measurement, measure, measuring
 
 
 def fresh(size: int) -> mmap.mmap:
-    """Return pages that come from the system: malloc may give what was resident before."""
+    """Return pages fresh from the system; malloc may reuse resident ones."""
     pages = mmap.mmap(-1, size)
     for start in range(0, size, mmap.PAGESIZE):
         pages[start] = 1

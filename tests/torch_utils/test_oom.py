@@ -1,4 +1,4 @@
-"""Memory errors: recognised in every shape, and nothing that only looks like one."""
+"""Tests of out-of-memory errors and of their frames."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="name-defined"

@@ -1,4 +1,4 @@
-"""The metrics: what is counted, once, in which process, and never in a destructor."""
+"""Tests of the metrics, also in forked workers and in destructors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def program(body: str, *arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def exposition() -> str:
-    """What a service exports that has done one of everything."""
+    """Return the exposition of a service that has used every metric."""
     done = program(
         """
         import numpy, torch

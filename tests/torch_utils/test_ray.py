@@ -1,4 +1,4 @@
-"""A resource in a real Ray actor: released once when it ends in order, never when it is killed."""
+"""Tests of resources in actors of a real Ray."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ for name in ("terminated", "left", "dropped", "killed", "closed", "deleted", "sh
 
 
 def test_actors_release_their_models(tmp_path: Path) -> None:
-    """Ray calls __ray_shutdown__ in three of these; the two that it kills are the control."""
+    """Ray calls __ray_shutdown__ in three actors; the two that it kills are the control."""
     pytest.importorskip("ray", reason="ray is not installed: the extra ray has it")
     (tmp_path / "released").mkdir()
     program = tmp_path / "endings.py"

@@ -1,4 +1,4 @@
-"""CleanupReport: one readable line, and true."""
+"""Tests of CleanupReport as a string."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="dict-item"

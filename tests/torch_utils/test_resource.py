@@ -1,4 +1,4 @@
-"""Resource: released exactly once, whoever closes it, and at exit at the latest."""
+"""Tests of Resource: each release runs exactly once, at exit at the latest."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, attr-defined, call-arg, func-returns-value, has-type"
@@ -85,7 +85,7 @@ def test_dropped_resource_is_released_and_then_warns() -> None:
 
 @pytest.fixture
 def lost_errors(monkeypatch: pytest.MonkeyPatch) -> list[type]:
-    """The types of what reaches `sys.unraisablehook`."""
+    """Return the types of the errors that reach `sys.unraisablehook`."""
     seen: list[type] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda lost: seen.append(lost.exc_type))
     return seen
@@ -205,7 +205,7 @@ ENDS: dict[str, Callable[[Resource, BaseException | None], object]] = {
 
 
 def drive(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Run a coroutine that never waits. `asyncio.run` has a handler for SIGINT of its own."""
+    """Run a coroutine that never suspends. `asyncio.run` would handle SIGINT itself."""
     with contextlib.suppress(StopIteration):
         coroutine.send(None)
 
@@ -344,7 +344,7 @@ def test_closed_resources_are_freed() -> None:
 
 
 class Model(Counted):
-    """What a framework keeps."""
+    """A model that a framework keeps."""
 
 
 def test_explicit_del_call_closes_once() -> None:

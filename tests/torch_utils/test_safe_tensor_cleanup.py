@@ -1,4 +1,4 @@
-"""safe_tensor_cleanup: every kind of attribute becomes None, or its owner is left as it was."""
+"""Tests of safe_tensor_cleanup."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="attr-defined"

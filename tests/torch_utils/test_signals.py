@@ -1,4 +1,4 @@
-"""exit_on_signals: an orderly exit, exit status 128 + n, everything closed once."""
+"""Tests of exit_on_signals."""
 
 from __future__ import annotations
 

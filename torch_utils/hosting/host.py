@@ -672,7 +672,7 @@ class ModelHost(ModelLender, Generic[M]):
         self._changed, self._admit, self.declared = changed, admit, declared
 
     def used(self) -> Sizes | None:
-        """Return the used or admitted bytes by place; None if there are none."""
+        """Return the used or admitted bytes by place; None for an unloaded model."""
         tenant, transition = self._tenant, self._transition
         if tenant is not None:
             return tenant.sizes()

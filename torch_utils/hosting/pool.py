@@ -139,7 +139,7 @@ class ModelPool(ModelLender):
 
         Raises:
             UnknownModelError: The pool has no model of this name.
-            NoRoomError: There was no room in time, or the model can never fit. Entering the block
+            NoRoomError: The model did not fit in time, or can never fit. Entering the block
                 raises it, like the exceptions of `ModelHost.lease`.
         """
         return Lease(self._host(name), timeout_s, sys._getframe(1))
@@ -244,7 +244,7 @@ class ModelPool(ModelLender):
             oldest.unload_if(oldest.is_idle, "room")
 
     def _lacking(self, sizes: list[Sizes]) -> str:
-        """Return the limit that the sizes exceed together; empty if there is none."""
+        """Return the limit that the sizes exceed together; empty if they fit."""
         if self._max_loaded is not None and len(sizes) > self._max_loaded:
             return f"at most {self._max_loaded} may be loaded"
         for place, budget in self._budgets.items():

@@ -195,7 +195,7 @@ class ModelProcess:
         Raises:
             ModelProcessError: The process has ended, the call took too long, or its result cannot
                 be unpickled here.
-            PicklingError: An argument cannot be pickled. There was no call.
+            PicklingError: An argument cannot be pickled. The method was not called.
             Exception: The method raised it.
         """
         try:

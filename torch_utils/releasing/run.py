@@ -271,9 +271,9 @@ def release(
     """Free the memory of objects in place, even if variables still refer to them.
 
     Supports modules (also SentenceTransformer, CrossEncoder, transformers models and compiled
-    modules), tensors, optimizers, faiss indexes, containers of these, objects with ``close()``, and
-    objects that hold any of these in attributes, such as a pipeline. docs/memory.md has a table. No
-    code of the objects runs except ``close()``.
+    modules), tensors, optimizers, faiss indexes, containers of these and objects with ``close()``.
+    Objects that hold any of these in attributes, such as a pipeline, are supported as well;
+    docs/memory.md has a table. No code of the objects runs except ``close()``.
 
     Afterwards a module, optimizer or index raises `ReleasedError` on use, and a tensor is empty.
     Weights and submodules that a live model shares stay intact.

@@ -175,9 +175,9 @@ class Inventory:
         """Count the freed storages. Each storage is examined once, because it may go meanwhile.
 
         Returns:
-            Freed bytes by device, with 0 for devices where nothing was freed; the storages that
-            should be freed but still exist, the largest first; and the storages that torch freed
-            but whose lender (an array, a buffer, a file) still holds the memory.
+            A tuple of three. The freed bytes by device, which may be 0. The storages that should
+            be freed but still exist, the largest first. The storages that torch freed but their
+            lender (an array, a buffer, a file) still holds.
         """
         freed = dict(self._freed)
         alive, lent = [], []

@@ -1,4 +1,4 @@
-"""Every stub is closed once at most, whatever a test does."""
+"""Check after each test that no stub was closed twice."""
 
 from __future__ import annotations
 

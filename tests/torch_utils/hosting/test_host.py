@@ -1,4 +1,4 @@
-"""A host loads once, lends safely, unloads what is idle, and tells who has it."""
+"""Tests of ModelHost with models in this process."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, assignment, func-returns-value, operator, var-annotated"
@@ -148,7 +148,7 @@ def test_lease_times_out_while_another_thread_loads() -> None:
 
 
 class NaiveHost:
-    """Lends a model without counting who has it."""
+    """A naive host that does not count leases."""
 
     def __init__(self) -> None:
         self.model: Stub | None = None
@@ -165,7 +165,7 @@ class NaiveHost:
 
 
 def use_while_unloading(host, rounds: int, seed: int) -> tuple[list[BaseException], int]:
-    """Lend and unload at once; return what failed, and how often unloading was refused."""
+    """Lend and unload concurrently; return the failures and the number of refused unloads."""
     stop = threading.Event()
     refused = []
 

@@ -1,4 +1,4 @@
-"""Interrupts, signal handlers and destructors in the middle of a lease, a load or an unload."""
+"""Tests of interrupts, signal handlers and destructors in a lease, a load and an unload."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="func-returns-value, operator"
@@ -35,7 +35,7 @@ def lend(host: ModelHost[Stub]) -> None:
 
 @pytest.fixture
 def frozen_heap() -> Iterator[None]:
-    """Let a collection walk what a check has left, not all that others have."""
+    """Freeze the heap, so that collections examine only the objects of a check."""
     gc.collect()
     gc.freeze()
     yield

@@ -1,4 +1,4 @@
-"""Several models within a budget: which one goes, which never does, and what the errors say."""
+"""Tests of ModelPool: budgets, eviction and errors."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type, call-arg"
@@ -38,12 +38,12 @@ MB = 1 << 20
 
 
 def tensor(size_mb: int) -> Any:
-    """Reserve memory, which is never touched: it costs nothing."""
+    """Reserve memory that is never touched, which costs nothing."""
     return torch.empty(size_mb * MB, dtype=torch.uint8)
 
 
 def is_whole(model: Any) -> bool:
-    """Whether a tensor still has its memory."""
+    """Return whether a tensor still has its memory."""
     return bool(model.numel())
 
 
@@ -451,7 +451,7 @@ NAMES = st.sampled_from(sorted(SIZES))
 
 
 class Pools(RuleBasedStateMachine):
-    """A pool of four models, of which three or six units fit."""
+    """A pool of four models with room for three or six units."""
 
     kind = ModelPool
 
@@ -547,7 +547,7 @@ class Pools(RuleBasedStateMachine):
 
 
 class NaivePool(ModelPool):
-    """Makes room for a model by dropping any other one, lent or not."""
+    """A naive pool that also evicts lent models."""
 
     def lease(self, name: str, timeout_s: float | None = None) -> Any:
         lease = super().lease(name, timeout_s)

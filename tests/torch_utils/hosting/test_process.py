@@ -1,4 +1,4 @@
-"""A model in a process of its own: every answer is its call's, and every end is clear."""
+"""Tests of models in a process of their own."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="call-overload"
@@ -41,7 +41,7 @@ def host_of(load: Any = Model) -> ModelHost[Any]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Any]:
-    """One model for all tests that leave it as it was."""
+    """A model shared by all tests that do not change it."""
     with host_of(partial(Model, "an argument")) as host, host.lease() as model:
         yield model
 
@@ -386,7 +386,7 @@ def test_interrupts_never_mix_up_results_or_keep_locks(host) -> None:
 
 
 class NaiveHost:
-    """Sends questions to a thread, and takes the next answer for its own."""
+    """A naive host that takes the next result in the queue for its own."""
 
     def __init__(self) -> None:
         self.here, self.there = socket.socketpair()
@@ -555,7 +555,7 @@ def test_main_module_is_imported_only_if_needed() -> None:
 
 
 def test_closed_standard_descriptors_are_refused() -> None:
-    """The descriptors of the model's process would get their numbers."""
+    """Otherwise the descriptors of the model's process would get their numbers."""
     result = run_program(
         """
 import os

@@ -1,4 +1,4 @@
-"""Which kinds of objects release takes, passes over and refuses, those of libraries too."""
+"""Tests of the kinds of objects that release supports, skips and refuses."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="attr-defined, misc"
@@ -153,7 +153,7 @@ class Slotted:
 
 
 class OwnMapping(collections.abc.Mapping):
-    """A mapping of one's own, whose methods are the program's code."""
+    """A mapping with methods of the program."""
 
     def __init__(self, model: Any) -> None:
         self._items = {"a": model}
@@ -172,7 +172,7 @@ class OwnList(list):
 
 
 class Rude:
-    """Everything that a look from outside might run, runs the program's code."""
+    """Every kind of inspection runs code of the program."""
 
     def __init__(self, model: Any) -> None:
         object.__getattribute__(self, "__dict__")["model"] = model
@@ -246,7 +246,7 @@ class Empty:
 
 
 class Proxy:
-    """Finds what it stands for by code."""
+    """Finds its target by running code."""
 
     _known: ClassVar[dict[int, Any]] = {}
 
@@ -376,7 +376,7 @@ def test_scope_accepts_objects_that_were_emptied_meanwhile() -> None:
 
 
 def test_iterators_are_not_read() -> None:
-    """One deep in an attribute is left as it is."""
+    """Iterators in attributes stay unchanged."""
     counter = itertools.count()
     holder = Holder(layer())
     holder.counter = counter

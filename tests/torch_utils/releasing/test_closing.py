@@ -1,4 +1,4 @@
-"""Modules' own close and destructor: each once, before the weights go, errors reported."""
+"""Tests of the close() methods and destructors of modules."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="assignment, misc, operator, var-annotated"
@@ -25,7 +25,7 @@ Log = list[tuple[str, str, int]]
 
 
 class Part(nn.Linear):
-    """Notes what is called, and how many weights it has left then."""
+    """Records its calls and the number of its weights at each call."""
 
     def __init__(self, name: str, log: Log, *children: Any, fail: Any = None) -> None:
         super().__init__(2, 2)
@@ -54,7 +54,7 @@ class ClosesParts(Part):
 
 
 class Called:
-    """An object that is called, as a class's method."""
+    """A callable object as a method of a class."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -120,7 +120,7 @@ def test_errors_of_close_are_reported_without_their_frames(
 
 
 class Child(nn.Linear, Resource):
-    """A Resource that is a module too."""
+    """A Resource that is also a module."""
 
     seen: Any = None
     fail: Any = None
@@ -170,7 +170,7 @@ def test_error_of_a_resource_is_reported_once(caplog: pytest.LogCaptureFixture) 
 
 
 class SavesItself(nn.Linear):
-    """At its end, as a model that is trained on."""
+    """Saves itself when it is closed."""
 
     closed: ClassVar[list[object]] = []
     copies: ClassVar[list[Any]] = []

@@ -1,4 +1,4 @@
-"""What a report counts: all that a model holds, wherever it is, and nothing else."""
+"""Tests of the bytes that a report counts."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="assignment, attr-defined, index, operator, union-attr"

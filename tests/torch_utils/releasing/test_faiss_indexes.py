@@ -1,4 +1,4 @@
-"""release of faiss indexes: every byte back, and never a crash of what stands on them."""
+"""Tests of the release of faiss indexes."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="index"
@@ -36,7 +36,7 @@ def build(kind: str) -> Any:
     "kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
 )
 def test_every_use_after_release_is_an_error(kind: str) -> None:
-    """Every kind says that it was released, whatever is done with it."""
+    """For every kind of index and every use."""
     index = build(kind)
     report = release(index)
     assert not report.errors

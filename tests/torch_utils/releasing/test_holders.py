@@ -1,4 +1,4 @@
-"""The report names who still holds memory that was given up."""
+"""Tests of the holders that a report names."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="arg-type"

@@ -1,4 +1,4 @@
-"""A Ctrl-C at any instruction of a release: the next release finishes it, and nothing is broken."""
+"""Tests of an interrupt at any instruction of a release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ places = pytest.mark.parametrize("at_most", [60, pytest.param(400, marks=pytest.
 
 @pytest.fixture(autouse=True)
 def small_heap() -> Iterator[None]:
-    """Let the walks of the heap in each of the many releases see what a check has made."""
+    """Freeze the heap, so that the many releases search only the objects of a check."""
     gc.collect()
     gc.freeze()
     yield
@@ -112,7 +112,7 @@ def test_next_release_completes_an_interrupted_one_of_an_index_or_optimizer(
 
 
 class Noticing(torch.Tensor):
-    """Counts which functions of torch it is passed to."""
+    """Counts the functions of torch that receive it."""
 
     calls = 0
 
@@ -123,7 +123,7 @@ class Noticing(torch.Tensor):
 
 
 def is_undisturbed() -> bool:
-    """Whether classes of tensors and the default device have a say, and gradients are noted."""
+    """Return whether overrides, the default device and gradients work as usual."""
     before = Noticing.calls
     torch.add(torch.ones(1).as_subclass(Noticing), 1)
     with torch.device("meta"):
@@ -132,7 +132,7 @@ def is_undisturbed() -> bool:
 
 
 def places_that_disturb(package: str, minimum: int, program: Callable[..., object]) -> list[str]:
-    """List where an interrupt that lives on leaves torch in another state."""
+    """Return the places where an interrupt leaves torch in another state."""
     kept: list[BaseException] = []  # As a notebook keeps the last exception, with its frames.
     found = []
 

@@ -1,4 +1,4 @@
-"""release of every layer of torch.nn and of real models: all storages go, every use is an error."""
+"""Tests of the release of all layers of torch.nn and of real models."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="attr-defined, dict-item, operator, return-value, union-attr"
@@ -43,7 +43,7 @@ LAYER_INPUTS = [torch.ones(shape) for shape in ((2,), (1, 2), (1, 2, 2), (1, 2, 
 
 
 def make_layers() -> dict[str, Any]:
-    """Build one of each kind that takes small arguments."""
+    """Build one layer of each class that takes small arguments."""
     made: dict[str, Any] = {}
     for name in KINDS_OF_LAYER:
         for arguments in (SMALLER[name],) if name in SMALLER else ARGUMENTS:

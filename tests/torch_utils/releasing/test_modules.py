@@ -1,4 +1,4 @@
-"""Released modules: anybody can look at them, and every use raises one clear error."""
+"""Tests of the use and the inspection of released modules."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="attr-defined, operator"
@@ -182,7 +182,7 @@ def test_control_attributes_that_raise_other_errors_break_introspection() -> Non
 
 
 class Odd(abc.ABC, nn.Module):
-    """Of a layout of its own, with methods that would fail on what is empty."""
+    """A class with a layout of its own and methods that fail on an empty object."""
 
     __slots__ = ("extra",)
     heirs: ClassVar[list[type]] = []

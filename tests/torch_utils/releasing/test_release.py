@@ -1,4 +1,4 @@
-"""release: memory back although the variable lives on; arguments, errors, and what collects."""
+"""Tests of release: memory, arguments, errors and garbage collections."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="assignment, attr-defined, list-item"

@@ -40,7 +40,7 @@ def forget() -> Iterator[None]:
 
 
 def holders(*objects: Any) -> set[str]:
-    """Release, and name those who hold what survives."""
+    """Release, and return the holders of the survivors."""
     return {name for held in release_and_search(*objects).still_held for name in held.holders}
 
 
@@ -53,7 +53,7 @@ def noting(name: str, answer: Callable[..., Any]) -> Any:
 
 
 class Meta(type):
-    """Notes what its classes are asked."""
+    """Records every use of its classes."""
 
     __getattribute__ = noting("class attribute", type.__getattribute__)
     __eq__ = noting("class ==", lambda kind, other: kind is other)
@@ -67,7 +67,7 @@ class TensorMeta(Meta, type(torch.Tensor)):  # type: ignore[misc]
 
 
 class Curious:
-    """Notes whatever is asked of it."""
+    """Records every use of an instance."""
 
     __hash__ = noting("__hash__", lambda self: 1)
     __eq__ = noting("__eq__", lambda self, other: self is other)
@@ -146,7 +146,7 @@ class Wrapper(torch.Tensor):
 
 
 class CuriousArray(np.ndarray):
-    """Notes also whenever numpy tells it of a view or a copy."""
+    """Also records numpy's calls for views and copies."""
 
     base = property(noting("base", lambda self: None))
     __array_finalize__ = noting("__array_finalize__", lambda self, array: None)
@@ -213,7 +213,7 @@ def in_an_array_of_objects(tensor: torch.Tensor) -> Any:
 
 
 def sharing_a_part() -> list[Any]:
-    """Make a model of which another object, behind it, has a part."""
+    """Make a model that shares a part with another object."""
     model = nn.Sequential(Layer(), nn.Linear(2, 2))
     return [model, in_an_object(model[0]), LayerWithSlots()]
 
@@ -433,7 +433,7 @@ def test_release_in_a_debugger_keeps_traced_variables() -> None:
 
 @pytest.mark.slow
 def test_lazy_torch_is_not_imported() -> None:
-    """What only looks does not touch a lazy module, any attribute of which would import it."""
+    """Reading any attribute of a lazy module would import it."""
     program = """
     import importlib.util, sys
     spec = importlib.util.find_spec("torch")

@@ -1,4 +1,4 @@
-"""Submodules that a live model shares: found whatever holds them, and left whole."""
+"""Tests of submodules and parameters that a live model shares."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="assignment, index, list-item"
@@ -28,7 +28,7 @@ KEPT: dict[str, Any] = {}
 
 
 class OwnDict(dict):
-    """A dictionary of somebody's own, which must not be asked."""
+    """A subclass of dict with methods that must not be called."""
 
     def items(self) -> Any:
         raise AssertionError("the program's own code was run")
@@ -37,7 +37,7 @@ class OwnDict(dict):
 
 
 class OwnMapping(UserDict):
-    """A mapping that is no dictionary at all."""
+    """A mapping that does not derive from dict."""
 
     def __iter__(self) -> Any:
         raise AssertionError("the program's own code was run")
@@ -51,7 +51,7 @@ class Live(nn.Module):
 
 
 def live_with(encoder: nn.Module, mapping: Callable[[], Any]) -> nn.Module:
-    """Make a live module whose submodules are in a mapping of the given kind."""
+    """Make a live module with its submodules in a mapping of this class."""
     live = Live()
     modules = mapping()
     if isinstance(modules, OwnMapping):
@@ -105,7 +105,7 @@ class Slotted(nn.Module):
 
 
 class Table:
-    """A mapping of somebody's own, which is made of nothing that is known."""
+    """A mapping that derives from no known class."""
 
     def __init__(self, encoder: nn.Module) -> None:
         self.entries = {"encoder": encoder}
@@ -134,7 +134,7 @@ NOT_LOOKED_INTO: dict[str, Any] = {
 
 
 def make_encoders(holds: dict[str, Any]) -> dict[str, nn.Module]:
-    """Make one for each, so that one walk of the heap does for all."""
+    """Make one encoder for each case, so that one search of the heap covers all."""
     return {name: nn.Sequential(nn.Linear(4, 4)) for name in holds}
 
 
@@ -146,7 +146,7 @@ def computes(encoder: nn.Module) -> bool:
 
 
 def live_modules(kind: Any, holds: dict[str, Any], encoders: dict[str, nn.Module]) -> list[Any]:
-    """Make a live module for each encoder, which has it in an attribute."""
+    """Make a live module for each encoder that holds it in an attribute."""
     live = [kind() for _ in holds]
     for module, name in zip(live, holds, strict=True):
         object.__setattr__(module, "hidden", holds[name](encoders[name]))
@@ -155,7 +155,7 @@ def live_modules(kind: Any, holds: dict[str, Any], encoders: dict[str, nn.Module
 
 @pytest.mark.parametrize("kind", [nn.Module, pytest.param(Slotted, marks=pytest.mark.slow)])
 def test_submodule_in_an_attribute_of_a_live_module_stays(kind: Any) -> None:
-    """A live module may keep a submodule unregistered, and still compute with it."""
+    """A live module may use a submodule that is not registered."""
     encoders = make_encoders(HOLDS)
     live = live_modules(kind, HOLDS, encoders)
     report = release(nn.ModuleDict(encoders))
@@ -180,7 +180,7 @@ def test_control_submodule_of_a_variable_is_released() -> None:
 
 
 def test_layers_of_a_shared_submodule_stay() -> None:
-    """Even where the released model contains that directly as well."""
+    """Even if the released model contains the layers directly as well."""
     layer = nn.Linear(4, 4)
     block = nn.Sequential(layer)
     live = nn.Sequential(block)
@@ -222,7 +222,7 @@ def test_submodule_of_unreachable_module_is_freed_or_reported() -> None:
 
 
 class Average:
-    """Follows the parameters of a model that it does not own."""
+    """Refers to the parameters of a model that it does not own."""
 
     def __init__(self, model: nn.Module) -> None:
         self.followed = list(model.parameters())
@@ -294,7 +294,7 @@ def test_objects_frozen_by_python_itself_do_not_count() -> None:
 
 
 def test_buffers_and_listed_parameters_of_a_live_model_stay() -> None:
-    """An object that only holds them does not own them; what nothing else has goes."""
+    """An object that refers to them does not own them."""
     live = nn.BatchNorm1d(4)
     object.__setattr__(live, "listed", [nn.Parameter(torch.ones(3))])
     holder = Average(nn.Linear(2, 2))

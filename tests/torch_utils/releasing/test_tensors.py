@@ -1,4 +1,4 @@
-"""release of tensors of every kind, alone and among others: empty afterwards, never garbage."""
+"""Tests of the release of tensors."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
 # mypy: disable-error-code="attr-defined, index"

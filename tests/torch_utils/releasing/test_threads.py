@@ -1,4 +1,4 @@
-"""Releases while other threads release the same objects, or compute with them."""
+"""Tests of releases while other threads release or use the same objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_utils import CleanupReport, ReleasedError, release
 
 @pytest.fixture
 def hasty() -> Iterator[None]:
-    """Let threads take turns as often as Python can."""
+    """Make Python switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -127,7 +127,7 @@ def test_tensor_is_kept_until_all_threads_have_moved_on() -> None:
 
 
 class Whole(nn.Linear):
-    """Counts what is called, and how many weights it has then."""
+    """Records its calls and the number of its weights at each call."""
 
     def __init__(self, log: list[tuple[str, int]]) -> None:
         super().__init__(2, 2)
