@@ -9,8 +9,21 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-_INHERITED: list[sqlite3.Connection] = []
+_INHERITED: list[sqlite3.Connection] = []  # in a forked child: never used and never closed
+
+FORK_AWARE: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Objects with a method `leave_to_parent`, which is called in a forked child."""
+
+
+def _after_fork() -> None:
+    for each in list(FORK_AWARE):
+        each.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Database:
@@ -36,31 +49,31 @@ class Database:
         self._translate_errors = translate_errors
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self._pid = 0
-        self._close: Callable[[], object] = lambda: None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        FORK_AWARE.add(self)
 
     @contextlib.contextmanager
     def use(self) -> Iterator[sqlite3.Connection]:
         """Yield the connection; other threads wait until the block ends."""
         with self._lock, self._translate_errors():
-            pid = 0 if self._in_memory else os.getpid()
-            if self._connection is None or self._pid != pid:
-                self._close()
-                self._connection, self._pid = self._connect(), pid
-                finalizer = weakref.finalize(self, _close, self._connection, pid)
-                finalizer.atexit = False
-                self._close = finalizer
+            if self._connection is None:
+                self._connection = self._connect()
+                # A C function: an interrupt inside a Python finalizer would be lost.
+                self._finalizer = weakref.finalize(self, self._connection.close)
+                self._finalizer.atexit = False
             yield self._connection
 
     def close(self) -> None:
         """Close the connection; `use` opens it again."""
         with self._lock:
-            self._close()
+            if self._finalizer is not None:
+                self._finalizer()
             self._connection = None
 
-
-def _close(connection: sqlite3.Connection, pid: int) -> None:
-    if pid in (0, os.getpid()):
-        connection.close()
-    else:
-        _INHERITED.append(connection)  # Garbage collection would close it.
+    def leave_to_parent(self) -> None:
+        """In a forked child, forget the connection of the parent process."""
+        self._lock = threading.RLock()
+        if self._finalizer is not None and self._connection is not None and not self._in_memory:
+            _INHERITED.append(self._connection)
+            self._finalizer.detach()
+            self._connection = self._finalizer = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rag_demo.database import FORK_AWARE
 from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
 from rag_demo.store.tokens import STOP_WORDS, tokenize
 from rag_demo.vectors import Mask, Rows
@@ -43,16 +43,17 @@ class TextIndex:
         self.end = 0
         self._read = read
         self._lock = threading.RLock()
-        self._pid = 0
+        self._is_open = False
         self._index: Any = None
         self._folder: Path | None = None
+        self._remove: weakref.finalize[Any, Any] | None = None
+        FORK_AWARE.add(self)
 
     def _open(self) -> None:
         """Write the saved files into a folder, once in each process. Damaged ones are dropped."""
-        if self._pid == os.getpid():
+        if self._is_open:
             return
-        self._forget()
-        self._pid = os.getpid()
+        self._is_open = True
         files, end = self._read() if self._read is not None else ({}, 0)
         try:
             for name, content in files.items():
@@ -163,19 +164,22 @@ class TextIndex:
 
     def _ensure_folder(self) -> Path:
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="rag-demo-words-"))
-            self._remove = weakref.finalize(self, _remove_folder, self._folder, os.getpid())
+            folder = Path(tempfile.mkdtemp(prefix="rag-demo-words-"))
+            self._remove = weakref.finalize(self, shutil.rmtree, folder, True)
+            self._folder = folder
         return self._folder
 
     def _forget(self) -> None:
-        folder, self._folder, self._index, self.end = self._folder, None, None, 0
-        if folder is not None:
+        self._folder, self._index, self.end = None, None, 0
+        if self._remove is not None:
             self._remove()
 
-
-def _remove_folder(folder: Path, pid: int) -> None:
-    if pid == os.getpid():  # A forked child must not remove its parent's folder.
-        shutil.rmtree(folder, ignore_errors=True)
+    def leave_to_parent(self) -> None:
+        """In a forked child, forget the folder and the index of the parent process."""
+        self._lock = threading.RLock()
+        if self._remove is not None:
+            self._remove.detach()
+        self._folder, self._index, self.end, self._is_open = None, None, 0, False
 
 
 def _stems(words: Iterable[str]) -> Iterator[str]:

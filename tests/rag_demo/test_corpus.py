@@ -111,7 +111,7 @@ def test_json_lines_are_read(tmp_path: Path) -> None:
     found, _ = read(write_lines(path, records))
     assert set(found) == {"7", "2", "0", "4"}
     assert found["7"]["text"] == "T\nbody"
-    metadata = {"title": "T", "lang": "en", "source": "corpus.jsonl:1"}
+    metadata = {"title": "T", "lang": "en", "path": str(path), "line": 1}
     assert found["7"]["metadata"].items() >= metadata.items()
     assert "id" not in found["4"]["metadata"]
 
