@@ -428,6 +428,20 @@ def real_programs(result: Result) -> str:
     )
 
 
+@from_file("versions")
+def versions(result: Result) -> str:
+    """Show the sets of versions with which every test passed."""
+    rows = {name: row for name, row in result["rows"].items() if not row.get("failed")}
+    if not rows:
+        return "No set of versions has passed all tests on one commit, so there is no table."
+    left_out = ("failed", "names_of_failed")
+    columns = [column for column in next(iter(rows.values())) if column not in left_out]
+    return table(
+        ["packages", *columns],
+        ([name, *(row.get(column, "") for column in columns)] for name, row in rows.items()),
+    )
+
+
 @from_file("gpu_stand_in")
 def stand_in(result: Result) -> str:
     """Outcomes of the GPU tests over the stand-in for the CUDA driver."""

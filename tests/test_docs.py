@@ -112,6 +112,12 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_measured_tables_are_generated() -> None:
+    """A page that cites a file of results by hand would not follow it."""
+    texts = {page.name: page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")}
+    assert [name for name, text in texts.items() if "Measured on" in text] == []
+
+
 def test_gpu_page_names_tests_that_exist() -> None:
     page = (DOCS / "gpu.md").read_text(encoding="utf-8")
     tests = re.findall(r"`(test_\w+)::(test_\w+)`", page)
