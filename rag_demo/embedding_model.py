@@ -1,8 +1,8 @@
 """EmbeddingModel: turns texts into vectors, loads on first use, and releases its memory.
 
 A pattern for models of your own: `load_model` loads the weights on first use, `_embed` checks that
-the object is open, and `unload_model` releases the weights in place, even if other variables refer
-to them. `torch_utils.Resource` calls `_release` exactly once: at ``close()``, at the end of
+the object is open. `unload_model` releases the weights in place, even if other variables refer to
+them. `torch_utils.Resource` calls `_release` exactly once: at ``close()``, at the end of
 ``with``, at garbage collection, or at exit. ``examples/own_model.py`` does this in thirty lines.
 """
 
