@@ -39,7 +39,7 @@ from torch_utils import ModelHost, find_batch_size, memory_snapshot, release
 from torch_utils.prometheus import register
 
 register()
-class Devices:  # What docs/hosting.md says of them, where there are none.
+class Devices:  # A stand-in for the devices of docs/hosting.md.
     def describe(self):
         return []
 

@@ -29,7 +29,7 @@ def unsafe(tensor):
 give_up = unsafe if sys.argv[1] == "unsafe" else release
 
 def overwrite():
-    # Freed memory has these numbers afterwards, or is no memory at all.
+    # Freed memory has these numbers afterwards, or is not mapped any more.
     return [torch.full((count,), 7.0) for count in (4, 1000, 1_000_000) for _ in range(50)]
 
 def wait_until_busy(thread):
