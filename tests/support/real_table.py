@@ -2,8 +2,8 @@
 
 The checker runs on the same Python. This one has its packages; the others get an environment of
 their own for it, with what can be installed there, but torch, which is gigabytes. A folder as the
-argument keeps these environments; else they are removed. ``PYTHONS="3.11 3.13"`` makes these
-columns of the table anew, and leaves the others as they are.
+argument keeps these environments; else they are removed. ``PYTHONS="3.11 3.13"`` updates only
+these columns.
 """
 
 from __future__ import annotations

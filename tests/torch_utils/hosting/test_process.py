@@ -416,6 +416,9 @@ class NaiveHost:
         return int.from_bytes(self.here.recv(4), "big", signed=True)
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="Python 3.13 does not trace instructions of NaiveHost.echo"
+)
 def test_control_unnumbered_results_get_mixed_up() -> None:
     host = NaiveHost()
     with pytest.raises(AssertionError, match="the answer to another call"):
