@@ -173,6 +173,7 @@ lint: .venv/.installed
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python -m clean_exit.lint
 	$(BIN)/zizmor --offline --quiet .github
+	$(MAKE) --no-print-directory prose
 
 # Checks the English of the documentation, docstrings, comments and messages.
 prose: .venv/.installed

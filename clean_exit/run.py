@@ -21,7 +21,7 @@ from clean_exit.streams import Awaited, Copy, Pump
 
 _TICK_S = 0.25  # between two looks at the run, while the program runs
 _TICK_AFTER_S = 0.02  # and after it has ended
-# A process that outlives the program may sleep and work for so long before it is left over.
+# A process that outlives the program may sleep and work for so long before it is a finding.
 _IDLE_S = 2.0
 _WORK_S = 15.0
 _HELPERS = ("resource_tracker", "semaphore_tracker", "multiprocessing.forkserver")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 LONGEST_SENTENCE = 30  # words; inline code counts as one
 PHRASES = {
-    r"(?<!there )\b(is|are|was|were|be) no (?!longer|more|less|fewer|later|earlier|\w+er )": (
+    r"(?<![Tt]here )\b(is|are|was|were|be) no (?!longer|more|less|\w+er )": (
         'write "is not a ..." or "has no ..."'
     ),
     r"\b(is|are|was|were) none\b": 'write "is missing", "is None" or "there is no ..."',
@@ -40,7 +40,7 @@ def blocks(lines: list[str], first: int) -> Iterator[Block]:
         if match := re.match(r"(`{3,}|~{3,}|:{3,})", stripped):
             fence = "" if fence and stripped.startswith(fence) else fence or match[1]
             stripped = ""
-        elif fence or re.match(r"[|<>=]|\$ |\[[^\]]+\]: ", stripped):
+        elif fence or re.match(r"[|<>=]|.*\S {3,}\S|\$ |\[[^\]]+\]: ", stripped):
             stripped = ""
         item = re.match(r"([-*+] |\d+\. |#+ )+|\*{0,2}[\w`, *]+( \([^)]*\))?: (?=[A-Z])", stripped)
         if text and (not stripped or item or re.search(r"(?<!:):$", text)):
@@ -60,7 +60,7 @@ def sentences(text: str) -> Iterator[str]:
     text = re.sub(r"!?\[([^\]]*)\](\([^)]*\)|\[[^\]]*\])", r"\1", text)
     text = re.sub(r"(`+).+?\1|<!--.*?-->|https?://\S+", "CODE", text)
     text = re.sub(r"\b(e\.g|i\.e|etc|vs)\.", r"\1", text)
-    yield from re.split(r"(?<=[.!?:])[\"')\]*_]*\s+", text.strip())
+    yield from re.split(r"(?<=[.!?:;])[\"')\]*_]*\s+", text.strip())
 
 
 def phrases(text: str, line: int) -> Iterator[Block]:

@@ -23,7 +23,7 @@ def round_to_int8(
         block: How many rows a block has.
 
     Returns:
-        The integers, shape (n, d); the scale of each block, shape (blocks,); and for each block
+        The integers, shape (n, d); the scale of each block, shape (blocks,); and, for each block,
         a bound on the Euclidean distance of a row from its rounded copy, shape (blocks,).
     """
     count, dimension = vectors.shape

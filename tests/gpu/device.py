@@ -116,7 +116,7 @@ class Cuda(Device):
 
     @staticmethod
     def why_not() -> str | None:
-        """Say why there is none, or None. Initialises nothing."""
+        """Return why the device is missing, or None. Initialises nothing."""
         import torch
 
         from torch_utils import is_cuda_available

@@ -12,7 +12,7 @@ from unittest import SkipTest
 def files_of(pid: int) -> list[str]:
     """List the files of CUDA's driver that a process has open; NVML opens others.
 
-    Only what CUDA itself needs: whoever has called cuInit, or has a context, has these.
+    Lists only what CUDA itself needs: every process that called cuInit has these.
     """
     found = []
     try:

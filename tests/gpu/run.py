@@ -97,7 +97,7 @@ def installed() -> bool:
 
 
 def read_xml(path: Path) -> dict[str, dict[str, str]]:
-    """Read pytest's report: how each test went, and why; nothing if there is none."""
+    """Read pytest's report: how each test went, and why; return nothing without a report."""
     found: dict[str, dict[str, str]] = {}
     if not path.exists() or not path.stat().st_size:
         return found

@@ -91,7 +91,7 @@ def test_another_stream_reads_to_the_end(device: Any) -> None:
 
 
 def test_the_same_stream_reads_to_the_end(device: Any) -> None:
-    """Work that is queued on the tensor's own stream comes first, whoever gets the memory next."""
+    """Work that is queued on the tensor's own stream comes before the next user of the memory."""
     tensor, result = device.tensor(device.large_bytes), device.tensor(device.large_bytes).zero_()
     device.keep_busy()
     result.copy_(tensor)

@@ -73,7 +73,7 @@ def search(folder: str | Path, *arguments: str | Path) -> list[dict[str, Any]]:
 def documents(folder: str | Path, *options: str | Path) -> dict[str, dict[str, Any]]:
     """Return all documents of an index, by id.
 
-    Scores are rounded: the question is embedded anew each time, and may differ in the last bits.
+    Scores are rounded: the question is embedded again each time, and may differ in the last bits.
     """
     (found,) = search(folder, "the", "--mode", "dense", "--top-k", "1000000", *options)
     by_id = {each["id"]: {**each, "score": round(each["score"], 4)} for each in found["results"]}

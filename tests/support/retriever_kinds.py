@@ -1,4 +1,4 @@
-"""Retrievers that must answer exactly, by name. The options are no part of what is frozen."""
+"""Retrievers that must answer exactly, by name. The options are not frozen."""
 
 from __future__ import annotations
 
