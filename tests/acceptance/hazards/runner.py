@@ -109,7 +109,7 @@ class Runner:
 def _run_alone(
     command: list[str], env: dict[str, str], files: dict[str, Path], timeout_s: float
 ) -> int:
-    # Files rather than pipes: a process that is left over cannot keep this waiting.
+    # Files rather than pipes: a remaining process cannot keep this waiting.
     with files["stdout"].open("w") as stdout, files["stderr"].open("w") as stderr:
         process = subprocess.Popen(
             command,

@@ -357,8 +357,8 @@ class Rounds(Stub):
 class Rescores(Stub):
     """Scores exactly what an int8 scan with a bound leaves; the bound is so many times too small.
 
-    The k-th best is known to score no less than its copy's score less the bound, and what can
-    reach that by its own copy's score and the bound is scored.
+    The k-th best is known to score no less than its copy's score less the bound. Every row whose
+    copy's score and bound can reach that is scored.
     """
 
     too_small = 1.0

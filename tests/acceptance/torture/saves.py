@@ -168,7 +168,7 @@ def torture_kills(kills: int, seed: int = 0, count: int = 2000) -> dict[str, flo
                 wait_for(lambda wanted=wanted: writer.saves() >= wanted)
                 time.sleep(chance.uniform(0, save_s))
             seen.add(check_whole(folder, count))
-        save(folder, 1, count)  # What the killed ones left behind is no obstacle, and goes.
+        save(folder, 1, count)  # Removes what the killed processes left behind.
         assert check_whole(folder, count) == 1
         check_size(folder, clean)
     return {"kills": kills, "different_states": len(seen)}
