@@ -3,12 +3,11 @@
 import asyncio
 
 from fastapi import FastAPI, Request
-from prometheus_client import make_asgi_app
 
 from rag_demo import EmbeddingModel
 from torch_utils import ModelHost
 from torch_utils.fastapi import lifespan
-from torch_utils.prometheus import register
+from torch_utils.prometheus import asgi_app
 
 
 def load_model():
@@ -19,12 +18,11 @@ def load_model():
 
 @lifespan(deadline_s=20)
 async def models(app, scope):
-    register()  # the metrics, at /metrics
     yield {"host": scope.manage(ModelHost(load_model, keep_alive="10m"))}
 
 
 app = FastAPI(lifespan=models)
-app.mount("/metrics", make_asgi_app())
+app.mount("/metrics", asgi_app())
 
 
 @app.post("/embed")
