@@ -78,14 +78,15 @@ def check(
         OSError: The program could not be started.
         CheckerError: The checker failed while the program ran, and ended it.
         TypeError: An argument has the wrong type.
-        ValueError: An argument has an invalid value, or two arguments exclude each other.
+        ValueError: An argument has an invalid value, or both ``stop_after_s`` and ``stop_when``
+            are passed.
     """
     limits = Limits(timeout_s, max_shutdown_s, stop_signal, stop_after_s, stop_when)
     words = parse_command(command, cwd)
     if stdin == subprocess.PIPE:
-        raise ValueError("stdin must be a file, DEVNULL or None, not PIPE; nothing writes into it")
+        raise ValueError("stdin must be a file, DEVNULL or None, got PIPE; nothing writes into it")
     if isinstance(ignore, (str, bytes)):  # As patterns, its letters would match every finding.
-        raise TypeError(f"ignore must be a list, not a string; pass ignore=[{ignore!r}]")
+        raise TypeError(f"ignore must be a list, got a string; pass ignore=[{ignore!r}]")
     patterns = [compile_pattern(pattern) for pattern in ignore]
     environment = dict(os.environ if env is None else env)
     if resource_warnings:
@@ -158,10 +159,9 @@ def _note(outcome: Outcome) -> str:
     """Return a remark that is useful but not a finding, or ""."""
     record, limits = outcome.own_record, outcome.limits
     if limits.stop_signal is not None and outcome.stopped_s is None and not outcome.timed_out:
-        awaited = "a line matched" if limits.stop_when is not None else "that time"
-        return (
-            f"it ended by itself before {awaited}: {signal_name(limits.stop_signal)} was not sent"
-        )
+        awaited = "a line matched" if limits.stop_when else f"{limits.stop_after_s:g} s had passed"
+        name = signal_name(limits.stop_signal)
+        return f"the program ended before {awaited}, so {name} was not sent"
     if record and record.teardown_s is None and outcome.returncode >= 0:
         return "its exit handlers did not all run: it ended by os._exit or called exec"
     return ""
@@ -246,7 +246,7 @@ def _expected(outcome: Outcome, run: Run) -> set[int]:
 
 def _hang(outcome: Outcome) -> Finding:
     limits = outcome.limits
-    when = f"long after {signal_name(limits.stop_signal or 0)}"
+    when = f"{limits.after_stop_s:g} s after {signal_name(limits.stop_signal or 0)}"
     if limits.timeout_s is not None:
         when = f"after {limits.timeout_s:g} s"
     summary = f"still running {when}; killed"

@@ -59,20 +59,23 @@ def make_parser() -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--timeout", type=seconds, metavar="S", help="end the program after S seconds: a hang")
+    limit = "kill the program after S seconds and report a hang"
+    add("--timeout", type=seconds, metavar="S", help=limit)
     slow = "report a shutdown that takes longer than S seconds (default 5)"
     add("--max-shutdown", type=seconds, metavar="S", default=5.0, help=slow)
-    stop = "stop a server by the signal SIG (TERM, INT, 2)"
+    stop = "stop a server with the signal SIG (such as TERM, INT or 2)"
     add("--stop-signal", type=_stop_signal, metavar="SIG", help=stop)
-    add("--stop-after", type=_seconds_or_zero, metavar="S", help="send it after S seconds")
-    when = "send it when a line of the output matches"
+    after = "send the stop signal after S seconds"
+    add("--stop-after", type=_seconds_or_zero, metavar="S", help=after)
+    when = "send the stop signal when a line of the output matches"
     add("--stop-when", type=_pattern, metavar="REGEX", help=when)
     add("--repeat", type=_integer(1), metavar="N", default=1, help="run the program N times")
     add("--resource-warnings", action="store_true", help="report ResourceWarnings too")
     only = "count findings that match instead of reporting them; may be repeated"
     add("--ignore", action="append", type=_pattern, metavar="REGEX", help=only)
     codes = _integer(1, 255)  # 0 would hide the findings.
-    add("--error-exitcode", type=codes, metavar="N", default=UNCLEAN, help="N instead of 120")
+    code = "exit code for findings if the program exits with 0 (default 120)"
+    add("--error-exitcode", type=codes, metavar="N", default=UNCLEAN, help=code)
     add("--report-json", type=output_file, metavar="FILE", help="write a JSON report")
     add("--report-junit", type=output_file, metavar="FILE", help="write a JUnit XML report")
     add("--github", action="store_true", help="print annotations for GitHub Actions")
@@ -88,7 +91,7 @@ def seconds(text: str) -> float:
     """Convert a duration above 0 seconds."""
     value = _seconds_or_zero(text)
     if value == 0:
-        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text!r}")
     return value
 
 
@@ -98,7 +101,7 @@ def _seconds_or_zero(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}")
     return value
 
 
@@ -106,7 +109,7 @@ def _integer(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
             wanted = f"of at least {least}" if most == sys.maxsize else f"from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"must be a whole number {wanted}, not {text!r}")
+            raise argparse.ArgumentTypeError(f"must be a whole number {wanted}, got {text!r}")
         return int(text)
 
     return read
@@ -119,7 +122,8 @@ def _stop_signal(text: str) -> int:
             return signal.Signals(int(name)).value
         return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"].value
     except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(f"must be a signal, not {text!r}") from None
+        wanted = "a signal name or number such as TERM or 15"
+        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}") from None
 
 
 def _pattern(text: str) -> str:
@@ -142,7 +146,7 @@ def read_settings(folder: Path | None = None) -> argparse.Namespace:
         items = value if name == "ignore" else [value]
         is_valid = isinstance(items, list) and all(isinstance(i, (str, int, float)) for i in items)
         if not is_valid or isinstance(value, bool) != (name in ("resource-warnings", "github")):
-            raise ValueError(f"{path}: [tool.clean-exit] {name} cannot be {value!r}")
+            raise ValueError(f"{path}: [tool.clean-exit] {name} has the wrong type: {value!r}")
         for one in items:
             if one is not False:
                 words.append(f"--{name}" if one is True else f"--{name}={one}")
@@ -195,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("there is no command to run")
     paths = [p for p in (options.report_json, options.report_junit) if p is not None]
     if len({os.path.normpath(path) for path in paths}) < len(paths):
-        parser.error("the two reports need a file each")
+        parser.error("--report-json and --report-junit must name different files")
     for path in paths:
         # Checked before the program runs, so that no report is lost after it.
         try:

@@ -36,7 +36,7 @@ def parse_command(
         words = [os.fspath(command)]
     else:
         if isinstance(command, bytes) or not isinstance(command, Iterable):
-            raise TypeError(f"command must be a list of words, a string or a path, not {command!r}")
+            raise TypeError(f"command must be a list of words, a string or a path, got {command!r}")
         words = [os.fsdecode(word) for word in command]
     if not words or not words[0]:
         raise ValueError("there is no command to run")

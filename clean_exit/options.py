@@ -22,7 +22,7 @@ def version() -> str:
 def nonempty(text: str) -> str:
     """Refuse an empty value, such as that of an unset shell variable."""
     if not text:
-        raise argparse.ArgumentTypeError("is empty")
+        raise argparse.ArgumentTypeError("must not be empty")
     return text
 
 
@@ -60,7 +60,7 @@ def read_table(tool: str, known: Collection[str], folder: Path | None = None) ->
         raise ValueError(f"{path} has both [tool.{found[0]}] and [tool.{found[1]}]; remove one")
     table = tables[found[0]]
     if not isinstance(table, dict):
-        raise ValueError(f"{path}: tool.{found[0]} must be a table, not {table!r}")
+        raise ValueError(f"{path}: tool.{found[0]} must be a table, got {table!r}")
     settings: dict[str, Any] = {"": path}
     for key, value in table.items():
         name = key.replace("_", "-")
@@ -98,8 +98,8 @@ def _load(path: Path, names: Collection[str]) -> dict[str, Any]:
             import tomli as tomllib
         settings: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
     except ImportError:
-        raise ValueError(f"{path}: Python 3.10 needs tomli to read it") from None
+        how = "Python 3.10 needs tomli; install it with: pip install tomli"
+        raise ValueError(f"{path} cannot be read: {how}") from None
     except (ValueError, RecursionError) as error:  # Not TOML, or not UTF-8.
         raise ValueError(f"{path} is not valid: {error}") from None
-    return settings
     return settings

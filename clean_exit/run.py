@@ -17,7 +17,7 @@ from clean_exit.keeper_client import KeeperProcess
 from clean_exit.processes import Process, descendants, send_signal
 from clean_exit.record import Record, read_file, read_record
 from clean_exit.stderr import StderrText
-from clean_exit.streams import Awaited, Copy, Pump
+from clean_exit.streams import Copy, LineWaiter, Pump
 
 _TICK_S = 0.25  # between two looks at the run, while the program runs
 _TICK_AFTER_S = 0.02  # and after it has ended
@@ -25,7 +25,7 @@ _TICK_AFTER_S = 0.02  # and after it has ended
 _IDLE_S = 2.0
 _WORK_S = 15.0
 _HELPERS = ("resource_tracker", "semaphore_tracker", "multiprocessing.forkserver")
-_AFTER_STOP_S = 60.0  # from the stop signal to the end, if there is no timeout
+_AFTER_STOP_S = 60.0
 _STACKS_TIMEOUT_S = 1.0
 _PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", 1031)
@@ -39,7 +39,7 @@ class Limits:
 
     Raises:
         TypeError: A value has the wrong type.
-        ValueError: A value is invalid, or two options exclude each other.
+        ValueError: A value is invalid, or both stop_after_s and stop_when are passed.
     """
 
     timeout_s: float | None = None
@@ -56,24 +56,29 @@ class Limits:
             try:
                 is_valid = value >= 0 if name == "stop_after_s" else value > 0  # False for a NaN.
             except TypeError:
-                raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
+                raise TypeError(f"{name} must be a number of seconds, got {value!r}") from None
             if not is_valid:
                 least = "0 seconds or more" if name == "stop_after_s" else "more than 0 seconds"
-                raise ValueError(f"{name} must be {least}, not {value!r}")
+                raise ValueError(f"{name} must be {least}, got {value!r}")
         number = self.stop_signal
         is_number = isinstance(number, int) and not isinstance(number, bool)
         if number is not None and not (is_number and number in signal.valid_signals()):
-            message = "stop_signal must be a signal's number, such as signal.SIGTERM, not"
+            message = "stop_signal must be a signal's number, such as signal.SIGTERM, got"
             raise (ValueError if is_number else TypeError)(f"{message} {number!r}")
         when = [n for n in ("stop_after_s", "stop_when") if getattr(self, n) is not None]
         if len(when) > 1:
-            raise ValueError("stop_after_s and stop_when exclude each other")
+            raise ValueError("pass either stop_after_s or stop_when, not both")
         if when and self.stop_signal is None:
             raise ValueError(f"{when[0]} needs stop_signal, the signal to send")
         if number is not None and not when:
             raise ValueError("stop_signal needs stop_after_s or stop_when, the time to send it")
         if self.stop_when is not None:
             compile_pattern(self.stop_when)
+
+    @property
+    def after_stop_s(self) -> float:
+        """The time from the stop signal until the program is killed, if there is no timeout."""
+        return max(_AFTER_STOP_S, 2 * self.max_shutdown_s)
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
@@ -84,7 +89,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         ValueError: The pattern is invalid.
     """
     if not isinstance(pattern, str):
-        raise TypeError(f"a regular expression must be a string, not {pattern!r}")
+        raise TypeError(f"a regular expression must be a string, got {pattern!r}")
     try:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -196,7 +201,7 @@ class Run:
         self.stderr: Copy = Copy()
         self.forwarded: set[int] = set()
         self._is_hurried = False
-        self._awaited: list[Awaited] = []
+        self._awaited: list[LineWaiter] = []
         self._pumps: list[Pump] = []
         self._busy_s = self._next_look_s = 0.0
         self._last_left: list[Process] = []
@@ -233,7 +238,7 @@ class Run:
 
     def _add_pump(self, reader: int, sink: int | None, watchers: list[Any]) -> None:
         if self._limits.stop_when is not None:  # One for each stream, so that lines are not mixed.
-            self._awaited.append(Awaited(compile_pattern(self._limits.stop_when)))
+            self._awaited.append(LineWaiter(compile_pattern(self._limits.stop_when)))
             watchers = [*watchers, self._awaited[-1].feed]
         self._pumps.append(Pump(reader, sink, watchers))
 
@@ -310,7 +315,7 @@ class Run:
                 outcome.stacks = self._stacks()
         deadline = None if limits.timeout_s is None else outcome.started_s + limits.timeout_s
         if deadline is None and outcome.stopped_s is not None:
-            deadline = outcome.stopped_s + max(_AFTER_STOP_S, 2 * limits.max_shutdown_s)
+            deadline = outcome.stopped_s + limits.after_stop_s
         if deadline is not None and now >= deadline:
             outcome.timed_out = True
             outcome.stacks = self._stacks() or outcome.stacks

@@ -91,7 +91,7 @@ class Pump(threading.Thread):
                 self._sink = None  # Such as a full disk; the pipe must still be emptied.
 
 
-class Awaited:
+class LineWaiter:
     """Searches one stream for a line that matches.
 
     An unfinished line, such as a prompt, counts if no more bytes follow for a moment. Before that

@@ -76,7 +76,7 @@ def explicit_call(site: Site, node: ast.Call) -> str:
         first = node.args[0]
         if isinstance(first, ast.Name) and first.id == function.self_name:
             return ""  # Base.__del__(self), the form without super().
-    return f"{ast.unparse(func)}() by hand: Python will call it once more"
+    return f"{ast.unparse(func)}() is called explicitly; Python calls it again"
 
 
 def finalize_keeps_alive(site: Site, node: ast.Call) -> str:
@@ -85,7 +85,7 @@ def finalize_keeps_alive(site: Site, node: ast.Call) -> str:
         return ""
     reference = _reference_in_call(site, node, 1, _Target.of(node.args[0]))
     target = ast.unparse(node.args[0])
-    return f"{target} lives to the end: its finalizer has {reference}" if reference else ""
+    return f"{target} is never collected: its finalizer holds {reference}" if reference else ""
 
 
 def atexit_keeps_alive(site: Site, node: ast.Call) -> str:
@@ -99,8 +99,9 @@ def atexit_keeps_alive(site: Site, node: ast.Call) -> str:
     if is_metaclass or _unregisters(method.owner):
         return ""
     target = _Target.of(ast.Name(method.self_name, ast.Load()))
-    reference = _reference_in_call(site, node, 0, target)
-    return f"{method.self_name} lives to the end: atexit has {reference}" if reference else ""
+    if reference := _reference_in_call(site, node, 0, target):
+        return f"{method.self_name} is never collected before exit: atexit holds {reference}"
+    return ""
 
 
 RULES: Sequence[tuple[str, Callable[[Site, ast.Call], str]]] = (
@@ -172,11 +173,11 @@ def _reference(
         function = lambda_of(node, site.scope)
         used = {n.id for n in ast.walk(node.body) if isinstance(n, ast.Name)}
         if _names(site, target) & (used - set(function.all_parameters)):
-            return "a lambda over it"
+            return "a lambda that uses it"
         return _first_reference(site, function.defaults.values(), target, depth)
     if isinstance(node, ast.Call) and last_name(node.func) in {"partial", "MethodType"}:
         inner = [*node.args, *(keyword.value for keyword in node.keywords)]
-        return "a partial with it" if _first_reference(site, inner, target, depth) else ""
+        return "a partial that contains it" if _first_reference(site, inner, target, depth) else ""
     if isinstance(node, ast.Name):
         return _variable(site, node, target, depth)
     if isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred)):
@@ -197,7 +198,7 @@ def _variable(site: Site, node: ast.Name, target: _Target, depth: int) -> str:
         if isinstance(binding, Function) and any(
             _closes_over(binding, name) for name in _names(site, target)
         ):
-            return "a closure over it"
+            return "a closure that uses it"
         if isinstance(binding, ast.expr) and (
             reference := _reference(site, binding, target, depth + 1)
         ):

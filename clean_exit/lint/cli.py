@@ -119,7 +119,7 @@ def _run(options: argparse.Namespace) -> int:
         result = replace(result, findings=tuple(new))
         if gone:
             how = "run --write-baseline with all paths and rules to remove them"
-            _note(options, f"{counted(gone, 'finding')} of the baseline no longer found; {how}")
+            _note(options, f"no longer found: {counted(gone, 'finding')} of the baseline; {how}")
     _write(result, options)
     return FINDINGS if result.findings else 0
 
@@ -137,7 +137,7 @@ def _add_settings(options: argparse.Namespace) -> None:
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             kind = "a list of strings" if key in _LISTS else "a string"
             where = f"{file}: [tool.clean_exit_lint] {key}"
-            raise ValueError(f"{where} must be {kind}, not {value!r}")
+            raise ValueError(f"{where} must be {kind}, got {value!r}")
     if "baseline" in table and not options.baseline:
         options.baseline = _relative(file.parent / table["baseline"])
     in_table = [_relative(file.parent / one) for one in table.get("paths", ())]

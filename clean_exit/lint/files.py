@@ -53,7 +53,7 @@ def python_files(paths: Iterable[str], exclude: Sequence[str] = ()) -> Iterator[
     seen: set[str] = set()
     for path in paths:
         if path != STDIN and (not path or not Path(path).exists()):
-            raise ValueError(f"there is no {path}" if path else "a PATH is empty")
+            raise ValueError(f"{path} does not exist" if path else "PATH must not be empty")
         is_folder = path != STDIN and Path(path).is_dir()
         for file in _files_below(path, exclude) if is_folder else [_file_path(path)]:
             full = os.path.abspath(file) if file != STDIN else file  # noqa: PTH100

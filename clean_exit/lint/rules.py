@@ -58,7 +58,7 @@ def global_name(frame: Frame, node: ast.Name) -> str:
     # become None together.
     reported = {place} if len(frame.trace) <= _NEAR else {place, rest}
     frame.facts = facts.plus(Facts(present=frozenset(reported)))
-    return f"the global {node.id} may be None by then"
+    return f"the global {node.id} may be None during shutdown"
 
 
 # half-built
@@ -78,7 +78,7 @@ def missing_attribute(frame: Frame, node: ast.expr, name: str) -> str:
     if way is None:
         return ""
     if way.cause is None:
-        return f"self.{name} is not set by every construction"
+        return f"some paths through the construction do not set self.{name}"
     line = f"line {getattr(way.cause, 'lineno', 0)}"
     if way.where and way.where.module is not frame.function.module:
         line += f" of {PurePath(way.where.module.source.path).name}"
@@ -370,7 +370,7 @@ def bare_except(frame: Frame, node: ast.AST) -> str:
     if not catches_all or raises or _uses_error(node):
         return ""
     clause = "except:" if node.type is None else f"except {ast.unparse(node.type)}:"
-    return f"{clause} hides Ctrl-C and every mistake"
+    return f"{clause} hides Ctrl-C and every error"
 
 
 def _uses_error(handler: ast.ExceptHandler) -> bool:
@@ -387,7 +387,7 @@ def _uses_error(handler: ast.ExceptHandler) -> bool:
 def wide_suppress(frame: Frame, node: ast.expr, value: Value | None) -> str:
     """Find ``suppress(BaseException)``."""
     is_wide = is_suppress(node, value) and "BaseException" in suppressed_names(node)
-    return "suppress(BaseException) hides Ctrl-C and every mistake" if is_wide else ""
+    return "suppress(BaseException) hides Ctrl-C and every error" if is_wide else ""
 
 
 Rules = Sequence[tuple[str, Callable[..., str]]]

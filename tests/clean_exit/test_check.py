@@ -318,7 +318,7 @@ def test_checker_runs_on_every_python_from_3_10(tmp_path: Path) -> None:
 # Options, the exception and a part of its message.
 WRONG = [
     ({"ignore": "vendor"}, TypeError, "ignore=['vendor']"),
-    ({"ignore": [b"vendor"]}, TypeError, "must be a string, not b'vendor'"),
+    ({"ignore": [b"vendor"]}, TypeError, "must be a string, got b'vendor'"),
     ({"timeout_s": "5"}, TypeError, "timeout_s must be a number of seconds"),
     ({"timeout_s": float("nan")}, ValueError, "timeout_s must be more than 0 seconds"),
     ({"max_shutdown_s": None}, TypeError, "max_shutdown_s must be a number of seconds"),
@@ -326,11 +326,11 @@ WRONG = [
     (
         {"stop_signal": "TERM", "stop_after_s": 1},
         TypeError,
-        "a signal's number, such as signal.SIGTERM, not 'TERM'",
+        "a signal's number, such as signal.SIGTERM, got 'TERM'",
     ),
-    ({"stop_signal": True, "stop_after_s": 1}, TypeError, "signal.SIGTERM, not True"),
+    ({"stop_signal": True, "stop_after_s": 1}, TypeError, "signal.SIGTERM, got True"),
     ({"ignore": ["a{99999999999}"]}, ValueError, "is not a regular expression"),
-    ({"stop_signal": 999, "stop_after_s": 1}, ValueError, "such as signal.SIGTERM, not 999"),
+    ({"stop_signal": 999, "stop_after_s": 1}, ValueError, "such as signal.SIGTERM, got 999"),
     ({"stdin": "hello"}, AttributeError, "fileno"),
     ({"env": {"A=B": "1"}}, ValueError, "illegal environment variable name"),
     ({"env": {"A": "\0"}}, ValueError, "embedded null byte"),
@@ -343,9 +343,9 @@ WRONG = [
     ({"command": ["no-such-command-here"]}, FileNotFoundError, "no-such-command-here"),
     ({"cwd": "/nowhere"}, FileNotFoundError, "/nowhere"),
     ({"command": ["true", "x" * 1_000_000]}, OSError, "Argument list too long"),
-    ({"command": None}, TypeError, "must be a list of words, a string or a path, not None"),
-    ({"command": 5}, TypeError, "must be a list of words, a string or a path, not 5"),
-    ({"command": b"true"}, TypeError, "must be a list of words, a string or a path, not b'true'"),
+    ({"command": None}, TypeError, "must be a list of words, a string or a path, got None"),
+    ({"command": 5}, TypeError, "must be a list of words, a string or a path, got 5"),
+    ({"command": b"true"}, TypeError, "must be a list of words, a string or a path, got b'true'"),
 ]
 
 

@@ -248,12 +248,12 @@ def test_many_findings_are_shortened_without_v() -> None:
 # Wrong command lines and a part of the message.
 MISTAKES = {
     "--no-such-option true": "see clean-exit --help",
-    "--timeout soon true": "argument --timeout: must be a number of seconds, not 'soon'",
-    "--timeout -1 true": "argument --timeout: must be a number of seconds, not '-1'",
+    "--timeout soon true": "argument --timeout: must be a number of seconds, got 'soon'",
+    "--timeout -1 true": "argument --timeout: must be a number of seconds, got '-1'",
     "--timeout 0 true": "argument --timeout: must be more than 0 seconds",
-    "--repeat 0 true": "argument --repeat: must be a whole number of at least 1, not '0'",
+    "--repeat 0 true": "argument --repeat: must be a whole number of at least 1, got '0'",
     "--ignore '(' true": "argument --ignore: '(' is not a regular expression",
-    "--stop-signal NOPE true": "argument --stop-signal: must be a signal, not 'NOPE'",
+    "--stop-signal NOPE true": "must be a signal name or number such as TERM or 15, got 'NOPE'",
     "-m": "needs an argument",
     "nosuch.py": "nosuch.py was not found: there is no such file here, and no such command in PATH",
     "nosuch": "nosuch was not found: there is no such command in PATH",
@@ -266,11 +266,11 @@ MISTAKES = {
     "--stop-signal TERM true": "--stop-signal needs --stop-after or --stop-when",
     "--report-json nowhere/a.json true": "the report 'nowhere/a.json' cannot be written: ",
     "--report-junit . true": "the report '.' cannot be written: ",
-    "--error-exitcode 0 true": "must be a whole number from 1 to 255, not '0'",
-    "--report-json '' true": "argument --report-json: is empty",
+    "--error-exitcode 0 true": "must be a whole number from 1 to 255, got '0'",
+    "--report-json '' true": "argument --report-json: must not be empty",
     "--report-json words.py true": "would overwrite the program words.py",
-    "--stop-after 1 --stop-when x --stop-signal TERM true": "exclude each other",
-    "--report-json a --report-junit ./a true": "the two reports need a file each",
+    "--stop-after 1 --stop-when x --stop-signal TERM true": "--stop-after or --stop-when, not both",
+    "--report-json a --report-junit ./a true": "must name different files",
 }
 
 
@@ -434,20 +434,20 @@ def test_settings_on_python_3_10_need_tomli(tmp_path: Path) -> None:
 
 
 WRONG_VALUES = {
-    "repeat = 0": f"{TABLE} --repeat: must be a whole number of at least 1, not '0'",
-    "repeat = true": "[tool.clean-exit] repeat cannot be True",
-    "timeout = [1, 2]": "[tool.clean-exit] timeout cannot be [1, 2]",
-    "ignore = {a = 1}": "[tool.clean-exit] ignore cannot be {'a': 1}",
+    "repeat = 0": f"{TABLE} --repeat: must be a whole number of at least 1, got '0'",
+    "repeat = true": "[tool.clean-exit] repeat has the wrong type: True",
+    "timeout = [1, 2]": "[tool.clean-exit] timeout has the wrong type: [1, 2]",
+    "ignore = {a = 1}": "[tool.clean-exit] ignore has the wrong type: {'a': 1}",
     "error-exitcode = 256": f"{TABLE} --error-exitcode: must be a whole number from 1 to 255",
     "error-exitcode = 0": f"{TABLE} --error-exitcode: must be a whole number from 1 to 255",
     "error-exitcode = 1.5": f"{TABLE} --error-exitcode: must be a whole number from 1 to 255",
     "ignore = ['(']": f"{TABLE} --ignore: '(' is not a regular expression",
     "timeout = 0": f"{TABLE} --timeout: must be more than 0 seconds",
-    "timeout = nan": f"{TABLE} --timeout: must be a number of seconds, not 'nan'",
-    "timeout = 'soon'": f"{TABLE} --timeout: must be a number of seconds, not 'soon'",
-    "max-shutdown = -1": f"{TABLE} --max-shutdown: must be a number of seconds, not '-1'",
+    "timeout = nan": f"{TABLE} --timeout: must be a number of seconds, got 'nan'",
+    "timeout = 'soon'": f"{TABLE} --timeout: must be a number of seconds, got 'soon'",
+    "max-shutdown = -1": f"{TABLE} --max-shutdown: must be a number of seconds, got '-1'",
     "color = 'blue'": f"{TABLE} --color: invalid choice: 'blue'",
-    "github = 1": "[tool.clean-exit] github cannot be 1",
+    "github = 1": "[tool.clean-exit] github has the wrong type: 1",
     "tiemout = 3": "unknown setting 'tiemout' in [tool.clean-exit]",
     "error-exitcode = 3\nerror_exitcode = 4": "[tool.clean-exit] has 'error-exitcode' twice",
     "timeout = ": "is not valid",
@@ -456,7 +456,7 @@ WRONG_VALUES = {
 
 
 WRONG_TABLES = {
-    "[tool]\nclean-exit = 3\n": "tool.clean-exit must be a table, not 3",
+    "[tool]\nclean-exit = 3\n": "tool.clean-exit must be a table, got 3",
     "[[tool.clean-exit]]\ntimeout = 3\n": "tool.clean-exit must be a table",
     "[tool.clean-exit]\n[tool.clean_exit]\n": "has both",
     **{f"[tool.clean-exit]\n{text}\n": printed for text, printed in WRONG_VALUES.items()},

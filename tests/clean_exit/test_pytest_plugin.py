@@ -153,7 +153,7 @@ def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester
     for message in (
         f"the marker clean_exit has no option 'tiemout_s'; {there_are}",
         f"the marker clean_exit takes options by name only; {there_are}",
-        "the marker clean_exit: ignore must be a list, not a string; pass ignore=['vendor']",
+        "the marker clean_exit: ignore must be a list, got a string; pass ignore=['vendor']",
     ):
         assert message in result.outlines
     assert "SystemError" not in result.stdout.str()
@@ -511,7 +511,7 @@ def test_pyproject_settings_apply_to_marker_and_fixture(outer: pytest.Pytester) 
     settings.write_text("[tool.clean-exit]\ntimeout = 'soon'\n")
     result = run(outer)
     result.assert_outcomes(failed=3)
-    message = "[[]tool.clean-exit[]] argument --timeout: must be a number of seconds, not 'soon'"
+    message = "[[]tool.clean-exit[]] argument --timeout: must be a number of seconds, got 'soon'"
     result.stdout.fnmatch_lines([f"*pyproject.toml: {message}*"])
 
 

@@ -223,7 +223,7 @@ def test_baseline_hides_known_findings_only(folder: Path, output: Output) -> Non
     (folder / "dirty.py").write_text("")
     code, printed, notes = output("--baseline", "known.json", ".")
     assert code == 0
-    assert "1 finding of the baseline no longer found" in notes
+    assert "no longer found: 1 finding of the baseline" in notes
     (folder / "other.py").write_text("")
     for narrow in (["other.py"], ["--select", "log", "."], ["--exclude", "dirty.py", "."]):
         # Findings in files that were not checked may still exist.
@@ -414,11 +414,11 @@ def test_ctrl_c_exits_with_130_and_no_traceback(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        ([""], "a PATH is empty"),
+        ([""], "PATH must not be empty"),
         (["--baseline", "damaged.json", "."], "was not written by"),
-        (["--baseline", "", "."], "argument --baseline: is empty"),
-        (["--output", "", "."], "argument --output: is empty"),
-        (["--select", ",", "."], "argument --select: is empty"),
+        (["--baseline", "", "."], "argument --baseline: must not be empty"),
+        (["--output", "", "."], "argument --output: must not be empty"),
+        (["--select", ",", "."], "argument --select: must not be empty"),
         (["--write-baseline", "dirty.py"], "would overwrite the program dirty.py"),
         (["--output", "dirty.py", "clean.py"], "would overwrite the program dirty.py"),
     ],

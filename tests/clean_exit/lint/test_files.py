@@ -196,7 +196,7 @@ def test_hidden_folders_caches_and_environments_are_skipped(tmp_path: Path) -> N
     assert [str(Path(path).relative_to(tmp_path)) for path in below] == ["a/x.py"]
     assert list(python_files([str(script), str(script)])) == [str(script)]
     assert len(lint([str(script)]).findings) == 1
-    with pytest.raises(ValueError, match="there is no"):
+    with pytest.raises(ValueError, match="does not exist"):
         list(python_files([str(tmp_path / "nowhere")]))
 
 
