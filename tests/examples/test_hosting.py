@@ -1,4 +1,4 @@
-"""Every example of a service, run as its users run it: each model released once, a clean end."""
+"""Run each example of a service as its users do: every model is released once, every exit clean."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def need(*modules: str) -> None:
 
 
 def run(tmp_path: Path, *command: str | Path, **more: Any) -> ExitReport:
-    """Run a command under clean-exit, in a folder of its own; the examples can be imported."""
+    """Run a command under clean-exit in a folder of its own that can import the examples."""
     limits = {"timeout_s": 600, "max_shutdown_s": 120, "stdin": subprocess.DEVNULL}
     more = {"env": environment(tmp_path), "cwd": tmp_path, **limits, **more}
     return check([str(word) for word in command], **more)
 
 
-def said(report: ExitReport) -> str:
+def output_of(report: ExitReport) -> str:
     return f"{report}\n--- stdout\n{report.stdout[-3000:]}\n--- stderr\n{report.stderr[-3000:]}"
 
 
@@ -61,7 +61,7 @@ def listens(port: int) -> bool:
 
 
 class Client(threading.Thread):
-    """Posts to a server once it listens, and at last asks for /stop, which the server logs."""
+    """Posts to a server once it listens, then requests ``/stop``, which the server logs."""
 
     def __init__(self, port: int, posts: list[tuple[str, bytes]], last: str = "/stop") -> None:
         super().__init__(daemon=True)
@@ -81,7 +81,7 @@ class Client(threading.Thread):
             urllib.request.urlopen(url + self.last)
         except urllib.error.HTTPError as error:
             error.close()
-        except OSError:  # It was stopped in the middle of its answer.
+        except OSError:  # The server stopped in the middle of its answer.
             return
 
 
@@ -96,24 +96,25 @@ def fastapi(tmp_path: Path, app: str, stop: signal.Signals, *options: str) -> Ex
     command: tuple[str | Path, ...] = (BIN / "uvicorn", app, "--port", str(port), *options)
     report = run(tmp_path, *command, stop_signal=stop, **STOP)
     client.join(60)
-    assert [[len(vector) for vector in one] for one in client.answers] == [[384, 384]], said(report)
+    assert [[len(vector) for vector in one] for one in client.answers] == [[384, 384]], output_of(
+        report
+    )
     return report
 
 
 @pytest.mark.parametrize("stop", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
-def test_fastapi(stop: str, tmp_path: Path) -> None:
-    """Both signals: uvicorn dies of the first kind, and never reaches atexit."""
+def test_fastapi_example_releases_its_model_on_both_signals(stop: str, tmp_path: Path) -> None:
+    """uvicorn ends itself by SIGTERM, without exit callbacks."""
     report = fastapi(tmp_path, "fastapi_service:app", signal.Signals[stop])
-    assert report.clean, said(report)
-    assert problems(tmp_path) == [], said(report)
+    assert report.clean, output_of(report)
+    assert problems(tmp_path) == [], output_of(report)
 
 
 @pytest.mark.slow
-def test_fastapi_with_two_workers(tmp_path: Path) -> None:
-    """The one that was asked has loaded a model, and gives it back."""
+def test_fastapi_example_with_two_workers_releases_its_model(tmp_path: Path) -> None:
     report = fastapi(tmp_path, "fastapi_service:app", signal.SIGTERM, "--workers", "2")
-    assert report.clean, said(report)
-    assert problems(tmp_path) == [], said(report)
+    assert report.clean, output_of(report)
+    assert problems(tmp_path) == [], output_of(report)
 
 
 HANGING = """
@@ -126,15 +127,14 @@ async def hang(request: Request):
         while True:
             socket.create_connection((request.url.hostname, request.url.port)).close()
             await asyncio.sleep(0.01)
-    except ConnectionError:  # The server listens no more: it waits for this request.
+    except ConnectionError:  # The server no longer listens: it waits for this request.
         os.kill(os.getpid(), signal.SIGINT)
     await asyncio.Event().wait()
 """
 
 
 @pytest.mark.slow
-def test_second_interrupt_while_a_request_hangs(tmp_path: Path) -> None:
-    """The server drops the request, and the model is released all the same."""
+def test_second_interrupt_releases_the_model_despite_hanging_request(tmp_path: Path) -> None:
     need("fastapi", "uvicorn", "prometheus_client")
     text = (EXAMPLES / "fastapi_service.py").read_text()
     (tmp_path / "hanging.py").write_text(text + HANGING)
@@ -142,13 +142,12 @@ def test_second_interrupt_while_a_request_hangs(tmp_path: Path) -> None:
     client = Client(port, [("/embed", b'["a text"]')], last="/hang")
     report = run(tmp_path, BIN / "uvicorn", "hanging:app", "--port", str(port))
     client.join(60)
-    assert problems(tmp_path) == [], said(report)
-    assert not report.findings, said(report)
+    assert problems(tmp_path) == [], output_of(report)
+    assert not report.findings, output_of(report)
 
 
 @pytest.mark.slow
-def test_control_fastapi_without_a_lifespan(tmp_path: Path) -> None:
-    """A host that nothing closes when the server stops is not released: the check sees that."""
+def test_control_fastapi_without_lifespan_keeps_its_model(tmp_path: Path) -> None:
     text = (EXAMPLES / "fastapi_service.py").read_text()
     text = text.replace("@lifespan(deadline_s=20)\n", "").replace(
         "app = FastAPI(lifespan=models)",
@@ -157,20 +156,20 @@ def test_control_fastapi_without_a_lifespan(tmp_path: Path) -> None:
     text = text.replace("request.state.host", "HOST")
     (tmp_path / "unsafe.py").write_text(text)
     report = fastapi(tmp_path, "unsafe:app", signal.SIGTERM)
-    assert len(problems(tmp_path)) == 1, said(report)
+    assert len(problems(tmp_path)) == 1, output_of(report)
 
 
 @pytest.mark.slow
-def test_threads(tmp_path: Path) -> None:
-    """One model makes room for the other; SIGTERM closes what is loaded."""
+def test_threads_example_releases_both_models(tmp_path: Path) -> None:
+    """One model makes room for the other, and SIGTERM closes the loaded one."""
     port = free_port()
     client = Client(port, [("/exact", b"a text"), ("/small", b"a text")])
     command = (sys.executable, EXAMPLES / "threads_service.py", str(port))
     report = run(tmp_path, *command, stop_signal=signal.SIGTERM, **STOP)
     client.join(60)
-    assert [len(vector) for vector in client.answers] == [384, 384], said(report)
-    assert report.clean, said(report)
-    assert problems(tmp_path, models=2) == [], said(report)
+    assert [len(vector) for vector in client.answers] == [384, 384], output_of(report)
+    assert report.clean, output_of(report)
+    assert problems(tmp_path, models=2) == [], output_of(report)
 
 
 CELERY_JOB = """
@@ -186,8 +185,7 @@ def send(**details):
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_celery(pool: str, tmp_path: Path) -> None:
-    """A worker that does a task, and is stopped: forks, threads, and neither."""
+def test_celery_example_releases_its_model_in_each_pool(pool: str, tmp_path: Path) -> None:
     need("celery")
     (tmp_path / "job.py").write_text(CELERY_JOB)
     command: list[str | Path] = [
@@ -207,14 +205,14 @@ def test_celery(pool: str, tmp_path: Path) -> None:
         stop_signal=signal.SIGTERM,
         stop_when=r"celery_tasks\.embed\[.*succeeded",
     )
-    assert report.clean, said(report)
-    assert problems(tmp_path) == [], said(report)
+    assert report.clean, output_of(report)
+    assert problems(tmp_path) == [], output_of(report)
 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_control_celery_without_its_signal(tmp_path: Path) -> None:
-    """The processes of a worker end without atexit callbacks: the check sees that."""
+def test_control_celery_without_its_signal_keeps_its_model(tmp_path: Path) -> None:
+    """The processes of a worker end without exit callbacks."""
     need("celery")
     text = (EXAMPLES / "celery_tasks.py").read_text()
     unsafe = text.replace("@worker_process_shutdown.connect\n", "")
@@ -228,13 +226,12 @@ def test_control_celery_without_its_signal(tmp_path: Path) -> None:
         stop_signal=signal.SIGTERM,
         stop_when=r"celery_tasks\.embed\[.*succeeded",
     )
-    assert len(problems(tmp_path)) == 1, said(report)
+    assert len(problems(tmp_path)) == 1, output_of(report)
 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_rq(tmp_path: Path) -> None:
-    """A worker that does two jobs with one model, and is stopped."""
+def test_rq_example_does_two_jobs_with_one_model(tmp_path: Path) -> None:
     need("rq")
     server = shutil.which("redis-server")
     if server is None:
@@ -261,16 +258,16 @@ def test_rq(tmp_path: Path) -> None:
                 results = [job.return_value(refresh=True) for job in jobs]
         finally:
             redis.terminate()
-    assert [len(result or ()) for result in results] == [384, 384], said(report)
-    assert report.clean, said(report)
-    assert problems(tmp_path) == [], said(report)
+    assert [len(result or ()) for result in results] == [384, 384], output_of(report)
+    assert report.clean, output_of(report)
+    assert problems(tmp_path) == [], output_of(report)
 
 
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_jupyter(is_closed: bool, tmp_path: Path) -> None:
-    """Every cell runs; what no cell has closed is closed when the kernel is shut down."""
+def test_jupyter_example_releases_its_model(is_closed: bool, tmp_path: Path) -> None:
+    """The kernel closes the host at its shutdown if no cell has closed it."""
     need("nbconvert", "ipykernel")
     notebook = (EXAMPLES / "jupyter_notebook.ipynb").read_text()
     if not is_closed:
@@ -281,39 +278,36 @@ def test_jupyter(is_closed: bool, tmp_path: Path) -> None:
         *(BIN / "jupyter-nbconvert", "--to", "notebook", "--execute", "--output", "out"),
         tmp_path / "in.ipynb",
     )
-    assert report.clean, said(report)
+    assert report.clean, output_of(report)
     cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
-    shown = json.dumps([cell.get("outputs") for cell in cells])
-    assert "(2, 384)" in shown
-    assert ("freed " in shown) == is_closed
-    assert ("'unloaded'" if is_closed else "'loaded'") in shown
-    assert problems(tmp_path) == [], said(report)
+    outputs = json.dumps([cell.get("outputs") for cell in cells])
+    assert "(2, 384)" in outputs
+    assert ("freed " in outputs) == is_closed
+    assert ("'unloaded'" if is_closed else "'loaded'") in outputs
+    assert problems(tmp_path) == [], output_of(report)
 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_ray(tmp_path: Path) -> None:
-    """The actor's model is released in the actor's process."""
+def test_ray_example_releases_its_model(tmp_path: Path) -> None:
     need("ray")
     report = run(tmp_path, sys.executable, EXAMPLES / "ray_actor.py")
-    assert report.clean, said(report)
+    assert report.clean, output_of(report)
     assert report.stdout.splitlines()[-1] == "(384,)"
-    assert problems(tmp_path) == [], said(report)
+    assert problems(tmp_path) == [], output_of(report)
 
 
 @pytest.mark.slow
-def test_page_of_hosting_runs() -> None:
-    """Its examples, one after the other; the lifespan is for a web application to enter."""
+def test_examples_of_hosting_page_run() -> None:
     need("prometheus_client")
     page = (ROOT / "docs" / "hosting.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     report = check(["-c", "\n".join(blocks)], timeout_s=600, max_shutdown_s=120)
-    assert (report.exit_code, report.stderr) == (0, ""), said(report)
+    assert (report.exit_code, report.stderr) == (0, ""), output_of(report)
     assert report.stdout == "torch.Size([1000])\nloaded 4004000\n1\n"
 
 
-def test_every_example_is_tested() -> None:
-    """A new one needs a test, here or where its theme is; and is short enough to be read."""
+def test_every_example_is_short_and_tested() -> None:
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for path in EXAMPLES.iterdir():
         if path.is_file():

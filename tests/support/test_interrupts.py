@@ -108,7 +108,7 @@ def test_real_sigint_raises_with_pythons_own_handler(module: ModuleType) -> None
     interrupt_everywhere(check, package="interrupted_package", minimum=8, deliver=send_sigint)
 
 
-def test_it_fails_when_nothing_is_interrupted(module: ModuleType) -> None:
+def test_interrupt_check_fails_if_nothing_is_interrupted(module: ModuleType) -> None:
     with pytest.raises(AssertionError, match="0 places of elsewhere were interrupted"):
         interrupt_everywhere(
             lambda place: place.run(module.careless), package="elsewhere", minimum=1
@@ -119,12 +119,12 @@ def test_it_fails_when_nothing_is_interrupted(module: ModuleType) -> None:
         )
 
 
-def test_it_fails_when_the_check_does_not_run_the_program(module: ModuleType) -> None:
+def test_interrupt_check_fails_if_the_program_does_not_run(module: ModuleType) -> None:
     with pytest.raises(AssertionError, match="called 0 times, not once"):
         interrupt_everywhere(lambda place: None, package="interrupted_package", minimum=1)
 
 
-def test_it_fails_when_the_program_runs_in_another_thread(module: ModuleType) -> None:
+def test_interrupt_check_fails_if_the_program_runs_in_another_thread(module: ModuleType) -> None:
     def in_thread() -> None:
         thread = threading.Thread(target=module.careless)
         thread.start()
