@@ -1,7 +1,7 @@
-"""What the tests ask of a device: a GPU's own answers, or a rehearsal's, from host memory.
+"""The devices of the tests: a GPU, or a rehearsal in host memory.
 
-A rehearsal is the same code on CPU tensors. What it says about memory is true of them: it counts
-the storages of what it has made that are still alive.
+A rehearsal runs the same code on CPU tensors. Its memory is the sum of the storages that it created
+and that are still alive.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ MB = 1 << 20
 
 
 def slow_rehearsal(test: Any) -> Any:
-    """Leave a test's rehearsal to the slow ones.
+    """Mark the rehearsal of a test as slow.
 
-    Several interpreters of it import torch, or `make test` has the same on the CPU already.
+    It starts several interpreters that import torch, or `make test` has an equal test for the CPU.
     """
     test.has_slow_rehearsal = True
     return test
 
 
 class Device:
-    """What both have in common."""
+    """The base of both devices."""
 
     name: str
-    torch_name: str  # The device of its tensors.
-    place: str  # Where a report says that they are.
-    model_bytes: int  # The size of a large model,
-    large_bytes: int  # and of a large tensor.
-    skipped: Mapping[str, str] = {}  # Tests that can mean nothing over it, with the reason.
+    torch_name: str  # torch's name of the device
+    place: str  # its name in reports
+    model_bytes: int  # the size of a large model
+    large_bytes: int  # the size of a large tensor
+    skipped: Mapping[str, str] = {}  # tests that are meaningless on it, and why
 
     def settle(self) -> None:
-        """Drop what earlier tests have left, so that a value before and one after compare."""
+        """Drop what earlier tests left, so that values before and after can be compared."""
         gc.collect()
 
     def model(self, nbytes: int | None = None) -> Any:
-        """Make four layers of about so many bytes together, for vectors of any batch."""
+        """Return a model of four layers with about ``nbytes`` bytes together."""
         import torch
 
         width = int(((nbytes or self.model_bytes) / 16) ** 0.5) // 16 * 16
@@ -61,7 +61,7 @@ class Device:
         return model
 
     def inputs(self, model: Any, count: int = 8) -> Any:
-        """Make a batch for a model of `model`."""
+        """Return a batch for a model that `model` returned."""
         import torch
 
         made = torch.randn(count, model[0].in_features, device=self.torch_name)
@@ -69,7 +69,7 @@ class Device:
         return made
 
     def tensor(self, nbytes: int, value: float = 1.0) -> Any:
-        """Make a float32 tensor, every value written."""
+        """Return a float32 tensor filled with a value."""
         import torch
 
         made = torch.full((nbytes // 4,), value, device=self.torch_name)
@@ -77,18 +77,18 @@ class Device:
         return made
 
     def holds(self, tensor: Any, value: float) -> bool:
-        """Say whether every value of a tensor is this one."""
+        """Return whether all values of a tensor equal ``value``."""
         return bool((tensor == value).all())
 
     def watch(self, *tensors: Any) -> None:
-        """Count these from now on, where nobody else does."""
+        """Count the memory of tensors, if the device does not."""
 
     def run(self, source: str, *, env: dict[str, str] | None = None) -> programs.Result:
-        """Run a program that begins with ``device`` defined; torch may be imported already."""
+        """Run a program in which ``device`` is defined; torch may be imported already."""
         raise NotImplementedError
 
     def source(self, program: str) -> str:
-        """Put the beginning before a program."""
+        """Return a program with the lines that define ``device``."""
         kind = type(self).__name__
         # Python 3.12 warns about every fork beside a thread, and CUDA has threads.
         quiet = "import warnings\nwarnings.filterwarnings('ignore', message='.*multi-threaded')\n"
@@ -96,7 +96,7 @@ class Device:
         return start + textwrap.dedent(program)
 
     def assert_clean(self, result: programs.Result, returncode: int = 0) -> None:
-        """Assert the exit code, and that nothing stands on stderr but what a bare program says."""
+        """Assert the exit code, and that stderr has only the lines of a bare program."""
         skipped = re.search(r"^(?:\w+\.)*SkipTest: (.*)$", result.stderr, re.MULTILINE)
         if result.returncode and skipped:
             raise SkipTest(skipped[1])
@@ -104,7 +104,7 @@ class Device:
         assert result.returncode == returncode and not left, str(result)
 
     def noise(self) -> set[str]:
-        """What torch says on stderr, on this machine, in a program that does nothing wrong."""
+        """Return the lines that torch writes to stderr in a correct program on this machine."""
         return set()
 
 
@@ -129,7 +129,7 @@ class Cuda(Device):
         import torch
 
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-            vars(sys).pop(name, None)  # The frames of a test that failed, and their tensors.
+            vars(sys).pop(name, None)  # It keeps the frames of a failed test.
         gc.collect()
         torch.cuda.init()
         self.synchronize()
@@ -142,7 +142,7 @@ class Cuda(Device):
         return torch.cuda.memory_reserved(0)
 
     def capacity_bytes(self) -> int:
-        """What the card has in all, unless somebody else uses it: then what is left to us."""
+        """Return the size of the card, or what is left if other processes use it."""
         import torch
 
         free, total = torch.cuda.mem_get_info(0)
@@ -150,7 +150,7 @@ class Cuda(Device):
         return total if total - free - ours < 2 << 30 else free + ours
 
     def take(self, nbytes: int) -> Any:
-        """Allocate without writing."""
+        """Allocate bytes without writing them."""
         import torch
 
         return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_name)
@@ -161,13 +161,13 @@ class Cuda(Device):
         torch.cuda.synchronize()
 
     def pinned(self, nbytes: int) -> Any:
-        """Make a page-locked tensor in host memory, every value written."""
+        """Return a page-locked tensor of ones in host memory."""
         import torch
 
         return torch.ones(nbytes // 4, pin_memory=True)
 
     def pinned_bytes(self) -> int:
-        """What torch has of page-locked memory, its cache included."""
+        """Return torch's page-locked memory in bytes, including its cache."""
         import torch
 
         stats: dict[str, int] = getattr(torch.cuda, "host_memory_stats", dict)()
@@ -178,7 +178,7 @@ class Cuda(Device):
 
     @contextlib.contextmanager
     def other_stream(self) -> Iterator[Any]:
-        """Work on another stream, which waits for what the usual one has so far."""
+        """Run the block on another stream, which first waits for the current one."""
         import torch
 
         stream = torch.cuda.Stream()
@@ -187,7 +187,7 @@ class Cuda(Device):
             yield stream
 
     def keep_busy(self) -> None:
-        """Put about a quarter of a second of waiting into the current stream."""
+        """Queue about a quarter of a second of waiting on the current stream."""
         import torch
 
         torch.cuda._sleep(400_000_000)
@@ -197,14 +197,14 @@ class Cuda(Device):
         tensor.record_stream(stream)
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Any]:
-        """Capture work as a CUDA graph, and return the graph and what it writes to."""
+        """Capture work as a CUDA graph; return the graph and its output."""
         import torch
 
         with self.other_stream() as stream:
             work()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # On the stream that has warmed up: the graph keeps to that one's cuBLAS workspace.
+        # On the stream of the warm-up, whose cuBLAS workspace the graph uses.
         with torch.cuda.graph(graph, stream=stream):
             result = work()
         return graph, result
@@ -215,33 +215,33 @@ class Cuda(Device):
         torch.zeros(1, device=self.torch_name)
 
     def has_context(self, pid: int | None = None) -> bool:
-        """Say whether a process has opened the driver, by its files or by NVML's view."""
+        """Return whether a process has opened the driver, by its files or by NVML."""
         pid = os.getpid() if pid is None else pid
         return bool(driver.files_of(pid)) or pid in driver.processes()
 
     def used_bytes(self) -> int:
-        """What all processes use of the card; asks NVML, needs no context."""
+        """Return what all processes use of the card, by NVML; this needs no context."""
         return driver.used_bytes()
 
     def context_bytes(self) -> int:
-        """A size that the context of one process exceeds."""
+        """Return a size that the context of one process exceeds."""
         return 100 * MB
 
     def names_processes(self) -> bool:
-        """Say whether NVML names this process by its number here, and says what it holds."""
+        """Return whether NVML knows this process by its pid, and its memory."""
         from clean_exit.gpu import memory_of_processes
 
         self.make_context()
         return memory_of_processes().get(os.getpid(), 0) > 0
 
     def other_processes(self) -> Any:
-        """Return what clean-exit asks about the GPU memory of processes, as it is."""
+        """Return a context in which clean-exit queries the GPU memory of processes."""
         return contextlib.nullcontext()
 
     def compiled(self, model: Any) -> Any:
-        """Compile as far as this machine can: with Inductor and CUDA graphs, if it has Triton.
+        """Compile a model, with Inductor and CUDA graphs if this machine has Triton.
 
-        Which compiles C against Python's own headers.
+        Triton compiles C with Python's headers.
         """
         import importlib.util
         import shutil
@@ -266,14 +266,14 @@ class Cuda(Device):
 
 @functools.cache
 def noise_of_cuda() -> set[str]:
-    """What a program that only uses CUDA writes to stderr, on this machine."""
+    """Return what a program that only uses CUDA writes to stderr on this machine."""
     bare = programs.run('import torch; torch.ones(8, device="cuda").sum().item()')
     assert bare.returncode == 0, str(bare)
     return set(bare.stderr.splitlines())
 
 
 class Rehearsal(Device):
-    """Host memory in the place of a GPU's, of which there are 64 MB."""
+    """A device of 64 MB in host memory."""
 
     name, torch_name, place = "rehearsal", "cpu", "host"
     model_bytes, large_bytes = MB, MB
@@ -307,7 +307,7 @@ class Rehearsal(Device):
         import torch
 
         if nbytes > self._CAPACITY - self.reserved_bytes():
-            return torch.empty(1 << 60, dtype=torch.uint8)  # The error of a real allocator.
+            return torch.empty(1 << 60, dtype=torch.uint8)  # raises the error of a real allocator
         made = torch.empty(nbytes, dtype=torch.uint8)
         self.watch(made)
         return made
@@ -350,7 +350,7 @@ class Rehearsal(Device):
         return bool(driver.files_of(os.getpid() if pid is None else pid))
 
     def used_bytes(self) -> int:
-        """One byte for each process below this one that has opened the driver."""
+        """Return the number of descendants that have opened the driver."""
         from clean_exit.processes import descendants
 
         return sum(self.has_context(process.pid) for process in descendants(os.getpid()) or ())
@@ -362,7 +362,7 @@ class Rehearsal(Device):
         return True
 
     def other_processes(self) -> Any:
-        """Have clean-exit take processes that have opened the driver for such that use a GPU."""
+        """Make clean-exit treat processes that opened the driver as users of a GPU."""
         from unittest.mock import patch
 
         def held() -> dict[int, int]:
@@ -385,7 +385,7 @@ class Rehearsal(Device):
 
 
 class _Recorded:
-    """A captured graph, as far as that goes without one: it does the work again."""
+    """A substitute for a captured graph, which does the work again."""
 
     def __init__(self, work: Callable[[], Any], result: Any) -> None:
         self._work, self._result = work, result

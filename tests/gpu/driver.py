@@ -1,4 +1,4 @@
-"""What the driver says about processes and the card, without a context of this process."""
+"""Query the driver about processes and the card, without a context of this process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from unittest import SkipTest
 
 
 def files_of(pid: int) -> list[str]:
-    """List the files of CUDA's driver that a process has open; NVML opens others.
-
-    Lists only what CUDA itself needs: every process that called cuInit has these.
-    """
+    """List the files that every process which called cuInit has open; NVML opens others."""
     found = []
     try:
         links = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # It has ended, or is another user's.
+    except OSError:  # It has ended, or belongs to another user.
         return []
     for link in links:
         try:
@@ -30,24 +27,24 @@ def files_of(pid: int) -> list[str]:
 
 
 def processes() -> set[int]:
-    """Return the processes that have a context on some card, as far as NVML tells."""
+    """Return the pids of the processes that have a context on a card, by NVML."""
 
-    def ask(nvml: Any) -> set[int]:
+    def read(nvml: Any) -> set[int]:
         handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
         lists = [nvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in handles]
         return {process.pid for found in lists for process in found}
 
-    return _asked(ask)
+    return _query(read)
 
 
 def used_bytes() -> int:
-    """Return what all processes use of the first card."""
-    return _asked(
+    """Return the bytes that all processes use on the first card."""
+    return _query(
         lambda nvml: nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).used
     )
 
 
-def _asked(question: Callable[[Any], Any]) -> Any:
+def _query(question: Callable[[Any], Any]) -> Any:
     try:
         import pynvml
     except ImportError:

@@ -1,8 +1,7 @@
 """Run the tests of this folder, with pytest or without: `plain.py cuda JOURNAL [PART OF A NAME]`.
 
-Each test is written down when it starts and when it is over, so that one which hangs or crashes
-costs itself alone: `run.py` goes on behind it with a new process. So it does after a failure, for
-what a failed test leaves on a device is nothing for the next one to begin with.
+The journal records the start and the end of each test. After a test that hangs, crashes or fails,
+`run.py` continues with the next one in a new process, which finds the device clean.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from typing import Any
 from unittest import SkipTest
 
 TESTS = Path(__file__).resolve().parent.parent
-TEST_S = 100.0  # One that takes longer hangs.
-# What says most for its time comes first: these run in one process.
+TEST_S = 100.0  # A test that takes longer hangs.
+# The most important tests come first.
 FIRST = ("test_memory_is_back", "test_shared_use", "test_no_context")
 if __name__ == "__main__":
     sys.path[:1] = [str(TESTS.parent), str(TESTS), str(TESTS / "torch_utils")]
 
 
 def tests() -> Iterator[tuple[str, Callable[..., None]]]:
-    """Yield the tests that ask for a device, with their names."""
+    """Yield the names and functions of the tests that take a device."""
     files = {path.stem for path in (TESTS / "gpu").glob("test_*.py")}
     for stem in (*FIRST, *sorted(files - {*FIRST})):
         try:
@@ -38,14 +37,14 @@ def tests() -> Iterator[tuple[str, Callable[..., None]]]:
         except ModuleNotFoundError as error:
             if error.name != "pytest":
                 raise
-            continue  # Those that need it are not about a device.
+            continue  # A file that needs pytest does not test a device.
         for name, function in vars(module).items():
             if name.startswith("test_") and "device" in inspect.signature(function).parameters:
                 yield f"{stem}::{name}", function
 
 
 def run(test: Callable[..., None], device: Any) -> tuple[str, str]:
-    """Run one, and return how it went, and why."""
+    """Run a test; return its outcome and the reason."""
     try:
         device.settle()
         with tempfile.TemporaryDirectory() as folder:
@@ -53,39 +52,39 @@ def run(test: Callable[..., None], device: Any) -> tuple[str, str]:
             test(**{name: values[name] for name in inspect.signature(test).parameters})
     except SkipTest as reason:
         return "skipped", str(reason)
-    except subprocess.TimeoutExpired as late:  # What its program has said so far.
+    except subprocess.TimeoutExpired as late:  # with the output of its program so far
         return "failed", f"{traceback.format_exc()}\n{late.stdout!r}\n{late.stderr!r}"
-    except Exception:  # Of a test: whatever it is, the others run as well.
+    except Exception:  # A test may raise anything, and the others still run.
         return "failed", traceback.format_exc()
     return "passed", ""
 
 
 def read(journal: Path) -> dict[str, dict[str, Any]]:
-    """Return the last that was written of each test."""
+    """Return the last entry of each test."""
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
     return {entry.pop("test"): entry for entry in map(json.loads, lines)}
 
 
 def note(journal: Path, test: str, outcome: str, reason: str = "", seconds: float = 0.0) -> None:
-    """Write down what has become of a test."""
+    """Append the outcome of a test to the journal."""
     entry = {"test": test, "outcome": outcome, "reason": reason[-3000:], "seconds": seconds}
     with journal.open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
 
 
 def rewrite_asserts() -> None:
-    """Have asserts that fail say what they have compared, where there is pytest to do that."""
+    """Make failing asserts print the compared values, if pytest is installed."""
     try:
         from _pytest.assertion import install_importhook
         from _pytest.config import get_config
 
         install_importhook(get_config()).mark_rewrite("gpu")
-    except Exception as error:  # Private calls of another version: asserts say less, and no more.
-        print(f"asserts as they are: {error!r}", flush=True)
+    except Exception as error:  # Another version may lack these private functions.
+        print(f"asserts are not rewritten: {error!r}", flush=True)
 
 
 def main(kind: str, journal: Path, only: str = "") -> int:
-    """Run those that the journal does not have yet, up to the first that fails."""
+    """Run the tests that the journal lacks, up to the first failure."""
     rewrite_asserts()
     from gpu.device import Cuda, Rehearsal
     from gpu.stand_in.device import StandIn

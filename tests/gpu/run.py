@@ -1,9 +1,8 @@
-"""`make test-gpu`: the tests on a GPU, then those of torch_utils that need none.
+"""`make test-gpu`: the tests on a GPU, then those of torch_utils with the GPU hidden.
 
-For a machine with whatever Python it has, torch and a GPU, unattended and within eight minutes.
-Needs neither an installation nor pytest; without pytest the second half is left out. A test that
-hangs or crashes costs itself alone. Writes ``tests.json`` into the folder that ``RESULTS`` names,
-with the machine's description.
+It runs unattended within eight minutes, with any Python that has torch. It needs no installation.
+Without pytest the second half is skipped. A test that hangs or crashes does not stop the others.
+The folder in ``RESULTS`` receives ``tests.json``, with the description of the machine.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ sys.path[:0] = PATHS
 
 
 def limited(command: list[str], deadline: float, **env: str) -> int | None:
-    """Run a command until the deadline; then interrupt it, so that it says how far it came.
+    """Run a command until the deadline; then interrupt it, so that it can report.
 
-    What it has left running goes with it, and gives the device back.
+    Its remaining processes are killed, so that they do not keep the device.
     """
     print("+", " ".join(command), flush=True)
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, start_new_session=True)
@@ -53,7 +52,7 @@ def limited(command: list[str], deadline: float, **env: str) -> int | None:
 
 
 def paths(folder: Path) -> str:
-    """Put this checkout before what the caller has given, such as packages that were carried."""
+    """Return PYTHONPATH with this checkout before the caller's entries."""
     return os.pathsep.join([*PATHS, str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
@@ -62,7 +61,7 @@ def has(module: str) -> bool:
 
 
 def entry_points(folder: Path) -> Path:
-    """Describe this checkout as an installation does, for pytest to find the plug-in."""
+    """Write the metadata of an installation, by which pytest finds the plug-in."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -79,7 +78,7 @@ def entry_points(folder: Path) -> Path:
 
 
 def found() -> dict[str, Any]:
-    """Say what there is for the tests that skip, or do less, without it."""
+    """Return the optional packages and the GPU, without which some tests are skipped."""
     modules = {name: has(name) for name in ("pynvml", "cupy", "triton", "accelerate")}
     smi = shutil.which("nvidia-smi") or "nvidia-smi"
     about = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
@@ -97,7 +96,7 @@ def installed() -> bool:
 
 
 def read_xml(path: Path) -> dict[str, dict[str, str]]:
-    """Read pytest's report: how each test went, and why; return nothing without a report."""
+    """Return each test's outcome and reason in pytest's report; empty without a report."""
     found: dict[str, dict[str, str]] = {}
     if not path.exists() or not path.stat().st_size:
         return found
@@ -121,7 +120,7 @@ def on_device(
     env: Mapping[str, str] = MappingProxyType({}),
     script: str = "tests/gpu/plain.py",
 ) -> dict[str, Any]:
-    """Run the tests on a device, or rehearse them; a new process for what follows a failure."""
+    """Run the tests on a device, or rehearse them; start a new process after each failure."""
     from gpu import plain
 
     journal, done = folder / "gpu", -1
@@ -132,7 +131,7 @@ def on_device(
         code = limited(command, deadline, PYTHONPATH=paths(folder), **env)
         for name, test in plain.read(journal).items():
             if test["outcome"] == "started":
-                how = "was stopped, for its time was up" if code is None else f"exit code {code}"
+                how = "timed out" if code is None else f"exit code {code}"
                 stacks = journal.with_suffix(".stacks").read_text(errors="replace")
                 plain.note(journal, name, "failed", f"{stacks}\nended the process: {how}")
     tests = plain.read(journal)
@@ -164,7 +163,7 @@ def on_cpu(folder: Path, deadline: float, where: list[str]) -> dict[str, Any]:
 
 
 def _importing(where: list[str]) -> set[str]:
-    """Find the files that begin with an import of what this machine has not."""
+    """Return the test files that import a package which is not installed."""
     found = set()
     for name in ("faiss", "hypothesis"):
         if not has(name):
@@ -175,14 +174,14 @@ def _importing(where: list[str]) -> set[str]:
 
 
 def main(*, rehearse: bool, only: str = "", cpu: str = "tests/torch_utils") -> int:
-    """Run both, write the results down if they are a GPU's, and say how it went."""
+    """Run both parts; write the results unless this is a rehearsal; return the exit code."""
     from benchmarks.results_file import machine
     from gpu.device import Cuda
 
     started = time.monotonic()
     why_not = None if rehearse else Cuda.why_not()
     if why_not is not None:
-        print(f"{why_not}; tests/gpu/run.py --rehearse runs the same in host memory")
+        print(f"{why_not}; tests/gpu/run.py --rehearse runs the same tests in host memory")
         return 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

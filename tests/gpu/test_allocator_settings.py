@@ -1,4 +1,4 @@
-"""The same under other settings of torch's allocators, and for page-locked host memory."""
+"""Releases under other settings of torch's allocators, and of page-locked host memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ copy = device.tensor(device.model_bytes // 4)
 device.keep_busy()
 copy.copy_(source, non_blocking=True)
 kept = source
-report = release(source, thorough=True)  # While the copy waits: its memory is not free yet.
+report = release(source, thorough=True)  # The queued copy still needs the memory.
 device.synchronize()
 assert device.holds(copy, 1)
 assert kept.numel() == 0
@@ -46,7 +46,7 @@ assert held == 0, f"{held} bytes: {report}"
 
 
 def settings(value: str) -> dict[str, str]:
-    """torch 2.9 has the first name, and warns about the second."""
+    """Return the environment for allocator settings; torch 2.9 renamed the variable."""
     import torch
 
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
@@ -54,32 +54,27 @@ def settings(value: str) -> dict[str, str]:
     return {name: value}
 
 
-def test_usual_settings(device: Any) -> None:
-    """What the others are compared with."""
+def test_default_allocator_returns_memory(device: Any) -> None:
     device.assert_clean(device.run(SCOPE))
 
 
 @slow_rehearsal
-def test_expandable_segments(device: Any) -> None:
-    """Segments that grow are unmapped."""
+def test_expandable_segments_are_unmapped(device: Any) -> None:
     device.assert_clean(device.run(SCOPE, env=settings("expandable_segments:True")))
 
 
 @slow_rehearsal
-def test_pinned_memory(device: Any) -> None:
-    """The cache of page-locked memory is emptied by ``thorough=True``, never under a copy."""
+def test_thorough_release_empties_pinned_cache(device: Any) -> None:
     device.assert_clean(device.run(PINNED))
 
 
 @slow_rehearsal
-def test_pinned_memory_that_is_registered(device: Any) -> None:
-    """Memory that was allocated and then page-locked goes the same way."""
+def test_thorough_release_empties_registered_pinned_cache(device: Any) -> None:
     device.assert_clean(device.run(PINNED, env=settings("pinned_use_cuda_host_register:True")))
 
 
 @slow_rehearsal
-def test_pinned_memory_stays_in_the_cache(device: Any) -> None:
-    """The control: deleted, it stays in torch's cache, as far as there is one."""
+def test_control_deleted_pinned_memory_stays_cached(device: Any) -> None:
     device.assert_clean(
         device.run("""
         device.settle()

@@ -1,4 +1,4 @@
-"""clean-exit names GPU memory that a left-over process holds, shared tensors, and groups."""
+"""clean-exit finds GPU memory of remaining processes, shared tensors and process groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MB = 1 << 20
 
 
 def checked(device: Any, folder: Path, program: str) -> ExitReport:
-    """Check a program, which is a file: spawned processes import it again."""
+    """Check a program in a file, which spawned processes can import."""
     path = folder / "program.py"
     path.write_text(device.source(program))
     paths = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")])
@@ -25,7 +25,7 @@ def checked(device: Any, folder: Path, program: str) -> ExitReport:
         report = check(
             command, timeout_s=60, max_shutdown_s=40, env={**os.environ, "PYTHONPATH": paths}
         )
-    # Of a program that fails, every control would be clean.
+    # Every control would be clean if its program failed.
     assert report.returncode == 0, f"{report}\n{report.stdout}\n{report.stderr}"
     return report
 
@@ -53,25 +53,23 @@ assert child.stdout.readline() == b"ready\\n"
 
 
 def with_child(device: Any, end: str) -> str:
-    """Return a program whose child has a context, and that ends in a certain way."""
+    """Return a program with a child that has a context, and the given last lines."""
     return CHILD.format(module=type(device).__module__, kind=type(device).__name__, end=end)
 
 
-def test_memory_that_a_child_holds(device: Any, tmp_path: Path) -> None:
-    """The child outlives the program, and the finding says how much it holds."""
-    end = "child.returncode = 0  # Left to itself."
+def test_gpu_memory_of_remaining_child_is_reported(device: Any, tmp_path: Path) -> None:
+    end = "child.returncode = 0  # The child outlives the program."
     report = checked(device, tmp_path, with_child(device, end))
     assert "left-over-process" in ids(report), str(report)
     if not device.names_processes():
-        raise SkipTest("NVML names no process by its number here, as in some containers")
+        raise SkipTest("NVML does not know processes by their pids here, as in some containers")
     assert {"left-over-process", "gpu-memory-held"} <= ids(report), str(report)
     (found,) = [finding for finding in report.findings if finding.id == "gpu-memory-held"]
     megabytes = float(found.summary.partition(" MB")[0])
     assert megabytes * 1e6 >= device.context_bytes(), found.summary
 
 
-def test_child_that_is_ended(device: Any, tmp_path: Path) -> None:
-    """The clean twin: the program ends its child, and waits for it."""
+def test_ended_child_is_not_reported(device: Any, tmp_path: Path) -> None:
     end = "child.kill(); child.wait(); child.stdout.close()"
     report = checked(device, tmp_path, with_child(device, end))
     assert report.clean, str(report)
@@ -101,7 +99,7 @@ if __name__ == "__main__":
 EARLY = """
     multiprocessing.process._children.discard(consumer)  # Not joined at exit.
     if device.name != "cuda":
-        # What the driver's part of torch says in this case.
+        # The warning of torch on a GPU.
         place = "[W1121 04:00:00.123456789 CudaIPCTypes.cpp:16]"
         what = "Producer process has been terminated before all shared CUDA tensors released."
         print(place, what, "See Note [Sharing CUDA tensors]", file=sys.stderr)
@@ -110,16 +108,14 @@ EARLY = """
 
 
 @slow_rehearsal
-def test_producer_that_ends_first(device: Any, tmp_path: Path) -> None:
-    """A consumer still has a shared tensor when the process that made it ends."""
+def test_shared_tensor_that_outlives_its_producer_is_reported(device: Any, tmp_path: Path) -> None:
     report = checked(device, tmp_path, SHARING.format(end=EARLY))
     assert "cuda-ipc" in ids(report), str(report)
 
 
 @slow_rehearsal
-def test_consumer_that_ends_first(device: Any, tmp_path: Path) -> None:
-    """The clean twin: the producer waits for its consumer."""
-    end = "consumer.join(); del tensor"  # One that is still named makes torch warn all the same.
+def test_shared_tensor_of_waiting_producer_is_not_reported(device: Any, tmp_path: Path) -> None:
+    end = "consumer.join(); del tensor"  # torch warns if a variable still holds it.
     report = checked(device, tmp_path, SHARING.format(end=end))
     assert report.clean, str(report)
 
@@ -141,16 +137,14 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 @slow_rehearsal
-def test_group_that_is_not_destroyed(device: Any, tmp_path: Path) -> None:
-    """NCCL says so by itself; gloo is asked."""
+def test_process_group_that_was_not_destroyed_is_reported(device: Any, tmp_path: Path) -> None:
     _needs_backend(device)
     report = checked(device, tmp_path, GROUP.format(end=""))
     assert "process-group-not-destroyed" in ids(report), str(report)
 
 
 @slow_rehearsal
-def test_group_that_is_destroyed(device: Any, tmp_path: Path) -> None:
-    """The clean twin."""
+def test_destroyed_process_group_is_not_reported(device: Any, tmp_path: Path) -> None:
     _needs_backend(device)
     report = checked(device, tmp_path, GROUP.format(end="dist.destroy_process_group()"))
     assert "process-group-not-destroyed" not in ids(report), str(report)

@@ -1,4 +1,4 @@
-"""`make test-gpu` and `make bench-gpu`, rehearsed: on the day they run unattended."""
+"""Rehearsals of `make test-gpu` and `make bench-gpu`, which later run unattended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def benchmark(*parts: str) -> str:
-    """Rehearse parts of the benchmark; they write no results."""
+    """Rehearse parts of the benchmark, without writing results; return its output."""
     folder = ROOT / "benchmarks" / "results"
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
     chosen = [word for part in parts for word in ("--part", part)]
@@ -46,16 +46,15 @@ def benchmark(*parts: str) -> str:
 
 
 @pytest.mark.slow
-def test_benchmark_of_release_and_streaming() -> None:
-    """Every part that was asked for says something."""
+def test_benchmark_prints_releases_and_streaming() -> None:
     said = benchmark("release", "measure", "streamed")
     assert len(re.findall(r"another thread waits", said)) >= 4
     assert "matrix product" in said and "of a bare upload" in said
 
 
 @pytest.mark.slow
-def test_benchmark_of_everything() -> None:
-    """The search finds what `topk` finds, in each type; the encoders make the same vectors."""
+def test_benchmark_finds_what_topk_finds() -> None:
+    """So it does in each type; the encoders return the same vectors."""
     said = benchmark()
     found = [float(share) for share in re.findall(r"agrees ([\d.]+)", said)]
     assert len(found) == 6 and set(found) == {1.0}
@@ -67,8 +66,7 @@ def test_benchmark_of_everything() -> None:
     "command",
     ["tests/gpu/run.py", pytest.param("benchmarks/gpu.py", marks=pytest.mark.slow)],
 )
-def test_commands_without_a_gpu_say_so(command: str) -> None:
-    """One line and a failure, rather than a success that has measured nothing."""
+def test_commands_fail_without_a_gpu(command: str) -> None:
     pytest.importorskip("torch")
     done = run(command, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
@@ -76,15 +74,14 @@ def test_commands_without_a_gpu_say_so(command: str) -> None:
 
 
 @pytest.mark.slow
-def test_runner_without_pytest(tmp_path: Path) -> None:
-    """Each test is found, run, and written down with its outcome; a failure is one."""
+def test_runner_records_outcomes_without_pytest(tmp_path: Path) -> None:
     from gpu import plain
 
     journal = tmp_path / "journal"
     done = run("-c", WITHOUT_PYTEST, "rehearsal", str(journal), "dlpack", PYTHONPATH=IMPORT_PATH)
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = {name: test["outcome"] for name, test in plain.read(journal).items()}
-    assert outcomes == {"test_shared_use::test_dlpack_keeps_its_memory": "passed"}
+    assert outcomes == {"test_shared_use::test_dlpack_consumer_keeps_its_memory": "passed"}
 
 
 STAND_IN = """
@@ -109,8 +106,7 @@ sys.exit(plain.main("rehearsal", Path(sys.argv[2])))
 """
 
 
-def test_what_crashes_or_hangs_costs_itself_alone(tmp_path: Path) -> None:
-    """The others run all the same, and each is written down with what became of it."""
+def test_crash_or_hang_does_not_stop_other_tests(tmp_path: Path) -> None:
     from gpu import run as runner
 
     script = tmp_path / "stand_in.py"
@@ -128,8 +124,7 @@ def test_what_crashes_or_hangs_costs_itself_alone(tmp_path: Path) -> None:
     assert "in hangs" in result["tests"]["hangs"]["reason"]
 
 
-def test_runner_tells_failed_from_skipped() -> None:
-    """The control for the runner itself."""
+def test_runner_distinguishes_failed_and_skipped() -> None:
     from unittest import SkipTest
 
     from gpu import plain
@@ -147,8 +142,7 @@ def test_runner_tells_failed_from_skipped() -> None:
     assert plain.run(lambda device: None, Rehearsal()) == ("passed", "")
 
 
-def test_report_of_pytest_is_read(tmp_path: Path) -> None:
-    """Of each test its outcome and reason."""
+def test_read_xml_returns_outcomes_and_reasons(tmp_path: Path) -> None:
     from gpu.run import read_xml
 
     path = tmp_path / "report.xml"
@@ -166,8 +160,7 @@ def test_report_of_pytest_is_read(tmp_path: Path) -> None:
     assert read_xml(tmp_path / "none") == {}
 
 
-def test_command_that_takes_too_long_is_interrupted() -> None:
-    """It may still say how far it came; the next part has its time."""
+def test_limited_interrupts_slow_commands() -> None:
     from gpu.run import limited
 
     assert limited([sys.executable, "-c", "import time; time.sleep(600)"], time.monotonic()) is None

@@ -1,4 +1,4 @@
-"""Programs that end, fork and spawn with CUDA in use: silent, and released exactly once."""
+"""Programs that end, fork or spawn with CUDA in use release each model once, silently."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Model(t.Resource):
 
 
 def run(device: Any, program: str, *, released: int = 1, returncode: int = 0) -> Any:
-    """Run a program, which must leave cleanly and release so many models."""
+    """Run a program; assert a clean exit and the number of released models."""
     result = device.run(RESOURCE + program)
     device.assert_clean(result, returncode)
     assert result.stdout.count("released\n") == released, str(result)
     return result
 
 
-def test_open_at_exit(device: Any) -> None:
-    """Kept where only teardown would get at it, with a context; a user's callback sees it live."""
+def test_open_model_is_closed_silently_at_exit(device: Any) -> None:
+    """Only teardown could free the model, and an exit callback of the program still uses it."""
     run(
         device,
         """
@@ -41,14 +41,13 @@ atexit.register(lambda: model.model(device.inputs(model.model)))
 
 
 @slow_rehearsal
-def test_in_a_cycle_without_a_collector(device: Any) -> None:
-    """A cycle that nobody collects is closed at exit."""
+def test_uncollected_cycle_is_closed_at_exit(device: Any) -> None:
     run(device, "gc.disable()\nmodel = Model(); model.me = model\ndel model\n")
 
 
 @slow_rehearsal
-def test_streams_pending_at_exit(device: Any) -> None:
-    """Kernels are still queued when the model goes, by a `with` block and at exit."""
+def test_models_with_queued_kernels_are_released(device: Any) -> None:
+    """One model is released by its `with` block, the other one at exit."""
     run(
         device,
         """
@@ -63,8 +62,7 @@ with Model() as model, device.other_stream():
 
 
 @slow_rehearsal
-def test_caches_emptied_in_every_phase(device: Any) -> None:
-    """Destructors that run in teardown ask and clean, with what they have bound early."""
+def test_late_destructors_empty_caches_silently(device: Any) -> None:
     run(
         device,
         """
@@ -84,8 +82,8 @@ model = Model()
     )
 
 
-def test_unsafe_destructor_is_heard(device: Any) -> None:
-    """The control: a destructor that imports and asks torch in teardown is not silent."""
+def test_control_unsafe_destructor_prints_errors(device: Any) -> None:
+    """It imports torch and uses the device during teardown."""
     result = device.run("""
     import sys, torch
     class Naive:
@@ -101,8 +99,7 @@ def test_unsafe_destructor_is_heard(device: Any) -> None:
 
 
 @slow_rehearsal
-def test_unhandled_error(device: Any) -> None:
-    """The error's own exit code, and its traceback alone; the memory it ran out of was ours."""
+def test_unhandled_oom_error_prints_one_traceback(device: Any) -> None:
     result = device.run(RESOURCE + "model = Model()\ndevice.take(2 * device.capacity_bytes())\n")
     assert result.returncode == 1, str(result)
     assert result.stdout == "released\n", str(result)
@@ -111,8 +108,7 @@ def test_unhandled_error(device: Any) -> None:
 
 
 @slow_rehearsal
-def test_forked_after_use(device: Any) -> None:
-    """The child cannot use CUDA: it releases nothing of the parent's, and says so quietly."""
+def test_forked_child_releases_nothing_of_its_parent(device: Any) -> None:
     run(
         device,
         """
@@ -125,7 +121,7 @@ if child == 0:
     if device.name == "cuda":
         assert t.safe_cuda_empty_cache() is False
         assert t.memory_snapshot().devices == {}
-    t.release(tensor, thorough=True)  # An error in the report at most.
+    t.release(tensor, thorough=True)  # At most an error in the report.
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
 assert tensor.numel() and device.holds(tensor, 1)
@@ -135,8 +131,7 @@ assert model.model(device.inputs(model.model)).isfinite().all()
 
 
 @slow_rehearsal
-def test_spawned_workers(device: Any) -> None:
-    """Each has a model and a context of its own, and closes it at its exit."""
+def test_spawned_workers_close_their_own_models(device: Any) -> None:
     program = device.source("""
     import multiprocessing
     import os
@@ -171,8 +166,8 @@ def test_spawned_workers(device: Any) -> None:
 
 
 @slow_rehearsal
-def test_released_from_another_thread(device: Any) -> None:
-    """A thread that has never used the device gives the memory back."""
+def test_new_thread_can_release_a_model(device: Any) -> None:
+    """The thread has not used the device before."""
     run(
         device,
         """

@@ -1,4 +1,4 @@
-"""A model in a process of its own gives everything back: the context, too."""
+"""A model in a process of its own returns all memory, including the device context."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load():
     return Model()
 
 def wait_until(question, what):
-    # For the driver, which takes memory back from a process that has just ended.
+    # The driver needs time to take back the memory of an ended process.
     for _ in range(300):
         if question():
             return
@@ -57,16 +57,15 @@ if __name__ == "__main__":
 
 
 @slow_rehearsal
-def test_unloading_gives_the_context_back(device: Any) -> None:
-    """By NVML's view of the whole card; the parent has neither a context nor torch."""
+def test_process_unload_returns_the_device_context(device: Any) -> None:
+    """NVML shows it for the whole card. The parent has neither a context nor torch."""
     if importlib.util.find_spec("torch_utils.hosting") is None:
-        raise SkipTest("needs torch_utils.hosting, which this version has not")
+        raise SkipTest("this version lacks torch_utils.hosting")
     result = programs.run(device.source(PROGRAM), as_file=True)
     device.assert_clean(result)
 
 
-def test_memory_in_use_is_seen(device: Any, tmp_path: Path) -> None:
-    """The control: a context of another process counts, and no longer once it has ended."""
+def test_control_context_of_another_process_counts(device: Any, tmp_path: Path) -> None:
     before = device.used_bytes()
     started, over = tmp_path / "started", tmp_path / "over"
     source = device.source(f"""

@@ -1,4 +1,4 @@
-"""Reserved memory is back at its value before the load, whatever happened in between."""
+"""After a scope or a release, reserved memory has its value before the load."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MB = 1 << 20
 
 
 def load(device: Any) -> Any:
-    """Load a large model, and see that it counts."""
+    """Load a large model, and check that its memory counts."""
     before = device.reserved_bytes()
     model = device.model()
     assert device.reserved_bytes() - before > 0.9 * device.model_bytes
     return model
 
 
-def test_after_a_scope(device: Any) -> None:
-    """The caller's variables live on, and hold nothing."""
+def test_scope_returns_all_device_memory(device: Any) -> None:
+    """The caller's variables still exist, but hold no memory."""
     before = device.reserved_bytes()
     with SafePyTorchCleanup(thorough=True) as scope:
         model = scope.manage(load(device))
@@ -40,8 +40,8 @@ def test_after_a_scope(device: Any) -> None:
     assert outputs.numel() == 0 and model is not None
 
 
-def test_after_a_release_of_the_model_alone(device: Any) -> None:
-    """No other GPU is in use afterwards either."""
+def test_release_of_a_model_returns_its_memory(device: Any) -> None:
+    """The release uses no other GPU."""
     before = device.reserved_bytes()
     model = load(device)
     report = release(model)
@@ -50,8 +50,7 @@ def test_after_a_release_of_the_model_alone(device: Any) -> None:
     assert set(memory_snapshot().devices) <= {device.torch_name}
 
 
-def test_not_without_a_release(device: Any) -> None:
-    """The control: collecting and emptying caches frees nothing that a variable names."""
+def test_control_empty_cache_keeps_referenced_memory(device: Any) -> None:
     before = device.reserved_bytes()
     model = load(device)
     device.settle()
@@ -60,8 +59,7 @@ def test_not_without_a_release(device: Any) -> None:
     release(model)
 
 
-def test_after_gradients_and_an_optimizer(device: Any) -> None:
-    """The backward pass, the gradients and the optimizer's own tensors go with the rest."""
+def test_scope_frees_gradients_and_optimizer_state(device: Any) -> None:
     import torch
 
     before = device.reserved_bytes()
@@ -76,14 +74,14 @@ def test_after_gradients_and_an_optimizer(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
-def test_after_a_failing_body(device: Any) -> None:
-    """The error arrives; what its frames name stays while it is stored, and the model does not."""
+def test_failed_block_frees_the_model(device: Any) -> None:
+    """The stored error keeps the variables of its frames, but not the managed model."""
     import torch
 
     before = device.reserved_bytes()
 
     def fail(model: Any) -> None:
-        with torch.no_grad():  # Else the outputs' graph would hold the weights.
+        with torch.no_grad():  # Otherwise the autograd graph would hold the weights.
             outputs = model(device.inputs(model))
         device.watch(outputs)
         raise ValueError(f"wrong: {outputs.shape}")
@@ -101,8 +99,8 @@ def test_after_a_failing_body(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
-def test_after_running_out_of_memory(device: Any) -> None:
-    """The error's frames hold nothing: 95% of the card can be allocated while it is stored."""
+def test_stored_oom_error_keeps_no_memory(device: Any) -> None:
+    """95% of the card can be allocated while the error is stored."""
     capacity = device.capacity_bytes()
     stored = None
     try:
@@ -122,11 +120,11 @@ def _fill(device: Any, model: Any, capacity: int) -> None:
     outputs = model(device.inputs(model))
     blocks.append(device.take(int(capacity * 0.45)))
     blocks.append(device.take(int(capacity * 0.45)))
-    raise AssertionError(f"more memory than there is: {len(blocks)}, {outputs.shape}")
+    raise AssertionError(f"allocated more than the capacity: {len(blocks)}, {outputs.shape}")
 
 
-def test_running_out_keeps_memory_without_a_scope(device: Any) -> None:
-    """The control: a stored error keeps the frames that it passed through, and their tensors."""
+def test_control_stored_oom_error_without_scope_keeps_memory(device: Any) -> None:
+    """A stored error keeps the frames of its traceback, and their tensors."""
     before, capacity = device.reserved_bytes(), device.capacity_bytes()
     stored = None
     try:
@@ -139,8 +137,7 @@ def test_running_out_keeps_memory_without_a_scope(device: Any) -> None:
     del stored
 
 
-def test_halving_after_running_out(device: Any) -> None:
-    """Each failed try's memory is there for the next one."""
+def test_find_batch_size_frees_each_failed_try(device: Any) -> None:
     capacity, tried = device.capacity_bytes(), []
     before = device.reserved_bytes()
 
@@ -156,8 +153,8 @@ def test_halving_after_running_out(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
-def test_after_a_cuda_graph(device: Any) -> None:
-    """A module that has captured itself gives its graph's private pool back with the rest."""
+def test_thorough_scope_frees_cuda_graph_pool(device: Any) -> None:
+    """The module itself holds the graph."""
     import torch
 
     before = device.reserved_bytes()
@@ -178,8 +175,8 @@ def test_after_a_cuda_graph(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
-def test_after_a_cuda_graph_in_a_cycle(device: Any) -> None:
-    """One that nobody names any more, and nobody has collected, keeps no workspace and no pool."""
+def test_thorough_release_frees_cuda_graph_in_a_cycle(device: Any) -> None:
+    """No variable holds the graph, and the collector has not run."""
     before = device.reserved_bytes()
     model = load(device)
     inputs = device.inputs(model)
@@ -190,8 +187,7 @@ def test_after_a_cuda_graph_in_a_cycle(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
-def test_after_many_rounds(device: Any) -> None:
-    """Nothing grows: neither what is reserved, nor what is allocated in small blocks."""
+def test_repeated_scopes_do_not_grow_memory(device: Any) -> None:
     before = device.reserved_bytes()
     for _ in range(10):
         with SafePyTorchCleanup() as scope:
@@ -200,8 +196,8 @@ def test_after_many_rounds(device: Any) -> None:
 
 
 @slow_rehearsal
-def test_after_torch_compile(device: Any) -> None:
-    """Compiled code, its constants and its CUDA graphs go too; in a process of its own."""
+def test_thorough_scope_frees_compiled_model(device: Any) -> None:
+    """Compiled code, its constants and its CUDA graphs are freed as well."""
     device.assert_clean(
         device.run("""
         import warnings

@@ -1,4 +1,4 @@
-"""No check and no cleanup opens the driver: by the process's own files, and by NVML's view."""
+"""Checks and cleanups do not open the driver, by the files of the process and by NVML."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def everything():
 """
 
 
-def test_checks_and_cleanups_make_none(device: Any) -> None:
-    """All of them in one program, and the control: the same question after a tensor was made."""
+def test_checks_and_cleanups_create_no_context(device: Any) -> None:
+    """As a control, the same program sees the context of a tensor."""
     device.assert_clean(
         device.run(
             EVERYTHING
@@ -46,8 +46,7 @@ everything()
 
 
 @slow_rehearsal
-def test_closing_at_exit_makes_none(device: Any) -> None:
-    """What is still open when the program ends is closed without a context, too."""
+def test_closing_at_exit_creates_no_context(device: Any) -> None:
     device.assert_clean(
         device.run(
             """
@@ -55,7 +54,7 @@ import atexit
 def look():
     assert not device.has_context(), "the exit has opened the driver"
     print("looked")
-atexit.register(look)  # Before the library is imported: so it runs after the library's own.
+atexit.register(look)  # Before the import of the library, so it runs after its callback.
 """
             + EVERYTHING
             + """
@@ -70,8 +69,8 @@ late.model = torch.nn.Linear(3, 3)
 
 
 @slow_rehearsal
-def test_checks_leave_a_fork_its_cuda(device: Any) -> None:
-    """A child that is forked after the checks uses the device for the first time."""
+def test_forked_child_can_use_cuda_after_checks(device: Any) -> None:
+    """The parent has not used the device before the fork."""
     device.assert_clean(
         device.run("""
         import os, sys
@@ -90,8 +89,8 @@ def test_checks_leave_a_fork_its_cuda(device: Any) -> None:
 
 
 @slow_rehearsal
-def test_other_gpus_get_none(device: Any) -> None:
-    """With the first GPU in use, nothing that is done about it touches another."""
+def test_other_gpus_get_no_context(device: Any) -> None:
+    """The first GPU is in use."""
     device.assert_clean(
         device.run(
             EVERYTHING

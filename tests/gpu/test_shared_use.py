@@ -1,4 +1,4 @@
-"""What somebody else still uses of a released tensor stays whole until they have done."""
+"""Memory of a released tensor that others still use stays intact."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from torch_utils import release, safe_cuda_empty_cache
 
 
 def overwrite(device: Any, nbytes: int) -> None:
-    """Take all that is free of such blocks, and write to it: what was freed too soon shows."""
+    """Overwrite the free blocks of this size; memory that was freed too early changes."""
     made = [device.tensor(nbytes, -1.0) for _ in range(8)]
     device.synchronize()
     release(made)
 
 
-def test_dlpack_keeps_its_memory(device: Any) -> None:
-    """A consumer that shares the memory has it after the tensor was released."""
+def test_dlpack_consumer_keeps_its_memory(device: Any) -> None:
     import torch
 
     before = device.reserved_bytes()
@@ -33,8 +32,7 @@ def test_dlpack_keeps_its_memory(device: Any) -> None:
     assert device.reserved_bytes() == before
 
 
-def test_a_capsule_that_waits_keeps_its_memory(device: Any) -> None:
-    """A capsule that nobody has opened yet does, too."""
+def test_unopened_capsule_keeps_memory(device: Any) -> None:
     import torch
 
     tensor = device.tensor(device.large_bytes // 8)
@@ -44,8 +42,8 @@ def test_a_capsule_that_waits_keeps_its_memory(device: Any) -> None:
     assert device.holds(torch.from_dlpack(capsule), 1)
 
 
-def test_another_library_keeps_its_memory(device: Any) -> None:
-    """CuPy's array on a GPU, numpy's in host memory."""
+def test_arrays_of_other_libraries_keep_memory(device: Any) -> None:
+    """The array is CuPy's on a GPU, and numpy's in host memory."""
     tensor = device.tensor(device.large_bytes // 8)
     array = _cupy().from_dlpack(tensor) if device.name == "cuda" else tensor.numpy()
     release(tensor)
@@ -63,8 +61,7 @@ def _cupy() -> Any:
     return cupy
 
 
-def test_views_and_graphs_keep_their_memory(device: Any) -> None:
-    """A view, and what the backward pass needs."""
+def test_views_and_autograd_graphs_keep_memory(device: Any) -> None:
     tensor = device.tensor(device.large_bytes // 8)
     view = tensor[1::2]
     leaf = device.tensor(device.large_bytes // 8).requires_grad_()
@@ -77,8 +74,8 @@ def test_views_and_graphs_keep_their_memory(device: Any) -> None:
     assert bool((leaf.grad == 3).all())
 
 
-def test_another_stream_reads_to_the_end(device: Any) -> None:
-    """A tensor that was lent to a stream stays until the stream has done, caches emptied or not."""
+def test_recorded_stream_reads_released_tensor(device: Any) -> None:
+    """`record_stream` keeps the memory until the other stream has read it."""
     tensor, result = device.tensor(device.large_bytes), device.tensor(device.large_bytes).zero_()
     with device.other_stream() as stream:
         device.lend(tensor, stream)
@@ -90,8 +87,8 @@ def test_another_stream_reads_to_the_end(device: Any) -> None:
     assert device.holds(result, 1)
 
 
-def test_the_same_stream_reads_to_the_end(device: Any) -> None:
-    """Work that is queued on the tensor's own stream comes before the next user of the memory."""
+def test_same_stream_reads_released_tensor(device: Any) -> None:
+    """Queued work of the stream runs before the next use of the memory."""
     tensor, result = device.tensor(device.large_bytes), device.tensor(device.large_bytes).zero_()
     device.keep_busy()
     result.copy_(tensor)
@@ -100,8 +97,8 @@ def test_the_same_stream_reads_to_the_end(device: Any) -> None:
     assert device.holds(result, 1)
 
 
-def test_a_pending_copy_to_the_device_arrives(device: Any) -> None:
-    """Page-locked memory is handed out again only when the copies from it are done."""
+def test_pending_copy_to_device_survives_release(device: Any) -> None:
+    """Page-locked memory is reused only after the copies from it."""
     source, result = device.pinned(device.large_bytes), device.tensor(device.large_bytes).zero_()
     device.keep_busy()
     result.copy_(source, non_blocking=True)
@@ -112,8 +109,8 @@ def test_a_pending_copy_to_the_device_arrives(device: Any) -> None:
     release(again)
 
 
-def test_a_pending_copy_to_the_host_arrives(device: Any) -> None:
-    """The tensor on the device is released while it is still being read."""
+def test_pending_copy_to_host_survives_release(device: Any) -> None:
+    """The device tensor is released while the copy reads it."""
     source, result = device.tensor(device.large_bytes), device.pinned(device.large_bytes).zero_()
     device.keep_busy()
     result.copy_(source, non_blocking=True)
@@ -123,8 +120,8 @@ def test_a_pending_copy_to_the_host_arrives(device: Any) -> None:
     assert device.holds(result, 1)
 
 
-def test_a_cuda_graph_replays_what_it_captured(device: Any) -> None:
-    """Released are a tensor beside it, and everything ``thorough`` clears: not its workspace."""
+def test_cuda_graph_replays_after_thorough_release(device: Any) -> None:
+    """``thorough=True`` does not clear the workspace of the graph."""
     import torch
 
     weight = torch.eye(512, device=device.torch_name) * 2
@@ -141,15 +138,15 @@ def test_a_cuda_graph_replays_what_it_captured(device: Any) -> None:
     graph.reset()
 
 
-def test_a_cuda_graph_keeps_what_it_writes_to(device: Any) -> None:
-    """The graph's own pool is not given to others when its output tensor is released."""
+def test_cuda_graph_keeps_its_pool(device: Any) -> None:
+    """A release of the output tensor does not return the pool to the allocator."""
     import torch
 
     inputs = torch.ones(1024, 1024, device=device.torch_name)
     total = torch.zeros(1, device=device.torch_name)
 
     def work() -> Any:
-        between = inputs * 2  # Lives in the graph's pool; nobody names it afterwards.
+        between = inputs * 2  # It is in the pool of the graph; no variable holds it afterwards.
         total.add_(between.sum())
         return between + 1
 
@@ -166,8 +163,8 @@ def test_a_cuda_graph_keeps_what_it_writes_to(device: Any) -> None:
     graph.reset()
 
 
-def test_release_during_a_capture_spoils_nothing(device: Any) -> None:
-    """Caches, of page-locked memory too, are not emptied by the thread that captures."""
+def test_release_during_capture_keeps_the_capture_valid(device: Any) -> None:
+    """The capturing thread empties no caches, not even of page-locked memory."""
     import torch
 
     inputs = torch.ones(256, 256, device=device.torch_name)

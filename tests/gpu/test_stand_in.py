@@ -1,4 +1,4 @@
-"""The list of what is skipped over the stand-in, its controls and its result; it runs apart."""
+"""The skipped tests, the controls and the stored result of the stand-in."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from support.programs import ROOT
 RESULT = ROOT / "benchmarks" / "results" / f"{runner.RESULT}.json"
 
 
-def test_what_is_skipped_or_must_fail_is_there() -> None:
-    """No reason and no control outlives its test, and no control is about a skipped one."""
+def test_skipped_and_controlled_tests_exist() -> None:
+    """No control uses a skipped test."""
     names = {name for name, _ in plain.tests()}
     controlled = {control.test for control in CONTROLS.values()}
     assert set(SKIPPED) <= names and controlled <= names - set(SKIPPED)
 
 
-def test_result_is_of_these_tests() -> None:
-    """Each test and control stands in the file."""
+def test_result_lists_every_test_and_control() -> None:
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     assert set(result["tests"]) == {name for name, _ in plain.tests()}
     assert set(result["controls"]) == set(CONTROLS)
@@ -35,8 +34,7 @@ def test_result_is_of_these_tests() -> None:
     assert skipped == SKIPPED
 
 
-def test_summary_names_what_is_wrong() -> None:
-    """A test that fails, and a control that does not."""
+def test_summary_names_failures() -> None:
     result = {
         "tests": {
             "a": {"outcome": "passed", "reason": ""},
@@ -62,19 +60,19 @@ def test_summary_names_what_is_wrong() -> None:
         ("skipped", "so many bytes", False),
     ],
 )
-def test_control_has_to_fail_of_its_defect(outcome: str, reason: str, as_expected: bool) -> None:
-    """Neither a crash nor another failure is what a control is for."""
+def test_control_must_fail_with_its_message(outcome: str, reason: str, as_expected: bool) -> None:
+    """A crash or another failure does not count."""
     found = runner.judge("test", "so many bytes", {"outcome": outcome, "reason": reason})
     assert found["as_expected"] is as_expected
 
 
-def test_controls_replace_what_torch_has() -> None:
-    """Each that breaks something breaks it in torch; those names are there, or would do nothing."""
+def test_controls_replace_existing_torch_functions() -> None:
+    """A control that replaced a missing function would change nothing."""
     torch = pytest.importorskip("torch")
     places = {
         (torch.cuda, "is_current_stream_capturing"),
         (torch.cuda, "empty_cache"),
-        (vars(torch)["_C"], "_cuda_clearCublasWorkspaces"),  # Only where torch is built for CUDA.
+        (vars(torch)["_C"], "_cuda_clearCublasWorkspaces"),  # Only a torch for CUDA has it.
     }
     before = {place: getattr(*place, None) for place in places}
     try:
@@ -87,21 +85,21 @@ def test_controls_replace_what_torch_has() -> None:
     assert all(before[place] is not None for place in places if place[0] is torch.cuda)
 
 
-def test_sources_compile() -> None:
-    """Only where torch has come with CUDA's headers."""
+def test_stand_in_sources_compile() -> None:
+    """The headers come with torch for CUDA."""
     packages = runner.packages_of(Path(sys.prefix))
     if shutil.which("g++") is None or packages is None or not runner.headers(packages):
-        pytest.skip("needs g++, and the headers that come with torch for CUDA")
+        pytest.skip("needs g++ and the headers that come with torch for CUDA")
     include = [word for path in runner.headers(packages) for word in ("-isystem", str(path))]
     sources = map(str, sorted(runner.SOURCES.glob("*.cpp")))
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([*command, *include, *sources], check=True)
 
 
-def test_runner_needs_a_compiler(
+def test_runner_reports_a_missing_compiler(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says so before it downloads gigabytes."""
+    """It does so before it downloads gigabytes."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert runner.main() == 1
     assert "needs a C++ compiler" in capsys.readouterr().out

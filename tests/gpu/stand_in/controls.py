@@ -1,8 +1,7 @@
-"""What has to fail over the stand-in, for a test that cannot fail says nothing.
+"""Controls of the tests over the stand-in: defects by which a test must fail.
 
-``controls.py NAME JOURNAL TEST`` replaces a function of torch as a control says, so that a release
-does what it must not, and runs one test. Faults of the stand-in are switched on by the environment
-that `run.py` gives.
+``controls.py NAME JOURNAL TEST`` replaces a function of torch, so that a release misbehaves, and
+runs one test. `run.py` switches on faults of the stand-in by environment variables.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ TESTS = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Control:
-    """A defect, the test that must fail of it, and what the failure must say."""
+    """A defect, the test that it must break, and the text of that failure."""
 
     test: str
     says: str
@@ -45,42 +44,42 @@ def _keep_cache() -> None:
 
 CONTROLS: Mapping[str, Control] = {
     "a driver that keeps what it is given back": Control(
-        "test_memory_is_back::test_after_running_out_of_memory",
+        "test_memory_is_back::test_stored_oom_error_keeps_no_memory",
         "CUDA out of memory",
         env={"CUDA_STAND_IN_FAULT": "keeps-freed-memory"},
     ),
     "events that say too soon that work is done": Control(
-        "test_shared_use::test_a_pending_copy_to_the_device_arrives",
+        "test_shared_use::test_pending_copy_to_device_survives_release",
         "assert device.holds(result, 1)",
         env={"CUDA_STAND_IN_FAULT": "done-too-soon"},
     ),
     "a driver that says of every device that it is in use": Control(
-        "test_no_context::test_other_gpus_get_none",
+        "test_no_context::test_other_gpus_get_no_context",
         "assert set(t.memory_snapshot().devices)",
         env={"CUDA_STAND_IN_FAULT": "every-device-in-use"},
     ),
     "a check that asks the driver": Control(
-        "test_no_context::test_checks_and_cleanups_make_none",
+        "test_no_context::test_checks_and_cleanups_create_no_context",
         "something has opened the driver",
         env={"PYTORCH_NVML_BASED_CUDA_CHECK": "0"},
     ),
     "a fork after such a check": Control(
-        "test_no_context::test_checks_leave_a_fork_its_cuda",
+        "test_no_context::test_forked_child_can_use_cuda_after_checks",
         "Cannot re-initialize CUDA in forked subprocess",
         env={"PYTORCH_NVML_BASED_CUDA_CHECK": "0"},
     ),
     "a release that empties caches during a capture": Control(
-        "test_shared_use::test_release_during_a_capture_spoils_nothing",
+        "test_shared_use::test_release_during_capture_keeps_the_capture_valid",
         "operation failed due to a previous error during capture",
         breaks=_hide_captures,
     ),
     "a release that leaves the cuBLAS workspaces": Control(
-        "test_memory_is_back::test_after_a_scope",
+        "test_memory_is_back::test_scope_returns_all_device_memory",
         "assert device.reserved_bytes() == before",
         breaks=_keep_workspaces,
     ),
     "a release that leaves torch's cache": Control(
-        "test_memory_is_back::test_after_a_release_of_the_model_alone",
+        "test_memory_is_back::test_release_of_a_model_returns_its_memory",
         "assert device.reserved_bytes() == before",
         breaks=_keep_cache,
     ),

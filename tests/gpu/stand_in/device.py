@@ -1,4 +1,4 @@
-"""What the tests ask of a device, asked of torch over the stand-in."""
+"""The device of the tests over the stand-in."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gpu.device import MB, Cuda
 _NUMBERS = "what kernels compute: over the stand-in they do nothing"
 _NCCL = "NCCL, which asks the driver for more than the stand-in has"
 SKIPPED = {
-    "test_shared_use::test_another_library_keeps_its_memory": "CuPy, which brings its own kernels",
-    "test_shared_use::test_views_and_graphs_keep_their_memory": _NUMBERS,
-    "test_shared_use::test_a_cuda_graph_replays_what_it_captured": _NUMBERS,
-    "test_shared_use::test_a_cuda_graph_keeps_what_it_writes_to": _NUMBERS,
-    "test_clean_exit::test_group_that_is_not_destroyed": _NCCL,
-    "test_clean_exit::test_group_that_is_destroyed": _NCCL,
+    "test_shared_use::test_arrays_of_other_libraries_keep_memory": "CuPy brings its own kernels",
+    "test_shared_use::test_views_and_autograd_graphs_keep_memory": _NUMBERS,
+    "test_shared_use::test_cuda_graph_replays_after_thorough_release": _NUMBERS,
+    "test_shared_use::test_cuda_graph_keeps_its_pool": _NUMBERS,
+    "test_clean_exit::test_process_group_that_was_not_destroyed_is_reported": _NCCL,
+    "test_clean_exit::test_destroyed_process_group_is_not_reported": _NCCL,
 }
 
 
 class StandIn(Cuda):
-    """torch's own allocators, streams and graphs; values arrive by copies, never by kernels."""
+    """torch's allocators, streams and graphs; only copies write values, not kernels."""
 
     model_bytes, large_bytes = 256 * MB, 32 * MB
     skipped = SKIPPED
@@ -30,7 +30,7 @@ class StandIn(Cuda):
         return torch.full((nbytes // 4,), value).to(self.torch_name)
 
     def compiled(self, model: Any) -> Any:
-        """Compile to CUDA graphs, with the trees of their pools, and without Inductor's kernels."""
+        """Compile a model to CUDA graphs, without the kernels of Inductor."""
         import torch
 
         return torch.compile(model, backend="cudagraphs")

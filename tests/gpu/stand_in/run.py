@@ -1,9 +1,9 @@
-"""`make test-gpu-stand-in`: the tests for a GPU over a stand-in for CUDA, and what has to fail.
+"""`make test-gpu-stand-in`: the GPU tests over a stand-in for CUDA, and their controls.
 
-torch comes as it is for CUDA, in an environment that uv makes: some gigabytes. A folder as the
-argument keeps it, or is one that has torch already; else it is removed. The stand-in is compiled by
-``CXX`` (g++) with the headers that come with torch. Nothing of it says anything about a GPU's
-speed, its numbers or its driver: see docs/gpu.md. Writes benchmarks/results/gpu_stand_in.json.
+uv installs torch for CUDA, several gigabytes, into an environment. With a folder as argument the
+environment is kept or reused; otherwise it is removed. ``CXX`` (g++) compiles the stand-in with the
+headers that come with torch. The results do not show a GPU's speed, numbers or driver; see
+docs/gpu.md. They are written to benchmarks/results/gpu_stand_in.json.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if __name__ == "__main__":
 
 
 def packages_of(folder: Path) -> Path | None:
-    """Return where an environment's packages are, if torch for CUDA is among them."""
+    """Return the packages folder of an environment, or None if it lacks torch for CUDA."""
     found = sorted(folder.glob("lib/python3*/site-packages/torch/lib/libc10_cuda.so"))
     return found[0].parents[2] if found else None
 
 
 def headers(packages: Path) -> list[Path]:
-    """Return the folders of CUDA's headers: of its own packages, and Triton's for the rest."""
+    """Return the folders of CUDA's headers; Triton has those that CUDA's packages lack."""
     own = sorted(packages.glob("nvidia/cu13/include/cuda_runtime_api.h"))
     rest = packages / "triton" / "backends" / "nvidia" / "include" / "crt"
     return [own[0].parent, rest.parent] if own and rest.exists() else []
 
 
 def build(packages: Path, folder: Path) -> Path:
-    """Compile the stand-in; the driver's and NVML's names are links to it. Return the folder."""
+    """Compile the stand-in, and link the driver and NVML to it; return the folder."""
     library = folder / "libstand_in.so"
     compiler = [os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-Wall", "-Wextra"]
     include = [word for path in headers(packages) for word in ("-isystem", str(path))]
@@ -56,19 +56,22 @@ def build(packages: Path, folder: Path) -> Path:
 
 
 def environment(libraries: Path, state: Path) -> dict[str, str]:
-    """Return what puts the stand-in under a program; ``state`` is the devices' own folder."""
+    """Return the environment of a program over the stand-in.
+
+    ``state`` is a new folder for the state of the devices.
+    """
     state.mkdir()
     return {
         "LD_PRELOAD": str(libraries / "libstand_in.so"),
         "LD_LIBRARY_PATH": str(libraries),
         "CUDA_STAND_IN": str(state),
-        "CUDA_STAND_IN_DEVICES": "2",  # The tests use the first: nothing may touch the other.
+        "CUDA_STAND_IN_DEVICES": "2",  # The tests use the first one; nothing may touch the other.
         "HF_HUB_OFFLINE": "1",
     }
 
 
 def control(name: str, python: Path, folder: Path, env: Mapping[str, str]) -> dict[str, Any]:
-    """Run a test with a defect, and say whether it has failed of that."""
+    """Run a test with a defect; return whether it failed as expected."""
     from gpu import plain
     from gpu.run import limited, paths
     from gpu.stand_in.controls import CONTROLS
@@ -84,19 +87,19 @@ def control(name: str, python: Path, folder: Path, env: Mapping[str, str]) -> di
 
 
 def judge(name: str, says: str, test: Mapping[str, Any]) -> dict[str, Any]:
-    """Say whether a test has failed as it had to: a crash, or another failure, does not count."""
+    """Return whether a test failed with the expected text; a crash does not count."""
     as_expected = test["outcome"] == "failed" and says in test["reason"]
     found = {"test": name, "must_fail_with": says, "as_expected": as_expected}
     return found if as_expected else {**found, **test}
 
 
 def last_line(reason: str) -> str:
-    """Return what a failure's text ends with; the rest names files of this machine."""
+    """Return the last line of a failure; the others name files of this machine."""
     return (reason.strip().splitlines() or [""])[-1]
 
 
 def summarise(result: Mapping[str, Any]) -> list[str]:
-    """Return a line for each test and control that is not as it should be, and one for all."""
+    """Return a line for each unexpected result, and a summary."""
     tests, controls = result["tests"], result["controls"]
     wrong = [f"failed: {n}: {t['reason']}" for n, t in tests.items() if t["outcome"] == "failed"]
     wrong += [f"did not fail: {n}" for n, c in controls.items() if not c["as_expected"]]
@@ -107,7 +110,7 @@ def summarise(result: Mapping[str, Any]) -> list[str]:
 
 
 def about(python: Path) -> dict[str, Any]:
-    """Describe the machine and the environment, by the environment's own Python."""
+    """Describe the machine and the environment, by the Python of the environment."""
     code = "import json; from benchmarks.results_file import machine; print(json.dumps(machine()))"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     said = subprocess.run([python, "-c", code], env=env, capture_output=True, check=True)
@@ -136,9 +139,9 @@ def run_all(python: Path, packages: Path, folder: Path) -> dict[str, Any]:
 
 
 def main(kept: str | None = None) -> int:
-    """Run everything and write it down; return 1 if a test failed, or a control did not."""
+    """Run the tests and controls, and write the results; return the exit code."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
-        print("needs a C++ compiler: g++, or the one that CXX names")
+        print("needs a C++ compiler: g++, or the command in CXX")
         return 1
     from benchmarks.results_file import write
     from support.versions import make_environment
@@ -149,7 +152,7 @@ def main(kept: str | None = None) -> int:
             make_environment("gpu", folder)
         packages = packages_of(folder)
         if packages is None or not headers(packages):
-            print(f"{folder} has no torch for CUDA, or not its headers")
+            print(f"{folder} lacks torch for CUDA or its headers")
             return 1
         result = run_all(folder / "bin" / "python", packages, Path(temporary))
     write(RESULT, result)
