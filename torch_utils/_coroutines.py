@@ -16,13 +16,13 @@ UNAWAITED = frozenset((CoroutineType, AsyncGeneratorType))
 
 
 @early_bound
-def never_ran(made: Any) -> TypeError:
+def unawaited_error(made: Any) -> TypeError:
     """Close a result of one of the types `UNAWAITED`, and return the error for it."""
     if type(made) is CoroutineType:
         made.close()  # Otherwise Python warns that it was never awaited.
     return TypeError(
-        f"{made.__qualname__}() has to be awaited and has not run; use `async with`, and pass "
-        "what must be awaited to callback(), in a coroutine that is not being closed"
+        f"{made.__qualname__}() has to be awaited, so it did not run; use `async with` and pass "
+        "the function to callback()"
     )
 
 

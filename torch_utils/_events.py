@@ -14,7 +14,7 @@ LISTENERS: list[Callable[[str, dict[str, Any]], object]] = []
 
 
 @early_bound
-def tell(event: str, **values: Any) -> None:
+def notify(event: str, **values: Any) -> None:
     """Call all listeners. Never raises: a failing listener must not break a release."""
     for listener in LISTENERS:
         try:

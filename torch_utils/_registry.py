@@ -13,7 +13,7 @@ from __future__ import annotations
 from _thread import allocate_lock, get_ident
 from os import getpid
 
-from torch_utils._coroutines import UNAWAITED, never_ran
+from torch_utils._coroutines import UNAWAITED, unawaited_error
 from torch_utils._deferral import DeferredSignals
 from torch_utils._runtime import ERROR, PHASE, early_bound, log
 
@@ -238,7 +238,7 @@ class Entry:
             subject = self.owner() if owner is None else owner
             result = None if subject is None else self.release(subject)
             if type(result) in UNAWAITED:
-                raise never_ran(result)
+                raise unawaited_error(result)
         except BaseException as error:
             self.raised = id(error)
             if not _could_not_begin(error):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from torch_utils._coroutines import called_function
-from torch_utils._events import tell
+from torch_utils._events import notify
 from torch_utils._runtime import DEBUG, log
 from torch_utils.memory import empty_caches, trim_host
 from torch_utils.oom import Handled
@@ -187,7 +187,7 @@ class _Size:
             failed, batch_size = batch_size, self._reduce(batch_size)
             log(DEBUG, "out of memory with batch size %d, next: %d", failed, batch_size)
             if batch_size > 0:
-                tell("retry")
+                notify("retry")
         raise RuntimeError("No executable batch size found, reached zero.") from error
 
     def _reduce(self, failed: int) -> int:

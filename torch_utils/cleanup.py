@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch_utils._coroutines import UNAWAITED, called_function, never_ran
+from torch_utils._coroutines import UNAWAITED, called_function, unawaited_error
 from torch_utils._deferral import DeferredSignals
 from torch_utils._registry import REGISTRY
 from torch_utils._runtime import is_shutting_down
@@ -81,7 +81,7 @@ class _Block(Resource):
             while self.items:
                 result = self._run_newest()
                 if type(result) in UNAWAITED:
-                    work.failed("a callback", never_ran(result))
+                    work.failed("a callback", unawaited_error(result))
         exc = None if is_shutting_down() else self.exception
         if exc is not None and work.handled.is_out_of_memory(exc):
             work.handled.clear_frames(exc)

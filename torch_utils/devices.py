@@ -60,7 +60,7 @@ class Backend:
 
     def module(self, torch: Any) -> Any:
         """Return ``torch.<name>``, or None if this torch lacks it. Never raises."""
-        return ask(lambda t: getattr(t, self.name, None), torch, None, f"torch.{self.name}")
+        return query(lambda t: getattr(t, self.name, None), torch, None, f"torch.{self.name}")
 
 
 def _cuda_is_available(torch: Any) -> bool:
@@ -107,14 +107,14 @@ BACKENDS = (
 )
 
 
-def ask(question: Callable[[Any], Any], torch: Any, default: Any, what: str) -> Any:
+def query(question: Callable[[Any], Any], torch: Any, default: Any, what: str) -> Any:
     """Call a query with torch; return the default if it raises."""
     try:
         return question(torch)
     except Exception as error:
         # Drivers, half-imported modules and stand-ins raise anything, and cleanup code, which must
         # not raise, calls this.
-        log(DEBUG, "%s: torch cannot tell: %r", what, error)
+        log(DEBUG, "%s: the query failed: %r", what, error)
         return default
 
 
@@ -132,7 +132,7 @@ def is_cuda_available() -> bool:
     torch = None if is_shutting_down() else import_torch()
     if torch is None:
         return False
-    return bool(ask(_cuda_is_available, torch, False, "is_cuda_available"))
+    return bool(query(_cuda_is_available, torch, False, "is_cuda_available"))
 
 
 @early_bound
@@ -149,22 +149,22 @@ def get_optimal_device(force_cpu: bool = False) -> str:
     if torch is None:
         return "cpu"
     for backend in BACKENDS:
-        if ask(backend.is_available, torch, False, f"is {backend.name} available"):
+        if query(backend.is_available, torch, False, f"is {backend.name} available"):
             return backend.name
     return "cpu"
 
 
 def _describe(backend: Backend, torch: Any, info: DeviceInfo) -> None:
     module = backend.module(torch)
-    info["device_count"] = int(ask(lambda _: module.device_count(), torch, 1, "device_count"))
+    info["device_count"] = int(query(lambda _: module.device_count(), torch, 1, "device_count"))
     info["device_name"] = backend.name
     in_use = initialized_devices(backend, torch)
     if not in_use:
         return
-    current = int(ask(lambda _: module.current_device(), torch, in_use[0], "current_device"))
+    current = int(query(lambda _: module.current_device(), torch, in_use[0], "current_device"))
     info["current_device"] = current
     info["device_name"] = str(
-        ask(lambda _: module.get_device_name(current), torch, backend.name, "get_device_name")
+        query(lambda _: module.get_device_name(current), torch, backend.name, "get_device_name")
     )
 
 
@@ -172,7 +172,7 @@ def initialized_devices(backend: Backend, torch: Any) -> list[int]:
     """Return the indices of a backend's devices that this process uses. Never raises."""
     if backend.module(torch) is None:
         return []
-    found: list[int] = ask(backend.initialized, torch, [], f"{backend.name} devices in use")
+    found: list[int] = query(backend.initialized, torch, [], f"{backend.name} devices in use")
     return found
 
 
@@ -185,7 +185,7 @@ def initialized_memory() -> dict[str, DeviceMemoryInfo]:
     for backend in BACKENDS:
         for index in initialized_devices(backend, torch):
             read = functools.partial(_read_memory, backend, index)
-            memory = ask(read, torch, None, f"memory of {backend.name}:{index}")
+            memory = query(read, torch, None, f"memory of {backend.name}:{index}")
             if memory is not None:
                 found[f"{backend.name}:{index}"] = memory
     return found
@@ -227,7 +227,7 @@ def get_device_info() -> DeviceInfo:
     torch = None if is_shutting_down() else import_torch()
     if torch is None:
         return info
-    info["torch_version"] = ask(lambda t: str(t.__version__), torch, None, "torch's version")
+    info["torch_version"] = query(lambda t: str(t.__version__), torch, None, "torch's version")
     info["cuda_available"] = is_cuda_available()
     info["backend"] = get_optimal_device()
     info["memory"] = initialized_memory()

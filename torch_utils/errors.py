@@ -27,11 +27,14 @@ class ResourceClosedError(TorchUtilsError, RuntimeError):
 
 
 class ReleasedError(TorchUtilsError, RuntimeError):
-    """A module was used after `release` had released it."""
+    """A module, optimizer or index was used after its release."""
 
 
 class ReleasedAttributeError(ReleasedError, AttributeError):
-    """An attribute of a released module was read. `hasattr` and `getattr` defaults work."""
+    """An attribute of a released object was read.
+
+    `hasattr` returns False, and `getattr` returns its default.
+    """
 
 
 class ModelInUseError(TorchUtilsError, RuntimeError):

@@ -93,7 +93,7 @@ def lifespan(
     resources managed so far are closed first.
 
     At the deadline the server stops. The log names the resource that is still being closed, with
-    its current line, and those that were not begun. Managed hosts and pools wait for leases for
+    its current line, and those that were not closed. Managed hosts and pools wait for leases for
     four fifths of the deadline; the log then names each open lease, and the other resources are
     closed.
 
@@ -190,7 +190,10 @@ class LifespanScope(SafePyTorchCleanup):
                 # Closed at exit, or in the loop's own thread for want of another one.
                 coroutine.close()
                 getattr(result, "close", bool)()
-                raise RuntimeError("its event loop has stopped and can no longer await it")
+                raise RuntimeError(
+                    "the application's event loop has stopped and cannot await "
+                    f"{getattr(function, '__qualname__', function)}"
+                )
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
         return functools.wraps(function)(call)
@@ -278,10 +281,10 @@ class _closing:  # noqa: N801  (used like the context managers of contextlib)
         stack = "" if frame is None else "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:])
         log(
             ERROR,
-            "closing the application's resources has not ended after %g s: %s is still being "
-            "closed and is abandoned%s. Its thread is at:\n%s",
+            "the application's resources were not closed within %g s: %s is still being closed "
+            "and is abandoned%s. Its thread is at:\n%s",
             self._deadline_s,
             names[0] if names else "the last one",
-            f"; not begun: {', '.join(names[1:])}" if names[1:] else "",
+            f"; not closed: {', '.join(names[1:])}" if names[1:] else "",
             stack,
         )

@@ -22,7 +22,9 @@ class _OrderlyExit(SystemExit):
 
 
 class SignalExit:
-    """The handlers that `exit_on_signals` installed. The end of its ``with`` block restores.
+    """The handlers that `exit_on_signals` installed.
+
+    Leaving its ``with`` block restores the earlier ones.
 
     Attributes:
         previous: The earlier handlers, by signal.

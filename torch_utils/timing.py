@@ -94,7 +94,7 @@ def measure(
         ValueError: ``warmup`` is negative, ``repeat`` is not positive, or torch lacks the device.
     """
     if warmup < 0 or repeat < 1:
-        raise ValueError(f"needs warmup >= 0 and repeat >= 1, got {warmup} and {repeat}")
+        raise ValueError(f"warmup must be >= 0 and repeat >= 1, got {warmup} and {repeat}")
     for _ in range(warmup):
         fn(*args)
     result = Measurement()

@@ -112,7 +112,7 @@ def test_interrupt_in_a_step_is_raised_after_the_other_steps() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"^SafePyTorchCleanup\(\) does not know how"):
+    with pytest.raises(TypeError, match=r"^SafePyTorchCleanup\(\) does not support"):
         SafePyTorchCleanup(object())
     with pytest.raises(ValueError, match="collect must be"):
         SafePyTorchCleanup(collect="maybe")
@@ -121,7 +121,7 @@ def test_wrong_arguments_are_refused() -> None:
         with pytest.raises(TorchUtilsError, match="not open; use it inside its with block"):
             use()
     with scope:
-        with pytest.raises(TypeError, match=r"^manage\(\) does not know how"):
+        with pytest.raises(TypeError, match=r"^manage\(\) does not support"):
             scope.manage(object())
         for call in (lambda: scope.callback(None), lambda: scope.manage(object(), close=5)):
             with pytest.raises(TypeError, match="pass it without calling it"):
@@ -412,7 +412,7 @@ def test_task_started_in_a_callback_has_its_own_release() -> None:
 
 @pytest.mark.parametrize("in_block", [True, False])
 def test_closed_coroutine_runs_callbacks_without_await(in_block: bool) -> None:
-    """The report lists those that must be awaited."""
+    """The report lists those that have to be awaited."""
     order: list[str] = []
     tensor = torch.ones(5)
     scope = SafePyTorchCleanup()
@@ -443,7 +443,7 @@ def test_closed_coroutine_runs_callbacks_without_await(in_block: bool) -> None:
     asyncio.run(drive())
     assert order == ["left", "plain"]
     assert tensor.numel() == 0
-    assert "must be awaited" in str(scope.report.errors[0])
+    assert "has to be awaited" in str(scope.report.errors[0])
 
 
 # One scope object, opened again

@@ -130,7 +130,7 @@ def test_hanging_callback_is_logged_and_abandoned(
     let_go.set()
     text = caplog.text
     assert "hangs_for_ever is still being closed" in text
-    assert "not begun: Model" in text
+    assert "not closed: Model" in text
     assert "let_go.wait()" in text
 
 
@@ -157,7 +157,7 @@ def test_lent_host_is_named_and_others_are_closed(
     serve(models, body)
     assert [name for name, _ in closed] == ["older"]
     (message,) = [record.getMessage() for record in caplog.records]
-    assert "lent is lent 1 time: taken at " in message
+    assert "lent has 1 open lease: taken at " in message
     assert caplog.records[0].exc_info is None
     lease.__exit__(None, None, None)
     status = lender.status()["lent"] if pooled else lender.status()
@@ -306,7 +306,7 @@ def test_interrupted_loop_leaves_resources_to_the_exit() -> None:
     )
     assert done.returncode == 0, str(done)
     assert done.stdout == "released\n", str(done)
-    assert "its event loop has stopped" in done.stderr
+    assert "event loop has stopped and cannot await" in done.stderr
     assert "'closer' was never awaited" not in done.stderr, str(done)
 
 
@@ -381,7 +381,7 @@ def test_cleanup_errors_are_logged_once(configured: bool, hangs: bool) -> None:
     wait = "scope.callback(__import__('threading').Event().wait)" if hangs else ""
     done = run(FAILING.format(configure=configure, hangs=wait))
     assert done.returncode == 0, str(done)
-    assert done.stderr.count("lent is lent 1 time: taken at ") == 1, str(done)
+    assert done.stderr.count("lent has 1 open lease: taken at ") == 1, str(done)
     assert done.stderr.count("\nOSError: cannot close") == 1, str(done)
     assert done.stderr.count("\nSystemExit: 3") == 1, str(done)
     assert done.stderr.count("Traceback") == 2, str(done)
@@ -518,7 +518,7 @@ def test_server_stops_despite_a_hanging_callback(tmp_path: Path) -> None:
     report = run_server(tmp_path, UVICORN, signal.SIGTERM, HANGS="1", DEADLINE_S="0.5")
     assert report.exit_code in (0, 120), str(report)
     assert "Event.wait is still being closed" in report.stderr
-    assert "not begun: Model, Model" in report.stderr
+    assert "not closed: Model, Model" in report.stderr
     assert released(report) == {}
     assert not [one for one in report.findings if one.id == "hang"]
 

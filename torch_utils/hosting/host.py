@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
 
 from torch_utils._deferral import DeferredSignals
-from torch_utils._events import tell
+from torch_utils._events import notify
 from torch_utils._runtime import ERROR, early_bound, is_finalizing, is_shutting_down, log
 from torch_utils.errors import (
     ModelInUseError,
@@ -158,7 +158,7 @@ class ModelHost(ModelLender, Generic[M]):
         self._changed = threading.Condition()
         self._reset()
         if not callable(load) or inspect.iscoroutinefunction(load):
-            raise TypeError(f"load must be a function that returns the model, got {load!r}")
+            raise TypeError(f"load must be a plain function that returns the model, got {load!r}")
         if isolation not in ("thread", "process"):
             raise ValueError(f'isolation must be "thread" or "process", got {isolation!r}')
         if name is not None and not isinstance(name, str):
@@ -374,8 +374,8 @@ class ModelHost(ModelLender, Generic[M]):
                 if transition.thread == threading.get_ident():
                     verb = transition.state.replace("ing", "s")
                     raise TorchUtilsError(
-                        f"the code that {verb} {self.name} asks for a lease of {self.name} and "
-                        "would wait for itself; do not lease the model there"
+                        f"the code that {verb} {self.name} must not lease {self.name}: it would "
+                        "wait for itself"
                     )
                 return transition
             if tenant is None:
@@ -383,7 +383,7 @@ class ModelHost(ModelLender, Generic[M]):
             if holder is not None:
                 self._begin_lease(holder)
         if holder is not None:
-            tell("leases")
+            notify("leases")
         return tenant
 
     def _begin_load(self, transition: Transition) -> bool:
@@ -406,14 +406,17 @@ class ModelHost(ModelLender, Generic[M]):
     def ensure_lending(self) -> None:
         """Raise an error if the host no longer lends."""
         if self._is_closing:
-            raise closed_error(f"the host of {self.name} is closed")
+            raise closed_error(f"the host of {self.name} is closed; create a new one")
 
     def _check_waited(self, transition: Transition, timeout_s: float | None) -> None:
         """Raise the exception of a transition, or an error if the time is over."""
         if not transition.done():
             if transition.no_room:
                 raise NoRoomError(transition.no_room)
-            raise TimeoutError(f"{self.name} is still {transition.state} after {timeout_s} s")
+            raise TimeoutError(
+                f"{self.name} is still {transition.state} after {timeout_s} s; pass a larger "
+                "timeout_s"
+            )
         error = transition.result()
         if error is not None:
             raise error
@@ -432,7 +435,7 @@ class ModelHost(ModelLender, Generic[M]):
             self._changed.notify_all()
             if waited and self.is_due():
                 self.wake_expiry()
-        tell("leases")
+        notify("leases")
 
     def drop_lease(self, holder: Holder) -> None:
         """End a lease from a destructor, which must not block."""
@@ -491,9 +494,11 @@ class ModelHost(ModelLender, Generic[M]):
             if self._tenant is not tenant:
                 tenant.close()
             if self._settle(transition, error):
-                tell("load", model=self.name, outcome="error", duration_s=time.monotonic() - began)
+                notify(
+                    "load", model=self.name, outcome="error", duration_s=time.monotonic() - began
+                )
             raise
-        tell("load", model=self.name, outcome="success", duration_s=time.monotonic() - began)
+        notify("load", model=self.name, outcome="success", duration_s=time.monotonic() - began)
         return tenant
 
     def _settle(self, transition: Transition, error: BaseException | None) -> bool:
@@ -554,7 +559,7 @@ class ModelHost(ModelLender, Generic[M]):
                 except BaseException:  # A second Ctrl-C is not deferred.
                     self._forget_tenant(transition)
                     raise
-            tell("unload", model=self.name, reason=reason if was_alive else "lost")
+            notify("unload", model=self.name, reason=reason if was_alive else "lost")
         return tenant.report
 
     def _forget_tenant(self, transition: Transition) -> None:
@@ -619,9 +624,9 @@ class ModelHost(ModelLender, Generic[M]):
             f"taken at {holder.where}, {now - holder.since:.1f} s ago"
             for holder in list(self._leases)
         ]
-        times = f"{len(holders)} time{'s' * (len(holders) != 1)}"
+        leases = f"{len(holders)} open lease{'s' * (len(holders) != 1)}"
         return ModelInUseError(
-            f"{self.name} is lent {times}: {'; '.join(holders)}"
+            f"{self.name} has {leases}: {'; '.join(holders)}; end them first"
             if holders
             else f"{self.name} is {self.state}"
         )
@@ -760,7 +765,7 @@ def parse_keep_alive(value: object) -> float | None:
         TypeError: It is not a number or a str.
         ValueError: It has none of the forms that `ModelHost` lists.
     """
-    use = 'use seconds, "90s", "10m", "1h", 0 to unload when the last lease ends, or -1 for never'
+    use = 'use seconds, "90s", "10m", "1h", 0 to unload after the last lease, or -1 to never unload'
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError(f"keep_alive is invalid: {value!r}; {use}")
     if isinstance(value, str):

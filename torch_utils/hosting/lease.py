@@ -65,7 +65,7 @@ class _Lease(Generic[M]):
         model = tenant.model
         if isinstance(model, ModelProcess):
             self._process = model
-            what = f"a lease of {self._host.name}, which runs in process {model.pid}"
+            what = f"the proxy of {self._host.name} (process {model.pid})"
             model = Proxy(self._ask, what)
         return cast(M, model)
 
@@ -178,4 +178,6 @@ def check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds or None, got {value!r}")
     if not value <= threading.TIMEOUT_MAX:
-        raise ValueError(f"{name} must be a number of seconds or None, got {value!r}")
+        raise ValueError(
+            f"{name} must be at most {threading.TIMEOUT_MAX:.0f} seconds and not NaN, got {value!r}"
+        )

@@ -273,7 +273,8 @@ def _explain(host: ModelHost[Any], sizes: Sizes, lacking: str, others: list[Mode
     for other in others:
         used = other.used()
         if used is not None:
-            held.append(f"{other.name} has {format_bytes(sum(used.values()))} ({other.in_use()})")
+            why = str(other.in_use()).removeprefix(f"{other.name} ")
+            held.append(f"{other.name} has {format_bytes(sum(used.values()))} ({why})")
     needs = f", and it needs {format_bytes(sum(sizes.values()))}" if sizes else ""
     return f"no room for {host.name}: {lacking}{needs}; {'; '.join(held) or 'nothing is loaded'}"
 
@@ -283,7 +284,7 @@ def _sizes(argument: str, value: int | Mapping[str, int], place: str) -> dict[st
     if isinstance(value, Mapping) and not (
         sizes and all(isinstance(key, str) and _PLACE.fullmatch(key) for key in sizes)
     ):
-        raise ValueError(f'{argument} must be bytes by "host" and device ("cuda:0"), got {sizes!r}')
+        raise ValueError(f'{argument} must have keys such as "host" or "cuda:0", got {sizes!r}')
     for key, size in sizes.items():
         _check_positive(argument if key == place else f"{argument}[{key!r}]", size)
     return sizes

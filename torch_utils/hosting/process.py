@@ -58,8 +58,8 @@ def pickled_load(load: Callable[[], Any]) -> bytes:
         ) from error
     if b"__main__" in content and not _main_module():
         raise TypeError(
-            f"{load!r} was defined in an interactive session or in -c, where another process "
-            'cannot find it; move it to a module, or use isolation="thread"'
+            f"{load!r} was defined in an interactive session or a -c command, which another "
+            'process cannot import; move it to a module, or use isolation="thread"'
         )
     return content
 
@@ -113,48 +113,46 @@ class ModelProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._lifeline = -1
-        self._theirs: list[int] = []  # the child's descriptors, while it starts
+        self._child_descriptors: list[int] = []  # while it starts
         if IMPORTING_MAIN:
             raise ModelProcessError(
-                f"the main module starts a process for {name} while another process imports it; "
-                'put what starts it under `if __name__ == "__main__":`'
+                f"importing the main module starts a process for {name}; guard that code with "
+                '`if __name__ == "__main__":`'
             )
         _PROCESSES.add(self)
         try:
             with DeferredSignals():
                 self._start(environment or {})
             settings = {"argv": list(sys.argv), "main": _main_module()}
-            self._talk(lambda: self._send(messages.dump((settings, load)), None))
+            self._exchange_exclusively(lambda: self._send(messages.dump((settings, load)), None))
         except BaseException:  # Also an interrupt must not leave a process running.
             self.kill()
             raise
 
     def _start(self, environment: Mapping[str, str]) -> None:
-        theirs = self._theirs
+        descriptors = self._child_descriptors
         try:
             self._connection, connection = socket.socketpair()
-            theirs.append(connection.detach())
+            descriptors.append(connection.detach())
             read, self._lifeline = os.pipe()
-            theirs.append(read)
-            if min(self._connection.fileno(), self._lifeline, *theirs) <= 2:
-                raise OSError("a standard descriptor is closed; open it on os.devnull")
+            descriptors.append(read)
+            if min(self._connection.fileno(), self._lifeline, *descriptors) <= 2:
+                raise OSError("stdin, stdout or stderr is closed; open os.devnull in its place")
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             # Options such as -W and -X; multiprocessing uses this private function as well.
             options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             path = [entry for entry in sys.path if isinstance(entry, str)]
             self._child = subprocess.Popen(
-                [sys.executable, *options, "-c", _START.format(path, *theirs)],
+                [sys.executable, *options, "-c", _START.format(path, *descriptors)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=theirs,
+                pass_fds=descriptors,
                 env={**os.environ, **environment},
             )
         except OSError as error:
-            raise ModelProcessError(
-                f"no process can be started for {self.name}: {error}"
-            ) from error
+            raise ModelProcessError(f"cannot start a process for {self.name}: {error}") from error
         finally:
-            while theirs:
-                os.close(theirs.pop())
+            while descriptors:
+                os.close(descriptors.pop())
 
     @property
     def pid(self) -> int:
@@ -182,7 +180,7 @@ class ModelProcess:
             ModelProcessError: The process has ended.
             Exception: The load raised it.
         """
-        answer = self._talk(lambda: self._receive(None))
+        answer = self._exchange_exclusively(lambda: self._receive(None))
         try:
             self.device_bytes = self._value(answer)
         except BaseException:  # Without a model the process has nothing to do.
@@ -224,9 +222,9 @@ class ModelProcess:
             self._send(message, deadline)
             return self._receive(deadline)
 
-        return self._value(self._talk(exchange))
+        return self._value(self._exchange_exclusively(exchange))
 
-    def _talk(self, exchange: Callable[[], Any]) -> Any:
+    def _exchange_exclusively(self, exchange: Callable[[], Any]) -> Any:
         """Run an exchange exclusively, and kill the process unless it returns."""
         if self._pid != getpid():
             raise ModelProcessError(
@@ -236,7 +234,10 @@ class ModelProcess:
         with self._busy:
             if self._is_busy:  # By a signal handler, or after an interrupt.
                 self.kill()
-                raise ModelProcessError(f"{self.name} was called during another call")
+                raise ModelProcessError(
+                    f"{self.name} was called during another call of the same thread, so its "
+                    "process was killed; do not call it in signal handlers"
+                )
             done = False
             try:
                 self._is_busy = True
@@ -250,19 +251,19 @@ class ModelProcess:
 
     def _send(self, message: Message, deadline: float | None) -> None:
         if self._error is not None or self._connection is None:
-            raise self._again()
+            raise self._closed_error()
         try:
             messages.send(self._connection, message, deadline)
         except OSError as error:
-            raise self._failed(error) from None
+            raise self._end_after_failure(error) from None
 
     def _receive(self, deadline: float | None) -> Message:
         if self._error is not None or self._connection is None:
-            raise self._again()
+            raise self._closed_error()
         try:
             return messages.receive(self._connection, deadline)
         except (EOFError, OSError) as error:
-            raise self._failed(error) from None
+            raise self._end_after_failure(error) from None
 
     def _value(self, answer: Message) -> Any:
         try:
@@ -276,21 +277,21 @@ class ModelProcess:
             _raise_error(self.name, *value)
         return value
 
-    def _failed(self, error: Exception) -> BaseException:
+    def _end_after_failure(self, error: Exception) -> BaseException:
         """End the process, and return an error that describes its end."""
         with self._ending:
             if self._error is None:
                 if isinstance(error, TimeoutError):
                     self._end(0)
-                    why = f"it was killed: a call took longer than {self._call_timeout_s:g} s"
+                    why = f"killed, because a call took longer than {self._call_timeout_s:g} s"
                 else:
                     code = self._end(GRACE_S)
-                    late = f"it was killed {GRACE_S:g} s after it had closed its connection"
+                    late = f"killed {GRACE_S:g} s after it closed its connection"
                     why = late if code is None else _describe(code)
                 self._error = ModelProcessError(f"the process of {self.name} has ended: {why}")
-        return self._again()
+        return self._closed_error()
 
-    def _again(self) -> BaseException:
+    def _closed_error(self) -> BaseException:
         return closed_error(str(self._error), ModelProcessError)
 
     def end(self, grace_s: float = GRACE_S) -> None:
@@ -351,8 +352,8 @@ class ModelProcess:
     def forget(self) -> None:
         """In a forked child: close the copies of the descriptors, and leave the process alone."""
         self._close_descriptors()
-        while self._theirs:
-            os.close(self._theirs.pop())
+        while self._child_descriptors:
+            os.close(self._child_descriptors.pop())
         if self._child is not None:
             self._child.returncode = 0  # Not a child of this process.
 
@@ -383,7 +384,9 @@ class Proxy:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            raise AttributeError(f"{self._what} has no {name}")
+            raise AttributeError(
+                f"{self._what} does not forward {name}; call a method of the model"
+            )
         if name not in self._methods:
             can_be_called, value = self._ask("get", name)
             if not can_be_called:

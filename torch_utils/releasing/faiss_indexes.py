@@ -72,7 +72,7 @@ def _code_bytes(index: Any) -> int:
     for name in ("index", "storage"):  # An inner index, which it may own.
         inner = getattr(index, name, None)
         if inner is not None:
-            return _code_bytes(_exactly(inner)) if getattr(index, "own_fields", False) else 0
+            return _code_bytes(_downcast(inner)) if getattr(index, "own_fields", False) else 0
     size = getattr(index, "code_size", None)
     try:
         size = index.sa_code_size() if size is None else size
@@ -81,7 +81,7 @@ def _code_bytes(index: Any) -> int:
     return int(index.ntotal) * int(size)
 
 
-def _exactly(index: Any) -> Any:
+def _downcast(index: Any) -> Any:
     """Return a proxy of the index's real class; a field returns one of the base class."""
     name = "downcast_IndexBinary" if hasattr(index, "code_size") else "downcast_index"
     downcast = getattr(sys.modules.get("faiss"), name, None)
@@ -98,12 +98,12 @@ def _parts_of(index: Any) -> Iterator[tuple[ReferenceType[Any], int]]:
 
 def _reason_to_keep(index: Any, name: str) -> str:
     if is_among(index, _arguments_in_faiss()):
-        return f"this {name} is being used by another thread and was not released"
+        return f"another thread is using this {name}, so it was not released; release it later"
     lists = [r for r in gc.get_referrers(index) if type(r) is list]
     if lists and any(_refers_from(owner, lists) for owner in gc.get_referrers(*lists)):
         return (
-            f"another faiss index stands on this {name}, so it was not released; release the "
-            "other index first, or both in that order"
+            f"another faiss index uses this {name}, so it was not released; release the other "
+            "index first, or pass both in that order"
         )
     return ""
 

@@ -17,7 +17,7 @@ from operator import getitem
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from torch_utils._coroutines import UNAWAITED, never_ran
+from torch_utils._coroutines import UNAWAITED, unawaited_error
 from torch_utils._runtime import early_bound, whole_torch
 from torch_utils.errors import ReleasedAttributeError, ReleasedError
 from torch_utils.releasing.objects import (
@@ -133,7 +133,7 @@ class ClosableTarget(Target):
     def give_up(self, place: str) -> None:
         result = self.thing.close()
         if type(result) in UNAWAITED:
-            raise never_ran(result)
+            raise unawaited_error(result)
 
 
 class ModuleCloseTarget(Target):
@@ -161,7 +161,7 @@ class ModuleCloseTarget(Target):
             return
         result = _close_once(self.thing)()
         if type(result) in UNAWAITED:
-            raise never_ran(result)
+            raise unawaited_error(result)
 
     def _prepare(self) -> None:
         if not is_released(self.thing) and not is_instance(self.thing, Resource):
@@ -219,12 +219,12 @@ def closes_of(
 # Tombstones
 
 _PACKAGE = __name__.partition(".")[0]
-_KEY = "_released"  # The key of a released object's Epitaph in its dictionary.
+_KEY = "_released"  # The key of a released object's ReleaseRecord in its dictionary.
 _read: Callable[[Any, str], Any] = object.__getattribute__
 _frame = sys._getframe
 
 
-class Epitaph(NamedTuple):
+class ReleaseRecord(NamedTuple):
     """The class of a released object, its name in messages, and where it was released."""
 
     kind: type
@@ -235,10 +235,10 @@ class Epitaph(NamedTuple):
 @early_bound
 def refuse(tombstone: Any, use: str, kind: type[ReleasedError] = ReleasedError) -> NoReturn:
     """Raise the error for the use of a released object. Destructors may call this."""
-    epitaph = _read(tombstone, "__dict__")[_KEY]
+    record = _read(tombstone, "__dict__")[_KEY]
     error = kind(
-        f"{epitaph.name} was released {epitaph.place} and its weights are gone, so {use!r} cannot "
-        "be used; load it again, or release it after its last use"
+        f"{record.name} was released {record.place}, so {use!r} cannot be used; load it again, "
+        "or release it after its last use"
     )
     if isinstance(error, AttributeError):
         error.obj = None  # Otherwise Python suggests other attribute names.
@@ -397,27 +397,27 @@ def bury(thing: Any, name: str, place: str) -> None:
     shares stay intact. Of two threads, the first one determines the message.
     """
     contents = object.__getattribute__(thing, "__dict__")
-    epitaph = contents.setdefault(_KEY, Epitaph(type(thing), name, place))
+    record = contents.setdefault(_KEY, ReleaseRecord(type(thing), name, place))
     if not is_released(thing):
         try:
             object.__setattr__(thing, "__class__", Tombstone)
         except TypeError:
-            object.__setattr__(thing, "__class__", _heir_of(epitaph.kind))
+            object.__setattr__(thing, "__class__", _tombstone_subclass(record.kind))
     # A plain tombstone has no slots.
-    for slot in () if type(thing) is Tombstone else slots_of(epitaph.kind):
+    for slot in () if type(thing) is Tombstone else slots_of(record.kind):
         try:
             slot.__delete__(thing)
         except (AttributeError, TypeError):
             continue  # The slot is empty, or a read-only field of a C class.
     if len(contents) > 1:
         # A new dictionary first, for a thread that reads the name meanwhile.
-        object.__setattr__(thing, "__dict__", {_KEY: epitaph})
+        object.__setattr__(thing, "__dict__", {_KEY: record})
         for key in list(contents):  # Another thread may use the old one.
             if key is not _KEY:
                 contents.pop(key, None)
 
 
-def _heir_of(former: type) -> type:
+def _tombstone_subclass(former: type) -> type:
     """Return a tombstone class that derives from a class with an instance layout of its own.
 
     These are classes with __slots__ and classes whose first base is an ABC. Neither the constructor
@@ -431,9 +431,9 @@ def _heir_of(former: type) -> type:
     # The MRO puts _Quiet before the former class's bases. It cannot be a base itself, because the
     # first base determines the layout.
     metaclass = type.__new__(
-        type, "HeirType", (type(former),), {"mro": lambda cls: [cls, _Quiet, *bases_of(former)]}
+        type, "Meta", (type(former),), {"mro": lambda cls: [cls, _Quiet, *bases_of(former)]}
     )
     maker = ABCMeta if issubclass(metaclass, ABCMeta) else type
     names = {name: _METHODS[name] for name in ("_is_tombstone", "__module__", "__doc__")}
-    heir: type = maker.__new__(metaclass, name_of(former), (former,), {**names, "__slots__": ()})
-    return heir
+    kind: type = maker.__new__(metaclass, name_of(former), (former,), {**names, "__slots__": ()})
+    return kind

@@ -31,7 +31,7 @@ from torch_utils.releasing.objects import (
     parts_of,
 )
 from torch_utils.releasing.optimizers import TrainingTarget
-from torch_utils.releasing.sharing import spare_shared, tensors_of_others
+from torch_utils.releasing.sharing import find_shared_submodules, tensors_of_others
 from torch_utils.releasing.storages import Target
 from torch_utils.releasing.tensors import TensorTarget
 
@@ -76,7 +76,7 @@ def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
     modules = [target for target in found if isinstance(target, ModuleTarget)]
     tensors = [target for target in found if isinstance(target, TensorTarget)]
     if modules:
-        spare_shared(modules)
+        find_shared_submodules(modules)
     held = {id(t.thing): t.thing for t in tensors if id(t.thing) in walk.held_tensors}
     spared = tensors_of_others(held, walk.references, modules) if held else set()
     held.clear()
@@ -222,7 +222,7 @@ class _Walk:
         if computed:
             advice = f"pass {name}.{computed[0]}"
         elif find_in_class(type(thing), "__getattr__") is not None:
-            advice = "it may stand for something else: pass that, or pass close= to manage()"
+            advice = "it may be a proxy: pass the object behind it, or pass close= to manage()"
         return _error(thing, name, advice)
 
 
@@ -249,7 +249,7 @@ def _unknown(thing: Any, name: str, kind: Kind) -> TypeError:
 
 def _error(thing: Any, name: str, advice: str) -> TypeError:
     kind = f"{module_of(type(thing))}.{_qualname_of(type(thing))}"
-    what = f"release() does not know how to give up {name} (a {kind})"
+    what = f"release() does not support {name} ({kind})"
     takes = (
         "it supports modules, tensors, optimizers, faiss indexes, containers of these, and objects "
         "that hold them or have close(). Nothing was released"

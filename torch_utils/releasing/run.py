@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from torch_utils._deferral import DeferredSignals
-from torch_utils._events import tell
+from torch_utils._events import notify
 from torch_utils._runtime import ERROR, early_bound, is_shutting_down, log, whole_torch
 from torch_utils.errors import TorchUtilsError
 from torch_utils.memory import MemorySnapshot, empty_caches, memory_snapshot
@@ -31,7 +31,7 @@ from torch_utils.releasing.holders import SEARCH_S, Holders, find_holders
 from torch_utils.releasing.internals import without_overrides
 from torch_utils.releasing.plan import plan
 from torch_utils.releasing.storages import Held, Inventory, Target
-from torch_utils.releasing.tensors import TensorTarget, is_any_kept, settle
+from torch_utils.releasing.tensors import TensorTarget, free_unused_tensors, is_any_kept
 from torch_utils.report import CleanupReport, StillHeld
 
 Collect = Literal["auto", "never", "full"]
@@ -160,7 +160,7 @@ class Release:
                 self._give_back()
             report = self._report()
             if outer is None:
-                tell("release", report=report)
+                notify("release", report=report)
             else:
                 outer._inventory.absorb(self._inventory)
             return report
@@ -183,7 +183,7 @@ class Release:
         )
 
     def _give_back(self) -> None:
-        settle()
+        free_unused_tensors()
         if self._thorough:
             clear_caches_of_torch()
         self._collect_garbage()
@@ -316,7 +316,7 @@ def release(
         # A destructor may call this after this package's modules were torn down.
         if not is_shutting_down():
             raise
-        return CleanupReport(errors=(error,), skipped="the interpreter is being taken apart")
+        return CleanupReport(errors=(error,), skipped="the interpreter is shutting down")
     work.raise_interrupt()
     return report
 

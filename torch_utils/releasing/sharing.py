@@ -22,7 +22,7 @@ from torch_utils.releasing.objects import (
 _LEVELS = 9  # of nested containers in the attributes of a module
 
 
-def spare_shared(targets: Sequence[ModuleTarget]) -> Set[int]:
+def find_shared_submodules(targets: Sequence[ModuleTarget]) -> Set[int]:
     """Find the submodules that a module outside these trees contains as well.
 
     A module contains its children and what its attributes hold, also in containers. A variable, or

@@ -152,7 +152,7 @@ def is_any_kept() -> bool:
     return bool(_KEPT)
 
 
-def settle(wait_s: float = WAIT_S) -> None:
+def free_unused_tensors(wait_s: float = WAIT_S) -> None:
     """Free tensors that no thread can still be using, and wait briefly for the others."""
     stop = time.perf_counter() + wait_s
     while _KEPT:

@@ -112,7 +112,7 @@ def test_host_lends_models_that_release_does_not_support() -> None:
 
 @pytest.mark.parametrize("what", [5, None, asyncio.sleep])
 def test_init_refuses_wrong_arguments(what) -> None:
-    with pytest.raises(TypeError, match="load must be a function"):
+    with pytest.raises(TypeError, match="load must be a plain function"):
         ModelHost(what)
     with pytest.raises(ValueError, match="isolation must be"):
         ModelHost(Stub, isolation="fork")
@@ -223,7 +223,7 @@ def test_unload_names_leases_and_reports_freed_bytes() -> None:
     assert host.status().name == "stub"
     assert isinstance(host.unload(), CleanupReport)
     with host.lease():
-        where = rf"{Path(__file__).name}:\d+ in test_unload_says"
+        where = rf"{Path(__file__).name}:\d+ in test_unload_names"
         with pytest.raises(ModelInUseError, match=where):
             host.unload()
         assert host.status().leases == 1

@@ -298,7 +298,7 @@ def test_close_closes_all_models_newest_first() -> None:
             pass
     lease = pool.lease("b")
     lease.__enter__()
-    with pytest.raises(ModelInUseError, match="b is lent"):
+    with pytest.raises(ModelInUseError, match="b has 1 open lease: "):
         pool.close(deadline_s=SOON_S)
     assert order == ["c", "a"]
     assert [s.state for s in pool.status().values()] == ["closed", "loaded", "closed"]
@@ -325,7 +325,7 @@ def test_close_refuses_leases_and_names_all_lent_models() -> None:
         wait_for(lambda: is_refused(pool, "a"))
         thread.join()
     (error,) = errors
-    assert "c is lent 1 time: " in str(error) and "b is lent 1 time: " in str(error)
+    assert "c has 1 open lease: " in str(error) and "b has 1 open lease: " in str(error)
 
 
 def test_close_ends_a_wait_for_room() -> None:
@@ -356,9 +356,9 @@ def test_close_ends_a_wait_for_room() -> None:
 def test_wrong_timeouts_are_refused(wrong: Any) -> None:
     with make(ModelPool(), a=1) as pool:
         for ask in (partial(pool.lease, "a"), partial(pool.alease, "a")):
-            with pytest.raises((TypeError, ValueError), match="timeout_s must be a number"):
+            with pytest.raises((TypeError, ValueError), match="timeout_s must be "):
                 ask(wrong)
-        with pytest.raises((TypeError, ValueError), match="deadline_s must be a number"):
+        with pytest.raises((TypeError, ValueError), match="deadline_s must be "):
             pool.close(wrong)
         use(pool, "a")
 

@@ -548,7 +548,7 @@ def test_classes_of_the_main_module() -> None:
 def test_unguarded_main_module_error_names_the_guard() -> None:
     result = run_program(MAIN.format(guard="if True:"), as_file=True)
     assert result.returncode == 1
-    assert 'put what starts it under `if __name__ == "__main__":`' in result.stderr
+    assert 'guard that code with `if __name__ == "__main__":`' in result.stderr
 
 
 def test_main_module_is_imported_only_if_needed() -> None:
@@ -572,7 +572,7 @@ with start(Model) as host:
 """
     )
     assert_clean(result)
-    assert "a standard descriptor is closed; open it on os.devnull" in result.stdout
+    assert "stdin, stdout or stderr is closed; open os.devnull in its place" in result.stdout
 
 
 def test_load_function_of_a_piped_program_is_refused() -> None:

@@ -90,7 +90,7 @@ def test_inner_index_of_a_live_index_stays() -> None:
     above = faiss.IndexIDMap(below)
     above.add_with_ids(VECTORS, np.arange(len(VECTORS)))
     (error,) = release(below).errors
-    assert "another faiss index stands on this IndexFlatIP" in str(error)
+    assert "another faiss index uses this IndexFlatIP" in str(error)
     assert below.ntotal == len(VECTORS)
     assert above.search(VECTORS[:1], 1)[0].shape == (1, 1)
 
@@ -119,7 +119,7 @@ def test_index_in_use_by_another_thread_stays() -> None:
     current_frames = sys._current_frames  # CPython's
     wait_for(lambda: "faiss" in current_frames()[thread.ident].f_code.co_filename)
     (error,) = release(index).errors
-    assert "being used by another thread" in str(error)
+    assert "another thread is using this" in str(error)
     thread.join()
     assert found[0][0].shape == (2048, 5)
     assert release(index).freed_bytes == {"host": 4 * 256 * 60_000}
@@ -150,7 +150,7 @@ def test_concurrent_searches_are_correct_or_raise() -> None:
         thread.start()
         begun.wait()
         while (report := release(index, trim_host=False)).errors:
-            assert "being used by another thread" in str(report.errors)
+            assert "another thread is using this" in str(report.errors)
         thread.join()
         assert report.freed_bytes == {"host": 64_000}, report
         assert len(found) == 1
