@@ -530,26 +530,19 @@ def test_each_decorated_call_has_its_own_scope() -> None:
     assert [tensor.numel() for tensor in tensors[2:]] == [0, 0]
 
 
-def test_scope_can_be_entered_and_exited_by_hand() -> None:
-    scope = SafePyTorchCleanup()
-    scope.__enter__()
-    tensor = scope.manage(torch.ones(5))
-    scope.__exit__(None, None, None)
-    assert tensor.numel() == 0
-
-
-def test_interrupted_cleanup_still_has_report_and_notes() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_interrupted_cleanup_raises_the_interrupt_and_has_a_report(strict: bool) -> None:
     def interrupt() -> None:
         signal.raise_signal(signal.SIGINT)
         raise ValueError("of a callback")
 
-    scope = SafePyTorchCleanup()
-    with pytest.raises(KeyboardInterrupt), scope:
-        scope.callback(interrupt)
-    assert scope.report is not None
-    assert [str(error) for error in scope.report.errors] == ["of a callback"]
-    with scope:  # It can be used again.
-        pass
+    scope = SafePyTorchCleanup(strict=strict)
+    for error in (None, ValueError("of the block")):
+        with pytest.raises(KeyboardInterrupt), scope:
+            scope.callback(interrupt)
+            if error is not None:
+                raise error
+        assert [str(error) for error in scope.report.errors] == ["of a callback"]
 
 
 def test_interrupt_before_an_async_callback_is_awaited_does_not_drop_it() -> None:
@@ -581,19 +574,6 @@ def test_decorated_instance_with_an_async_call_is_awaited() -> None:
     decorator = SafePyTorchCleanup()
     assert asyncio.run(decorator(Answer())()) == "answer"
     assert decorator.report is not None
-
-
-def test_strict_scope_raises_an_interrupt() -> None:
-    def interrupt() -> None:
-        signal.raise_signal(signal.SIGINT)
-        raise ValueError("of a callback")
-
-    scope = SafePyTorchCleanup(strict=True)
-    with pytest.raises(KeyboardInterrupt), scope:
-        scope.callback(interrupt)
-    with pytest.raises(KeyboardInterrupt), scope:
-        scope.callback(interrupt)
-        raise ValueError("of the block")
 
 
 def test_cancellation_of_the_cleanup_after_a_failed_block_is_raised() -> None:

@@ -31,10 +31,7 @@ class WithProperty:
         self._t = value
 
 
-class WithDeleter:
-    def __init__(self) -> None:
-        self._t: Any = torch.ones(3)
-
+class WithDeleter(WithProperty):
     @property
     def tensor(self) -> Any:
         return self._t

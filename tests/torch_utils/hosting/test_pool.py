@@ -258,14 +258,11 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-@pytest.mark.parametrize(
-    ("model", "output"),
-    [("torch.nn.Linear(1024, 1024)", ["True"] * 3), ("Untold()", ["True"] * 3)],
-)
-def test_only_tensors_and_arrays_of_a_load_count(model: str, output: list[str]) -> None:
+@pytest.mark.parametrize("model", ["torch.nn.Linear(1024, 1024)", "Untold()"])
+def test_only_tensors_and_arrays_of_a_load_count(model: str) -> None:
     done = run_forked(IMPORTS.format(model=model), quick_end=True)
     assert_clean(done)
-    assert done.stdout.splitlines() == output
+    assert done.stdout == "True\n" * 3
 
 
 # Closing
@@ -355,9 +352,9 @@ def test_close_ends_a_wait_for_room() -> None:
 @pytest.mark.parametrize("wrong", ["5", True, float("nan")])
 def test_wrong_timeouts_are_refused(wrong: Any) -> None:
     with make(ModelPool(), a=1) as pool:
-        for ask in (partial(pool.lease, "a"), partial(pool.alease, "a")):
+        for lend in (partial(pool.lease, "a"), partial(pool.alease, "a")):
             with pytest.raises((TypeError, ValueError), match="timeout_s must be "):
-                ask(wrong)
+                lend(wrong)
         with pytest.raises((TypeError, ValueError), match="deadline_s must be "):
             pool.close(wrong)
         use(pool, "a")
