@@ -206,23 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Path(path).open("wb").close()
         except OSError as error:
             parser.error(f"the report {path!r} cannot be written: {error.strerror}")
-    if not options.quiet:
-        _warn_of_other_torch_utils()
     return _run_repeatedly(parser, options, command)
-
-
-def _warn_of_other_torch_utils() -> None:
-    """Warn if a program here may import a package that other projects have too."""
-    ours = Path(__file__).resolve().parents[1] / "torch_utils"
-    for folder in ("", *sys.path):
-        found = Path(folder, "torch_utils")
-        if (found / "__init__.py").is_file():
-            if found.resolve() != ours:
-                _print_line(
-                    f"clean-exit: {str(found.resolve())!r} is not the torch_utils of "
-                    "torch-cleanup; a program that imports torch_utils may get that one"
-                )
-            return
 
 
 def _write(text: str) -> int:

@@ -105,11 +105,16 @@ def to_github(report: ExitReport) -> str:
     """Format findings as annotations, which GitHub Actions shows with the run."""
     lines = []
     for finding in report.findings[:_MAX_FINDINGS]:
-        message = _escape(f"{finding.summary}\n{finding.evidence}\nsee {finding.help}")
-        title = _escape(f"clean-exit: {finding.id}").replace(":", "%3A").replace(",", "%2C")
-        lines.append(f"::error title={title}::{message}")
+        message = f"{finding.summary}\n{finding.evidence}\nsee {finding.help}"
+        lines.append(github_annotation(message, title=f"clean-exit: {finding.id}"))
     return "\n".join(lines)
 
 
-def _escape(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+def github_annotation(message: str, **properties: object) -> str:
+    """Return the command of GitHub Actions for an error with a title or a place."""
+    pairs = (f"{name}={_escape(str(value), ':,')}" for name, value in properties.items())
+    return f"::error {','.join(pairs)}::{_escape(message)}"
+
+
+def _escape(text: str, more: str = "") -> str:
+    return "".join(f"%{ord(char):02X}" if char in f"%\r\n{more}" else char for char in text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from types import ModuleType
 
 _FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux
@@ -47,5 +46,5 @@ def _nvml() -> ModuleType | None:
         import pynvml
     except (ImportError, Warning):  # A deprecated pynvml warns, which may be an error.
         return None
-    module: ModuleType = sys.modules[pynvml.__name__]
+    module: ModuleType = pynvml
     return module

@@ -183,7 +183,6 @@ class Risks:
         self._evaluator = evaluator
         self._known: dict[tuple[Function, int], bool] = {}
         self._stack: list[Function] = []
-        self._met_cycle = False
 
     def within(self, node: ast.AST, env: Env, depth: int = 0) -> Iterator[ast.AST]:
         """Yield the nodes that can raise in an expression or a simple statement, in order."""
@@ -249,11 +248,9 @@ class Risks:
     ) -> bool:
         """Whether a call of one of the project's functions can raise."""
         if function.is_async or function in self._stack:
-            self._met_cycle = self._met_cycle or not function.is_async
             return False  # In a recursion, another node raises first.
         key = (function, depth)
         if depth <= _MAX_DEPTH and key not in self._known:
-            outer, self._met_cycle = self._met_cycle, False
             self._stack.append(function)
             env = Env(function, receiver)
             handled = {
@@ -269,10 +266,7 @@ class Risks:
                 for one in self.within(statement, env, depth + 1)
             )
             self._stack.pop()
-            if self._met_cycle and not risky:
-                return False  # Not cached: the answer depends on where the recursion began.
             self._known[key] = risky
-            self._met_cycle = outer
         return self._known.get(key, True)
 
 

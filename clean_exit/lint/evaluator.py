@@ -444,14 +444,6 @@ def _first(values: Iterable[Value | None]) -> Value | None:
 
 
 def _merge(orders: list[list[Class]]) -> list[Class]:
-    """Merge the orders of the bases as Python does, without failing where they conflict."""
-    rest = [list(order) for order in orders if order]
-    merged: list[Class] = []
-    while len(rest) > 1:
-        tails = {cls for order in rest for cls in order[1:]}
-        best = next((order[0] for order in rest if order[0] not in tails), rest[0][0])
-        merged.append(best)
-        rest = [
-            remaining for order in rest if (remaining := [cls for cls in order if cls is not best])
-        ]
-    return merged + (rest[0] if rest else [])
+    """Merge the orders of the bases: a class that several bases share comes after all of them."""
+    every = [cls for order in orders for cls in order]
+    return [cls for at, cls in enumerate(every) if cls not in every[at + 1 :]]

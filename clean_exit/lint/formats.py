@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote_from_bytes
 
+from clean_exit.formats import github_annotation
 from clean_exit.lint.findings import RULES, SCHEMA_VERSION, UNUSED, Finding, printable
 from clean_exit.lint.linter import Result
 
@@ -67,19 +68,15 @@ def _caret(finding: Finding) -> list[str]:
 def to_github(result: Result) -> str:
     """Format findings as annotations, which GitHub Actions shows beside the code."""
     return "\n".join(
-        f"::error file={_property(one.path)},line={one.line},col={one.column}"
-        f",title={_property(f'clean-exit-lint: {one.rule}')}"
-        f"::{_data(f'{one.message} (see {one.help})')}"
+        github_annotation(
+            f"{one.message} (see {one.help})",
+            file=one.path,
+            line=one.line,
+            col=one.column,
+            title=f"clean-exit-lint: {one.rule}",
+        )
         for one in result.findings
     )
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def to_json(result: Result) -> str:

@@ -404,16 +404,14 @@ def unwrap(frame: Frame) -> list[Function]:
         if last_name(called) in _HARMLESS:
             continue
         known = frame.evaluator.evaluate(called, replace(frame.env, scope=outside))
-        if is_suppress(called, known) and isinstance(decorator, ast.Call):
-            frame.facts = frame.facts.catching(suppressed_names(decorator))
-        elif isinstance(known, Function):
-            frame.facts = frame.facts.plus(_facts_of_wrapper(known))
-            wrapper = _wrapper_of(known)
-            if wrapper and isinstance(decorator, ast.Call):
-                wrapper = _wrapper_of(wrapper)  # The call returned the decorator itself.
-            wrappers += [wrapper] if wrapper else []
-        else:  # An unknown decorator may catch any exception.
+        wrapper = _wrapper_of(known) if isinstance(known, Function) else None
+        if wrapper is None:  # An unknown decorator may catch any exception.
             frame.facts = frame.facts.catching({"BaseException"})
+            continue
+        frame.facts = frame.facts.plus(_facts_of_wrapper(wrapper))
+        if isinstance(decorator, ast.Call):
+            wrapper = _wrapper_of(wrapper)  # The call returned the decorator itself.
+        wrappers += [wrapper] if wrapper else []
     return wrappers
 
 
@@ -423,15 +421,9 @@ def _wrapper_of(decorator: Function) -> Function | None:
     return next(made, None)
 
 
-def _facts_of_wrapper(decorator: Function) -> Facts:
+def _facts_of_wrapper(wrapper: Function) -> Facts:
     """Return what holds inside a function that a decorator of the project wraps."""
     facts = Facts()
-    returned = [one.value for one in decorator.body if isinstance(one, ast.Return)]
-    if all(isinstance(one, ast.Name) and one.id in decorator.parameters for one in returned):
-        return facts  # It returns the function unchanged.
-    wrapper = _wrapper_of(decorator)
-    if wrapper is None:  # It may return another function, with other globals.
-        return facts.catching({"BaseException"})
     for node in ast.walk(wrapper.node):
         if isinstance(node, ast.Try):
             facts = facts.catching(n for handler in node.handlers for n in caught_names(handler))
