@@ -82,10 +82,10 @@ class FaissVectors:
             index.add(np.ascontiguousarray(vectors))
         return FaissVectors(index, self.count + len(vectors), self.lock)
 
-    def opened(self, saved: SavedIndex) -> FaissVectors:
+    def with_saved_rows(self, saved: SavedIndex) -> FaissVectors:
         """See `VectorRows`."""
         saved.check_vectors()
-        empty = self.emptied()
+        empty = self.empty_copy()
         return empty.extended(saved.vectors) if len(saved.vectors) else empty
 
     @property
@@ -93,7 +93,7 @@ class FaissVectors:
         """See `VectorRows`."""
         return False
 
-    def emptied(self) -> FaissVectors:
+    def empty_copy(self) -> FaissVectors:
         """See `VectorRows`."""
         return FaissVectors()
 

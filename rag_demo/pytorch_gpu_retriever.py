@@ -1,7 +1,8 @@
 """PyTorchGPURetriever: the vectors are a tensor on a GPU or a CPU.
 
-`TensorVectors.extended` and `opened` create the tensor, `candidates` multiplies with it, and
-`PyTorchGPURetriever._release` releases its memory in place, even if other variables refer to it.
+`TensorVectors.extended` and `with_saved_rows` create the tensor, `candidates` multiplies with it,
+and `PyTorchGPURetriever._release` releases its memory in place, even if other variables refer to
+it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from typing import Any, cast
 import numpy as np
 
 from rag_demo.exact_search.candidates import find_candidates, suits_int8
-from rag_demo.exact_search.exact_scores import FEW_ROWS, Pairs, all_candidates, some_candidates
+from rag_demo.exact_search.exact_scores import (
+    FEW_ROWS,
+    Pairs,
+    candidates_of_batch,
+    candidates_of_one_query,
+)
 from rag_demo.exact_search.rounding import BLOCK
 from rag_demo.exact_search.scan import Scan, StreamedScan, make_scan
 from rag_demo.retriever import BasicEmbedder, Retriever
@@ -86,7 +92,7 @@ class PyTorchGPURetriever(Retriever):
             if not len(contents.vectors) or contents.vectors.stays_in_file or self.closed:
                 return None
             if not contents.live_rows.all():
-                contents = contents.compacted()
+                contents = contents.compact_copy()
             vectors = cast(TensorVectors, contents.vectors).in_one_tensor()
             self._contents = replace(contents, vectors=vectors)
             return vectors.tensor
@@ -169,7 +175,7 @@ class TensorVectors:
         copies = [] if self.copy is None else [*self.copy.scan.tensors]
         return copies if self.tensor is None else [*copies, self.tensor]
 
-    def emptied(self) -> TensorVectors:
+    def empty_copy(self) -> TensorVectors:
         """See `VectorRows`."""
         return TensorVectors(self.device, self.dtype, self.exact, self.memory_budget)
 
@@ -188,9 +194,9 @@ class TensorVectors:
         host = host.append(vectors) if self._keeps_floats else GrowableRows(new[whole:])
         return replace(self, host=host, copy=copy)
 
-    def opened(self, saved: SavedIndex) -> TensorVectors:
+    def with_saved_rows(self, saved: SavedIndex) -> TensorVectors:
         """See `VectorRows`."""
-        empty, rows, budget = self.emptied(), saved.manifest.rows, self.memory_budget
+        empty, rows, budget = self.empty_copy(), saved.manifest.rows, self.memory_budget
         if not rows:
             return empty
         if budget is not None and self._bytes_of(rows * saved.manifest.dimension) > budget:
@@ -271,10 +277,10 @@ class TensorVectors:
         if allowed is not None and self._keeps_floats and self.streamed is None:
             rows = np.flatnonzero(allowed)
             if len(rows) <= _FEW_ALLOWED:
-                return some_candidates(rows, queries, top_k, self.take)
+                return candidates_of_batch(rows, queries, top_k, self.take)
         is_direct = self._in_host and self.streamed is None and len(queries) == 1
         if is_direct and (len(self) <= FEW_ROWS or not suits_int8(1)):
-            return all_candidates(self._floats(), queries[0], top_k, allowed)
+            return candidates_of_one_query(self._floats(), queries[0], top_k, allowed)
         budget = self.memory_budget
         is_exact = self.exact or self.dtype == "float32"
         return find_candidates(

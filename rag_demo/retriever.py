@@ -143,7 +143,7 @@ class Retriever(Resource):
             if names is None:
                 names, contents = contents.choose_names(len(documents))
                 documents = list(map(Document, names, checked, plain))
-            self._contents = contents.added(documents, owners, spans, vectors)
+            self._contents = contents.with_documents(documents, owners, spans, vectors)
             return names
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -158,7 +158,7 @@ class Retriever(Resource):
         names = check_ids(ids)
         with self._changing:
             self.ensure_open()
-            left = self._contents.without(names)
+            left = self._contents.without_documents(names)
             removed = len(self) - left.count
             self._contents = left
             return removed
@@ -303,7 +303,7 @@ class Retriever(Resource):
                 before = None
                 writer.clear(identity)
                 if not contents.vectors.stays_in_file and not contents.live_rows.all():
-                    self._contents = contents = contents.compacted()
+                    self._contents = contents = contents.compact_copy()
             row, number = (
                 (0, 0) if before is None
                 else (before.rows, len(before.alive))
@@ -358,7 +358,7 @@ class Retriever(Resource):
         refuse_other_model(folder, saved.manifest.model, identity)
         with self._changing:
             self.ensure_open()
-            contents = Contents.opened(self._contents.vectors.emptied(), saved)
+            contents = Contents.with_saved_rows(self._contents.vectors.empty_copy(), saved)
             self._saved = _Saved.of(folder, saved.manifest, contents)
             self._contents = contents
             return len(self)
@@ -376,7 +376,7 @@ class Retriever(Resource):
         with self._changing, self._has_searched:
             self._has_searched.wait_for(lambda: set(self._searching) <= {threading.get_ident()})
             contents, self._saved = self._contents, None
-            self._contents = contents.released()
+            self._contents = contents.close()
             return contents.vectors
 
 

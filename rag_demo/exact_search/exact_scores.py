@@ -15,7 +15,7 @@ Scores = npt.NDArray[np.float64]
 FEW_ROWS = 1 << 15
 """Up to so many rows are multiplied with a single query without further threads."""
 _PAIRS = 128  # scored at once, so that they stay in the processor's cache
-_ROWS = 1 << 10  # multiplied at once by `some_candidates`
+_ROWS = 1 << 10  # multiplied at once by `candidates_of_batch`
 
 
 class Pairs(NamedTuple):
@@ -66,7 +66,7 @@ def exact_scores(
     return scores
 
 
-def all_candidates(
+def candidates_of_one_query(
     parts: Sequence[Vectors], query: Vectors, top_k: int, allowed: Mask | None
 ) -> Pairs:
     """Multiply all rows with one query, and keep those that may be among the best.
@@ -86,10 +86,10 @@ def all_candidates(
     return Pairs(np.zeros(len(rows), np.int64), rows)
 
 
-def some_candidates(
+def candidates_of_batch(
     rows: Rows, queries: Vectors, top_k: int, vectors_of: Callable[[Rows], Vectors]
 ) -> Pairs:
-    """Multiply a few thousand rows with queries of the shape (b, d), as `all_candidates` does."""
+    """Do the same for a few thousand rows and several queries of the shape (b, d)."""
     scores = np.empty((len(queries), len(rows)), np.float32)
     for start in range(0, len(rows), _ROWS):
         some = slice(start, start + _ROWS)

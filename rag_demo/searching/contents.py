@@ -35,10 +35,10 @@ class VectorRows(Protocol):
     def extended(self, vectors: Vectors) -> VectorRows:
         """Return a snapshot with more vectors at the end: shape (n, d)."""
 
-    def opened(self, saved: SavedIndex) -> VectorRows:
+    def with_saved_rows(self, saved: SavedIndex) -> VectorRows:
         """Return a snapshot with the vectors of a saved index instead of these."""
 
-    def emptied(self) -> VectorRows:
+    def empty_copy(self) -> VectorRows:
         """Return a snapshot without vectors."""
 
     def take(self, rows: Rows) -> Vectors:
@@ -65,9 +65,9 @@ class VectorRows(Protocol):
 class Contents:
     """Documents, their rows of vectors, and which of them still exist.
 
-    Contents never change: `added` and `without` return others, or raise. Each document has a
-    number that is never used again. Replacing or deleting a document only marks its number. When
-    a quarter of all rows belongs to such documents, the other rows are copied together.
+    Contents never change: `with_documents` and `without_documents` return others, or raise. Each
+    document has a number that is never used again. Replacing or deleting a document only marks its
+    number. When a quarter of all rows belongs to such documents, the other rows are copied.
 
     Attributes:
         vectors: One row for each whole document and for each of its passages.
@@ -96,7 +96,7 @@ class Contents:
     origin: object = field(default_factory=object)
 
     @classmethod
-    def opened(cls, empty: VectorRows, saved: SavedIndex) -> Contents:
+    def with_saved_rows(cls, empty: VectorRows, saved: SavedIndex) -> Contents:
         """Open a saved index. Its files are read when they are needed."""
         end = saved.manifest.next_number
         alive = np.zeros(end, bool)
@@ -104,7 +104,7 @@ class Contents:
         owners, passages = GrowableRows(saved.owners), GrowableRows(saved.passages)
         text_index = TextIndex(saved.text_index)
         return cls(
-            empty.opened(saved),
+            empty.with_saved_rows(saved),
             owners,
             passages,
             GrowableRows(alive),
@@ -115,9 +115,9 @@ class Contents:
             text_index=text_index,
         )
 
-    def emptied(self) -> Contents:
+    def empty_copy(self) -> Contents:
         """Return contents without documents."""
-        return Contents(self.vectors.emptied(), next_name=self.next_name)
+        return Contents(self.vectors.empty_copy(), next_name=self.next_name)
 
     @property
     def next_number(self) -> int:
@@ -135,7 +135,7 @@ class Contents:
             names += [name for name in tried if name not in taken]
         return names, replace(self, next_name=number)
 
-    def added(
+    def with_documents(
         self, documents: Sequence[Document], owners: Rows, passages: Any, vectors: Vectors
     ) -> Contents:
         """Add documents; a document replaces an older one with its id.
@@ -150,7 +150,7 @@ class Contents:
             ValueError: The vectors have another dimension than the present ones.
         """
         old = list(self.find([document.id for document in documents]).values())
-        here = self if self.count > len(old) else self.emptied()
+        here = self if self.count > len(old) else self.empty_copy()
         dimension = here.vectors.dimension
         if dimension and vectors.shape[1] != dimension:
             raise ValueError(
@@ -170,7 +170,7 @@ class Contents:
             count=here.count + len(documents),
         )._tidied()
 
-    def without(self, ids: Sequence[str]) -> Contents:
+    def without_documents(self, ids: Sequence[str]) -> Contents:
         """Remove documents; unknown ids are ignored."""
         return self._without(list(self.find(ids).values()))._tidied()
 
@@ -184,13 +184,13 @@ class Contents:
     def _tidied(self) -> Contents:
         """Compact the rows if many belong to documents that are gone."""
         if not self.count:
-            return self.emptied()
+            return self.empty_copy()
         if self.vectors.stays_in_file or self.count * 64 > len(self.alive) * 63:
             return self
         gone = len(self.owners) - int(np.count_nonzero(self.live_rows))
-        return self.compacted() if 4 * gone > len(self.owners) else self
+        return self.compact_copy() if 4 * gone > len(self.owners) else self
 
-    def compacted(self) -> Contents:
+    def compact_copy(self) -> Contents:
         """Return the same with the rows of existing documents only, in memory."""
         rows = np.flatnonzero(self.live_rows)
         recent = self.recent
@@ -202,7 +202,7 @@ class Contents:
             )
         return replace(
             self,
-            vectors=self.vectors.emptied().extended(self.vectors.take(rows)),
+            vectors=self.vectors.empty_copy().extended(self.vectors.take(rows)),
             owners=GrowableRows(self.owners.rows[rows]),
             passages=GrowableRows(self.passages.rows[rows]),
             recent=recent,
@@ -284,7 +284,7 @@ class Contents:
             lambda start: ((number, each.text) for number, each in self.numbered(start)),
         )
 
-    def released(self) -> Contents:
+    def close(self) -> Contents:
         """Close all files and databases, and return empty contents. Nothing may be using these."""
         self.text_index.close()
         self.recent.close()
@@ -292,7 +292,7 @@ class Contents:
             self.saved.close()
         empty = GrowableRows(np.empty(0, np.int64))
         return replace(
-            self, vectors=self.vectors.emptied(), owners=empty, passages=empty, alive=empty,
+            self, vectors=self.vectors.empty_copy(), owners=empty, passages=empty, alive=empty,
             count=0, saved=None,
         )  # fmt: skip
 

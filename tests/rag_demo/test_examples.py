@@ -31,7 +31,7 @@ def test_forgotten_own_model_is_closed() -> None:
 
 
 @pytest.mark.slow
-def test_own_model_with_a_destructor_does_not_leave_cleanly() -> None:
+def test_own_model_with_a_destructor_does_not_exit_cleanly() -> None:
     """The same class with what people write instead of a Resource."""
     unsafe = OWN_MODEL.replace("class LetterModel(Resource):", "class LetterModel:")
     unsafe = unsafe.replace("def _release(self)", "def __del__(self)")

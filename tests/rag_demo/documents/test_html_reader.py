@@ -32,12 +32,12 @@ from support.programs import assert_clean, run
         ("", ""),
     ],
 )
-def test_reads_visible_text(page: str, text: str) -> None:
+def test_read_html_returns_visible_text(page: str, text: str) -> None:
     """Blocks become paragraphs; an element that is not closed ends with the page."""
     assert read_html(page).text == text
 
 
-def test_reports_lines_and_anchors() -> None:
+def test_read_html_reports_lines_and_anchors() -> None:
     page = '<body>\n<p>one\ntwo</p>\n\n<h2 id="port">Port</h2>\n<p>8443</p>\n'
     found = read_html(page)
     assert found.place(0) == {"line": 2}
@@ -48,7 +48,7 @@ def test_reports_lines_and_anchors() -> None:
 
 @given(st.text(alphabet="<>/!-?='\"& ab#;px\n", max_size=60))
 @settings(max_examples=300, deadline=None)
-def test_accepts_any_input(page: str) -> None:
+def test_read_html_accepts_any_input(page: str) -> None:
     """Every place is a line of the page."""
     found = read_html(page)
     lines = page.count("\n") + 1
@@ -64,14 +64,14 @@ print("done")
 """
 
 
-def test_takes_linear_time() -> None:
+def test_read_html_takes_linear_time() -> None:
     """For a megabyte of tags that are not closed."""
     result = run(HOSTILE)
     assert_clean(result)
     assert result.stdout == "done\n"
 
 
-def test_takes_linear_memory() -> None:
+def test_read_html_takes_linear_memory() -> None:
     """Some dozens of bytes for each character."""
     for part in ("<p>", "a\n", "<a id=x>t", "<"):
         page = part * (30_000 // len(part))

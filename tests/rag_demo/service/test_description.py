@@ -49,13 +49,13 @@ def fuzz(tmp_path: Path, index: Path, load_model: Any, *options: str) -> tuple[i
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_nothing(tmp_path: Path, index: Path) -> None:
+def test_service_passes_schemathesis(tmp_path: Path, index: Path) -> None:
     code, output = fuzz(tmp_path, index, Embedder, "--max-time", str(FUZZ_S))
     assert code == 0, output
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_a_broken_model(tmp_path: Path, index: Path) -> None:
+def test_control_schemathesis_reports_broken_model(tmp_path: Path, index: Path) -> None:
     """The control."""
 
     class Broken(Embedder):
