@@ -35,8 +35,8 @@ class ModelMismatchError(IndexFileError):
     """A saved index was made with another embedding model."""
 
 
-class NewerIndexError(IndexFileError):
-    """A saved index has another format version than this program reads."""
+class IndexVersionError(IndexFileError):
+    """A saved index has a format version that this program cannot read."""
 
 
 class OtherIndexError(IndexFileError):

@@ -30,7 +30,7 @@ from rag_demo.errors import (
     HOW_TO_CREATE,
     HOW_TO_REBUILD,
     IndexFileError,
-    NewerIndexError,
+    IndexVersionError,
     UnreadableIndexError,
     WriterBusyError,
     damaged,
@@ -40,7 +40,7 @@ from rag_demo.store.document_table import SCHEMA, DamagedRowError
 from rag_demo.vectors import Rows, Vectors
 
 DATABASE = "index.sqlite"
-VERSION = 6
+VERSION = 1
 GONE = -1
 """The owner of a row whose document was deleted."""
 SEGMENT = 1 << 12
@@ -190,7 +190,7 @@ def refuse_foreign_folder(folder: Path) -> None:
     try:
         os.fsencode(folder)
         if "\0" in str(folder):
-            raise ValueError("it has the character 0")
+            raise ValueError("it contains a null character")
         if not folder.exists() and not folder.is_symlink():
             return
         names = [path.name for path in folder.iterdir()]
@@ -242,9 +242,9 @@ def read_manifest_from(folder: Path, database: sqlite3.Connection) -> Manifest:
         raise damaged(folder / DATABASE, "the checksum of its manifest is wrong")
     manifest = json.loads(value)
     if manifest.get("version") != VERSION:
-        raise NewerIndexError(
-            f"'{folder}' is an index of version {manifest.get('version')}, and this program reads "
-            f"version {VERSION}; update rag-demo, or {HOW_TO_REBUILD} {folder} --yes"
+        raise IndexVersionError(
+            f"'{folder}' has index version {manifest.get('version')}, but this program reads "
+            f"version {VERSION}; use a matching rag-demo, or {HOW_TO_REBUILD} {folder} --yes"
         )
     return Manifest(**{**manifest, "model": ModelIdentity(**manifest["model"])})
 
