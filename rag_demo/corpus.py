@@ -63,7 +63,7 @@ class Reading:
 
     Attributes:
         include: Patterns for the files of a folder. A file must match one, if any; then files of
-            an unknown kind are read as plain text.
+            an unsupported type are read as plain text.
         exclude: Patterns of files and folders to skip.
         chunk_size: Characters of a passage.
         text_field: The field of JSON lines that has the text.
@@ -109,7 +109,7 @@ def read_source(
         The documents.
 
     Raises:
-        SourceError: The source is missing or of an unknown kind, or a JSON line is invalid.
+        SourceError: The source is missing or of an unsupported type, or a JSON line is invalid.
     """
     if source == STDIN and stdin is not None:
         return _read_stream(stdin, reading)
@@ -121,7 +121,7 @@ def read_source(
     if path.is_file():
         if not _is_known(path) and not reading.include:
             known = " ".join(suffix for suffix in _SUFFIXES if suffix)
-            raise SourceError(f"'{path}' is of an unknown kind; known: {known}")
+            raise SourceError(f"'{path}' has an unsupported file type; supported: {known}")
         return _read_named(path, skipped, reading)
     if path.exists():
         raise SourceError(f"'{path}' is neither a file nor a folder; pipe it to: rag-demo index -")
@@ -179,7 +179,7 @@ def _read_named(path: Path, skipped: Skipped, reading: Reading) -> Iterator[Docu
         else:
             yield from _read_file(path, path.name, skipped, reading)
     except UnreadableError as error:
-        raise SourceError(f"'{path}' is a file {error}") from None
+        raise SourceError(f"'{path}' cannot be indexed: it is a file {error}") from None
 
 
 def _read_file(path: Path, name: str, skipped: Skipped, reading: Reading) -> Iterator[Document]:
@@ -234,7 +234,7 @@ def _extract(kind: str, read: Callable[[], ExtractedText]) -> ExtractedText:
     except MissingReaderError as error:
         raise UnreadableError(CANNOT_BE_READ, error) from None
     except ValueError as error:
-        raise UnreadableError(f"that is not a whole {kind}", error) from None
+        raise UnreadableError(f"that is not a valid {kind}", error) from None
 
 
 def _passages(extracted: ExtractedText, source: str, reading: Reading) -> Iterator[Document]:
@@ -286,7 +286,7 @@ def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Docume
         for document in _passages(with_lines(to_text(content)), name, reading):
             yield document._replace(file=name)
     except UnreadableError as error:
-        raise SourceError(f"standard input is a file {error}") from None
+        raise SourceError(f"standard input cannot be indexed: it is data {error}") from None
 
 
 def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]:

@@ -81,15 +81,15 @@ class EmbeddingModel(Resource):
     ) -> None:
         if not isinstance(model_name_or_path, (str, Path, type(None))):
             raise TypeError(
-                f"model_name_or_path must be a folder or a name, not {model_name_or_path!r}"
+                f"model_name_or_path must be a folder or a name, got {model_name_or_path!r}"
             )
         for name, number in (("batch_size", batch_size or 1), ("workers", workers)):
             if type(number) is not int:
-                raise TypeError(f"{name} must be a whole number, not {number!r}")
+                raise TypeError(f"{name} must be a whole number, got {number!r}")
         if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if dtype not in (None, "float32", "bfloat16", "float16"):
-            raise ValueError(f'dtype must be "float32", "bfloat16" or "float16", not {dtype!r}')
+            raise ValueError(f'dtype must be "float32", "bfloat16" or "float16", got {dtype!r}')
         self.name = str(model_name_or_path or DEFAULT_MODEL)
         self._is_default = model_name_or_path in (None, DEFAULT_MODEL)
         self.device = device
@@ -97,7 +97,7 @@ class EmbeddingModel(Resource):
         self._dtype = dtype or "float32"
         self._trust_remote_code = trust_remote_code
         if workers < 0:
-            raise ValueError(f"workers must be 0 or more, not {workers}")
+            raise ValueError(f"workers must be 0 or more, got {workers}")
         self._worker_count = workers
         self._cache = None if cache is None else EmbeddingCache(Path(cache))
         self._identity: ModelIdentity | None = None
@@ -251,7 +251,7 @@ class EmbeddingModel(Resource):
         self, texts: Sequence[str], kind: Kind, on_progress: Callable[[int], object] | None
     ) -> Vectors:
         if isinstance(texts, str):
-            raise TypeError("expected a sequence of texts, not one text; pass a list")
+            raise TypeError("texts must be a sequence of str, got one str; pass a list")
         for row, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"texts[{row}] must be str, got {type(text).__name__}")

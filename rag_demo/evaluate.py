@@ -82,9 +82,11 @@ def read_beir(folder: Path, split: str = "test") -> JudgedCollection:
     except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise SourceError(f"'{path}' cannot be read as judgements: {error!r}; {_LAYOUT}") from None
     missing = sorted(set(judgements) - set(queries))
-    if missing or not judgements:
-        what = f"the question {missing[0]!r}, which queries.jsonl lacks" if missing else "nothing"
-        raise SourceError(f"'{path}' judges {what}")
+    if missing:
+        detail = f"judges the query {missing[0]!r}, which is not in queries.jsonl"
+        raise SourceError(f"'{path}' {detail}")
+    if not judgements:
+        raise SourceError(f"'{path}' contains no judgements")
     judged = {name: queries[name] for name in judgements}
     return JudgedCollection(documents, judged, judgements)
 

@@ -69,11 +69,11 @@ class PyTorchGPURetriever(Retriever):
         memory_budget: int | None = None,
     ) -> None:
         if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         if type(memory_budget or 1) is not int:
-            raise TypeError(f"memory_budget must be a whole number, not {memory_budget!r}")
+            raise TypeError(f"memory_budget must be a whole number, got {memory_budget!r}")
         if memory_budget is not None and memory_budget < 1:
-            raise ValueError(f"memory_budget must be positive, not {memory_budget}")
+            raise ValueError(f"memory_budget must be positive, got {memory_budget}")
         self.device = device or get_optimal_device()
         self.dtype = dtype
         self.exact = exact

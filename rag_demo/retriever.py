@@ -232,11 +232,11 @@ class Retriever(Resource):
         self.ensure_open()
         queries = check_queries(queries, top_k, min_score, mode)
         if rerank is not None and (isinstance(rerank, type) or not hasattr(rerank, "rerank")):
-            raise TypeError(f"rerank must be a Reranker, not {short_repr(rerank)}")
+            raise TypeError(f"rerank must be a Reranker, got {short_repr(rerank)}")
         if vectors is not None and np.shape(vectors)[:-1] != (len(queries),):
             raise ValueError(
                 f"vectors must have the shape ({len(queries)}, d), one for each query, "
-                f"not {np.shape(vectors)}"
+                f"got {np.shape(vectors)}"
             )
         if not len(self) or not queries:
             return [[] for _ in queries]

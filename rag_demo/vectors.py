@@ -37,14 +37,17 @@ def normalized(vectors: Any, count: int | None = None) -> Vectors:
     """
     array = np.asarray(vectors, np.float32)
     if array.ndim != 2:
-        raise ValueError(f"the model's vectors must have the shape (n, d), not {array.shape}")
+        raise ValueError(f"the model's vectors must have the shape (n, d), got {array.shape}")
     if count is not None and len(array) != count:
         raise ValueError(f"the model returned {len(array)} vectors for {count} texts")
     lengths = np.linalg.norm(array.astype(np.float64), axis=1)
     bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
     if len(bad):
         what = "zero" if lengths[bad[0]] == 0 else "not finite"
-        raise ValueError(f"the vector of row {bad[0]} is {what} and has no direction to compare")
+        raise ValueError(
+            f"the model returned a vector that is {what} for text {bad[0]}; "
+            "cosine search needs finite, nonzero vectors"
+        )
     result: Vectors = (array / lengths[:, None]).astype(np.float32)
     return result
 

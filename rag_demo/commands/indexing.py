@@ -59,7 +59,7 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=Count(min=100),
             default=PASSAGE_CHARS,
             show_default=True,
-            help="Characters of a passage.",
+            help="Length of a passage, in characters.",
         ),
         click.option(
             "--exclude", multiple=True, metavar="GLOB", help="Skip matching files and folders."
@@ -68,7 +68,7 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--include",
             multiple=True,
             metavar="GLOB",
-            help="Read only matching files of a folder, those of an unknown kind as plain text.",
+            help="Read only matching files of a folder; read unsupported types as plain text.",
         ),
     ):
         command = option(command)
@@ -275,7 +275,7 @@ class _Run:
 
         if (folder / DATABASE).exists():
             texts = f"{_count(folder)} texts are in {folder}"
-            warn(f"interrupted; {texts}, and the same command goes on from there")
+            warn(f"interrupted; {texts}; run the same command again to continue")
         else:
             warn(f"interrupted before anything was saved; there is no index in {folder} yet")
 
@@ -294,8 +294,8 @@ def _refuse_unfinished(folder: Path, manifest: Manifest, together: str) -> None:
         return
     interrupted = (manifest.source or _UNKNOWN).split(_AND)[-1]
     raise IndexFileError(
-        f"'{folder}' holds only a part of {interrupted}, which was interrupted; "
-        "repeat that command first, it goes on from there"
+        f"'{folder}' contains only part of {interrupted}, because its command was interrupted; "
+        "run that command again first"
     )
 
 

@@ -71,7 +71,7 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     from rag_demo.store.writer import IndexWriter
 
     if not ids and not conditions:
-        raise RagDemoError("nothing was named to delete; name ids, or --where KEY=VALUE")
+        raise RagDemoError("nothing to delete; pass ids, or --where KEY=VALUE")
     where = parse_conditions(conditions)
     load_manifest(folder)
     with exit_on_sigterm(), IndexWriter(folder) as writer:
@@ -87,6 +87,6 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
             writer.commit()
         remaining = writer.count
     if unknown := set(ids) - found.keys():
-        warn(f"not there: {', '.join(sorted(unknown))}")
+        warn(f"not in the index: {', '.join(sorted(unknown))}")
     gone = len(numbers)
     say(f"deleted {gone} text{'s' * (gone != 1)} from {folder}; {remaining} remain")

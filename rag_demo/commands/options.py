@@ -100,7 +100,7 @@ class Count(click.IntRange):
             return super().convert(value, param, ctx)
         except click.BadParameter:
             taken = f"{self.min} or more" if self.max is None else f"from {self.min} to {self.max}"
-            self.fail(f"{value!r} is not possible; give a whole number, {taken}", param, ctx)
+            self.fail(f"{value!r} is not valid; pass a whole number, {taken}", param, ctx)
 
 
 class Embedding(NamedTuple):
@@ -142,12 +142,13 @@ def embedding_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=Count(min=0),
             default=0,
             show_default=True,
-            help="Processes that embed, each with the model; 0 embeds in this one.",
+            help="Number of embedding processes, each with its own copy of the model; "
+            "0 embeds in this process.",
         ),
         click.option(
             "--batch-size",
             type=Count(min=1),
-            help="Texts that are embedded at once. [default: 32]",
+            help="Number of texts embedded at once. [default: 32]",
         ),
         click.option(
             "--cache/--no-cache", default=True, help="Store embeddings on disk. [default: yes]"

@@ -96,7 +96,7 @@ def search(
     batches = _read_questions(questions)
     batch = next(batches, None)
     if batch is None:
-        raise RagDemoError("no question was asked; name one, or pipe some in, one on each line")
+        raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
     neighbours = _Neighbours(folder, context)
     printer = Printer("json" if as_json else layout, rank_scores=mode == "hybrid")
     with (

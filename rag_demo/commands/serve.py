@@ -64,7 +64,7 @@ def _without_hangups() -> Iterator[None]:
     "--keep-alive",
     default="5m",
     show_default=True,
-    help="How long an idle model stays loaded: 90, 90s, 10m, 1h, 0 (not at all), -1 (for ever).",
+    help="How long an idle model stays loaded: 90, 90s, 10m, 1h, 0 (not at all), -1 (forever).",
 )
 @click.option(
     "--isolation",
@@ -124,7 +124,7 @@ def _without_hangups() -> Iterator[None]:
     type=Count(1),
     default=64,
     show_default=True,
-    help="Texts of several clients that are embedded together; 1 turns batches off.",
+    help="Maximum number of texts from several clients to embed together; 1 disables batching.",
 )
 @click.option(
     "--log-format",
@@ -189,7 +189,7 @@ def serve(
     for origin in cors_origin:
         if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
             raise RagDemoError(
-                f"--cors-origin must be like https://example.org, without a path, not {origin!r}"
+                f"--cors-origin must be like https://example.org, without a path, got {origin!r}"
             )
     load_manifest(options["index"])
     token = _token(TOKEN, token_file)

@@ -43,7 +43,9 @@ def parse_conditions(conditions: Sequence[str]) -> dict[str, dict[str, Any]] | N
         wanted, of_key = _typed(value), where.setdefault(key, {})
         if sign in _OPERATORS:
             if _OPERATORS[sign] in of_key:
-                raise click.BadParameter(f"{condition!r}: there is another {sign} for {key}")
+                raise click.BadParameter(
+                    f"{condition!r}: --where has two conditions with {sign} for {key!r}; keep one"
+                )
             of_key[_OPERATORS[sign]] = wanted
         else:
             of_key.setdefault("$in" if sign == "=" else "$nin", []).extend({wanted, value})

@@ -15,7 +15,7 @@ _HEAD_BYTES = 8192  # in which a binary file shows itself
 _NEVER_READ = frozenset({"__pycache__", "node_modules"})
 
 NOT_TEXT = "that is not UTF-8 text"
-UNKNOWN_KIND = "of an unknown kind"
+UNKNOWN_KIND = "of an unsupported type"
 EXCLUDED = "that is excluded"
 CANNOT_BE_READ = "that cannot be read"
 NOT_REGULAR = "that is not a regular file"
@@ -213,7 +213,7 @@ def to_text(content: bytes) -> str:
     r"""Decode a text, and turn all line ends into "\n".
 
     Raises:
-        UnreadableError: The text is too long, is not UTF-8, or has the character 0.
+        UnreadableError: The text is too long, is not UTF-8, or contains a null character.
     """
     if len(content) > MOST_BYTES:
         raise UnreadableError(_TOO_LARGE)

@@ -91,7 +91,7 @@ def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str
     keys = [record.pop(name, None) for name in ("id", "_id")]
     key = next((each for each in keys if each is not None), f"{unnamed}{number}")
     if isinstance(key, (bool, list, dict)):
-        raise ValueError(f"the id must be a string or a number, not {json.dumps(key)[:50]}")
+        raise ValueError(f"the id must be a string or a number, got {json.dumps(key)[:50]}")
     title, text = record.get("title"), record.pop(text_field)
     record.setdefault("source", f"{name}:{number}")
     if isinstance(title, str) and title:

@@ -24,7 +24,7 @@ def checked_metadata(metadata: object, where: str) -> dict[str, Any]:
         ValueError: A number is not finite or too long, or the nesting is too deep.
     """
     if not isinstance(metadata, Mapping):
-        raise TypeError(f"the metadata of {where} must be a mapping, not {short_repr(metadata)}")
+        raise TypeError(f"the metadata of {where} must be a mapping, got {short_repr(metadata)}")
     plain: dict[str, Any] = _plain(metadata, where, 0)
     return plain
 

@@ -159,7 +159,7 @@ class EmbeddingCache:
 
     def _replace_damaged(self, error: sqlite3.Error) -> None:
         self._database.close()
-        log.warning("the embedding cache %s is replaced, it is damaged: %s", self._path, error)
+        log.warning("the embedding cache %s is damaged and is replaced: %s", self._path, error)
         self._path.replace(f"{self._path}.damaged")
         for suffix in ("-wal", "-shm"):
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)

@@ -28,9 +28,9 @@ def check_documents(
         ValueError: Lengths differ, or an id is repeated.
     """
     if isinstance(texts, str):
-        raise TypeError("add() takes a sequence of texts, not one text; pass a list")
+        raise TypeError("texts must be a sequence of str, got one str; pass a list")
     if isinstance(ids, str):
-        raise TypeError("expected a sequence of ids, not one id; pass a list")
+        raise TypeError("ids must be a sequence of str, got one str; pass a list")
     if isinstance(metadata, Mapping):
         raise TypeError(
             "metadata must be a sequence of mappings, one for each text, got one mapping"
@@ -85,7 +85,7 @@ def check_ids(ids: Any) -> list[str]:
         TypeError: An id is not str, or ids are one str.
     """
     if isinstance(ids, str):
-        raise TypeError("expected a sequence of ids, not one id; pass a list")
+        raise TypeError("ids must be a sequence of str, got one str; pass a list")
     return [_text(name, f"ids[{number}]") for number, name in enumerate(ids)]
 
 
@@ -99,14 +99,16 @@ def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[s
     if isinstance(queries, str):
         raise TypeError("queries must be a sequence of str, got one str; use search()")
     if isinstance(top_k, bool) or not isinstance(top_k, (int, np.integer)) or top_k < 1:
-        raise ValueError(f"top_k must be a positive whole number, not {short_repr(top_k)}")
+        raise ValueError(f"top_k must be a positive whole number, got {short_repr(top_k)}")
     if not isinstance(min_score, (int, float, np.integer, np.floating, type(None))):
-        raise TypeError(f"min_score must be a number, not {short_repr(min_score)}")
+        raise TypeError(f"min_score must be a number, got {short_repr(min_score)}")
     is_huge = isinstance(min_score, int) and min_score.bit_length() > _MOST_BITS
     if is_huge or min_score != min_score:
-        raise ValueError(f"min_score must be a float, not {short_repr(min_score)}")
+        raise ValueError(
+            f"min_score must not be NaN and must fit into a float, got {short_repr(min_score)}"
+        )
     if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, not {short_repr(mode)}")
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {short_repr(mode)}")
     return [_text(query, f"queries[{number}]") for number, query in enumerate(queries)]
 
 

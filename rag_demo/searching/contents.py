@@ -155,7 +155,7 @@ class Contents:
         if dimension and vectors.shape[1] != dimension:
             raise ValueError(
                 f"the model's vectors have {vectors.shape[1]} dimensions, "
-                f"those already here {dimension}"
+                f"but the retriever has {dimension}; use the model that made its vectors"
             )
         if here is self:
             here = self._without(old)

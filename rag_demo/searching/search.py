@@ -58,8 +58,8 @@ class Search:
         vectors, rows = contents.vectors, contents.rows_of(allowed)
         if self.vectors.shape[1] != vectors.dimension:
             raise ValueError(
-                f"the queries' vectors have {self.vectors.shape[1]} dimensions, "
-                f"those that are searched {vectors.dimension}"
+                f"the query vectors have {self.vectors.shape[1]} dimensions, "
+                f"but the retriever has {vectors.dimension}"
             )
         available = len(vectors) if rows is None else int(np.count_nonzero(rows))
         owners = contents.owners.rows

@@ -139,7 +139,7 @@ class _HostedModel:
         if self._identity is None:
             self._identity = identity
         elif not self._identity.is_same(identity):
-            self.error = ModelMismatchError(f"the model is {identity} now, not {self._identity}")
+            self.error = ModelMismatchError(f"the model {self._identity} is now {identity}")
             raise self.error
 
 

@@ -9,14 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WrapValidator
 
-from rag_demo.errors import short_repr
 from rag_demo.service.problems import Problem, invalid_status
 from rag_demo.service.settings import Limits
-from rag_demo.store.filters import OPERATORS, parse_filter, predicate
 from rag_demo.store.filters import Where as AnyFilter
+from rag_demo.store.filters import parse_filter, predicate
 
 _MAX_FLOAT = 1.7e308
-_LOGICAL = ("$and", "$or", "$not")
 _PATH_KEYS = frozenset({"path", "source", "file"})
 
 Scalar = str | int | float | bool | None
@@ -57,12 +55,6 @@ def _check(where: Any, _: Any) -> dict[str, Any]:
     """Check a filter with the store's parser and pass on its message."""
     if not isinstance(where, dict):
         raise ValueError("must be a JSON object")
-    for key in where:
-        if key.startswith("$") and key not in _LOGICAL:
-            raise ValueError(
-                f"{short_repr(key)[:40]} is unknown; use a key of the metadata or one of "
-                f"{', '.join(_LOGICAL)}, and below a key a value or {', '.join(OPERATORS)}"
-            )
     try:
         parse_filter(where)
     except TypeError as error:

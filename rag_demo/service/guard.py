@@ -113,7 +113,7 @@ class Guard:
             self._body_bytes -= len(body)
             seconds = time.perf_counter() - started
             route = getattr(request.get("route"), "path", "") or "unknown"
-            # Labels that clients can invent would be kept for ever.
+            # Labels that clients can invent would be kept forever.
             method = scope["method"] if scope["method"] in _METHODS else "other"
             metrics.REQUESTS.labels(route, method, str(status)).inc()
             metrics.SECONDS.labels(route).observe(seconds)

@@ -37,7 +37,7 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     if not all(isinstance(text, str) for text in texts):
         raise Problem(
             400,
-            "input must be texts, not tokens of another model's tokenizer (with LangChain: "
+            "input must be text, not token ids (with LangChain: "
             "OpenAIEmbeddings(check_embedding_ctx_length=False))",
             param="input",
             code="token_arrays_unsupported",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from rag_demo.errors import short_repr
 from rag_demo.retriever import SearchResult
 from rag_demo.service.batcher import Job
 from rag_demo.service.engine import SearchOptions
@@ -25,6 +27,8 @@ from rag_demo.service.schemas import (
 )
 from rag_demo.service.service import Service, service_of
 from rag_demo.vectors import Vectors
+
+_SURROGATE = "a lone surrogate, which UTF-8 cannot encode; remove it"
 
 router = APIRouter()
 
@@ -49,7 +53,7 @@ def check_texts(request: Request, texts: Sequence[str], most: int, param: str) -
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise Problem(status, f"{param}[{row}] has a lone surrogate", param=param) from None
+            raise Problem(status, f"{param}[{row}] contains {_SURROGATE}", param=param) from None
 
 
 def check_model(model: str, name: str, model_id: str) -> None:
@@ -203,12 +207,14 @@ async def put_documents(request: Request, body: DocumentsRequest) -> JSONRespons
     if len(texts) > limits.texts or sum(map(len, texts)) > limits.change_chars:
         detail = f"at most {limits.texts:,} documents with {limits.change_chars:,} characters"
         raise Problem(413, f"{detail} in total are allowed; send them in several requests")
-    if len(set(ids)) < len(ids):
-        raise Problem(422, "an id occurs twice; ids must be unique", param="documents")
+    name, count = Counter(ids).most_common(1)[0]
+    if count > 1:
+        detail = f"the id {short_repr(name)} occurs twice; ids must be unique"
+        raise Problem(422, detail, param="documents")
     try:
         "".join([*ids, *texts]).encode()
     except UnicodeEncodeError:
-        raise Problem(422, "a document has a lone surrogate", param="documents") from None
+        raise Problem(422, f"documents contain {_SURROGATE}", param="documents") from None
     metadata = [each.metadata for each in body.documents]
     await service.change(lambda retriever: retriever.add(texts, metadata, ids))
     return JSONResponse({"ids": ids, "documents": service.engine.documents})

@@ -52,8 +52,8 @@ def bind(settings: Settings) -> socket.socket:
     except (OSError, OverflowError, TypeError) as error:  # TypeError: the host is not a name.
         listener.close()
         raise RagDemoError(
-            f"{settings.host}:{settings.port} cannot be listened on: {error}; "
-            "name another --host or --port"
+            f"cannot listen on {settings.host}:{settings.port}: {error}; "
+            "choose another --host or --port"
         ) from None
     listener.set_inheritable(True)
     return listener

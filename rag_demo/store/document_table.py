@@ -246,7 +246,7 @@ class DocumentTable:
             for row in connection.execute("SELECT key, item, kind, value, number FROM metadata"):
                 present += _row_checksum(row)
         if expected != present:
-            raise DamagedRowError("the index of metadata does not fit the documents")
+            raise DamagedRowError("the metadata index does not match the documents")
         return count
 
 

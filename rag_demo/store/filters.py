@@ -116,7 +116,12 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
     if depth > _MOST_DEPTH:
         raise ValueError(f"where has filters nested more than {_MOST_DEPTH} deep")
     if not isinstance(where, Mapping):
-        raise TypeError(f"where must be a mapping or a function, not {short_repr(where)}")
+        what = (
+            "a filter in where must be a mapping"
+            if depth
+            else "where must be a mapping or a function"
+        )
+        raise TypeError(f"{what}, got {short_repr(where)}")
     parts: list[Filter] = []
     for key, wanted in where.items():
         if not isinstance(key, str):
@@ -125,8 +130,9 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
             parts.append(_logical(key, wanted, depth + 1))
         elif key.startswith("$"):
             raise ValueError(
-                f"where has {short_repr(key)} in place of a key; use {', '.join(_LOGICAL)} there, "
-                f"and {', '.join(OPERATORS)} below a key"
+                f"where has the unknown operator {short_repr(key)}; combine filters with "
+                f"{', '.join(_LOGICAL)}, and compare the value of a metadata key with "
+                f"{', '.join(OPERATORS)}"
             )
         else:
             parts += _conditions(key, wanted)
@@ -135,14 +141,9 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
 
 def _logical(name: str, wanted: Any, depth: int) -> Filter:
     if name == "$not":
-        if not isinstance(wanted, Mapping):
-            raise TypeError(f"$not in where must have a mapping, not {short_repr(wanted)}")
         return Not(parse_filter(wanted, depth))
     if not isinstance(wanted, (list, tuple)) or not wanted:
-        raise TypeError(f"{name} in where must have a list of filters, not {short_repr(wanted)}")
-    for each in wanted:
-        if not isinstance(each, Mapping):
-            raise TypeError(f"{name} in where must list mappings, not {short_repr(each)}")
+        raise TypeError(f"{name} in where must have a list of filters, got {short_repr(wanted)}")
     parts = tuple(parse_filter(each, depth) for each in wanted)
     return All(parts) if name == "$and" else AnyOf(parts)
 
@@ -154,19 +155,20 @@ def _conditions(key: str, wanted: Any) -> list[Filter]:
     if not any(str(name).startswith("$") for name in wanted):
         if wanted and _WITHOUT_DOLLAR.issuperset(wanted):
             name = next(iter(wanted))
-            raise ValueError(f"where has {name!r} below {short_repr(key)}; write it as '${name}'")
+            raise ValueError(f"where uses {name!r} for {short_repr(key)}; write ${name}")
         return [Condition(key, "$eq", _plain(key, wanted))]
     for name, value in wanted.items():
         if name not in OPERATORS:
             raise ValueError(
-                f"where has {short_repr(name)}; the operators are {', '.join(OPERATORS)}"
+                f"where has the unknown operator {short_repr(name)}; "
+                f"use one of {', '.join(OPERATORS)}"
             )
         if name in COMPARISONS and encode(_plain(key, value))[0] not in (NUMBER, TEXT, BOOLEAN):
             raise TypeError(
-                f"{name} in where must have a number or a string, not {short_repr(value)}"
+                f"{name} in where must have a number or a string, got {short_repr(value)}"
             )
         if name in ("$in", "$nin") and not isinstance(value, (list, tuple, set, frozenset)):
-            raise TypeError(f"{name} in where must have a list, not {short_repr(value)}")
+            raise TypeError(f"{name} in where must have a list, got {short_repr(value)}")
     return [_condition(key, name, _plain(key, value)) for name, value in wanted.items()]
 
 

@@ -99,7 +99,7 @@ class SavedIndex:
         self._bounds = np.concatenate([each.bounds for each in segments])
         self._scan_checksums = [(len(each.scales), each.scan_checksum) for each in segments]
         if len(self.owners) != manifest.rows or len(self._checksums) != -(-manifest.rows // BLOCK):
-            raise damaged(self.folder / DATABASE, "its segments do not fit its rows")
+            raise damaged(self.folder / DATABASE, "its segments do not match its rows")
         self._is_checked = np.zeros(len(self._checksums), bool)
         shape, scanned = (manifest.rows, manifest.dimension), len(self._scales) * BLOCK
         self._file = _MappedFile(self.folder / manifest.vectors_name, 4 * manifest.rows * shape[1])
@@ -131,7 +131,7 @@ class SavedIndex:
             rows = connection.execute("SELECT number FROM documents ORDER BY number").fetchall()
         alive = np.unique(self.owners[self.owners != GONE])
         if count != self.manifest.count or [number for (number,) in rows] != alive.tolist():
-            raise damaged(self.folder / DATABASE, "its vectors do not fit its documents")
+            raise damaged(self.folder / DATABASE, "its vectors do not match its documents")
 
     def check_all(self) -> int:
         """Compare everything with its checksums, and return how many documents there are.
@@ -270,7 +270,7 @@ class _MappedFile:
     def check_length(self) -> None:
         size = os.fstat(self.descriptor).st_size if self._nbytes else 0
         if size < self._nbytes:
-            raise damaged(self.path, f"it has {size} bytes, not {self._nbytes}")
+            raise damaged(self.path, f"it has {size} bytes instead of {self._nbytes}")
 
     def close(self) -> None:
         """Close the file. The memory is unmapped when nothing refers to it any more."""

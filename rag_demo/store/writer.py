@@ -177,7 +177,8 @@ class IndexWriter:
         dimension = vectors.shape[1]
         if manifest.rows and dimension != manifest.dimension:
             raise ValueError(
-                f"the model's vectors have {dimension} dimensions, those here {manifest.dimension}"
+                f"the model's vectors have {dimension} dimensions, "
+                f"but the index has {manifest.dimension}; use the model that made it"
             )
         with (
             self._open_file(manifest.vectors_name) as file,

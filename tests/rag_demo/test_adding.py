@@ -105,7 +105,7 @@ def interrupted(*arguments: str | Path) -> Result:
 
 
 def test_add_to_an_incomplete_index_is_refused(here: Path) -> None:
-    """The interrupted command goes on."""
+    """The interrupted command can continue."""
     for name in ("a", "b"):
         (here / name).mkdir()
         write_lines(here / name / "1.jsonl", [{"text": f"text {n} of {name}"} for n in range(2100)])
@@ -114,13 +114,13 @@ def test_add_to_an_incomplete_index_is_refused(here: Path) -> None:
     interrupted("index", here / "a", "--out", here / "i", *TINY)
     some = info("i")
     assert not some["finished"] and 0 < some["texts"] < 2101
-    assert "repeat that command" in fail("add", "i", "c.md")
+    assert "run that command again" in fail("add", "i", "c.md")
     succeed("index", "a", "--out", "i", *TINY)
     assert info("i")["finished"] and info("i")["texts"] == 2101
     result = interrupted("add", here / "i", here / "b")
     assert f"; {info('i')['texts']} texts are in {here / 'i'}" in result.stderr
     assert not info("i")["finished"] and 2101 < info("i")["texts"] < 4202
-    assert "repeat that command" in fail("add", "i", "c.md")
+    assert "run that command again" in fail("add", "i", "c.md")
     succeed("add", "i", "b")
     assert info("i")["finished"] and info("i")["texts"] == 4202
 

@@ -76,7 +76,7 @@ def test_index_says_how_many_texts_there_are_and_what_was_skipped(
     assert result.stdout.startswith(f"indexed {len(texts(tmp_path / 'i'))} texts of ")
     assert result.stderr.startswith("rag-demo: skipped 2: ")
     assert "1 .txt that is not UTF-8 text (latin.txt)" in result.stderr
-    assert "1 .bin of an unknown kind (x.bin)" in result.stderr
+    assert "1 .bin of an unsupported type (x.bin)" in result.stderr
     assert "unchanged" not in result.stdout
     assert "unchanged" in succeed(*command)
 
@@ -164,7 +164,7 @@ def test_add_and_delete_change_an_index(index: Path, tmp_path: Path) -> None:
         assert f"{len(before) + 1} texts, " in succeed("add", index, more)
         assert texts(index) == sorted([*before, content])
     deleted = rag_demo("delete", index, "c.jsonl#2", "nosuch")
-    assert (deleted.returncode, deleted.stderr) == (0, "rag-demo: not there: nosuch\n")
+    assert (deleted.returncode, deleted.stderr) == (0, "rag-demo: not in the index: nosuch\n")
     succeed("delete", index, "--where", f"path={more}")
     assert texts(index) == sorted(set(before) - {"record number 2"})
     succeed("verify", index)
@@ -315,7 +315,7 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
         ("search", index, "q", "--model", "all-MiniLM-L6-v2"): ("all-MiniLM-L6-v2", "tiny"),
         ("search", index, "q", "--top-k", "0"): ("--top-k", "'0'", "1 or more"),
         ("search", index, "q", "--top-k", "x"): ("--top-k", "'x'"),
-        ("search", index): ("no question was asked",),
+        ("search", index): ("no question given",),
         ("search", index, " "): ("question is empty",),
         ("search", index, "q", "--device", "nonsense"): ("'nonsense'", "use cpu, cuda"),
         ("search", index, "q", "--device", "cuda:99", "--mode", "bm25"): ("device",),
@@ -323,10 +323,12 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
         ("search", index, "q", "--where", "lang==en"): ("'lang==en' is not a condition", "quotes"),
         ("search", index, "q", "--where", "$or=1"): ("cannot be '$or'",),
         ("search", index, "q", "--where", "=1"): ("not a condition",),
-        ("search", index, "q", "--where", "year>1", "--where", "year>2"): ("another >",),
+        ("search", index, "q", "--where", "year>1", "--where", "year>2"): (
+            "two conditions with >",
+        ),
         ("search", index, "q", "--where", "year=>2000"): ("'year=>2000' is not a condition",),
         ("delete", index, "--where", "year>>2000"): ("'year>>2000' is not a condition",),
-        ("delete", index): ("nothing was named",),
+        ("delete", index): ("nothing to delete",),
         ("evaluate", tmp_path / "nowhere"): ("nowhere' was not found", "corpus.jsonl", "qrels/"),
         ("index", "json", "--out", out, "--device", "gpu"): ("'gpu'", "use cpu, cuda"),
         ("info", empty): (f"there is no index in '{empty}'",),

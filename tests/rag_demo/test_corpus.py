@@ -56,7 +56,7 @@ def test_folder_is_read(tmp_path: Path) -> None:
     assert "Visible & readable paragraph." in by_source["c.html"]["text"]
     assert "hidden" not in by_source["c.html"]["text"]
     assert by_source["d.py:1"]["text"] == "d.f: Return what the caller asked for."
-    assert "skipped 1: 1 .png of an unknown kind (image.png)" in said
+    assert "skipped 1: 1 .png of an unsupported type (image.png)" in said
 
 
 def test_other_kinds_of_files_are_read(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_json_lines_are_read(tmp_path: Path) -> None:
         ("{}", [":1: expected ", "; it has no fields"]),
         ("[1]", [":1: expected an object"]),
         ('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}', [":2: the id '1' appears twice"]),
-        ('{"id": [1], "text": "a"}', [":1: the id must be a string or a number, not [1]"]),
+        ('{"id": [1], "text": "a"}', [":1: the id must be a string or a number, got [1]"]),
         ('{"id": true, "text": "a"}', [":1: the id must be", "true"]),
         (f'{{"text": "a", "m": {"[" * 400}{"]" * 400}}}', [":1: ", "nested more than 100 deep"]),
     ],
@@ -149,9 +149,9 @@ def test_package_is_read_without_an_import() -> None:
     assert "this" not in sys.modules
 
 
-def test_unknown_kind_of_file_is_refused_with_those_that_are_read(tmp_path: Path) -> None:
+def test_error_for_unsupported_file_type_lists_supported_types(tmp_path: Path) -> None:
     (tmp_path / "table.xlsx").write_bytes(b"x")
-    assert "known: .md .markdown" in error(tmp_path / "table.xlsx")
+    assert "supported: .md .markdown" in error(tmp_path / "table.xlsx")
 
 
 def test_long_file_is_cut_into_passages_with_places_and_headings(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_pdf_results_name_the_page(tmp_path: Path) -> None:
     found, said = read(tmp_path)
     assert found["a.pdf#0"]["metadata"]["page"] == 1
     assert any("port" in each["text"] for each in found.values())
-    assert "1 .pdf that is not a whole PDF (b.pdf: " in said
+    assert "1 .pdf that is not a valid PDF (b.pdf: " in said
 
 
 def command(*arguments: str | Path, before: str) -> Any:

@@ -77,7 +77,7 @@ def test_out_of_memory_halves_the_batch(
 
 
 def test_wrong_texts_are_refused_by_name(model: EmbeddingModel) -> None:
-    with pytest.raises(TypeError, match="not one text"):
+    with pytest.raises(TypeError, match="texts must be a sequence of str, got one str"):
         model.embed_documents("text")
     with pytest.raises(TypeError, match=r"texts\[1\] must be str, got int"):
         model.embed_documents(["fine", 3])  # type: ignore[list-item]

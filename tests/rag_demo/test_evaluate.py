@@ -126,9 +126,9 @@ def test_split_option_and_blank_lines_are_accepted(small: Path) -> None:
         (
             "qrels/test.tsv",
             "query-id\tcorpus-id\tscore\nq7\td1\t1\n",
-            "'q7', which queries",
+            "'q7', which is not in queries",
         ),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "judges nothing"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "contains no judgements"),
     ],
 )
 def test_invalid_collection_is_one_error_that_names_the_file(

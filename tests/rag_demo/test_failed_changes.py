@@ -186,18 +186,18 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "not a number": ((["a"], [{"x": float("nan")}], ["p"]), ValueError, "JSON does not have"),
     "too many digits": ((["a"], [{"n": [10**4300]}], ["p"]), ValueError, "4,000 digits"),
     "ids": ((["a", "b"], None, [1, "1"]), TypeError, r"ids\[0\] must be str"),
-    "one id": ((["a", "b"], None, "pq"), TypeError, "not one id"),
+    "one id": ((["a", "b"], None, "pq"), TypeError, "ids must be a sequence of str, got one str"),
     "one id twice": ((["a", "b"], None, ["x", "x"]), ValueError, "'x' appears twice"),
     "too few metadata": ((["a", "b"], [{}], None), ValueError, "2 texts but 1 metadata"),
-    "one text": (("text",), TypeError, "sequence of texts"),
+    "one text": (("text",), TypeError, "texts must be a sequence of str, got one str"),
     "bytes": ((["a", b"b"], None, ["p", "q"]), TypeError, r"texts\[1\] must be str"),
-    "no vector": ((["a", ""], None, ["p", "d1"]), ValueError, "row 1 is zero"),
-    "not finite": ((["nan"], None, ["d1"]), ValueError, "row 0 is not finite"),
+    "no vector": ((["a", ""], None, ["p", "d1"]), ValueError, "vector that is zero for text 1"),
+    "not finite": ((["nan"], None, ["d1"]), ValueError, "vector that is not finite for text 0"),
 }
 
 
 class Peculiar(Hashed):
-    """Has no direction for some texts."""
+    """Returns zero or infinite vectors for some texts."""
 
     def embed_documents(self, texts: Any) -> Any:
         strange = {"": 0.0, "nan": np.nan}
@@ -232,9 +232,9 @@ def test_vectors_of_another_dimension_are_refused(kind: Any, options: Any) -> No
     with used(kind, options) as retriever:
         retriever.embedding_model = Short()
         for mode in ("dense", "hybrid"):
-            with pytest.raises(ValueError, match="5 dimensions, those that are searched 8"):
+            with pytest.raises(ValueError, match="5 dimensions, but the retriever has 8"):
                 retriever.search("golf", mode=mode)
-        with pytest.raises(ValueError, match="5 dimensions, those already here 8"):
+        with pytest.raises(ValueError, match="5 dimensions, but the retriever has 8"):
             retriever.add(["a"], ids=["d1"])
         retriever.embedding_model = Hashed()
         assert is_whole(retriever, OLD)

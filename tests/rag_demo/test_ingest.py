@@ -111,7 +111,7 @@ def test_interrupted_run_keeps_its_work_and_goes_on(
     assert done.returncode == code, str(done)
     if number == signal.SIGINT:
         assert done.stderr.startswith("rag-demo: interrupted; "), str(done)
-        assert "the same command goes on from there" in done.stderr
+        assert "run the same command again to continue" in done.stderr
         assert done.stderr.count("\n") == 1
     else:
         assert done.stderr == "", str(done)

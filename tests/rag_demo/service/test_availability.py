@@ -167,7 +167,7 @@ def test_other_clients_get_their_error_format(index: Path) -> None:
     ("options", "message"),
     [
         (["--call-timeout", "5"], "--call-timeout needs --isolation process"),
-        (["--cors-origin", "https://x/"], "not 'https://x/'"),
+        (["--cors-origin", "https://x/"], "got 'https://x/'"),
         (["--no-token", "--token-file", "token"], "either --no-token or --token-file"),
         (["--writable", "--workers", "2"], "--writable needs --workers 1"),
     ],
