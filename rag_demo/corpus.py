@@ -119,7 +119,7 @@ def read_source(
     if path.is_dir():
         return _read_folder(path, skipped, reading)
     if path.is_file():
-        if not _is_known(path) and not reading.include:
+        if path.suffix.lower() not in _SUFFIXES and not reading.include:
             known = " ".join(suffix for suffix in _SUFFIXES if suffix)
             raise SourceError(f"'{path}' has an unsupported file type; supported: {known}")
         return _read_named(path, skipped, reading)
@@ -155,13 +155,9 @@ def is_json_lines(source: str) -> bool:
     return Path(source).suffix.lower() in _LINES and Path(source).is_file()
 
 
-def _is_known(path: Path) -> bool:
-    return path.suffix.lower() in _SUFFIXES
-
-
 def _read_folder(folder: Path, skipped: Skipped, reading: Reading) -> Iterator[Document]:
     for file in find_files(folder, skipped, include=reading.include, exclude=reading.exclude):
-        if _is_known(file.path) or reading.include:
+        if file.path.suffix.lower() in _SUFFIXES or reading.include:
             try:
                 yield from _read_file(file.path, file.name, skipped, reading)
             except UnreadableError as error:

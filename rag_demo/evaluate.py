@@ -81,8 +81,7 @@ def read_beir(folder: Path, split: str = "test") -> JudgedCollection:
         raise SourceError(f"'{path}' cannot be read: {error.strerror}; {_LAYOUT}") from None
     except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise SourceError(f"'{path}' cannot be read as judgements: {error!r}; {_LAYOUT}") from None
-    missing = sorted(set(judgements) - set(queries))
-    if missing:
+    if missing := sorted(set(judgements) - set(queries)):
         detail = f"judges the query {missing[0]!r}, which is not in queries.jsonl"
         raise SourceError(f"'{path}' {detail}")
     if not judgements:

@@ -299,15 +299,12 @@ class Retriever(Resource):
             ):
                 gone = before.alive & ~contents.alive.rows[: len(before.alive)]
                 writer.remove(np.flatnonzero(gone).tolist())
+                row, number = before.rows, len(before.alive)
             else:
-                before = None
+                before, row, number = None, 0, 0
                 writer.clear(identity)
                 if not contents.vectors.stays_in_file and not contents.live_rows.all():
                     self._contents = contents = contents.compact_copy()
-            row, number = (
-                (0, 0) if before is None
-                else (before.rows, len(before.alive))
-            )  # fmt: skip
             self._append(writer, contents, row, number)
             writer.describe(source=None, finished=True)
             writer.commit()

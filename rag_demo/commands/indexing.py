@@ -102,7 +102,10 @@ def index(
     """
     from rag_demo.store.index_format import refuse_foreign_folder
 
-    _refuse_dangling(out)
+    if out.is_symlink() and not out.exists():
+        raise IndexFileError(
+            f"'{out}' is a link to '{out.readlink()}', which is not there; name another folder"
+        )
     refuse_foreign_folder(out)  # Before minutes of work.
     run = _Run(source, show, reading)
     documents = run.documents()
@@ -301,10 +304,3 @@ def _refuse_unfinished(folder: Path, manifest: Manifest, together: str) -> None:
 
 def _count(folder: Path) -> int:
     return load_manifest(folder).count
-
-
-def _refuse_dangling(out: Path) -> None:
-    if out.is_symlink() and not out.exists():
-        raise IndexFileError(
-            f"'{out}' is a link to '{out.readlink()}', which is not there; name another folder"
-        )

@@ -38,8 +38,7 @@ def info(folder: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts))
         return
-    facts["bytes"] = format_bytes(nbytes)
-    facts["finished"] = "yes" if facts["finished"] else "no"
+    facts |= {"bytes": format_bytes(nbytes), "finished": "yes" if manifest.finished else "no"}
     for name, value in facts.items():
         say(f"{name:10} {value}")
 

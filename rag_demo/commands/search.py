@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -121,14 +122,8 @@ def _read_questions(questions: Sequence[str]) -> Iterator[list[str]]:
             if question.strip():
                 yield [question]
     else:
-        batch: list[str] = []
-        for line in sys.stdin:
-            if line.strip():
-                batch.append(line.strip())
-            if len(batch) == _BATCH:
-                yield batch
-                batch = []
-        if batch:
+        lines = (line.strip() for line in sys.stdin if line.strip())
+        while batch := list(itertools.islice(lines, _BATCH)):
             yield batch
 
 

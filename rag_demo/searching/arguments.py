@@ -29,20 +29,16 @@ def check_documents(
     """
     if isinstance(texts, str):
         raise TypeError("texts must be a sequence of str, got one str; pass a list")
-    if isinstance(ids, str):
-        raise TypeError("ids must be a sequence of str, got one str; pass a list")
     if isinstance(metadata, Mapping):
         raise TypeError(
             "metadata must be a sequence of mappings, one for each text, got one mapping"
         )
-    texts, metadata, ids = (
-        None if values is None else list(values) for values in (texts, metadata, ids)
-    )
-    for what, values in (("metadata", metadata), ("ids", ids)):
+    names = None if ids is None else check_ids(ids)
+    texts, metadata = list(texts), None if metadata is None else list(metadata)
+    for what, values in (("metadata", metadata), ("ids", names)):
         if values is not None and len(values) != len(texts):
             raise ValueError(f"got {len(texts)} texts but {len(values)} {what}; pass one for each")
     copied = [_text(text, f"texts[{number}]") for number, text in enumerate(texts)]
-    names = None if ids is None else check_ids(ids)
     if names is not None and len(set(names)) < len(names):
         repeated = next(name for place, name in enumerate(names) if name in names[:place])
         raise ValueError(f"the id {short_repr(repeated)} appears twice; ids must differ")

@@ -106,10 +106,7 @@ class _HostedModel:
 
     def embed_queries(self, texts: Sequence[str]) -> Any:
         with self.lease() as model:
-            embed = getattr(model, "embed_queries", None)
-            if embed is not None:
-                return embed(list(texts))
-            return np.stack([model.embed_query(text) for text in texts])
+            return as_embedder(model).embed_queries(texts)
 
     def embed_documents(self, texts: Sequence[str]) -> Any:
         with self.lease() as model:
@@ -133,7 +130,7 @@ class _HostedModel:
 
     def _check(self, model: Any) -> None:
         """Compare identities: the model's files may have changed since the last load."""
-        identity = getattr(model, "identity", None) or as_embedder(model).identity
+        identity = as_embedder(model).identity
         self.dimension = int(model.dimension)
         self.max_tokens = getattr(model, "max_tokens", None)
         if self._identity is None:
