@@ -86,10 +86,12 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
     Raises:
         TypeError: The pattern is not a string.
-        ValueError: The pattern is invalid.
+        ValueError: The pattern is invalid or empty.
     """
     if not isinstance(pattern, str):
         raise TypeError(f"a regular expression must be a string, got {pattern!r}")
+    if not pattern:
+        raise ValueError("a regular expression must not be empty; it would match everything")
     try:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:

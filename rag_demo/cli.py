@@ -70,9 +70,10 @@ def _check_torch_utils() -> None:
     spec = find_spec("torch_utils")
     found = Path(spec.origin or "") if spec is not None else Path()
     if found.parent.resolve() != Path(__file__).resolve().parents[1] / "torch_utils":
+        other = found.parent if found.name == "__init__.py" else found
         raise RagDemoError(
-            f"Python finds another torch_utils at {str(found.parent)!r}; rename that folder, or "
-            "remove it from PYTHONPATH and the current directory"
+            f"Python finds another torch_utils at {str(other)!r}; rename it, or remove its folder "
+            "from PYTHONPATH and the current directory"
         )
 
 

@@ -82,8 +82,8 @@ def find_batch_size(
             cause is the exception of the last try.
         TypeError: ``function`` is not callable, or is a generator function, which cannot be
             repeated after it has yielded.
-        ValueError: ``factor`` is not between 0 and 1, or ``starting_batch_size`` is
-            not a whole number of at least 0.
+        ValueError: ``factor`` is not between 0 and 1, ``starting_batch_size`` is not a whole number
+            of at least 0, or ``reduce_batch_size_fn`` returned a size that is not smaller.
     """
     if type(starting_batch_size) is not int or starting_batch_size < 0:
         raise ValueError(
@@ -194,6 +194,11 @@ class _Size:
         with self._lock:
             self._successes = 0
             smaller = int(failed * self._factor) if self._reduce_fn is None else self._reduce_fn()
+            if smaller >= failed:
+                raise ValueError(
+                    f"reduce_batch_size_fn must return less than {failed}, the size that failed, "
+                    f"got {smaller}"
+                )
             # If not even 1 fits, the next call starts with 1: memory may be free then.
             self._current = min(self._current, max(smaller, min(1, self._start)))
             return smaller

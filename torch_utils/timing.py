@@ -93,6 +93,8 @@ def measure(
         TypeError: ``fn`` is not callable.
         ValueError: ``warmup`` is negative, ``repeat`` is not positive, or torch lacks the device.
     """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function, got {fn!r}; pass it without calling it")
     if warmup < 0 or repeat < 1:
         raise ValueError(f"warmup must be >= 0 and repeat >= 1, got {warmup} and {repeat}")
     for _ in range(warmup):
@@ -129,9 +131,8 @@ def measuring(device: Any = None) -> Iterator[Measurement]:
     if kind == "cpu":
         yield from _on_host(result)
     elif not hasattr(module, "synchronize"):
-        raise ValueError(
-            f"cannot measure on device {name!r}; import torch first, and name a device of torch"
-        )
+        reason = "import torch first" if torch is None else "torch has no such device"
+        raise ValueError(f"cannot measure on device {name!r}: {reason}")
     elif kind == "cuda":
         yield from _on_cuda(torch, result)
     else:

@@ -340,6 +340,7 @@ WRONG = [
     ({"stop_signal": 15}, ValueError, "stop_signal needs stop_after_s or stop_when"),
     ({"stop_after_s": 1}, ValueError, "stop_after_s needs stop_signal"),
     ({"ignore": ["("]}, ValueError, "not a regular expression"),
+    ({"ignore": [""]}, ValueError, "must not be empty"),
     ({"command": ["no-such-command-here"]}, FileNotFoundError, "no-such-command-here"),
     ({"cwd": "/nowhere"}, FileNotFoundError, "/nowhere"),
     ({"command": ["true", "x" * 1_000_000]}, OSError, "Argument list too long"),

@@ -252,6 +252,7 @@ MISTAKES = {
     "--timeout -1 true": "argument --timeout: must be a number of seconds, got '-1'",
     "--timeout 0 true": "argument --timeout: must be more than 0 seconds",
     "--repeat 0 true": "argument --repeat: must be a whole number of at least 1, got '0'",
+    "--ignore '' true": "argument --ignore: a regular expression must not be empty",
     "--ignore '(' true": "argument --ignore: '(' is not a regular expression",
     "--stop-signal NOPE true": "must be a signal name or number such as TERM or 15, got 'NOPE'",
     "-m": "needs an argument",

@@ -59,6 +59,15 @@ def test_bare_decorator_starts_at_128() -> None:
     assert second() == 7
 
 
+def test_size_that_does_not_get_smaller_is_refused() -> None:
+    @find_batch_size(reduce_batch_size_fn=lambda: 128)
+    def work(batch_size: int) -> None:
+        out_of_memory()
+
+    with pytest.raises(ValueError, match="must return less than 128"):
+        work()
+
+
 @pytest.mark.parametrize("start", [0, 4])
 def test_error_is_raised_if_no_size_fits(start: int) -> None:
     tried: list[int] = []

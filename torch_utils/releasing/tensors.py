@@ -180,7 +180,8 @@ def _places(look: Callable[[], dict[int, FrameType]]) -> Iterator[tuple[Place, b
 
 def _drop_unused(look: Callable[[], dict[int, FrameType]]) -> None:
     now = {place for place, _ in _places(look)}
-    for key, (_, places) in list(_KEPT.items()):
+    for key in list(_KEPT):  # Tuples of items could set off a collection, which changes it.
+        _, places = _KEPT.get(key, (None, set()))
         places.intersection_update(now)  # Later calls see an empty tensor.
         if not places:
             _KEPT.pop(key, None)
