@@ -1,4 +1,4 @@
-"""What the tests of `release` share: weak storages, holders and collections."""
+"""Helpers of the tests of `release`: weak storages, holders, collections and objects."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -25,8 +27,8 @@ def weak(*things: torch.Tensor | nn.Module) -> list[StorageWeakRef]:
 
 
 def gone(storages: Sequence[StorageWeakRef]) -> bool:
-    """Say whether none of these storages exists any more."""
-    assert storages, "there is nothing that could be gone"
+    """Return whether all these storages are freed."""
+    assert storages, "there are no storages"
     return all(storage.expired() for storage in storages)
 
 
@@ -66,3 +68,18 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def optimizer_with_state() -> torch.optim.Optimizer:
+    layer = nn.Linear(20, 20)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(20)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def index_with_vectors() -> Any:
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexFlatIP(8)
+    index.add(np.ones((100, 8), np.float32))
+    return index

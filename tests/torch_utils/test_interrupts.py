@@ -61,6 +61,22 @@ def assert_no_lock_is_held() -> None:
     assert done == [1, 1], "a lock stays held" if thread.is_alive() else done
 
 
+def interrupt(
+    check: Callable[[Place], object],
+    minimum: int = 50,
+    at_most: int | None = None,
+    deliver: Callable[[], object] = send_sigint,
+) -> int:
+    """Interrupt the package everywhere, or at most so often; no lock may stay held."""
+    if at_most is not None:
+        minimum = at_most // 3
+    count = interrupt_everywhere(
+        check, package=PACKAGE, minimum=minimum, at_most=at_most, deliver=deliver
+    )
+    assert_no_lock_is_held()
+    return count
+
+
 class Naive:
     """The control, which claims first and releases then."""
 
@@ -73,27 +89,41 @@ class Naive:
             self.released += 1
 
 
+@pytest.fixture
+def timing_out() -> Iterator[Callable[[], object]]:
+    """Send a signal to a handler that raises TimeoutError."""
+
+    def time_out(*_: object) -> None:
+        raise TimeoutError("of the program's own handler")
+
+    before = signal.signal(signal.SIGALRM, time_out)
+    yield lambda: signal.raise_signal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("in_block", [False, True])
-def test_interrupted_close_releases_once(in_block: bool) -> None:
+@pytest.mark.parametrize("times_out", [False, True])
+def test_interrupted_close_raises_and_releases_once(
+    in_block: bool, times_out: bool, timing_out: Callable[[], object]
+) -> None:
     def check(place: Place) -> None:
-        resource = Counted()
+        resource, raised = Counted(), False
 
         def use() -> None:
             with resource:
                 pass
 
-        place.run(use if in_block else resource.close)
-        assert place.propagated == place.delivered
+        try:
+            place.run(use if in_block else resource.close)
+        except TimeoutError:
+            raised = True
+        assert (raised if times_out else place.propagated) == place.delivered
         was_closed = resource.released
         assert resource.close() is not bool(was_closed)
         assert resource.close() is False
         assert (resource.released, resource.closed) == (1, True)
-        other = Counted()
-        other.close()
-        assert other.released == 1
 
-    interrupt_everywhere(check, package=PACKAGE, minimum=50, deliver=send_sigint)
-    assert_no_lock_is_held()
+    interrupt(check, deliver=timing_out if times_out else send_sigint)
 
 
 def test_control_of_a_naive_resource() -> None:
@@ -120,9 +150,7 @@ def test_signal_handler_that_closes_the_same_resource_releases_once() -> None:
 
     before = signal.signal(signal.SIGUSR1, lambda *_: resources[-1].close())
     try:
-        interrupt_everywhere(
-            check, package=PACKAGE, minimum=50, deliver=lambda: signal.raise_signal(signal.SIGUSR1)
-        )
+        interrupt(check, deliver=lambda: signal.raise_signal(signal.SIGUSR1))
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -159,13 +187,10 @@ def test_interrupted_scope_releases_everything_once(at_most: int) -> None:
     for_exit: list[Place] = []
     gc.freeze()  # The many collections need not walk what was there before.
     try:
-        count = interrupt_everywhere(
-            check, package=PACKAGE, minimum=at_most // 3, at_most=at_most, deliver=send_sigint
-        )
+        count = interrupt(check, at_most=at_most)
     finally:
         gc.unfreeze()
     assert len(for_exit) <= count // 20, for_exit
-    assert_no_lock_is_held()
 
 
 @places
@@ -205,12 +230,9 @@ def test_interrupted_async_scope_releases_everything_once(at_most: int) -> None:
     refused: list[int] = []
     gc.freeze()
     try:
-        count = interrupt_everywhere(
-            check, package=PACKAGE, minimum=at_most // 3, at_most=at_most, deliver=send_sigint
-        )
+        count = interrupt(check, at_most=at_most)
     finally:
         gc.unfreeze()
-    assert_no_lock_is_held()
     # Only before the coroutine of the end has begun, or while it is on its way out.
     assert len(refused) <= count // 5, refused
 
@@ -229,22 +251,7 @@ def test_interrupted_release_is_complete_or_not_started(at_most: int) -> None:
         assert all("released" in repr(model) for model in models)
         assert (closing.released, tensor.numel()) == (1, 0)
 
-    interrupt_everywhere(
-        check, package=PACKAGE, minimum=at_most // 3, at_most=at_most, deliver=send_sigint
-    )
-    assert_no_lock_is_held()
-
-
-@pytest.fixture
-def timing_out() -> Iterator[Callable[[], object]]:
-    """Send a signal to a handler that raises TimeoutError."""
-
-    def time_out(*_: object) -> None:
-        raise TimeoutError("of the program's own handler")
-
-    before = signal.signal(signal.SIGALRM, time_out)
-    yield lambda: signal.raise_signal(signal.SIGALRM)
-    signal.signal(signal.SIGALRM, before)
+    interrupt(check, at_most=at_most)
 
 
 @places
@@ -260,34 +267,7 @@ def test_timeout_of_a_handler_skips_nothing_and_is_raised(
         assert raised == place.delivered
         assert len({"released" in repr(model) for model in models}) == 1, models
 
-    interrupt_everywhere(
-        check, package=PACKAGE, minimum=at_most // 3, at_most=at_most, deliver=timing_out
-    )
-    assert_no_lock_is_held()
-
-
-@pytest.mark.parametrize("in_block", [False, True])
-def test_timeout_during_close_is_raised_and_the_release_runs_once(
-    in_block: bool, timing_out: Callable[[], object]
-) -> None:
-    def check(place: Place) -> None:
-        resource, raised = Counted(), False
-
-        def use() -> None:
-            with resource:
-                pass
-
-        try:
-            place.run(use if in_block else resource.close)
-        except TimeoutError:
-            raised = True
-        assert raised == place.delivered
-        was_closed = resource.released
-        assert resource.close() is not bool(was_closed)
-        assert (resource.released, resource.closed) == (1, True)
-
-    interrupt_everywhere(check, package=PACKAGE, minimum=50, deliver=timing_out)
-    assert_no_lock_is_held()
+    interrupt(check, at_most=at_most, deliver=timing_out)
 
 
 def in_python(resource: Any) -> None:
@@ -331,7 +311,7 @@ def test_release_in_c_is_released_once_wherever_close_is_interrupted() -> None:
         resource.close()
         assert next(count) == 1
 
-    interrupt_everywhere(check, package=PACKAGE, minimum=50, deliver=send_sigint)
+    interrupt(check)
 
 
 def test_release_in_c_that_raises_runs_once() -> None:
@@ -432,10 +412,7 @@ def test_orderly_exit_releases_everything_once() -> None:
             resource.close()
             assert resource.released == 1
 
-    interrupt_everywhere(
-        check, package=PACKAGE, minimum=100, deliver=lambda: signal.raise_signal(signal.SIGUSR1)
-    )
-    assert_no_lock_is_held()
+    interrupt(check, minimum=100, deliver=lambda: signal.raise_signal(signal.SIGUSR1))
 
 
 EXIT = """

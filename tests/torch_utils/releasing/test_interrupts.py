@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from support.interrupts import Place, interrupt_everywhere, send_sigint
-from support.releasing import gone, weak
+from support.releasing import gone, index_with_vectors, optimizer_with_state, weak
 from torch_utils import ReleasedError, release
 
 places = pytest.mark.parametrize("at_most", [60, pytest.param(400, marks=pytest.mark.slow)])
@@ -70,21 +70,6 @@ def test_next_release_completes_an_interrupted_one_of_tensors(at_most: int) -> N
     interrupt_everywhere(
         check, package="torch_utils", minimum=30, at_most=at_most, deliver=send_sigint
     )
-
-
-def index_with_vectors() -> Any:
-    faiss = pytest.importorskip("faiss")
-    index = faiss.IndexFlatIP(8)
-    index.add(np.ones((100, 8), np.float32))
-    return index
-
-
-def optimizer_with_state() -> Any:
-    weight = nn.Parameter(torch.ones(4))
-    optimizer = torch.optim.Adam([weight])
-    weight.sum().backward()
-    optimizer.step()
-    return optimizer
 
 
 @pytest.mark.parametrize(

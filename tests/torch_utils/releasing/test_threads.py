@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from support.programs import assert_clean, run_forked
+from support.releasing import index_with_vectors, optimizer_with_state
 from support.threads import in_threads
 from torch_utils import CleanupReport, ReleasedError, release
 
@@ -32,21 +32,6 @@ def model_of(layers: int = 20) -> nn.Sequential:
     return nn.Sequential(
         *(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(layers))
     )
-
-
-def optimizer_with_state() -> torch.optim.Optimizer:
-    layer = nn.Linear(20, 20)
-    optimizer = torch.optim.Adam(layer.parameters())
-    layer(torch.ones(20)).sum().backward()
-    optimizer.step()
-    return optimizer
-
-
-def index_with_vectors() -> Any:
-    faiss = pytest.importorskip("faiss")
-    index = faiss.IndexFlatIP(8)
-    index.add(np.ones((100, 8), np.float32))
-    return index
 
 
 @pytest.mark.usefixtures("hasty")
