@@ -386,9 +386,7 @@ class Evaluator:
         return _first(self.annotated(one, scope, depth + 1) for one in parts)
 
     def _element(self, node: ast.expr, env: Env) -> Value | None:
-        """Return an element of a tuple or list, or of a value that is annotated ``list[C]``."""
-        if isinstance(node, (ast.Tuple, ast.List)):
-            return _first(self.evaluate(one, env) for one in node.elts)
+        """Return an element of a value that is annotated ``list[C]``."""
         annotations: list[tuple[ast.expr | None, Scope]] = []
         if isinstance(node, ast.Name) and isinstance(env.scope, Function):
             parameter = env.scope.all_parameters.get(node.id)
@@ -425,8 +423,6 @@ class Evaluator:
         if first is not None and name == "type" and len(node.args) == 1:
             of = self.evaluate(first, env)
             return of.cls if isinstance(of, Instance) else None
-        if first is not None and name == "cast" and len(node.args) == 2:
-            return self.annotated(first, env.scope, env.depth)
         if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
             read = ast.Attribute(node.args[0], str(node.args[1].value), ast.Load())
             return self.evaluate(read, env)

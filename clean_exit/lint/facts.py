@@ -111,6 +111,4 @@ def states_of(value: object) -> list[str]:
     """Return the known states of an expression's value."""
     if isinstance(value, ast.Constant):
         return ["none"] if value.value is None else [str(bool(value.value)).lower()]
-    if isinstance(value, (ast.List, ast.Tuple)):
-        return [str(bool(value.elts)).lower()]
-    return [str(bool(value.keys)).lower()] if isinstance(value, ast.Dict) else []
+    return []

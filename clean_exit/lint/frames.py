@@ -268,7 +268,6 @@ def _branches(frame: Frame, node: ast.expr, depth: int) -> _Branches:
         return _compare(frame, node)
     if isinstance(node, ast.Constant):
         return _decided(bool(node.value))
-
     if isinstance(node, ast.Name) and node.id in frame.constants:
         return _decided(bool(frame.constants[node.id]))
     if isinstance(node, ast.Call):

@@ -210,7 +210,6 @@ class Walker:
                 known = frame.facts.states(f"({value.id})") if isinstance(value, ast.Name) else ()
                 frame.facts = frame.facts.storing(name, *known, *states_of(value))
                 frame.aliases = {k: v for k, v in frame.aliases.items() if v != name}
-
         else:
             self._expressions(frame, target)
 
@@ -404,10 +403,8 @@ class Walker:
         self._apply(CALLS, frame, node, value)
         for stored in assignments_in(node, frame.function):  # setattr(self, "name", value)
             frame.facts = frame.facts.storing(stored.name, *states_of(stored.value))
-
         if frame.is_building and is_dynamic(node, frame.function):
             frame.construction.is_known = False
-
         if isinstance(value, Function) and not value.owner:  # Branches may define it again.
             for other in (value.parent or value.module).names.get(value.name, ()):
                 if isinstance(other, Function) and other is not value:
