@@ -206,7 +206,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Path(path).open("wb").close()
         except OSError as error:
             parser.error(f"the report {path!r} cannot be written: {error.strerror}")
+    if not options.quiet:
+        _warn_of_other_torch_utils(command)
     return _run_repeatedly(parser, options, command)
+
+
+def _warn_of_other_torch_utils(command: Sequence[str]) -> None:
+    """Warn if the program may import a package of that name that other projects have too."""
+    ours = Path(__file__).resolve().parents[1] / "torch_utils"
+    of_programs = [Path(word).parent for word in command if word.endswith(".py")]
+    for folder in (*of_programs, Path(), *map(Path, sys.path)):
+        found = folder / "torch_utils"
+        if (found / "__init__.py").is_file():
+            if found.resolve() != ours:
+                _print_line(
+                    f"clean-exit: {str(found.resolve())!r} is not the torch_utils of "
+                    "torch-cleanup; a program that imports torch_utils may get that one"
+                )
+            return
 
 
 def _write(text: str) -> int:
