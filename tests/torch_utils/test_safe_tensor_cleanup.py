@@ -32,7 +32,7 @@ class WithProperty:
 
 
 class WithDeleter(WithProperty):
-    @property
+    @property  # type: ignore[misc]  # Read-only, unlike that of its base: that is the test.
     def tensor(self) -> Any:
         return self._t
 
