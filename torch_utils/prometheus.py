@@ -165,6 +165,7 @@ class _Metrics:
     def _begin(self) -> None:
         # A destructor may add an event while its thread holds any lock.
         self._events: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
+        self._wakes: SimpleQueue[None] = SimpleQueue()
         self._counting = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -187,13 +188,14 @@ class _Metrics:
     def _listen(self, event: str, values: dict[str, Any]) -> None:
         if event != "leases" or _HAS_WORKERS:
             self._events.put((event, values))
+            self._wakes.put(None)
 
     def _run(self) -> None:
-        events = self._events
+        wakes = self._wakes
         while True:
-            event = events.get()
+            wakes.get()
             try:
-                self.count(event)
+                self.count()
             except Exception as error:  # The folder may be gone; keep counting.
                 log(ERROR, "metrics cannot be written: %r", error)
 
@@ -203,10 +205,10 @@ class _Metrics:
         for metric in self._all:
             yield from metric.collect()
 
-    def count(self, *events: tuple[str, dict[str, Any]]) -> None:
-        """Count these events and all queued ones, and read the current states."""
+    def count(self) -> None:
+        """Count all queued events, and read the current states."""
         with self._counting:
-            waiting = list(events)
+            waiting = []
             with contextlib.suppress(Empty):
                 while True:
                     waiting.append(self._events.get_nowait())

@@ -116,12 +116,7 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
     if depth > _MOST_DEPTH:
         raise ValueError(f"where has filters nested more than {_MOST_DEPTH} deep")
     if not isinstance(where, Mapping):
-        what = (
-            "a filter in where must be a mapping"
-            if depth
-            else "where must be a mapping or a function"
-        )
-        raise TypeError(f"{what}, got {short_repr(where)}")
+        raise TypeError(f"where must be a mapping or a function, got {short_repr(where)}")
     parts: list[Filter] = []
     for key, wanted in where.items():
         if not isinstance(key, str):
@@ -141,10 +136,15 @@ def parse_filter(where: Mapping[str, Any], depth: int = 0) -> All:
 
 def _logical(name: str, wanted: Any, depth: int) -> Filter:
     if name == "$not":
-        return Not(parse_filter(wanted, depth))
+        wanted = [wanted]
     if not isinstance(wanted, (list, tuple)) or not wanted:
         raise TypeError(f"{name} in where must have a list of filters, got {short_repr(wanted)}")
+    for each in wanted:
+        if not isinstance(each, Mapping):
+            raise TypeError(f"{name} in where takes mappings, got {short_repr(each)}")
     parts = tuple(parse_filter(each, depth) for each in wanted)
+    if name == "$not":
+        return Not(parts[0])
     return All(parts) if name == "$and" else AnyOf(parts)
 
 

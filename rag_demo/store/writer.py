@@ -369,7 +369,7 @@ class IndexWriter:
                 with contextlib.suppress(IndexFileError):  # The block's own error says more.
                     _remove_index(self.folder)
         finally:
-            if self._table is not None:
+            if hasattr(self, "_connection"):
                 self._connection.close()  # This rolls back what was not committed.
         if not self._is_index:
             with contextlib.suppress(OSError):  # Another program has put something into it.
