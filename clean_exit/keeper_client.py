@@ -87,7 +87,7 @@ class KeeperProcess:
                     close_fds=not inherit,
                     pass_fds=() if inherit else [theirs.fileno()],
                 )
-            except BaseException:
+            except BaseException:  # Also after an interrupt, nothing else closes it.
                 self._socket.close()
                 raise
         while close:

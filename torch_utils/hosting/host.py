@@ -455,8 +455,8 @@ class ModelHost(ModelLender, Generic[M]):
             transition.thread = threading.get_ident()
             try:
                 self._load(transition, deadline, None)
-            except BaseException:
-                return  # The waiters for the transition raise it.
+            except BaseException:  # The waiters for the transition raise it.
+                return
 
         threading.Thread(target=load, name="torch_utils-load", daemon=True).start()
 

@@ -12,7 +12,7 @@ import gc
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import IntEnum, auto
 from itertools import chain
 from types import (
@@ -373,19 +373,26 @@ DEAD_ENDS = frozenset(
 )
 
 
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Keep garbage collections from starting in the block."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
 def current_frames() -> dict[int, FrameType]:
     """Return the innermost frame of each thread, with no garbage collection in the middle.
 
     Before Python 3.12, one that begins there and runs code may wait for ever for a lock of the
     interpreter. Do not keep the dictionary in a variable: it refers to the frame of its caller.
     """
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collections():
         return sys._current_frames()
-    finally:
-        if is_enabled:
-            gc.enable()
 
 
 def referents_of(thing: Any, holder: str) -> Iterator[Part]:

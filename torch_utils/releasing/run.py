@@ -29,6 +29,7 @@ from torch_utils.oom import Handled
 from torch_utils.releasing.caches import clear_caches_of_torch
 from torch_utils.releasing.holders import SEARCH_S, Holders, find_holders
 from torch_utils.releasing.internals import without_overrides
+from torch_utils.releasing.objects import no_collections
 from torch_utils.releasing.plan import plan
 from torch_utils.releasing.storages import Held, Inventory, Target
 from torch_utils.releasing.tensors import TensorTarget, free_unused_tensors, is_any_kept
@@ -80,7 +81,7 @@ class Release:
         has_lock = lock.acquire(timeout=0 if is_shutting_down() else LOCK_WAIT_S)
         try:
             with self.under_way():
-                with _no_collections():
+                with no_collections():
                     targets = plan(objects, is_again=is_again)
                     self._count(targets)
                 self._give_up(targets)
@@ -235,18 +236,6 @@ def _renew_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Disable the garbage collector, which the many objects of a plan would trigger."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _place_of_caller() -> str:
