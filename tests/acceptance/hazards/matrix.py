@@ -48,7 +48,7 @@ def is_slow(row: Row, subject: str, version: str) -> bool:
     """Whether a case is left to `make test-slow`.
 
     `make test` runs each row once on this Python: with a resource, or with a retriever where torch
-    is needed, or with a host. It also runs the controls.
+    is needed, or with a host. `make test-slow` also runs the controls.
     """
     if version != HERE:
         return True

@@ -36,6 +36,7 @@ def test_released_exactly_once_and_silent(
     assert not outcome.problems, str(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row", "subject", "version"), _params(CONTROLS))
 def test_naive_destructor_falls_short(row: Row, subject: str, version: str, runner: Runner) -> None:
     outcome = runner.run(row, subject)

@@ -31,6 +31,7 @@ def test_clean_program(name: str, tmp_path: Path) -> None:
     assert found(CLEAN[name], tmp_path) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_alone_finds_its_marks(rule: str, tmp_path: Path) -> None:
     """Without the rule exactly these are missed: the control of the tests above."""

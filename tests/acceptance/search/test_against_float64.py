@@ -68,6 +68,7 @@ def shaped(shape: str, count: int, dimension: int, seed: int) -> Any:
     return vectors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FEW_KINDS)
 @given(
     shape=st.sampled_from(SHAPES),
@@ -120,6 +121,7 @@ def test_answers_of_any_size_are_exact(kind: str, count: int, dimension: int, qu
         check_all(retriever, index, 7, where={"hundred": 3}, min_score=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FEWER_KINDS)
 def test_answers_are_exact_while_an_index_grows_and_shrinks(kind: str) -> None:
     """In steps that are larger and smaller than what is searched separately for a while."""
@@ -137,6 +139,7 @@ def test_answers_are_exact_while_an_index_grows_and_shrinks(kind: str) -> None:
             check_all(retriever, index, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["default", pytest.param("faiss", marks=SLOW)])
 def test_answers_among_forty_thousand_near_ties_are_exact(kind: str) -> None:
     """Every document is a candidate for every query, and there is not always room for them all."""
@@ -288,6 +291,7 @@ class Changes(RuleBasedStateMachine):
         self.index.check([results], ["1"], 4, where={"odd": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FEW_KINDS)
 def test_answers_after_any_changes_are_exact(kind: str) -> None:
     run_state_machine_as_test(

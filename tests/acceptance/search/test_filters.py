@@ -65,6 +65,7 @@ def expected(metadata: list[Any], where: Any) -> list[int]:
     return [number for number, each in enumerate(metadata) if matches(each, where)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [PyTorchGPURetriever, pytest.param(FaissRetriever, marks=pytest.mark.slow)]
 )

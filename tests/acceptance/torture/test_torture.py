@@ -21,6 +21,7 @@ def test_killed_save_leaves_a_whole_index() -> None:
     assert saves.torture_kills(8)["different_states"] >= 3
 
 
+@pytest.mark.slow
 def test_interrupted_save_leaves_the_old_or_the_new_index() -> None:
     assert saves.torture_interrupts(30)["places"] >= 15
 
@@ -30,22 +31,26 @@ def test_save_on_a_full_disk_leaves_the_old_index() -> None:
     assert 0 < result["failed"] < result["attempts"]
 
 
+@pytest.mark.slow
 def test_two_writers_and_a_reader_disturb_nobody() -> None:
     result = saves.torture_writers(4)
     assert result["saves"] + result["refused"] == 4
     assert result["different_states"] > 1
 
 
+@pytest.mark.slow
 def test_damaged_index_is_refused_or_right() -> None:
     assert fuzz_index(300)["refused"] > 50
 
 
+@pytest.mark.slow
 def test_interrupted_ingestion_leaves_a_consistent_index(tiny_model: Path) -> None:
     result = ingestion.torture_interrupts(12, tiny_model)
     assert result["places"] >= 6
     assert result["fewest_states"] > 1
 
 
+@pytest.mark.slow
 def test_ingestion_on_a_full_disk_leaves_a_consistent_index(tiny_model: Path) -> None:
     assert ingestion.torture_full_disk(6, tiny_model)["exit_codes"][2] > 0
 
