@@ -30,6 +30,7 @@ def ids(report: Any) -> list[str]:
 # Reports
 
 
+@pytest.mark.slow
 def test_hang_shows_the_stack_of_every_thread() -> None:
     program = """
 import threading, time
@@ -149,12 +150,14 @@ def test_slow_server_without_a_probe_is_reported() -> None:
     assert "ending after SIGTERM" in finding.evidence
 
 
+@pytest.mark.slow
 def test_nested_checker_reports_only_its_own_run() -> None:
     inner = [*CHECKER, "-q", "--", "sh", "-c", "sleep 60 &"]
     report = check(inner)
     assert (report.clean, report.returncode) == (True, 120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [
@@ -184,6 +187,7 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("driver", "found"),
     [
@@ -263,6 +267,7 @@ REPORTS: list[tuple[list[str], dict[str, float], list[Any]]] = [
 LEFT_OVER = ["sh", "-c", "setsid sleep 30 >/dev/null 2>&1 & exit 0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "system",
     [

@@ -119,6 +119,7 @@ def test_server_that_ends_by_the_stop_signal_succeeds(when: list[str], on_stop: 
     assert "clean" in done.stderr
 
 
+@pytest.mark.slow
 def test_server_that_ignores_the_stop_signal_is_killed_with_its_stack() -> None:
     program = SERVER.format(on_stop="pass")
     options = ["--stop-signal", "SIGTERM", "--stop-when", "listening", "--timeout", "6"]

@@ -106,6 +106,7 @@ os.read(reader, 1)
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [how if how == "double fork" else pytest.param(how, marks=pytest.mark.slow) for how in DAEMONS],
@@ -179,6 +180,7 @@ def test_process_that_ends_soon_after_the_program_is_not_left_over(what: str) ->
     assert check(["sh", "-c", f"{what} >/dev/null 2>&1 &"]).clean
 
 
+@pytest.mark.slow
 def test_chain_of_short_lived_processes_is_found_and_ended(tmp_path: Path) -> None:
     """Each forks the next one and exits faster than /proc can be read."""
     program = tmp_path / "chain.py"

@@ -296,6 +296,7 @@ def test_failing_subtest_fails_the_session(outer: pytest.Pytester) -> None:
     fresh.assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 @needs_installation
 def test_earlier_fixtures_are_torn_down_around_a_marked_test(outer: pytest.Pytester) -> None:
     outer.makepyfile(
@@ -367,6 +368,7 @@ def test_session_options_reach_the_inner_pytest_by_clean_exit_args(
     run(outer, *options[1:]).assert_outcomes(skipped=1)
 
 
+@pytest.mark.slow
 def test_disabled_plugins_stay_disabled_in_the_inner_pytest(outer: pytest.Pytester) -> None:
     ini = f"[pytest]\naddopts = {' '.join(LIGHT)} --strict-config -p no:cacheprovider\n"
     outer.makeini(f"{ini}cache_dir = .cache_of_mine\n")
@@ -515,6 +517,7 @@ def test_pyproject_settings_apply_to_marker_and_fixture(outer: pytest.Pytester) 
     result.stdout.fnmatch_lines([f"*pyproject.toml: {message}*"])
 
 
+@pytest.mark.slow
 def test_marked_test_runs_from_a_folder_below_the_root(outer: pytest.Pytester) -> None:
     folder = outer.mkdir("below")
     (folder / "test_b.py").write_text(
@@ -562,6 +565,7 @@ OUTCOMES = """
 """
 
 
+@pytest.mark.slow
 def test_inner_pytest_that_ends_early_is_a_failure(outer: pytest.Pytester) -> None:
     outer.makepyfile(OUTCOMES.format(marks="pytest.mark.clean_exit"))
     run(outer).assert_outcomes(failed=4, skipped=1, xfailed=1)

@@ -287,6 +287,7 @@ print("damaged" if damaged else "found nothing")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["fifo", "folder", "endless", "gone", "garbage", "cut off", *map(str, range(10))]
 )

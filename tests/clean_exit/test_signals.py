@@ -144,6 +144,7 @@ echo
     assert done.stdout == "got \n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "USR1", "CHLD", "TSTP", "62"])
 def test_signal_to_the_parent_stays_with_the_keeper(name: str) -> None:
     code = f"""
@@ -281,6 +282,7 @@ SLOW_END = [*CHECKER, "--max-shutdown", "0.2", "-v", "-c"]
 STACKS_SIGNAL = 62
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "handler",
     [
@@ -302,6 +304,7 @@ def test_program_handlers_get_only_the_stacks_signal(handler: str) -> None:
     assert control.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
 def test_program_without_the_stacks_handler_is_not_ended(handler: str) -> None:
     own = f"signal.signal({STACKS_SIGNAL}, signal.{handler}); atexit.register(time.sleep, 1)"

@@ -160,6 +160,7 @@ def test_timeout_holds_while_a_reader_pauses() -> None:
     assert report.startswith(b"1 finding; the program was killed (took ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kilobytes", [500, pytest.param(3000, marks=pytest.mark.slow)])
 def test_paused_reader_is_not_a_slow_shutdown(kilobytes: int) -> None:
     code = f"import os\nfor _ in range({kilobytes}): os.write(2, b'x' * 1000)\nprint('ends')"

@@ -54,6 +54,7 @@ def settings(value: str) -> dict[str, str]:
     return {name: value}
 
 
+@slow_rehearsal
 def test_default_allocator_returns_memory(device: Any) -> None:
     device.assert_clean(device.run(SCOPE))
 

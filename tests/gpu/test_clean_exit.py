@@ -57,6 +57,7 @@ def with_child(device: Any, end: str) -> str:
     return CHILD.format(module=type(device).__module__, kind=type(device).__name__, end=end)
 
 
+@slow_rehearsal
 def test_gpu_memory_of_remaining_child_is_reported(device: Any, tmp_path: Path) -> None:
     end = "child.returncode = 0  # The child outlives the program."
     report = checked(device, tmp_path, with_child(device, end))

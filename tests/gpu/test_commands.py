@@ -62,6 +62,7 @@ def test_benchmark_finds_what_topk_finds() -> None:
     assert len(cosines) == 6 and min(cosines) > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     ["tests/gpu/run.py", pytest.param("benchmarks/gpu.py", marks=pytest.mark.slow)],
@@ -106,6 +107,7 @@ sys.exit(plain.main("rehearsal", Path(sys.argv[2])))
 """
 
 
+@pytest.mark.slow
 def test_crash_or_hang_does_not_stop_other_tests(tmp_path: Path) -> None:
     from gpu import run as runner
 

@@ -28,6 +28,7 @@ def run(device: Any, program: str, *, released: int = 1, returncode: int = 0) ->
     return result
 
 
+@slow_rehearsal
 def test_open_model_is_closed_silently_at_exit(device: Any) -> None:
     """Only teardown could free the model, and an exit callback of the program still uses it."""
     run(
@@ -82,6 +83,7 @@ model = Model()
     )
 
 
+@slow_rehearsal
 def test_control_unsafe_destructor_prints_errors(device: Any) -> None:
     """It imports torch and uses the device during teardown."""
     result = device.run("""

@@ -59,6 +59,7 @@ def test_control_empty_cache_keeps_referenced_memory(device: Any) -> None:
     release(model)
 
 
+@slow_rehearsal
 def test_scope_frees_gradients_and_optimizer_state(device: Any) -> None:
     import torch
 

@@ -104,6 +104,7 @@ def interrupted(*arguments: str | Path) -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_add_to_an_incomplete_index_is_refused(here: Path) -> None:
     """The interrupted command can continue."""
     for name in ("a", "b"):

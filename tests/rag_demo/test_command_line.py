@@ -34,6 +34,7 @@ def shell(script: str, *arguments: str | Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "code", "wanted"),
     [
@@ -131,6 +132,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), b"embedding" in shown)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("show", "stderr", "is_seen"),
     [

@@ -184,6 +184,7 @@ def test_registered_docstrings_of_c_extensions_are_read(tmp_path: Path) -> None:
     assert len(texts) == len(found) == 3
 
 
+@pytest.mark.slow
 def test_documents_on_one_line_have_different_ids(tmp_path: Path) -> None:
     calls = [f"add_docstr(f{n}, 'number {n}')" for n in range(2_000)]
     (tmp_path / "a.py").write_text("; ".join(calls))

@@ -101,6 +101,7 @@ def test_unload_releases_and_load_restores_the_model(tiny_model: Path) -> None:
         model.load_model()
 
 
+@pytest.mark.xdist_group("transformers")
 def test_missing_model_is_named() -> None:
     with (
         EmbeddingModel("./no-such-model") as model,

@@ -24,6 +24,7 @@ def assert_clean(report: ExitReport) -> None:
     assert (report.exit_code, report.stderr) == (0, ""), f"{report}\n{report.stderr}"
 
 
+@pytest.mark.slow
 def test_forgotten_own_model_is_closed() -> None:
     report = run(str(EXAMPLES / "own_model.py"))
     assert_clean(report)

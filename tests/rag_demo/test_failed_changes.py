@@ -108,6 +108,7 @@ PLACES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @PLACES
 @pytest.mark.parametrize("name", CHANGES)
 def test_interrupted_change_is_all_or_nothing(
@@ -116,6 +117,7 @@ def test_interrupted_change_is_all_or_nothing(
     check_change(lambda: used(kind, options), *CHANGES[name], at_most=at_most)
 
 
+@pytest.mark.slow
 @PLACES
 def test_interrupted_load_is_all_or_nothing(
     kind: Any, options: Any, at_most: int, tmp_path: Path
@@ -131,6 +133,7 @@ def test_interrupted_load_is_all_or_nothing(
     )
 
 
+@pytest.mark.slow
 @PLACES
 def test_interrupted_search_changes_no_answer(
     kind: Any, options: Any, at_most: int, tmp_path: Path
@@ -152,6 +155,7 @@ def raise_memory_error() -> None:
     raise MemoryError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["replace", "delete most"])
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_change_out_of_memory_is_all_or_nothing(kind: Any, options: Any, name: str) -> None:

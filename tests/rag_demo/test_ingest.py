@@ -80,6 +80,7 @@ def start(zygotes: Zygotes, tmp_path: Path, *command: str | Path) -> int:
     return zygotes.start(program, *map(str, command), **files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_run_keeps_its_work_and_goes_on(
     command: list[str | Path], tmp_path: Path, number: int, code: int
@@ -134,6 +135,7 @@ def test_bad_line_is_found_before_anything_is_embedded(
     assert not (tmp_path / "i").exists()
 
 
+@pytest.mark.slow
 def test_second_run_into_a_folder_is_refused(command: list[str | Path], tmp_path: Path) -> None:
     write(tmp_path, 10)
     succeed(*command)
@@ -163,6 +165,7 @@ def test_second_run_into_a_folder_is_refused(command: list[str | Path], tmp_path
     succeed("verify", tmp_path / "i")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # A file that was opened, and not yet kept.
 def test_interrupted_delete_leaves_the_old_or_the_new_index(

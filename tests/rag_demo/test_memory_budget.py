@@ -12,6 +12,7 @@ from rag_demo.exact_search.scan import wait_for_device
 from support.retriever_kinds import OnCpu
 
 
+@pytest.mark.slow
 def test_index_larger_than_the_memory_budget_is_exact(tmp_path: Path) -> None:
     model = GivenVectors(normal(20_000, 64), normal(6, 64, seed=1))
     with OnCpu(model) as writer:
@@ -27,6 +28,7 @@ def test_index_larger_than_the_memory_budget_is_exact(tmp_path: Path) -> None:
         check_all(retriever, index, 7)
 
 
+@pytest.mark.slow
 def test_near_ties_beyond_the_budget_are_exact() -> None:
     documents = 1 + 1e-4 * normal(40_000, 16)
     model = GivenVectors(documents, 1 + 0.01 * normal(32, 16, seed=1))

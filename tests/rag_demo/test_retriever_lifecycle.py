@@ -221,6 +221,7 @@ def test_hundred_rounds_leak_nothing(kind: str, tmp_path: Path) -> None:
     assert threads_after <= threads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
 def test_searches_while_the_index_is_replaced_are_of_one_index(kind: Any, tmp_path: Path) -> None:
     first = make_index(tmp_path / "a", "a", 500)

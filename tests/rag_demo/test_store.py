@@ -32,6 +32,7 @@ MODES = ("dense", "bm25", "hybrid")
 QUERY = "golf echo"
 TEXTS = [f"{text_of(n)} number{n}" for n in range(100)]
 WAIT_S = 60
+TRANSFORMERS = pytest.mark.xdist_group("transformers")  # Imported once, by one worker only.
 
 
 def add(retriever: Any, count: int = len(TEXTS)) -> None:
@@ -389,6 +390,7 @@ def reranker(cross_encoder: Path) -> Iterator[Reranker]:
         yield reranker
 
 
+@TRANSFORMERS
 def test_reranker_orders_results_by_its_scores(reranker: Reranker) -> None:
     with OnCpu(Hashed()) as retriever:
         add(retriever)
@@ -410,6 +412,7 @@ def models_of(kind: type) -> set[Any]:
     return {each for each in gc.get_objects() if type(each) is kind}
 
 
+@TRANSFORMERS
 def test_closed_reranker_is_released_and_raises(cross_encoder: Path) -> None:
     from transformers import BertForSequenceClassification
 
@@ -430,6 +433,7 @@ def test_closed_reranker_is_released_and_raises(cross_encoder: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "empty"])
+@TRANSFORMERS
 def test_folder_without_a_cross_encoder_is_refused(tmp_path: Path, wrong: str) -> None:
     (tmp_path / "empty").mkdir()
     with Reranker(tmp_path / wrong, device="cpu") as reranker:

@@ -92,6 +92,7 @@ def test_save_replaces_an_index_that_only_looks_the_same(kind: Any, tmp_path: Pa
         assert ids(loaded) == {"a1", "a2", "a3"}
 
 
+@pytest.mark.slow
 def test_truncated_scan_file_is_refused(tmp_path: Path) -> None:
     saved(tmp_path / "i", *map(str, range(40_000))).close()
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:

@@ -24,6 +24,7 @@ def scores(retriever: Any) -> dict[str, float]:
     return {each.id: each.score for each in retriever.search(QUERY, 100, mode="bm25")}
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.sampled_from(VOCABULARY), max_size=90), min_size=1, max_size=12))
 @settings(max_examples=30, deadline=None)
 def test_full_text_search_finds_documents_with_a_word(texts: list[list[str]]) -> None:

@@ -32,6 +32,7 @@ def flaky_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_flaky_test_is_listed_and_passes(flaky_tests, workers: tuple[str, ...]) -> None:
     result, listed = flaky_tests(FLAKY, *workers)
@@ -40,12 +41,14 @@ def test_flaky_test_is_listed_and_passes(flaky_tests, workers: tuple[str, ...]) 
     result.stdout.fnmatch_lines(["*flaky: failed, then passed by itself*", listed.strip()])
 
 
+@pytest.mark.slow
 def test_test_that_fails_twice_fails_the_run(flaky_tests) -> None:
     result, listed = flaky_tests(FLAKY + "\ndef test_broken(): assert False\n")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert listed.endswith("::test_flaky\n")
 
 
+@pytest.mark.slow
 def test_run_that_broke_off_gets_no_second_try(flaky_tests) -> None:
     result, listed = flaky_tests("import nothing_like_it\n" + FLAKY)
     assert result.ret == pytest.ExitCode.INTERRUPTED
@@ -56,6 +59,7 @@ def test_run_that_broke_off_gets_no_second_try(flaky_tests) -> None:
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+@pytest.mark.slow
 def test_without_the_option_one_failure_fails_the_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(FLAKY)
     assert pytester.runpytest_subprocess().ret == pytest.ExitCode.TESTS_FAILED
@@ -78,6 +82,7 @@ GROUP = "import pytest\n" + FLAKY.replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [CRASH, SKIP], ids=["crash", "skip"])
 def test_second_try_that_does_not_pass_fails_the_run(flaky_tests, source: str) -> None:
     result, listed = flaky_tests(source)
@@ -85,12 +90,14 @@ def test_second_try_that_does_not_pass_fails_the_run(flaky_tests, source: str) -
     assert listed == ""
 
 
+@pytest.mark.slow
 def test_flaky_test_of_a_group_is_found(flaky_tests) -> None:
     result, listed = flaky_tests(GROUP, "-n", "2", "--dist", "loadgroup")
     assert result.ret == 0
     assert "::test_flaky@g" in listed
 
 
+@pytest.mark.slow
 def test_worker_that_dies_after_its_last_test_fails_the_run(
     flaky_tests, pytester: pytest.Pytester
 ) -> None:
@@ -105,6 +112,7 @@ def test_worker_that_dies_after_its_last_test_fails_the_run(
     result.stdout.fnmatch_lines("a worker died, and no test explains it")
 
 
+@pytest.mark.slow
 def test_run_with_too_few_tests_fails(flaky_tests) -> None:
     result, _ = flaky_tests("def test_fine(): pass", "--at-least", "2")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -150,6 +150,7 @@ def test_failed_try_is_freed_before_caches_are_emptied(decorator: Any) -> None:
     assert alive == [decorator is naive] * 2
 
 
+@pytest.mark.slow
 def test_size_that_fits_into_a_real_limit_is_found() -> None:
     program = """
     import resource, torch

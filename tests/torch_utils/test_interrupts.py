@@ -101,6 +101,7 @@ def timing_out() -> Iterator[Callable[[], object]]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_block", [False, True])
 @pytest.mark.parametrize("times_out", [False, True])
 def test_interrupted_close_raises_and_releases_once(
@@ -193,6 +194,7 @@ def test_interrupted_scope_releases_everything_once(at_most: int) -> None:
     assert len(for_exit) <= count // 20, for_exit
 
 
+@pytest.mark.slow
 @places
 def test_interrupted_async_scope_releases_everything_once(at_most: int) -> None:
     def check(place: Place) -> None:
@@ -237,6 +239,7 @@ def test_interrupted_async_scope_releases_everything_once(at_most: int) -> None:
     assert len(refused) <= count // 5, refused
 
 
+@pytest.mark.slow
 @places
 def test_interrupted_release_is_complete_or_not_started(at_most: int) -> None:
     def check(place: Place) -> None:
@@ -254,6 +257,7 @@ def test_interrupted_release_is_complete_or_not_started(at_most: int) -> None:
     interrupt(check, at_most=at_most)
 
 
+@pytest.mark.slow
 @places
 def test_timeout_of_a_handler_skips_nothing_and_is_raised(
     at_most: int, timing_out: Callable[[], object]
@@ -393,6 +397,7 @@ def test_deferred_signals_are_delivered_in_order() -> None:
     assert order == numbers
 
 
+@pytest.mark.slow
 def test_orderly_exit_releases_everything_once() -> None:
     def check(place: Place) -> None:
         outer, inner = Counted(), Counted()
@@ -464,6 +469,7 @@ interrupt_everywhere(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_most", [30, pytest.param(200, marks=pytest.mark.slow)])
 def test_exit_closes_resources_that_an_interrupt_left_open(at_most: int) -> None:
     result = run(EXIT, str(at_most))
@@ -472,6 +478,7 @@ def test_exit_closes_resources_that_an_interrupt_left_open(at_most: int) -> None
     assert any("a" in rest for rest in after_the_interrupt)  # Some were left to the exit.
 
 
+@pytest.mark.slow
 def test_timer_interrupts_at_any_time_lose_no_release() -> None:
     result = run("""
     import gc, signal
@@ -605,6 +612,7 @@ assert not lost, lost
 """
 
 
+@pytest.mark.slow
 def test_cleanup_near_the_recursion_limit_is_completed() -> None:
     result = run(NEAR_THE_LIMIT)
     assert_clean(result)

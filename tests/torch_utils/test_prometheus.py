@@ -191,6 +191,7 @@ def test_destructor_does_not_wait_for_metrics_locks() -> None:
     assert done.stdout == "0.0\ndone\n", str(done)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     tuple(map(int, version("prometheus-client").split(".")[:2])) < (0, 22),
     reason="its lock is reentrant: there is nothing to wait for",

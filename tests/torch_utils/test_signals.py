@@ -162,6 +162,7 @@ wait_until_ended()
     assert result.stdout == "begin hangs\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize(
     "number", [300, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 700))]

@@ -232,6 +232,7 @@ def test_named_pipe_is_read_once(tmp_path: Path, text: str) -> None:
     assert done == [1 + (text is DIRTY)]
 
 
+@pytest.mark.slow
 def test_long_chain_of_classes_is_fast(tmp_path: Path) -> None:
     steps = [f"class A{at}(A{at - 1}):\n    pass\n" for at in range(1, 900)]
     last = "class Z(A899):\n    def __del__(self):\n        self.close()\n"
@@ -358,6 +359,7 @@ def test_class_heads_of_any_form_are_recognised(tmp_path: Path) -> None:
         assert [one.rule for one in found.findings] == ["import"], head
 
 
+@pytest.mark.slow
 def test_hundreds_of_variables_and_attributes_are_fast(tmp_path: Path) -> None:
     bound = '        s = s.replace("0", "")\n' * 200
     a = f'class A:\n    def __del__(self):\n        s = "a"\n{bound}        s.strip()\n'

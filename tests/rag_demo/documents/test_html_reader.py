@@ -64,6 +64,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_read_html_takes_linear_time() -> None:
     """For a megabyte of tags that are not closed."""
     result = run(HOSTILE)
@@ -71,6 +72,7 @@ def test_read_html_takes_linear_time() -> None:
     assert result.stdout == "done\n"
 
 
+@pytest.mark.slow
 def test_read_html_takes_linear_memory() -> None:
     """Some dozens of bytes for each character."""
     for part in ("<p>", "a\n", "<a id=x>t", "<"):

@@ -84,6 +84,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_cut_takes_linear_time() -> None:
     """For megabytes without spaces, sentences or paragraphs, and of nothing else."""
     result = run(HOSTILE)
@@ -91,6 +92,7 @@ def test_cut_takes_linear_time() -> None:
     assert result.stdout == "done\n"
 
 
+@pytest.mark.slow
 def test_cut_takes_the_memory_of_a_paragraph() -> None:
     for text in ("\u6f22\u5b57" * 50_000, "!.? " * 20_000, "# Heading\n\nword\n\n" * 5_000):
         tracemalloc.start()
@@ -101,6 +103,7 @@ def test_cut_takes_the_memory_of_a_paragraph() -> None:
         assert peak < 4 * len(text) + 100_000
 
 
+@pytest.mark.slow
 def test_cut_joins_many_paragraphs_in_linear_time() -> None:
     (passage,) = cut("a\n\n" * 100_000, 10**8)
     assert passage.text == "\n\n".join("a" * 100_000)

@@ -22,6 +22,7 @@ def read(source: Path | str, tiny_model: Path, out: Path) -> list[tuple[str, str
     return [(each["metadata"]["source"], each["text"]) for each in documents(out).values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [":", ":a", ":a:`", "f(", ") ->", ":a:`<", "`", "<", ">"])
 def test_long_docstring_takes_linear_time(
     source: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: str
@@ -55,6 +56,7 @@ def test_registered_docstring_may_have_any_expression_as_name(
     assert any("module." in text for _, text in read(source, tiny_model, tmp_path / "i"))
 
 
+@pytest.mark.slow
 def test_generated_source_is_read_as_plain_text(
     source: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -80,7 +80,7 @@ def expected(folder: Path) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("texts", [TEXTS, LONG, MANY], ids=["few", "long", "many"])
-@pytest.mark.parametrize("batch_size", [1, 32])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 32])
 @pytest.mark.parametrize("dtype", LEAST)
 def test_same_vectors_as_sentence_transformers(
     folder: Path, expected: dict[int, Any], dtype: str, batch_size: int, texts: list[str]
@@ -134,6 +134,7 @@ def test_prompts_of_the_model_are_used(folder: Path, tmp_path: Path) -> None:
     assert np.abs(queries - documents).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "changes", "reason"),
     [

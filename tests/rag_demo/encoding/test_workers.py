@@ -74,6 +74,7 @@ def test_workers_return_the_same_vectors(
     assert_right(model, expected, MANY[:9])
 
 
+@pytest.mark.slow
 def test_killed_worker_raises_and_the_next_call_works(
     workers: list[int], model: EmbeddingModel, expected: dict[str, Any]
 ) -> None:
@@ -197,6 +198,7 @@ assert model.embed_documents(["the cache", "paris"]).shape[0] == 2
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", pytest.param("model.close()", marks=pytest.mark.slow)])
 def test_program_with_workers_exits_cleanly(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str

@@ -24,6 +24,7 @@ from support.serving import (
 from support.waiting import wait_for_async
 
 
+@pytest.mark.slow
 def test_hung_call_gets_504_and_fails_probes(index: Path) -> None:
     """The service stops without waiting for the call."""
     never = threading.Event()
@@ -48,6 +49,7 @@ def test_hung_call_gets_504_and_fails_probes(index: Path) -> None:
         never.set()
 
 
+@pytest.mark.slow
 def test_hung_call_in_process_gets_503_and_new_process(index: Path) -> None:
 
     async def main() -> list[int]:
@@ -163,6 +165,7 @@ def test_other_clients_get_their_error_format(index: Path) -> None:
     assert isinstance(null.json()["data"][0]["embedding"], list)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -51,6 +51,7 @@ def conversation(served: Service, *parts: bytes) -> bytes:
         return received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", GET, SEARCH])
 def test_idle_and_incomplete_connections_are_closed(served: Service, sent: bytes) -> None:
     assert conversation(served, sent) == b""
@@ -75,6 +76,7 @@ def test_slow_head_does_not_extend_the_idle_time(served: Service) -> None:
     assert sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "status"),
     [
@@ -90,6 +92,7 @@ def test_incomplete_bodies_are_refused(served: Service, parts: list[bytes], stat
     assert any(status in answer for answer in answers)
 
 
+@pytest.mark.slow
 def test_longest_idle_connection_is_closed_above_limit(served: Service) -> None:
     silent = [connect(served) for _ in range(40)]
     assert served.ask("/livez")[0] == 200

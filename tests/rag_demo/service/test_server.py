@@ -65,6 +65,7 @@ def test_sigterm_answers_accepted_requests(tmp_path: Path) -> None:
     assert "stopped: the models and the index are closed" in lines[-1].values()
 
 
+@pytest.mark.slow
 def test_exit_does_not_wait_for_a_hung_call(index: Path) -> None:
     with service(index, "answer_s=1") as served:
         assert served.search("hang")[0] == 504
@@ -72,6 +73,7 @@ def test_exit_does_not_wait_for_a_hung_call(index: Path) -> None:
         assert served.stop() == 143, served.output()
 
 
+@pytest.mark.slow
 def test_second_interrupt_aborts_requests(index: Path) -> None:
     """The service still closes everything before the signal is raised again."""
     with service(index) as served:
@@ -91,6 +93,7 @@ def test_second_interrupt_aborts_requests(index: Path) -> None:
         assert "CancelledError" not in served.output()  # Of the closing, in the middle.
 
 
+@pytest.mark.slow
 def test_ignored_interrupt_still_stops_the_service(index: Path) -> None:
     """A script's ``&`` makes its programs ignore SIGINT."""
 

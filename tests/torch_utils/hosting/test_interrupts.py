@@ -42,6 +42,7 @@ def frozen_heap() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
 @pytest.mark.parametrize("keep_alive", [0, "5m"])
@@ -85,6 +86,7 @@ def test_interrupted_lease_is_not_counted_and_host_still_lends(
         gc.collect()  # What an interrupt kept from its owner says so when it goes.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frozen_heap")
 def test_interrupted_unload_closes_the_model_once() -> None:
     def check(place: Place) -> None:
@@ -122,6 +124,7 @@ def test_interrupted_load_raises_only_in_its_thread() -> None:
 ASKS = {"lease": lend, "load": ModelHost.load, "unload": ModelHost.unload, "close": ModelHost.close}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", ASKS)
 def test_signal_handlers_use_host_or_get_an_error(ask: str) -> None:
     """At any instruction of a lease, a load and an unload."""

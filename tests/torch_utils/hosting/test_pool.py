@@ -401,6 +401,7 @@ def test_wrong_names_and_options_are_refused() -> None:
         assert list(pool.status()) == ["a"]
 
 
+@pytest.mark.slow
 def test_forked_child_of_evicting_pool_does_not_deadlock() -> None:
     done = run_forked(
         """
@@ -576,6 +577,7 @@ FEW = settings(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "most_examples", [30, pytest.param(300, marks=pytest.mark.slow)], ids=["few", "many"]
 )

@@ -233,7 +233,7 @@ def test_next_lease_restarts_the_process(host) -> None:
     with host.lease() as model:
         pid = model.pid()
     os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    wait_for(lambda: not is_there(pid))
     with host.lease() as model:
         assert model.pid() != pid
 
@@ -251,7 +251,7 @@ def test_status_notices_the_end_of_the_process(host) -> None:
     with host.lease() as model:
         pid = model.pid()
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        wait_for(lambda: not is_there(pid))
         assert (host.status().state, host.status().nbytes) == ("unloaded", 0)
 
 
@@ -380,6 +380,7 @@ def check_answers(host: Any, minimum: int, at_most: int, package: str) -> dict[s
     return counts
 
 
+@pytest.mark.slow
 def test_interrupts_never_mix_up_results_or_keep_locks(host) -> None:
     counts = check_answers(host, 35, 50, "torch_utils")
     assert all(counts.values()), counts
@@ -605,6 +606,7 @@ if __name__ == "__main__":
     assert not is_there(pid)
 
 
+@pytest.mark.slow
 def test_start_without_free_descriptors_fails_and_leaks_none() -> None:
     result = run_program(
         """

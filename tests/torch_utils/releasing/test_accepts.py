@@ -474,6 +474,7 @@ def test_workers_of_a_held_iterator_end(persistent: bool) -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
+@pytest.mark.slow
 def test_accelerator_is_released_with_its_objects() -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
@@ -492,6 +493,7 @@ def test_accelerator_is_released_with_its_objects() -> None:
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_wrapper_of_accelerate_releases_its_optimizer() -> None:
     accelerate = pytest.importorskip("accelerate")
     model = layer()

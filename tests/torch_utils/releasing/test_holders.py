@@ -81,7 +81,11 @@ HOLDERS: dict[str, tuple[Callable[[nn.Parameter], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", HOLDERS)
+FEW = ("module", "container", "object")
+SLOW_HOLDERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in HOLDERS if kind not in FEW]
+
+
+@pytest.mark.parametrize("kind", [*FEW, *SLOW_HOLDERS])
 def test_holder_is_named(kind: str) -> None:
     make, name = HOLDERS[kind]
     model = nn.Linear(8, 8, bias=False)
@@ -100,6 +104,7 @@ def test_variable_of_a_running_function_is_named() -> None:
     del my_weight
 
 
+@pytest.mark.slow
 def test_report_names_a_variable_before_an_autograd_graph() -> None:
     program = """
     import torch
@@ -143,6 +148,7 @@ def test_output_of_ipython_is_named(tmp_path: Path) -> None:
     assert_clean(run_forked(program, env={"IPYTHONDIR": str(tmp_path)}, quick_end=True))
 
 
+@pytest.mark.slow
 def test_report_mentions_gc_freeze_for_a_frozen_cycle() -> None:
     program = """
     import gc, torch
@@ -157,6 +163,7 @@ def test_report_mentions_gc_freeze_for_a_frozen_cycle() -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
+@pytest.mark.slow
 def test_holder_is_found_within_the_default_time() -> None:
     program = """
     import torch
@@ -169,6 +176,7 @@ def test_holder_is_found_within_the_default_time() -> None:
     assert_clean(run_forked(program))  # To its end: an optimizer imports Triton, which counts.
 
 
+@pytest.mark.slow
 def test_search_keeps_no_variable_alive() -> None:
     model, kept = nn.Linear(8, 8, bias=False), torch.ones(10)
     weight = KEPT["weight"] = model.weight
@@ -178,6 +186,7 @@ def test_search_keeps_no_variable_alive() -> None:
     assert gone(storages)
 
 
+@pytest.mark.slow
 def test_variable_of_another_thread_is_named() -> None:
     model = nn.Linear(8, 8, bias=False)
     weights, ready, done = [model.weight], threading.Event(), threading.Event()
@@ -199,6 +208,7 @@ def test_variable_of_another_thread_is_named() -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_gc_freeze_is_not_mentioned_if_a_graph_is_known() -> None:
     program = """
     import gc, torch
@@ -222,6 +232,7 @@ def test_search_without_time_reports_survivors() -> None:
     assert view.sum() == 99
 
 
+@pytest.mark.slow
 def test_search_does_not_change_locals() -> None:
     tensor = torch.ones(5)
     KEPT["view"] = tensor[:2]
@@ -235,6 +246,7 @@ def test_search_does_not_change_locals() -> None:
         assert seen["number"] == number
 
 
+@pytest.mark.slow
 def test_search_does_not_disturb_other_threads() -> None:
     before = sys.getswitchinterval()
     stop = threading.Event()

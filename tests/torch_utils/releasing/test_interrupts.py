@@ -37,6 +37,7 @@ class Slotted(nn.Linear):
     __slots__ = ("more",)
 
 
+@pytest.mark.slow
 @places
 def test_next_release_completes_an_interrupted_one_of_a_model(at_most: int) -> None:
     def check(place: Place) -> None:
@@ -55,6 +56,7 @@ def test_next_release_completes_an_interrupted_one_of_a_model(at_most: int) -> N
     )
 
 
+@pytest.mark.slow
 @places
 def test_next_release_completes_an_interrupted_one_of_tensors(at_most: int) -> None:
     def check(place: Place) -> None:
@@ -72,6 +74,7 @@ def test_next_release_completes_an_interrupted_one_of_tensors(at_most: int) -> N
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "use"),
     [
@@ -147,6 +150,7 @@ def places_that_disturb(package: str, minimum: int, program: Callable[..., objec
     return found
 
 
+@pytest.mark.slow
 def test_interrupt_leaves_torch_functions_enabled() -> None:
     assert places_that_disturb("torch_utils", 30, release_here) == []
 

@@ -221,6 +221,7 @@ answers.put(0)
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callback", CALLBACKS)
 def test_callback_of_a_tensor_method_sees_old_values(callback: str) -> None:
     source = PRELUDE + IN_A_CALLBACK.replace("{callback}", CALLBACKS[callback])

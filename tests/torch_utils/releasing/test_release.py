@@ -158,6 +158,7 @@ def test_release_without_objects_returns_an_empty_report() -> None:
     assert "freed nothing" in str(report)
 
 
+@pytest.mark.slow
 def test_full_collection_runs_only_for_possible_garbage() -> None:
     def full(keep: str, **options: Any) -> int:
         model = nn.ModuleList(nn.Linear(8, 8) for _ in range(100))
@@ -257,7 +258,13 @@ else:
 """
 
 
-@pytest.mark.parametrize("name", FALLBACKS)
+QUICK = "_C._swap_tensor_impl"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in FALLBACKS if n != QUICK)],
+)
 def test_missing_private_name_of_torch_falls_back(name: str) -> None:
     arguments = (name, FALLBACKS[name])
     assert_clean(run_forked(WITHOUT_A_PRIVATE_NAME, *arguments, quick_end=True))

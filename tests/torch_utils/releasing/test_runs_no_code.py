@@ -234,7 +234,10 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place",
+    ["object", *(pytest.param(p, marks=pytest.mark.slow) for p in PLACES if p != "object")],
+)
 def test_search_for_holders_runs_no_code_of_the_holder(place: str) -> None:
     tensor = torch.ones(50)
     KEPT["holder"] = PLACES[place](tensor.detach())  # Only it has this one, and its memory.
@@ -257,6 +260,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OBJECTS))
 def test_release_runs_no_code_of_the_object(name: str) -> None:
     first, second = OBJECTS[name](), OBJECTS[name]()
@@ -302,6 +306,7 @@ def test_control_ordinary_access_runs_code() -> None:
     assert "__array_finalize__" in ASKED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode", [TorchFunctionMode, pytest.param(TorchDispatchMode, marks=pytest.mark.slow)]
 )
@@ -327,6 +332,7 @@ def test_torch_modes_are_not_called(mode: Any) -> None:
     assert report.still_held_bytes == 20, loss
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast:FutureWarning")  # torch 2.4
 def test_checkpoint_is_not_recomputed() -> None:
     runs: list[int] = []
@@ -371,6 +377,7 @@ def test_unpack_hooks_are_not_called() -> None:
     assert unpacked == ["unpacked"]
 
 
+@pytest.mark.slow
 def test_context_of_a_custom_function_runs_no_code() -> None:
     class Doubled(torch.autograd.Function):
         @staticmethod
@@ -392,6 +399,7 @@ def test_context_of_a_custom_function_runs_no_code() -> None:
     assert "an autograd graph" in str(held)
 
 
+@pytest.mark.slow
 def test_dictionary_of_locals_is_not_changed() -> None:
     KEPT["weight"] = weight = torch.ones(5)
     count = 1

@@ -146,6 +146,7 @@ def compute(model: nn.Module) -> None:
         model(inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(("use", "rounds"), [(compute, 2), (read_attributes, 8)])
 def test_use_in_another_thread_raises_released_error(
@@ -200,6 +201,7 @@ def test_forked_child_completes_the_release_of_a_thread() -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "take", ["for weight in weights: weight.data = torch.empty(0)", "release(weights)"]
 )
@@ -297,6 +299,7 @@ def test_close_may_wait_for_another_releasing_thread() -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
+@pytest.mark.slow
 def test_release_does_not_lock_up_in_a_collection() -> None:
     """Before Python 3.12, one in the middle of `sys._current_frames` did, where it ran code."""
     program = """
