@@ -90,7 +90,7 @@ def test_slow_shutdown_shows_phases_and_stack() -> None:
 import atexit, time
 def flush():
     started = time.perf_counter()
-    time.sleep(1.5)
+    time.sleep(3)
     print(time.perf_counter() - started)
 atexit.register(flush)
 """

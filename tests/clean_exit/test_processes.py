@@ -173,7 +173,7 @@ def test_killed_checker_leaves_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    ["sleep 1", pytest.param("timeout 5 sh -c 'while :; do :; done'", marks=pytest.mark.slow)],
+    ["sleep 0.3", pytest.param("timeout 5 sh -c 'while :; do :; done'", marks=pytest.mark.slow)],
 )
 def test_process_that_ends_soon_after_the_program_is_not_left_over(what: str) -> None:
     """It may sleep for two seconds and work for longer."""

@@ -293,7 +293,7 @@ STACKS_SIGNAL = 62
     ],
 )
 def test_program_handlers_get_only_the_stacks_signal(handler: str) -> None:
-    own = "import atexit, signal, time, sys\nfor number in {}: {}\natexit.register(time.sleep, 1)\n"
+    own = "import atexit, signal, time, sys\nfor number in {}: {}\natexit.register(time.sleep, 3)\n"
     numbers = [*range(signal.SIGRTMIN, signal.SIGRTMAX), signal.SIGUSR1, signal.SIGUSR2]
     numbers.remove(STACKS_SIGNAL)
     done = run_command([*SLOW_END, own.format(list(map(int, numbers)), handler)])
@@ -307,7 +307,7 @@ def test_program_handlers_get_only_the_stacks_signal(handler: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
 def test_program_without_the_stacks_handler_is_not_ended(handler: str) -> None:
-    own = f"signal.signal({STACKS_SIGNAL}, signal.{handler}); atexit.register(time.sleep, 1)"
+    own = f"signal.signal({STACKS_SIGNAL}, signal.{handler}); atexit.register(time.sleep, 3)"
     done = run_command([*SLOW_END, f"import atexit, signal, time; {own}"])
     assert done.returncode == 120, done.stderr
     assert "slow-shutdown" in done.stderr

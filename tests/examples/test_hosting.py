@@ -21,7 +21,7 @@ import pytest
 
 from support.clean_exit import ExitReport, check
 from support.model_counts import environment, problems
-from support.programs import ROOT
+from support.programs import ROOT, TIMEOUT_S
 from support.waiting import wait_for
 
 EXAMPLES = ROOT / "examples"
@@ -91,11 +91,14 @@ TWO = ("--port", "{port}", "--workers", "2")
 
 def fastapi(tmp_path: Path, app: str, stop: signal.Signals, *options: str) -> ExitReport:
     need("fastapi", "uvicorn", "prometheus_client")
-    port = free_port()
-    client = Client(port, [("/embed", b'["a text", "another"]')])
-    command: tuple[str | Path, ...] = (BIN / "uvicorn", app, "--port", str(port), *options)
-    report = run(tmp_path, *command, stop_signal=stop, **STOP)
-    client.join(60)
+    with socket.socket() as kept:  # Keeps the port from others; uvicorn sets SO_REUSEADDR too.
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        port = kept.getsockname()[1]
+        client = Client(port, [("/embed", b'["a text", "another"]')])
+        command: tuple[str | Path, ...] = (BIN / "uvicorn", app, "--port", str(port), *options)
+        report = run(tmp_path, *command, stop_signal=stop, **STOP)
+    client.join(TIMEOUT_S)
     assert [[len(vector) for vector in one] for one in client.answers] == [[384, 384]], output_of(
         report
     )
@@ -141,7 +144,7 @@ def test_second_interrupt_releases_the_model_despite_hanging_request(tmp_path: P
     port = free_port()
     client = Client(port, [("/embed", b'["a text"]')], last="/hang")
     report = run(tmp_path, BIN / "uvicorn", "hanging:app", "--port", str(port))
-    client.join(60)
+    client.join(TIMEOUT_S)
     assert problems(tmp_path) == [], output_of(report)
     assert not report.findings, output_of(report)
 
@@ -166,7 +169,7 @@ def test_threads_example_releases_both_models(tmp_path: Path) -> None:
     client = Client(port, [("/exact", b"a text"), ("/small", b"a text")])
     command = (sys.executable, EXAMPLES / "threads_service.py", str(port))
     report = run(tmp_path, *command, stop_signal=signal.SIGTERM, **STOP)
-    client.join(60)
+    client.join(TIMEOUT_S)
     assert [len(vector) for vector in client.answers] == [384, 384], output_of(report)
     assert report.clean, output_of(report)
     assert problems(tmp_path, models=2) == [], output_of(report)

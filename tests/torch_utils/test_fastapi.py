@@ -22,6 +22,7 @@ import pytest
 
 from support.clean_exit import ExitReport, check
 from support.programs import IMPORT_PATH, assert_clean, run
+from support.waiting import wait_for
 from torch_utils import ModelHost, ModelPool, Resource, SafePyTorchCleanup
 from torch_utils.fastapi import lifespan
 
@@ -98,7 +99,7 @@ def test_coroutine_callbacks_run_in_the_loop() -> None:
     assert loops == [("an object", state["loop"]), ("callback", state["loop"])]
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("cancelled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_hanging_callback_is_logged_and_abandoned(
     cancelled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,7 +109,7 @@ def test_hanging_callback_is_logged_and_abandoned(
     def hangs_for_ever() -> None:
         let_go.wait()
 
-    @lifespan(deadline_s=0.3)
+    @lifespan(deadline_s=3.0)
     async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
         scope.manage(Model("older", closed))
         scope.callback(hangs_for_ever)
@@ -134,7 +135,7 @@ def test_hanging_callback_is_logged_and_abandoned(
     assert "let_go.wait()" in text
 
 
-@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("pooled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_lent_host_is_named_and_others_are_closed(
     pooled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,7 +144,7 @@ def test_lent_host_is_named_and_others_are_closed(
     if pooled:
         lender.add("lent", object)
 
-    @lifespan(deadline_s=1.0)
+    @lifespan(deadline_s=5.0)
     async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
         scope.manage(Model("older", closed))
         scope.manage(lender)
@@ -160,8 +161,7 @@ def test_lent_host_is_named_and_others_are_closed(
     assert "lent has 1 open lease: taken at " in message
     assert caplog.records[0].exc_info is None
     lease.__exit__(None, None, None)
-    status = lender.status()["lent"] if pooled else lender.status()
-    assert status.state == "closed"
+    wait_for(lambda: (lender.status()["lent"] if pooled else lender.status()).state == "closed")
 
 
 def test_exception_of_the_application_wins() -> None:
@@ -356,19 +356,22 @@ FAILING = """
 
     host = ModelHost(object, name="lent")
 
-    @lifespan(deadline_s=0.5)
+    def lend():  # In the thread that closes, which does not wait for a lease of its own.
+        main.lease = host.lease()
+        main.lease.__enter__()
+
+    @lifespan(deadline_s={deadline_s})
     async def models(app, scope):
         {hangs}
         scope.manage(Fails())
         scope.manage(host)
+        scope.callback(lend)
         scope.callback(sys.exit, 3)
         yield
 
     async def main():
         async with models(None):
             host.load()
-            main.lease = host.lease()
-            main.lease.__enter__()
 
     asyncio.run(main())
     main.lease.__exit__(None, None, None)
@@ -379,7 +382,8 @@ FAILING = """
 def test_cleanup_errors_are_logged_once(configured: bool, hangs: bool) -> None:
     configure = "import logging; logging.basicConfig()" if configured else ""
     wait = "scope.callback(__import__('threading').Event().wait)" if hangs else ""
-    done = run(FAILING.format(configure=configure, hangs=wait))
+    deadline_s = 3 if hangs else 60
+    done = run(FAILING.format(configure=configure, hangs=wait, deadline_s=deadline_s))
     assert done.returncode == 0, str(done)
     assert done.stderr.count("lent has 1 open lease: taken at ") == 1, str(done)
     assert done.stderr.count("\nOSError: cannot close") == 1, str(done)
@@ -469,7 +473,7 @@ def released(report: ExitReport) -> dict[str, list[str]]:
     return by_process
 
 
-UVICORN = ["uvicorn", "application:app", "--port", "{port}", "--log-level", "warning"]
+UVICORN = ["uvicorn", "application:app", "--port", "0", "--log-level", "warning"]
 SERVERS = {
     "uvicorn, TERM": (UVICORN, signal.SIGTERM, 1),
     "uvicorn, INT": (UVICORN, signal.SIGINT, 1),

@@ -16,7 +16,6 @@ import pickle
 import signal
 import sys
 import threading
-import tracemalloc
 import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -86,6 +85,9 @@ def test_dropped_resource_is_released_and_then_warns() -> None:
 @pytest.fixture
 def lost_errors(monkeypatch: pytest.MonkeyPatch) -> list[type]:
     """Return the types of the errors that reach `sys.unraisablehook`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()  # What other tests have left.
     seen: list[type] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda lost: seen.append(lost.exc_type))
     return seen
@@ -327,20 +329,24 @@ def test_resource_combines_with_slots_and_abstract_classes() -> None:
 
 
 def test_closed_resources_are_freed() -> None:
-    with Counted():
-        for _ in range(1000):
-            Counted().close()
-        tracemalloc.start()
-        try:
+    result = run(
+        """
+        import tracemalloc
+        from support.counted_resource import Counted
+        with Counted():
+            for _ in range(1000):
+                Counted().close()
+            tracemalloc.start()
             for _ in range(1000):
                 Counted().close()
             before = tracemalloc.get_traced_memory()[0]
             for _ in range(1000):
                 Counted().close()
-            grown = tracemalloc.get_traced_memory()[0] - before
-        finally:
-            tracemalloc.stop()
-    assert grown < 2000
+            print(tracemalloc.get_traced_memory()[0] - before)
+        """
+    )
+    assert_clean(result)
+    assert int(result.stdout) < 2000
 
 
 class Model(Counted):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import ROOT
+from support.programs import ROOT, TIMEOUT_S
 from support.serving import serving  # noqa: F401  (Skips where the service's packages are missing.)
 
 DEPLOY = ROOT / "deploy"
@@ -101,12 +101,14 @@ def test_proxy_forwards_a_search(name: str, index: Path, tmp_path: Path) -> None
 
             def answers() -> bool:
                 try:
-                    return httpx.get(f"http://{address}/livez").status_code == 200
+                    answer = httpx.get(f"http://{address}/livez", timeout=TIMEOUT_S)
+                    return answer.status_code == 200
                 except httpx.TransportError:
                     return False
 
             wait_for(answers)
-            answer = httpx.post(f"http://{address}/search", json={"query": "memory"})
+            where = f"http://{address}/search"
+            answer = httpx.post(where, json={"query": "memory"}, timeout=TIMEOUT_S)
             assert answer.status_code == 200
         finally:
             proxy.terminate()

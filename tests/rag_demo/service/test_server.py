@@ -67,7 +67,7 @@ def test_sigterm_answers_accepted_requests(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_exit_does_not_wait_for_a_hung_call(index: Path) -> None:
-    with service(index, "answer_s=1") as served:
+    with service(index, "answer_s=5") as served:
         assert served.search("hang")[0] == 504
         wait_for(lambda: served.ask("/livez")[0] == 503)
         assert served.stop() == 143, served.output()

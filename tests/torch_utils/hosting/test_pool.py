@@ -303,7 +303,7 @@ def test_close_closes_all_models_newest_first() -> None:
         pool.add("d", partial(tensor, 1))
     assert is_refused(pool, "a")
     lease.__exit__(None, None, None)
-    assert pool.status()["b"].state == "closed"
+    wait_for(lambda: pool.status()["b"].state == "closed")
     assert order == ["c", "a", "b"]
 
 

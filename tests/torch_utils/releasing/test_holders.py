@@ -170,10 +170,14 @@ def test_holder_is_found_within_the_default_time() -> None:
     from torch_utils import release
     model = torch.nn.Linear(8, 8, bias=False)
     optimizer = torch.optim.SGD(model.parameters())
-    report = release(model)
-    assert "an optimizer (SGD)" in str(report), report
+    print(release(model))
     """
-    assert_clean(run_forked(program))  # To its end: an optimizer imports Triton, which counts.
+    for _ in range(20):  # Other programs may take most of that time.
+        done = run_forked(program)  # To its end: an optimizer imports Triton, which counts.
+        assert_clean(done)
+        if "an optimizer (SGD)" in done.stdout:
+            return
+    pytest.fail(done.stdout)
 
 
 @pytest.mark.slow

@@ -113,7 +113,9 @@ def test_live_sharers_stay_correct(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - WITHOUT_CONTROL))
 def test_control_swapped_data_breaks_live_sharers(name: str) -> None:
-    assert run_forked(program(name), "unsafe", quick_end=True).returncode != 0
+    tries = 5 if "thread" in name else 1  # The thread may be faster.
+    ends = (run_forked(program(name), "unsafe", quick_end=True).returncode for _ in range(tries))
+    assert any(ends)
 
 
 METHODS = {
@@ -159,7 +161,8 @@ def test_tensor_is_kept_while_a_thread_runs_its_method(method: str) -> None:
 
 def test_control_tensor_freed_under_a_method_crashes() -> None:
     source = PRELUDE + IN_A_METHOD.replace("{expression}", METHODS["lgamma"])
-    assert run_forked(source, "unsafe", quick_end=True).returncode < 0
+    ends = (run_forked(source, "unsafe", quick_end=True).returncode for _ in range(5))
+    assert any(end < 0 for end in ends)  # The thread may be faster.
 
 
 IN_A_CALLBACK = """
