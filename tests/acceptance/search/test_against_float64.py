@@ -184,6 +184,7 @@ def test_answers_are_exact_where_rounding_misleads_most(kind: str, dtype: str) -
         check_all(retriever, filled(retriever, model), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FEW_KINDS)
 @pytest.mark.parametrize("dimension", [1, 7, 384])
 def test_answers_do_not_depend_on_other_queries(kind: str, dimension: int) -> None:

@@ -26,6 +26,7 @@ def test_interrupted_save_leaves_the_old_or_the_new_index() -> None:
     assert saves.torture_interrupts(30)["places"] >= 15
 
 
+@pytest.mark.slow
 def test_save_on_a_full_disk_leaves_the_old_index() -> None:
     result = saves.torture_full_disk(8)
     assert 0 < result["failed"] < result["attempts"]
