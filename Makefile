@@ -10,7 +10,7 @@ FOUND = $(shell $(PYTHON) -c 'import sys; print("fine" if $(AT_LEAST) else sys.v
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # The dependency groups that constraints.txt covers.
-GROUPS := test dev wheel service-test corpus bench docs
+GROUPS := test dev wheel service-test corpus applications bench docs
 # Four workers on two cores, because many tests wait for a program to end. tests/conftest.py sets
 # the order. .ci/run uses PYTEST_OPTIONS to run failed tests a second time.
 PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder --dist loadgroup $(PYTEST_OPTIONS)
@@ -19,18 +19,22 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: demo recording test test-slow test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples docs clean
+.PHONY: demo recording test test-slow test-often test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples docs clean
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo --progress terminal
 
-# Takes about four minutes on two cores. test-slow and test-real run the remaining tests.
+# Takes about two and a half minutes on two cores. test-slow and test-real run the remaining tests.
 test: .venv/.installed
 	$(PYTEST) -m "not slow"
 
-test-slow: .venv/.installed
+test-slow: .venv/.installed .venv/.applications
 	$(PYTEST) -m "slow and not real"
+
+# Runs `make test` ten times while two other processes keep both cores busy. Takes about an hour.
+test-often: .venv/.installed
+	$(BIN)/python -m benchmarks.repeat_tests 10 2
 
 # Runs servers, pools and launchers of other packages under clean-exit. Downloads many packages.
 test-real: .venv/.installed .venv/.corpus
@@ -204,6 +208,16 @@ and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMD
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", \
 "rb"))["dependency-groups"]["corpus"], sep="\n")' \
 	| while read name; do $(PIP) "$$name" || echo "without $$name"; done
+	touch $@
+
+# A second environment that also sees the packages of .venv, for tests/applications.
+APPLICATIONS := .venv/applications/bin
+FOLDER := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+.venv/.applications: .venv/.installed
+	$(BIN)/python -m venv --clear --without-pip .venv/applications
+	echo "import site; site.addsitedir('$$($(BIN)/python $(FOLDER))')" \
+		> "$$($(APPLICATIONS)/python $(FOLDER))/development.pth"
+	$(subst $(BIN),$(APPLICATIONS),$(PIP)) --group applications
 	touch $@
 
 clean:

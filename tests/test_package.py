@@ -15,6 +15,7 @@ import torch_utils
 from support.programs import IMPORT_PATH, ROOT
 
 
+@pytest.mark.slow
 def test_wheel_contains_three_packages(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],

@@ -41,6 +41,7 @@ def prose(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FILES)
 def test_prose_reports_dirty_text_only(tmp_path: Path, case: str) -> None:
     name, dirty, clean = FILES[case]

@@ -117,6 +117,7 @@ last = A()
     assert [f.phase for f in report.findings] == ["main", "threads", "atexit", "teardown"]
 
 
+@pytest.mark.slow
 def test_wait_for_threads_is_not_a_part_of_the_shutdown() -> None:
     work = """
 import threading, time
@@ -140,6 +141,7 @@ def test_work_after_a_child_python_is_not_a_shutdown() -> None:
     assert report.shutdown_s is None
 
 
+@pytest.mark.slow
 def test_slow_server_without_a_probe_is_reported() -> None:
     script = "trap 'sleep 1.5; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     report = check(

@@ -50,25 +50,28 @@ def test_version_is_printed_by_both_commands(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == (f"clean-exit {__version__}\nclean-exit-lint {__version__}\n")
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "printed"),
     [
         (CLEAN, 0, "clean-exit: clean exit; the program's exit code is 0 (took "),
         (DIRTY, 120, "atexit-error"),
-        (["--", sys.executable, *DIRTY], 120, "ZeroDivisionError"),
+        pytest.param(["--", sys.executable, *DIRTY], 120, "ZeroDivisionError", marks=SLOW),
         (["-c", "raise SystemExit(3)"], 3, "clean exit; the program's exit code is 3 (took "),
-        (["-c", DIRTY[1] + "; raise SystemExit(3)"], 3, "atexit-error"),
+        pytest.param(["-c", DIRTY[1] + "; raise SystemExit(3)"], 3, "atexit-error", marks=SLOW),
         (["-c", "import os; os.kill(os.getpid(), 9)"], 137, "SIGKILL"),
         (["--timeout", "0.5", "--", "sleep", "60"], 124, "hang"),
         (["--error-exitcode", "77", *DIRTY], 77, "atexit-error"),
-        (["--error-exitcode", "77", "-c", "raise SystemExit(3)"], 3, ""),
+        pytest.param(["--error-exitcode", "77", "-c", "raise SystemExit(3)"], 3, "", marks=SLOW),
         (
             ["--ignore", "ZeroDivision", *DIRTY],
             0,
             "clean exit, 1 ignored; the program's exit code is 0 (took ",
         ),
-        (["--ignore", "KeyError", *DIRTY], 120, "atexit-error"),
-        (["--repeat", "3", *CLEAN], 0, "clean"),
+        pytest.param(["--ignore", "KeyError", *DIRTY], 120, "atexit-error", marks=SLOW),
+        pytest.param(["--repeat", "3", *CLEAN], 0, "clean", marks=SLOW),
         (["--max-shutdown", "0.5", *SLOW], 120, "slow-shutdown"),
         (["no-such-command-here"], 127, "was not found"),
         (["/etc/passwd"], 126, "cannot be executed"),
@@ -215,6 +218,7 @@ def test_junit_replaces_characters_that_xml_forbids(tmp_path: Path) -> None:
     assert "<&>" in text
 
 
+@pytest.mark.slow
 def test_settings_are_defaults_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.clean_exit]\nerror-exitcode = 9\nignore = ["KeyError"]\ntimeout = 30\n'
@@ -234,12 +238,14 @@ def test_colours_are_off_without_a_terminal() -> None:
     assert "\033[" not in clean_exit(*DIRTY).stderr
 
 
+@pytest.mark.slow
 def test_long_evidence_is_shortened_without_v() -> None:
     code = "import atexit\ndef f(n): return f(n - 1) if n else 1 / 0\natexit.register(f, 20)"
     assert "more lines (-v shows them)" in clean_exit("-c", code).stderr
     assert "more lines" not in clean_exit("-v", "-c", code).stderr
 
 
+@pytest.mark.slow
 def test_many_findings_are_shortened_without_v() -> None:
     code = "import atexit\nfor n in range(13): atexit.register(lambda n=n: {}[n])"
     assert "... 3 more findings: 3 atexit-error (-v shows them)" in clean_exit("-c", code).stderr
@@ -343,6 +349,7 @@ def test_program_in_a_folder_without_permission_gets_one_line(
     assert done.stderr == f"clean-exit: {printed}\n"
 
 
+@pytest.mark.slow
 def test_report_in_a_read_only_folder_overwrites_but_does_not_create(
     restricted: Sequence[str], tmp_path: Path
 ) -> None:
@@ -359,6 +366,7 @@ def test_report_in_a_read_only_folder_overwrites_but_does_not_create(
     assert "the report 'new.json' cannot be written: Permission denied" in new.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--help"], ["--explain", "unraisable"]], ids=str)
 def test_closed_pipe_is_no_error_but_a_full_disk_is(options: list[str]) -> None:
     reading, writing = os.pipe()
@@ -418,11 +426,13 @@ def test_settings_are_read_from_every_form_of_the_table(tmp_path: Path) -> None:
         assert f"{TABLE} --error-exitcode: must be a whole number from 1 to 255" in printed, name
 
 
+@pytest.mark.slow
 @needs_a_parser
 def test_other_tables_and_text_like_tables_are_ignored(tmp_path: Path) -> None:
     assert run_with(NO_TABLES, tmp_path) == {name: [0, ""] for name in NO_TABLES}
 
 
+@pytest.mark.slow
 def test_settings_on_python_3_10_need_tomli(tmp_path: Path) -> None:
     """Files without the table need no parser."""
     python = {f"3.{sys.version_info[1]}": sys.executable, **other_pythons()}.get("3.10")
@@ -474,6 +484,7 @@ def test_wrong_setting_gets_one_line_with_the_file(tmp_path: Path) -> None:
         assert printed.count("\n") == 1, printed
 
 
+@pytest.mark.slow
 def test_every_setting_has_the_effect_of_its_option(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("""
 [tool.clean-exit]
@@ -502,6 +513,7 @@ color = "always"
     assert "slow-shutdown" in clean_exit(*SLOW, cwd=tmp_path).stderr
 
 
+@pytest.mark.slow
 def test_unusual_pyproject_files_do_not_fail(tmp_path: Path) -> None:
     """Bytes that are not UTF-8, a folder of that name, and a removed current folder."""
     (tmp_path / "pyproject.toml").write_bytes(b"[tool.clean-exit] # \xff\n")

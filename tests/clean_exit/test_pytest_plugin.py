@@ -175,6 +175,7 @@ def test_hanging_test_is_ended_after_its_timeout(outer: pytest.Pytester) -> None
     assert "in test_hang" in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_ini_options_and_plugins_are_passed_to_the_inner_pytest(outer: pytest.Pytester) -> None:
     outer.makepyfile(
         my_plugin="import pytest\n@pytest.fixture\ndef mine(): return 7\n",
@@ -222,6 +223,7 @@ def test_fixture_takes_files_lists_and_strings_and_fails_with_the_evidence(
     )
 
 
+@pytest.mark.slow
 def test_pytest_lists_the_marker_and_the_option() -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *LIGHT]
     markers = subprocess.run([*command, "--markers"], capture_output=True, text=True, check=True)

@@ -238,6 +238,7 @@ LOOK = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before",
     [
@@ -314,6 +315,7 @@ def test_program_without_the_stacks_handler_is_not_ended(handler: str) -> None:
     assert "state S" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_ignored_signal_does_not_keep_the_command_from_ending(name: str) -> None:
     done = run_command(["bash", "-c", f"trap '' {name}; exec {' '.join(QUIET)} true"])

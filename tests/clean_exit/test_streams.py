@@ -135,6 +135,7 @@ time.sleep(600)
     assert done.stderr == "50%, 50%, 50%, "
 
 
+@pytest.mark.slow
 def test_timeout_holds_while_a_reader_pauses() -> None:
     """No byte of the output is lost."""
     code = "import os\nprint(os.getpid(), flush=True)\nwhile True: os.write(2, b'x' * 1000)"

@@ -214,6 +214,7 @@ def findings_after(python: str, how: str, body: str, folder: Path) -> set[str]:
     return {finding.id for finding in report.findings}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_program_started_with_another_stderr_is_observed(

@@ -105,6 +105,7 @@ def fastapi(tmp_path: Path, app: str, stop: signal.Signals, *options: str) -> Ex
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_fastapi_example_releases_its_model_on_both_signals(stop: str, tmp_path: Path) -> None:
     """uvicorn ends itself by SIGTERM, without exit callbacks."""

@@ -29,6 +29,7 @@ def everything():
 """
 
 
+@slow_rehearsal
 def test_checks_and_cleanups_create_no_context(device: Any) -> None:
     """As a control, the same program sees the context of a tensor."""
     device.assert_clean(

@@ -54,6 +54,7 @@ def evaluate(folder: Path, *options: str | Path) -> dict[str, list[float]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
 @pytest.mark.parametrize("seed", range(3))
 def test_metrics_equal_the_reference_implementation(

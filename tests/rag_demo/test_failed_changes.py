@@ -178,6 +178,7 @@ class Naive(PyTorchGPURetriever):
         return super().add(texts, metadata, ids, **options)
 
 
+@pytest.mark.slow
 def test_check_notices_a_half_done_change() -> None:
     with pytest.raises(AssertionError, match="neither the old state nor the new one"):
         check_change(lambda: used(Naive, {"device": "cpu"}), *CHANGES["replace"], at_most=QUICK)

@@ -13,6 +13,7 @@ from support.rag_command import succeed, write_lines
 EVERYTHING = "".join(map(chr, [*range(0x3000), *range(0xD700, 0x10000)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["plain", "table"])
 def test_control_characters_are_escaped(layout: str, tmp_path: Path, tiny_model: Path) -> None:
     parts = [EVERYTHING[start : start + 60] for start in range(0, len(EVERYTHING), 60)]

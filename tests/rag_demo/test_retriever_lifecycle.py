@@ -111,6 +111,7 @@ def files_open_in(folder: Path) -> set[str]:
     return {name for name in maps | links if name.startswith(str(folder))}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("kind", KINDS)
@@ -169,6 +170,7 @@ def test_close_empties_the_faiss_index_in_place() -> None:
         _ = index.ntotal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"dtype": "int3"}, {"memory_budget": 0}])
 def test_retriever_with_wrong_options_logs_nothing(
     options: Any, caplog: pytest.LogCaptureFixture

@@ -112,6 +112,7 @@ def test_save_after_a_change_by_another_process_writes_everything(kind: Any, fol
         assert len(first) == 101
 
 
+@pytest.mark.slow
 def test_second_reader_does_not_drop_the_locks_of_the_first(tmp_path: Path) -> None:
     """Closing a file drops all POSIX locks of the process on it."""
     folder = tmp_path / "index"
@@ -242,6 +243,7 @@ def in_child(work: Callable[[], object]) -> int:
     os._exit(0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @BOTH
 def test_forked_child_searches_without_affecting_the_parent(kind: Any, folder: Path) -> None:
@@ -347,6 +349,7 @@ def test_filter_accepts_thousands_of_values(folder: Path) -> None:
             assert {each.id for each in found} == {str(n) for n in range(50, 100)}
 
 
+@pytest.mark.slow
 def test_memory_budget_holds_after_changes_and_saving(tmp_path: Path) -> None:
     with OnCpu(Hashed()) as writer:
         texts = [f"{text_of(n)} {n}" for n in range(3000)]

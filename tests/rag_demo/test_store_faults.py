@@ -179,6 +179,7 @@ def test_ids_may_be_any_iterable() -> None:
         assert retriever.add(texts, ids=ids) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_saves_do_not_grow_the_log_without_limit(tmp_path: Path) -> None:
     saved(tmp_path / "i", *map(str, range(2_000))).close()
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
@@ -197,6 +198,7 @@ def test_saves_do_not_grow_the_log_without_limit(tmp_path: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.slow
 def test_full_text_of_saved_documents_is_not_added_twice(tmp_path: Path) -> None:
     saved(tmp_path / "i", "alpha").close()
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:

@@ -15,5 +15,5 @@ KINDS: dict[str, Any] = {
     "bfloat16": partial(OnCpu, dtype="bfloat16"),
     "float16": partial(OnCpu, dtype="float16"),
 }
-QUICK = ["default", "faiss", "int8"]
+QUICK = ["default", "faiss"]
 """Those that `make test` asks most; the others are for `make test-slow`."""

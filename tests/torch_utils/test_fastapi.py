@@ -99,6 +99,7 @@ def test_coroutine_callbacks_run_in_the_loop() -> None:
     assert loops == [("an object", state["loop"]), ("callback", state["loop"])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cancelled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_hanging_callback_is_logged_and_abandoned(
     cancelled: bool, caplog: pytest.LogCaptureFixture
@@ -135,6 +136,7 @@ def test_hanging_callback_is_logged_and_abandoned(
     assert "let_go.wait()" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_lent_host_is_named_and_others_are_closed(
     pooled: bool, caplog: pytest.LogCaptureFixture
@@ -378,6 +380,7 @@ FAILING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("configured", "hangs"), [(False, True), (True, False)])
 def test_cleanup_errors_are_logged_once(configured: bool, hangs: bool) -> None:
     configure = "import logging; logging.basicConfig()" if configured else ""

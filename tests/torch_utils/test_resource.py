@@ -151,6 +151,7 @@ REFUSED: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", REFUSED)
 def test_own_classes_close_without_warning_after_wrong_arguments(
     kind: str, lost_errors: list[type]

@@ -309,6 +309,7 @@ def test_output_file_gets_the_report_and_stdout_the_summary(folder: Path, output
     assert output("--output", "no/such/folder", ".")[0] == 2
 
 
+@pytest.mark.slow
 def test_output_survives_encodings_and_closed_pipes(folder: Path) -> None:
     (folder / "dirty.py").write_text(
         "class A:\n    def __del__(self): 'ä\\'→'; import os\n", "utf-8"
@@ -387,6 +388,7 @@ def test_file_named_dash_is_read_with_its_folder(folder: Path) -> None:
     assert run("-", input="").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["dirty.py"], ["--explain", "import"]])
 @pytest.mark.parametrize(
     ("where", "printed"),

@@ -36,6 +36,7 @@ LONG = [
     "!.?,;" * 5_000 + "a\u0301😀_a-b " * 5_000,
 ]
 MANY = [f"{text} {number}" for number in range(40) for text in TEXTS]
+SLOW = pytest.mark.slow
 LEAST = {"float32": 1 - 1e-5, "bfloat16": 0.999, "float16": 0.999}
 
 
@@ -81,7 +82,10 @@ def expected(folder: Path) -> dict[int, Any]:
 
 @pytest.mark.parametrize("texts", [TEXTS, LONG, MANY], ids=["few", "long", "many"])
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 32])
-@pytest.mark.parametrize("dtype", LEAST)
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", *(pytest.param(d, marks=pytest.mark.slow) for d in LEAST if d != "float32")],
+)
 def test_same_vectors_as_sentence_transformers(
     folder: Path, expected: dict[int, Any], dtype: str, batch_size: int, texts: list[str]
 ) -> None:

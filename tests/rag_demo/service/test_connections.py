@@ -102,6 +102,7 @@ def test_longest_idle_connection_is_closed_above_limit(served: Service) -> None:
         connection.close()
 
 
+@pytest.mark.slow
 def test_invalid_http_gets_400(served: Service) -> None:
     """No request forges a line of the log."""
     bad = [
@@ -115,6 +116,7 @@ def test_invalid_http_gets_400(served: Service) -> None:
         assert b" 400 " in conversation(served, each).split(b"\r\n")[0], each[:60]
 
 
+@pytest.mark.slow
 def test_unusual_valid_requests_are_answered(served: Service) -> None:
     upgrade = GET + b"connection: upgrade, close\r\nupgrade: websocket\r\n\r\n"
     assert b" 200 " in conversation(served, upgrade)

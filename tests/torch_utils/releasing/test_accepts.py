@@ -454,6 +454,7 @@ def test_released_pipeline_has_a_repr(show: Any, tiny_model: Any) -> None:
     assert "Pipeline" in show(pipe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_of_a_held_iterator_end(persistent: bool) -> None:
     program = f"""

@@ -133,6 +133,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_only_caches_in_use_are_cleared(name: str) -> None:
     program = PRELUDE + textwrap.dedent(PROGRAMS[name])

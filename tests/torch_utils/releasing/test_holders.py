@@ -93,6 +93,7 @@ def test_holder_is_named(kind: str) -> None:
     assert name in holders(release_and_search(model))
 
 
+@pytest.mark.slow
 def test_variable_of_a_running_function_is_named() -> None:
     model = nn.Linear(8, 8, bias=False)
     my_weight = model.weight
@@ -121,6 +122,7 @@ def test_report_names_a_variable_before_an_autograd_graph() -> None:
     assert_clean(run_forked(program, quick_end=True))
 
 
+@pytest.mark.slow
 def test_report_starts_with_storage_held_by_a_variable() -> None:
     large, small = torch.ones(100), torch.ones(2)
     KEPT["object"], KEPT["view"] = in_an_object(large[1:]), small[1:]

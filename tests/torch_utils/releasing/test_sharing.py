@@ -262,6 +262,7 @@ def test_parameters_of_a_gc_frozen_model_stay() -> None:
     assert model(INPUTS).shape == (1, 4)
 
 
+@pytest.mark.slow
 def test_release_of_exported_program_keeps_its_model() -> None:
     model = nn.Linear(4, 4)
     program = torch.export.export(model, (INPUTS.clone(),))

@@ -1,0 +1,1 @@
+"""Ordinary programs with the real libraries, checked without the product's own reports."""

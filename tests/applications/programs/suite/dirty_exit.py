@@ -1,0 +1,13 @@
+import logging
+
+import pytest
+
+
+class Model:
+    def __del__(self):
+        self.file.close()  # This file was never opened.
+
+
+@pytest.mark.clean_exit
+def test_keeps_a_model():
+    logging.model = Model()

@@ -1,0 +1,67 @@
+"""Adapters of peft on one base model."""
+
+from __future__ import annotations
+
+import pytest
+
+from applications.harness import run_application
+
+pytestmark = pytest.mark.slow  # The import of peft takes ten seconds of processor time.
+
+
+def check_lora(python: str, how: str = "scope", mutant: str | None = None) -> None:
+    """Retire one of two adapters; the other one and the base compute what they did."""
+    facts = run_application("lora_classifiers", how, mutant=mutant, python=python)
+    assert facts["retired_alive_mb"] == 0
+    assert facts["freed_mb"] > 40
+    assert facts["closed"] == ["topic"]
+    assert facts["adapters"] == ["mood"]
+    assert facts["is_right"]
+    assert facts["trains"]
+    # At the end everything is released together.
+    assert facts["all_closed"] == ["topic", "mood"]
+    assert facts["shared_alive_mb"] == 0
+    assert facts["grown_mb"] < 60
+
+
+def check_prompt(
+    python: str, user: str = "another_prompt", how: str = "scope", mutant: str | None = None
+) -> None:
+    """Retire one learned prompt; another user of the base model gets the same answers."""
+    facts = run_application("prompt_tuned", user, how, mutant=mutant, python=python)
+    assert facts["prompt_alive_mb"] == 0
+    assert facts["freed_mb"] > 25
+    assert facts["is_base_alive"]
+    assert facts["is_right"]
+
+
+@pytest.mark.parametrize("how", ["scope", "release"])
+def test_retired_adapter_is_freed_and_the_other_still_works(
+    applications_python: str, how: str
+) -> None:
+    check_lora(applications_python, how)
+
+
+def test_retired_prompt_is_freed_and_the_other_still_works(applications_python: str) -> None:
+    check_prompt(applications_python)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="issue 38: releasing an adapter destroys the base model that another object uses",
+)
+def test_base_model_of_a_plain_object_outlives_an_adapter(applications_python: str) -> None:
+    check_prompt(applications_python, "plain_object", "release")
+
+
+@pytest.mark.parametrize("mutant", ["leak", "break_sharing", "skip_destructor"])
+def test_sees_a_broken_product(applications_python: str, mutant: str) -> None:
+    with pytest.raises(AssertionError):
+        check_lora(applications_python, mutant=mutant)
+
+
+@pytest.mark.parametrize("mutant", ["leak", "break_sharing"])
+def test_prompts_see_a_broken_product(applications_python: str, mutant: str) -> None:
+    with pytest.raises(AssertionError):
+        check_prompt(applications_python, mutant=mutant)
