@@ -50,7 +50,7 @@ def test_version_is_printed_by_both_commands(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == (f"clean-exit {__version__}\nclean-exit-lint {__version__}\n")
 
 
-SLOW = pytest.mark.slow
+SLOW_TEST = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,24 @@ SLOW = pytest.mark.slow
     [
         (CLEAN, 0, "clean-exit: clean exit; the program's exit code is 0 (took "),
         (DIRTY, 120, "atexit-error"),
-        pytest.param(["--", sys.executable, *DIRTY], 120, "ZeroDivisionError", marks=SLOW),
+        pytest.param(["--", sys.executable, *DIRTY], 120, "ZeroDivisionError", marks=SLOW_TEST),
         (["-c", "raise SystemExit(3)"], 3, "clean exit; the program's exit code is 3 (took "),
-        pytest.param(["-c", DIRTY[1] + "; raise SystemExit(3)"], 3, "atexit-error", marks=SLOW),
+        pytest.param(
+            ["-c", DIRTY[1] + "; raise SystemExit(3)"], 3, "atexit-error", marks=SLOW_TEST
+        ),
         (["-c", "import os; os.kill(os.getpid(), 9)"], 137, "SIGKILL"),
         (["--timeout", "0.5", "--", "sleep", "60"], 124, "hang"),
         (["--error-exitcode", "77", *DIRTY], 77, "atexit-error"),
-        pytest.param(["--error-exitcode", "77", "-c", "raise SystemExit(3)"], 3, "", marks=SLOW),
+        pytest.param(
+            ["--error-exitcode", "77", "-c", "raise SystemExit(3)"], 3, "", marks=SLOW_TEST
+        ),
         (
             ["--ignore", "ZeroDivision", *DIRTY],
             0,
             "clean exit, 1 ignored; the program's exit code is 0 (took ",
         ),
-        pytest.param(["--ignore", "KeyError", *DIRTY], 120, "atexit-error", marks=SLOW),
-        pytest.param(["--repeat", "3", *CLEAN], 0, "clean", marks=SLOW),
+        pytest.param(["--ignore", "KeyError", *DIRTY], 120, "atexit-error", marks=SLOW_TEST),
+        pytest.param(["--repeat", "3", *CLEAN], 0, "clean", marks=SLOW_TEST),
         (["--max-shutdown", "0.5", *SLOW], 120, "slow-shutdown"),
         (["no-such-command-here"], 127, "was not found"),
         (["/etc/passwd"], 126, "cannot be executed"),
