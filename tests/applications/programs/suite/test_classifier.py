@@ -27,7 +27,7 @@ def test_close_frees_the_layers_and_nothing_else(classifier, embeddings):
     assert torch.equal(embeddings(torch.tensor([3])), expected)
 
 
-@pytest.mark.clean_exit
+@pytest.mark.clean_exit(max_shutdown_s=100)  # Continuous integration may be slow.
 class TestExit:
     def test_of_a_closed_classifier(self, classifier, journal):
         classifier.label([3])
@@ -51,7 +51,7 @@ def test_memory_stays_flat(embeddings, journal):
 
 
 @pytest.mark.slow
-@pytest.mark.clean_exit
+@pytest.mark.clean_exit(max_shutdown_s=100)
 def test_exit_after_many_rounds(embeddings, journal):
     for _ in range(5):
         Classifier(embeddings, journal).label([3])
