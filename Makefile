@@ -25,7 +25,7 @@ export HF_HUB_OFFLINE := 1
 demo: .venv/.installed
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/clean-exit --max-shutdown 10 -- $(BIN)/rag-demo demo --progress terminal
 
-# Takes about two and a half minutes on two cores. test-slow and test-real run the remaining tests.
+# Takes about four minutes on two busy cores. test-slow and test-real run the remaining tests.
 test: .venv/.installed
 	$(PYTEST) -m "not slow"
 
