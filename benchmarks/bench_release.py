@@ -85,6 +85,18 @@ def many_tensors() -> dict[str, Any]:
     return rows
 
 
+def blocked_threads() -> dict[str, Any]:
+    print("\nA tensor of 50 MB in 20 rounds, alone and beside 60 blocked threads")
+    rows = {threads: cell("blocked", threads) for threads in ("0", "60")}
+    for threads, row in rows.items():
+        print(
+            f"{threads:>2} threads: {row['median_ms']:.1f} ms, at most {row['worst_ms']:.1f} ms, "
+            f"{row['grown_mb']:.1f} MB left after all rounds",
+            flush=True,
+        )
+    return rows
+
+
 def nothing_to_do() -> dict[str, Any]:
     """Return what a call with nothing to do, and the import, cost beside an empty one."""
     import torch  # noqa: F401
@@ -127,7 +139,7 @@ def import_cost() -> float:
     return extra
 
 
-SECTIONS = (tensors, minilm, many_tensors, nothing_to_do)
+SECTIONS = (tensors, minilm, many_tensors, blocked_threads, nothing_to_do)
 
 
 def main() -> None:

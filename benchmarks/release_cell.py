@@ -4,6 +4,7 @@ release_cell.py tensors SIZES METHOD
 release_cell.py minilm METHOD
 release_cell.py rounds COUNT METHOD
 release_cell.py many SHAPE METHOD
+release_cell.py blocked THREADS
 release_cell.py curve METHOD
 """
 
@@ -175,6 +176,24 @@ def many(shape: str, method: str) -> dict[str, Any]:
     }
 
 
+def blocked(threads: str) -> dict[str, Any]:
+    """Release a tensor of 50 MB in 20 rounds beside threads that sleep, read or wait."""
+    pipe, _ = os.pipe()
+    forever = threading.Event().wait
+    waits = (lambda: time.sleep(1e6), lambda: os.read(pipe, 1), forever)
+    for number in range(int(threads)):
+        threading.Thread(target=waits[number % 3], daemon=True).start()
+    times = []
+    empty = memory_snapshot().host.anonymous_bytes
+    for _ in range(20):
+        tensor = torch.ones(12_500_000)
+        started = time.perf_counter()
+        torch_utils.release(tensor)
+        times.append((time.perf_counter() - started) * 1e3)
+    grown = memory_snapshot().host.anonymous_bytes - empty
+    return {"median_ms": sorted(times)[10], "worst_ms": max(times), "grown_mb": grown / 1e6}
+
+
 def beside_a_thread(work: Callable[[], object]) -> dict[str, float]:
     """Measure a call, and the longest that another thread had to wait meanwhile."""
     gaps, stop = [], threading.Event()
@@ -238,6 +257,6 @@ def curve(method: str) -> dict[str, Any]:
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(2)
-    cells = (tensors, minilm, rounds, many, curve)
+    cells = (tensors, minilm, rounds, many, blocked, curve)
     kinds: dict[str, Callable[..., dict[str, Any]]] = {cell.__name__: cell for cell in cells}
     print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

@@ -6,7 +6,7 @@ that closes open resources. Each public name loads its module on first use.
 
 from __future__ import annotations
 
-from torch_utils import exit as _exit  # noqa: F401  (the exit registration)
+from torch_utils import _registry  # noqa: F401  (the exit registration)
 from torch_utils._runtime import is_shutting_down as is_shutting_down
 from torch_utils._version import __version__ as __version__
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch_utils.report import CleanupReport as CleanupReport
     from torch_utils.report import StillHeld as StillHeld
     from torch_utils.resource import Resource as Resource
+    from torch_utils.resource import closes_on_error as closes_on_error
     from torch_utils.signals import SignalExit as SignalExit
     from torch_utils.signals import exit_on_signals as exit_on_signals
     from torch_utils.timing import Measurement as Measurement
@@ -64,7 +65,7 @@ _NAMES_IN = {
     "releasing.run": "release",
     "releasing.tensors": "safe_tensor_cleanup",
     "report": "CleanupReport StillHeld",
-    "resource": "Resource",
+    "resource": "Resource closes_on_error",
     "signals": "SignalExit exit_on_signals",
     "timing": "Measurement measure measuring",
 }

@@ -9,14 +9,13 @@ delivered immediately, because the cleanup may hang.
 
 from __future__ import annotations
 
-# `signal` and `functools` themselves would double the time that importing this package takes.
+# `signal` itself would double the time that importing this package takes.
 import _signal as signal  # type: ignore[import-not-found]  # typeshed has no stub
 import sys
-from _functools import partial  # type: ignore[import-not-found]  # nor here
 from _signal import SIGINT, getsignal
-from _thread import get_ident, interrupt_main
+from _thread import get_ident
 from os import getpid
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 from torch_utils._runtime import MODULES, PHASE, early_bound, is_finalizing
 
@@ -64,33 +63,16 @@ def _call_handlers(numbers: list[int]) -> None:
             _call_handlers(numbers)
 
 
-class _SentAtEnd:
-    """Send a signal when this object is destroyed."""
-
-    __slots__ = ("__weakref__", "_end")
-
-    def __init__(self, number: int) -> None:
-        # The callback is C code: a Python function would receive the signal itself.
-        send = map(interrupt_main, [number])  # type: ignore[arg-type]  # typeshed wants a Signals
-        self._end = ref(self, partial(next, send))
-
-
 class DeferredSignals:
     """Context manager that runs the program's signal handlers after the block.
 
     Blocks nest; the outermost one restores the handlers. A block in another thread does nothing,
     because handlers run only in the main thread.
-
-    Args:
-        in_destructor: Deliver the signals when this object is destroyed. Python discards an
-            exception that is raised in a destructor, so the destructor keeps this object in a
-            local variable.
     """
 
-    __slots__ = ("__weakref__", "_held", "_in_destructor", "_sent_at_end")
+    __slots__ = ("__weakref__", "_held")
 
-    def __init__(self, in_destructor: bool = False) -> None:
-        self._in_destructor = in_destructor
+    def __init__(self) -> None:
         self._held: dict[int, Any] = {}
 
     @early_bound
@@ -112,7 +94,9 @@ class DeferredSignals:
         _PIDS[0] = getpid()
         for number in _SIGNALS:
             handler = getsignal(number)
-            if callable(handler) and handler is not _note:
+            if not callable(handler) or handler is _note:
+                continue
+            if getattr(handler, "is_deferred", True):
                 _BLOCKS.add(self)
                 self._held[number] = _HANDLERS[number] = handler
                 signal.signal(number, _note)
@@ -142,7 +126,4 @@ class DeferredSignals:
     def _deliver(self) -> None:
         mine = [number for number in _NOTED if number in self._held]
         _NOTED[:] = [number for number in _NOTED if number not in self._held]
-        if self._in_destructor:
-            self._sent_at_end = [_SentAtEnd(number) for number in mine]
-        else:
-            _call_handlers(mine)
+        _call_handlers(mine)

@@ -1,7 +1,9 @@
-"""The registry of open resources, and the claim that closes each of them exactly once.
+"""What is open, the claim that closes each resource exactly once, and the exit callback.
 
 Resources and open scopes register here in order of creation and leave when they are closed. The
-exit callback closes the rest.
+exit callback closes the rest, while every module is intact. ``import torch_utils`` registers it
+with atexit, which runs callbacks last-in first-out. So the program's own callbacks, which are
+registered later, can still use the resources.
 
 The registry has no lock. The garbage collector may run a destructor at any allocation, in any
 thread, with any lock held. So single dictionary operations, which are atomic, add and remove
@@ -10,10 +12,13 @@ entries. A thread claims an entry by a lock that it acquires without blocking.
 
 from __future__ import annotations
 
+import atexit
 from _thread import allocate_lock, get_ident
 from os import getpid
+from sys import modules
+from time import monotonic, sleep
+from types import AsyncGeneratorType, CoroutineType
 
-from torch_utils._coroutines import UNAWAITED, unawaited_error
 from torch_utils._deferral import DeferredSignals
 from torch_utils._runtime import ERROR, PHASE, early_bound, log
 
@@ -24,8 +29,21 @@ if TYPE_CHECKING:
 
 EXIT_WAIT_S = 5.0
 """How long the exit callback waits for another thread that is closing a resource."""
-LATE_LIMIT = 1000
-"""How many resources that are opened during the exit callback are closed as well."""
+NESTED_WAIT_S = 10.0
+"""How long a release waits for another thread's release, which may be waiting for this one."""
+UNAWAITED = frozenset((CoroutineType, AsyncGeneratorType))
+"""Results that have not run yet. Other awaitables, such as tasks, run on their own."""
+
+
+@early_bound
+def unawaited_error(made: Any) -> TypeError:
+    """Close a result of one of the types `UNAWAITED`, and return the error for it."""
+    if type(made) is CoroutineType:
+        made.close()  # Otherwise Python warns that it was never awaited.
+    return TypeError(
+        f"{made.__qualname__}() has to be awaited, so it did not run; use `async with` and pass "
+        "the function to callback()"
+    )
 
 
 class _Raises:
@@ -44,11 +62,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
-        self._waiting: dict[int, Entry] = {}  # by the thread that waits
         self._known_pid = 0
-        self._late = 0  # opened during the exit callback
         self.on_new_process: Callable[[], None] | None = None
-        self.on_late_entry: Callable[[], None] | None = None
 
     @early_bound
     def add(self, entry: Entry) -> None:
@@ -59,18 +74,6 @@ class Registry:
             self._known_pid = entry.pid
             if self.on_new_process is not None:
                 self.on_new_process()
-        if PHASE.exiting and self.on_late_entry is not None:
-            self._late += 1
-            if self._late <= LATE_LIMIT:
-                self.on_late_entry()
-                return
-            entry.at_exit = False
-            if self._late == LATE_LIMIT + 1:
-                log(
-                    ERROR,
-                    "more than %s were opened at exit; the others stay open",
-                    LATE_LIMIT,
-                )
 
     @early_bound
     def get(self, key: int) -> Entry | None:
@@ -95,71 +98,35 @@ class Registry:
                 entry.at_exit = False
 
     @early_bound
-    def wait(self, entry: Entry, timeout_s: float) -> None:
-        """Wait until another thread has closed an entry, unless that would be a deadlock."""
-        me = get_ident()
-        outer = self._waiting.get(me)  # A signal handler may wait during a wait.
-        try:
-            # Every thread announces its wait before it looks for a cycle, so the last thread of a
-            # cycle sees all of it.
-            self._waiting[me] = entry
-            if not self._leads_to(me, entry):
-                entry.wait(timeout_s)
-        finally:
-            if outer is None:
-                self._waiting.pop(me, None)
-            else:
-                self._waiting[me] = outer
-
-    @early_bound
-    def _leads_to(self, thread: int, entry: Entry | None) -> bool:
-        for _ in range(len(self._waiting) + 1):
-            if entry is None or entry.thread is None:
-                return False
-            if entry.thread == thread:
-                return True
-            entry = self._waiting.get(entry.thread)
-        return False  # A cycle of other threads, which detect it themselves.
-
-    @early_bound
     def close_all(self) -> None:
         """Close all entries of this process, newest first, including those opened meanwhile.
 
-        Any exception goes to `sys.unraisablehook` and skips no entry. At most `LATE_LIMIT` entries
-        that are opened meanwhile are closed: a release that opens a resource of its own kind would
-        never end.
+        Each entry is tried once. Any exception goes to `sys.unraisablehook` and skips no entry. An
+        entry whose owner is being collected in another thread is left to the owner's destructor.
         """
-        pid = getpid()
+        pid, me = getpid(), get_ident()
         tried: set[Entry] = set()
+        deadline = 0.0
         while True:
-            entries = [e for e in self.open_entries() if e not in tried]
-            entries = [e for e in entries if e.pid == pid and e.at_exit]
-            if not entries:
-                return
-            for entry in entries:
-                tried.add(entry)
-                try:
-                    entry.close(timeout_s=EXIT_WAIT_S)
-                except BaseException as error:
-                    # A SystemExit or KeyboardInterrupt must not skip the other entries, and the
-                    # program is ending already.
-                    _Raises(error)
+            found = [e for e in self.open_entries() if e not in tried]
+            entry = next((e for e in found if e.pid == pid and e.at_exit), None)
+            if entry is None:
+                break
+            tried.add(entry)
+            try:
+                entry.close(timeout_s=EXIT_WAIT_S)
+            except BaseException as error:
+                # A SystemExit or KeyboardInterrupt must not skip the other entries, and the
+                # program is ending already.
+                _Raises(error)
+            if entry.thread not in (None, me):
+                deadline = monotonic() + EXIT_WAIT_S
+        # A thread that was closing a resource may go on with others of the same collection.
+        while monotonic() < deadline and any(self.get(e.key) is e for e in tried):
+            sleep(0.005)
 
 
 REGISTRY = Registry()
-
-
-@early_bound
-def _could_not_begin(error: BaseException) -> bool:
-    """Return whether the recursion limit stopped a release before its first frame."""
-    traceback = error.__traceback__ if isinstance(error, RecursionError) else None
-    module = ""
-    while traceback is not None:
-        module = traceback.tb_frame.f_globals.get("__name__") or "?"
-        if module.partition(".")[0] not in ("torch_utils", "contextlib"):
-            return False
-        traceback = traceback.tb_next
-    return bool(module)
 
 
 class Entry:
@@ -208,7 +175,7 @@ class Entry:
         Args:
             owner: The owner, for callers whose weak reference to it is dead.
             timeout_s: How long to wait in seconds; forever if negative. The release itself does
-                not wait, and a thread that waits for this one is not waited for.
+                not wait. A thread that is itself releasing waits at most `NESTED_WAIT_S`.
 
         Returns:
             True if this call ran the release.
@@ -219,41 +186,62 @@ class Entry:
         if self.pid != getpid():
             REGISTRY.discard(self)  # In a forked child: the resource belongs to the parent.
             return False
-        with DeferredSignals():
-            if self._claim.acquire(blocking=False):
-                try:
-                    return self._run_release(owner)
-                finally:
-                    self._claim.release()
+        subject = self.owner() if owner is None else owner
+        if subject is not None:  # Otherwise its destructor is about to close it.
+            with DeferredSignals():
+                if self._claim.acquire(blocking=False):
+                    try:
+                        if self._is_finished:
+                            return False
+                        self.thread = get_ident()
+                        try:
+                            result = self.release(subject)
+                            if type(result) in UNAWAITED:
+                                raise unawaited_error(result)
+                        finally:
+                            self._is_finished = True
+                            REGISTRY.discard(self)
+                        return True
+                    except BaseException as error:
+                        self.raised = id(error)
+                        raise
+                    finally:
+                        self._claim.release()
         if self.thread != get_ident() and timeout_s != 0:
-            REGISTRY.wait(self, timeout_s)
+            self._wait(timeout_s)
         return False
 
     @early_bound
-    def _run_release(self, owner: Any) -> bool:
-        if self._is_finished:
-            return False
-        self.thread = get_ident()
-        try:
-            subject = self.owner() if owner is None else owner
-            result = None if subject is None else self.release(subject)
-            if type(result) in UNAWAITED:
-                raise unawaited_error(result)
-        except BaseException as error:
-            self.raised = id(error)
-            if not _could_not_begin(error):
-                self._finish()
-            raise
-        self._finish()
-        return True
-
-    @early_bound
-    def _finish(self) -> None:
-        self._is_finished = True
-        REGISTRY.discard(self)
-
-    @early_bound
-    def wait(self, timeout_s: float) -> None:
+    def _wait(self, timeout_s: float) -> None:
         """Wait until the thread that claimed it has finished."""
+        me = get_ident()
+        if any(e.thread == me and e._claim.locked() for e in REGISTRY.open_entries()):
+            timeout_s = NESTED_WAIT_S if timeout_s < 0 else min(timeout_s, NESTED_WAIT_S)
         if self._claim.acquire(timeout=timeout_s):
             self._claim.release()
+        else:
+            log(ERROR, "another thread is still closing %s; not waiting any longer", self.name)
+
+
+@early_bound
+def close_everything() -> None:
+    """Close the resources of this process; from here on `is_shutting_down` is True."""
+    PHASE.exiting = True
+    REGISTRY.close_all()
+
+
+@early_bound
+def _close_at_end_of_worker() -> None:
+    """Close the resources of a multiprocessing child, which skips atexit before Python 3.13.
+
+    Multiprocessing runs its own finalizers. The negative priority makes this one run after the
+    child has joined its own children.
+    """
+    process = modules.get("multiprocessing.process")
+    util = modules.get("multiprocessing.util")
+    if process is not None and util is not None and process.parent_process() is not None:
+        util.Finalize(None, close_everything, exitpriority=-100)
+
+
+REGISTRY.on_new_process = _close_at_end_of_worker
+atexit.register(close_everything)

@@ -182,3 +182,36 @@ def current_task() -> Any | None:
         return asyncio.current_task() if asyncio is not None else None
     except (RuntimeError, AttributeError):  # No running event loop, or asyncio is half-imported.
         return None
+
+
+FALLBACKS = {
+    "_C.DisableTorchFunction": "a tensor subclass may notice that its tensors are read",
+    "_C._DisableTorchDispatch": "a tensor subclass may notice that its tensors are read",
+    "_C._swap_tensor_impl": "tensors passed by themselves stay as they are, with an error each",
+    "_C._is_cached_tensor": "outputs of compiled code's CUDA graphs are errors",
+    "UntypedStorage._weak_ref": "storages are not counted",
+    "UntypedStorage._expired": "storages are not counted",
+    "UntypedStorage._free_weak_ref": "storages are not counted",
+    "UntypedStorage._cdata": "storages are not counted",
+    "_C._cuda_clearCublasWorkspaces": "cuBLAS workspaces are not cleared",
+    "_C._host_emptyCache": "pinned host memory is not freed before torch 2.13",
+}
+"""The private names of torch that a release uses, and the effect if one is missing."""
+
+
+def private(torch: Any, name: str) -> Any | None:
+    """Return torch's attribute for one of the names in `FALLBACKS`, or None."""
+    owner, _, attribute = name.partition(".")
+    return getattr(getattr(torch, owner, None), attribute, None)
+
+
+def called_function(function: Any) -> Any:
+    """Return the function that runs when an object is called; for an instance, its `__call__`."""
+    from functools import partial
+    from inspect import isroutine
+
+    if isinstance(function, (staticmethod, classmethod)):
+        return function.__func__
+    if isroutine(function) or isinstance(function, (type, partial)):
+        return function
+    return type(function).__call__

@@ -9,9 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-from torch_utils._coroutines import called_function
 from torch_utils._events import notify
-from torch_utils._runtime import DEBUG, log
+from torch_utils._runtime import DEBUG, called_function, log
 from torch_utils.memory import empty_caches, trim_host
 from torch_utils.oom import Handled
 
@@ -81,7 +80,8 @@ def find_batch_size(
         RuntimeError: "No executable batch size found": even a batch size of 1 does not fit. The
             cause is the exception of the last try.
         TypeError: ``function`` is not callable, or is a generator function, which cannot be
-            repeated after it has yielded.
+            repeated after it has yielded. The decorated function raises it if a call passes the
+            batch size.
         ValueError: ``factor`` is not between 0 and 1, ``starting_batch_size`` is not a whole number
             of at least 0, or ``reduce_batch_size_fn`` returned a size that is not smaller.
     """
@@ -115,6 +115,7 @@ def find_batch_size(
 
         @functools.wraps(function)
         async def awaiting_wrapper(*args: Any, **kwargs: Any) -> Any:
+            _check_arguments(function, args, kwargs)
             attempts = size.attempts()
             while True:
                 with next(attempts) as batch_size:
@@ -124,12 +125,41 @@ def find_batch_size(
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        _check_arguments(function, args, kwargs)
         attempts = size.attempts()
         while True:
             with next(attempts) as batch_size:
                 return function(batch_size, *args, **kwargs)
 
     return wrapper
+
+
+def _check_arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Raise a TypeError if a call passes the batch size as well."""
+    try:
+        signature = inspect.signature(function)
+        first = next(iter(signature.parameters), None)
+    except (TypeError, ValueError):  # A builtin without a signature.
+        return
+    if first is None:
+        return
+    try:
+        signature.bind(0, *args, **kwargs)
+    except TypeError:
+        if first in kwargs or _binds(signature, args, kwargs):
+            name = getattr(function, "__name__", repr(function))
+            raise TypeError(
+                f"{name}() gets its batch size from find_batch_size; call it without the argument "
+                f"{first!r}"
+            ) from None
+
+
+def _binds(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 class _Attempt:

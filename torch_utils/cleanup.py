@@ -6,15 +6,14 @@ import copy
 import functools
 import inspect
 import os
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch_utils._coroutines import UNAWAITED, called_function, unawaited_error
 from torch_utils._deferral import DeferredSignals
-from torch_utils._registry import REGISTRY
-from torch_utils._runtime import is_shutting_down
+from torch_utils._registry import REGISTRY, UNAWAITED, unawaited_error
+from torch_utils._runtime import called_function, is_shutting_down
 from torch_utils.errors import CleanupError, TorchUtilsError, repr_of
 from torch_utils.flags import read_flags, restore_flags
 from torch_utils.releasing.objects import name_of
@@ -74,8 +73,6 @@ class _Block(Resource):
         return self._work.errors
 
     def _release(self) -> None:
-        if not hasattr(self, "_flags"):
-            return  # `__init__` failed near the recursion limit; there are no items.
         work = self._work
         with work.under_way():
             while self.items:
@@ -85,6 +82,7 @@ class _Block(Resource):
         exc = None if is_shutting_down() else self.exception
         if exc is not None and work.handled.is_out_of_memory(exc):
             work.handled.clear_frames(exc)
+            work.frees_more = True  # what the frames held
         if self._flags:
             restore_flags(self._flags)
         self.running = None
@@ -95,12 +93,14 @@ class _Block(Resource):
         while self.items:
             result = None
             try:
-                try:
-                    with DeferredSignals(), self._work.under_way():
-                        result = self._run_newest()
-                finally:  # A signal may be delivered before the await.
-                    if inspect.isawaitable(result):
-                        await result
+                with DeferredSignals(), self._work.under_way():
+                    result = self._run_newest()
+            except BaseException as interrupt:  # Raised by a signal's handler.
+                self.interrupt = interrupt
+            if not inspect.isawaitable(result):
+                continue
+            try:
+                await result
             except GeneratorExit:
                 raise  # The coroutine is being closed and can no longer await.
             except BaseException as error:
@@ -120,13 +120,19 @@ class _Block(Resource):
             self._work.failed(item.name, error)
         return None
 
+    def abandon(self) -> None:
+        """Forget this block, which was never entered."""
+        self.items.clear()
+        if (entry := REGISTRY.get(id(self))) is not None:
+            REGISTRY.discard(entry)
+
     def raise_errors(self) -> None:
         """Add the errors as notes to the exception of the block, or raise them if it succeeded."""
         exc, self.exception = self.exception, None
         for error in self.errors:
             if exc is not None:
                 add_note(exc, f"the cleanup after this also failed: {repr_of(error)}")
-        if self.interrupt is not None and isinstance(exc, Exception):
+        if self.interrupt is not None and (exc is None or isinstance(exc, Exception)):
             raise self.interrupt
         for error in self.errors:
             if exc is None and not isinstance(error, Exception):
@@ -147,10 +153,10 @@ class SafePyTorchCleanup:
             serve(model)
         print(scope.report)
 
-    It also works as ``async with``, and as a decorator of functions, coroutine functions,
-    generators and asynchronous generators. A scope has one block at a time and may be used again
-    afterwards. As a decorator, it gives each call a scope of its own with the same options. Manage
-    what the function creates in a ``with`` block inside it.
+    It also works as ``async with``, and as a decorator of functions and coroutine functions. A
+    scope has one block at a time and may be used again afterwards. As a decorator, it gives each
+    call a scope of its own with the same options. Manage what the function creates in a ``with``
+    block inside it.
 
     What is managed is released last-in first-out, each step on its own. An exception in the
     block always wins; what fails in the cleanup is noted on it, logged, and listed in the
@@ -176,7 +182,7 @@ class SafePyTorchCleanup:
         ValueError: ``collect`` is not one of its values.
     """
 
-    _decorator: SafePyTorchCleanup | None = None  # the scope that decorates the function
+    _block: _Block | None = None
 
     def __init__(
         self,
@@ -196,7 +202,6 @@ class SafePyTorchCleanup:
         check_kinds(resources, f"{type(self).__name__}()")
         self._resources = resources
         self._options = _Options(collect, trim_host, thorough, restore_flags, strict)
-        self._block: _Block | None = None
         self.report: CleanupReport | None = None
 
     def manage(self, obj: T, close: Callable[..., Any] | None = None) -> T:
@@ -219,10 +224,32 @@ class SafePyTorchCleanup:
             check_kinds([obj], "manage()")
             self._add(block, _Item(name_of(type(obj)), obj))
         elif _needs_argument(close):
-            self._add_call(close, obj)
+            self._add_call(obj, close, obj)
         else:
-            self._add_call(close)
+            self._add_call(obj, close)
         return obj
+
+    def pop(self, obj: T) -> T:
+        """Stop managing an object, to hand it over to another owner.
+
+        Args:
+            obj: An object that was passed to `manage`, or to the scope itself.
+
+        Returns:
+            The object.
+
+        Raises:
+            TorchUtilsError: The scope does not manage ``obj``, or is not open.
+        """
+        block = self._open_block()
+        for item in reversed(block.items):
+            if item.thing is obj:
+                block.items.remove(item)
+                return obj
+        raise TorchUtilsError(
+            f"this {type(self).__name__} does not manage that {type(obj).__name__}; pass an object "
+            "that was passed to manage()"
+        )
 
     def callback(self, fn: F, *args: Any, **kwargs: Any) -> F:
         """Call a function at the end of the block.
@@ -239,20 +266,22 @@ class SafePyTorchCleanup:
             TypeError: ``fn`` is not callable.
             TorchUtilsError: The scope is not open, or the parent process opened it.
         """
-        self._add_call(fn, *args, **kwargs)
+        self._add_call(None, fn, *args, **kwargs)
         return fn
 
     def __enter__(self: Self) -> Self:
         name = type(self).__name__
-        if self._block is not None and not self._block.closed:
-            raise TorchUtilsError(
-                f"this {name} is open already and has one block at a time; create a {name} for "
-                "each block"
-            )
         with DeferredSignals():
-            self._block = block = _Block(name, self._options)
+            block = _Block(name, self._options)
             block.items += [_Item(name_of(type(thing)), thing) for thing in self._resources]
-        return self
+            # One step, because two threads may enter the same scope.
+            if vars(self).setdefault("_block", block) is block:
+                return self
+            block.abandon()
+        raise TorchUtilsError(
+            f"this {name} is open already and has one block at a time; create a {name} for each "
+            "block"
+        )
 
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         block = self._block
@@ -281,61 +310,34 @@ class SafePyTorchCleanup:
             raise
         finally:
             self.report = block.report or self.report
-            if self._decorator is not None:
-                self._decorator.report = self.report
-            if block.closed:  # Near the recursion limit it may be closed later.
-                self._block = None
-                block.raise_errors()
+            vars(self).pop("_block", None)
+            block.raise_errors()
 
     def __call__(self, function: F) -> F:
-        """Decorate a function, a coroutine function or a generator function.
+        """Decorate a function or a coroutine function.
 
         Each call gets a scope of its own with the same options.
 
         Raises:
-            TypeError: ``function`` is a class or is not callable.
+            TypeError: ``function`` is a class, a generator function or not callable.
         """
         if isinstance(function, type) or not callable(function):
             raise TypeError(
                 f"{type(self).__name__}() decorates functions and methods, not {function!r}"
             )
         called = called_function(function)
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            raise TypeError(
+                f"{type(self).__name__}() does not decorate generators; use a with block inside "
+                f"{getattr(function, '__qualname__', function)}"
+            )
         wrapper: Any
-        if inspect.isasyncgenfunction(called):
-
-            @functools.wraps(function)
-            async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-                async with self._scope_of_call():
-                    generator = function(*args, **kwargs)
-                    try:
-                        value = await anext(generator)
-                        while True:
-                            try:
-                                sent = yield value
-                            except GeneratorExit:
-                                raise
-                            except BaseException as error:  # thrown in by the caller
-                                value = await generator.athrow(error)
-                            else:
-                                value = await generator.asend(sent)
-                    except StopAsyncIteration:
-                        return
-                    finally:
-                        await generator.aclose()
-
-        elif inspect.iscoroutinefunction(called):
+        if inspect.iscoroutinefunction(called):
 
             @functools.wraps(function)
             async def wrapper(*args: Any, **kwargs: Any) -> Any:
                 async with self._scope_of_call():
                     return await function(*args, **kwargs)
-
-        elif inspect.isgeneratorfunction(called):
-
-            @functools.wraps(function)
-            def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-                with self._scope_of_call():
-                    return (yield from function(*args, **kwargs))
 
         else:
 
@@ -348,7 +350,8 @@ class SafePyTorchCleanup:
 
     def _scope_of_call(self: Self) -> Self:
         scope = copy.copy(self)
-        scope._block, scope.report, scope._decorator = None, None, self
+        vars(scope).pop("_block", None)
+        scope.report = None
         return scope
 
     def _open_block(self) -> _Block:
@@ -362,7 +365,9 @@ class SafePyTorchCleanup:
             )
         return block
 
-    def _add_call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def _add_call(
+        self, thing: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> None:
         block = self._open_block()
         if not callable(function):
             raise TypeError(
@@ -370,7 +375,7 @@ class SafePyTorchCleanup:
                 "calling it, and its arguments after it"
             )
         name = getattr(function, "__qualname__", repr(function))
-        self._add(block, _Item(name, function=functools.partial(function, *args, **kwargs)))
+        self._add(block, _Item(name, thing, functools.partial(function, *args, **kwargs)))
 
     def _add(self, block: _Block, item: _Item) -> None:
         block.items.append(item)

@@ -137,14 +137,21 @@ def is_cuda_available() -> bool:
 
 @early_bound
 def get_optimal_device(force_cpu: bool = False) -> str:
-    """Return the name of the best available device. Never raises.
+    """Return the name of the best available device. Never raises for a valid argument.
 
     Args:
         force_cpu: Return "cpu" without any query.
 
     Returns:
         "cuda", "xpu", "mps" or "cpu". "cpu" also without torch and during shutdown.
+
+    Raises:
+        TypeError: ``force_cpu`` is neither True nor False, such as the name of a device.
     """
+    if force_cpu is not True and force_cpu is not False:
+        raise TypeError(
+            f"force_cpu must be True or False, got {force_cpu!r}; the function chooses the device"
+        )
     torch = None if force_cpu or is_shutting_down() else import_torch()
     if torch is None:
         return "cpu"

@@ -157,4 +157,6 @@ def _clear(frame: FrameType) -> bool:
         frame.clear()
     except RuntimeError:  # It is running or suspended.
         return False
+    if sys.version_info < (3, 13):
+        _ = frame.f_locals  # Empties the dictionary that an earlier look at it has filled.
     return True

@@ -31,7 +31,7 @@ def is_variable(holder: str) -> bool:
 
 @dataclass(frozen=True)
 class StillHeld:
-    """Memory that a release gave up but that is still referenced.
+    """Memory that was released but is still referenced elsewhere.
 
     Attributes:
         what: The tensor's name in the released object ("encoder.weight").
@@ -76,6 +76,11 @@ class CleanupReport:
     skipped: str = ""
 
     @property
+    def total_freed_bytes(self) -> int:
+        """Bytes of all storages that no longer exist, on the host and all devices."""
+        return sum(self.freed_bytes.values())
+
+    @property
     def still_held_bytes(self) -> int:
         """Bytes of all storages in ``still_held``."""
         return sum(held.nbytes for held in self.still_held)
@@ -95,7 +100,7 @@ class CleanupReport:
         if self.skipped:
             return "; ".join([f"only closed, nothing counted: {self.skipped}", *self._failures()])
         freed = ", ".join(f"{format_bytes(n)} on {d}" for d, n in self.freed_bytes.items() if n)
-        parts = [f"freed {freed or 'nothing'} in {self.duration_s * 1e3:.1f} ms"]
+        parts = [f"freed {freed or 'no tensors'} in {self.duration_s * 1e3:.1f} ms"]
         before, after = self.before.host, self.after.host
         if before.rss_bytes:
             parts.append(

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, TypeVar
 from warnings import warn
 
-from torch_utils._deferral import DeferredSignals
 from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import DEBUG, early_bound, is_shutting_down, log
 from torch_utils.errors import ResourceClosedError, repr_of
@@ -49,8 +48,10 @@ class Resource:
     and a call from inside `_release` returns immediately. Forks: a forked child never releases its
     parent's resources; it may open and close its own. Resources cannot be copied or pickled.
 
-    `_release` must not be a coroutine function or a generator: the class statement raises
-    TypeError. Do not override ``__del__``; a subclass that must do so has to call this one.
+    `_release` must not be a coroutine function or a generator, and `close` must not be overridden:
+    the class statement raises TypeError. Do not override ``__del__``; a subclass that must do so
+    has to call this one. If a destructor closes the resource and a deferred signal handler raises,
+    Python prints that exception and continues, as it does in every destructor.
     """
 
     # No state lives on the instance, so that `_release` may clear ``__dict__``, subclasses may
@@ -68,6 +69,11 @@ class Resource:
                 f"{cls.__name__}._release must be a plain function, not a coroutine function or a "
                 "generator; it must do all its work when it is called"
             )
+        if not cls.close.__module__.startswith("torch_utils."):
+            raise TypeError(
+                f"{cls.__name__} must not override close(), which the with block, the destructor "
+                "and the exit do not call; put its code into _release()"
+            )
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
         """Create and register the object, before its ``__init__`` acquires anything."""
@@ -79,6 +85,9 @@ class Resource:
             self = super().__new__(cls)
         else:
             self = super().__new__(cls, *args, **kwargs)
+        # `ray.remote` makes a subclass, and an instance of it whose `__init__` never runs.
+        if any(base.__module__ == "ray.actor" for base in cls.__mro__):
+            return self
         REGISTRY.add(
             Entry(id(self), cls.__name__, weakref.ref(self), cls._release, cls.close_at_exit)
         )
@@ -156,9 +165,7 @@ class Resource:
         entry = REGISTRY.get(id(self))
         if entry is None or (is_shutting_down() and not entry.at_exit):
             return
-        signals = DeferredSignals(in_destructor=True)  # Delivers the signals when this frame ends.
-        with signals:
-            closed = entry.close(self, timeout_s=0)
+        closed = entry.close(self, timeout_s=0)
         if closed and not is_shutting_down():
             # Last, because ``-W error`` turns the warning into an exception.
             warn(

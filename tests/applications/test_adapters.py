@@ -46,11 +46,6 @@ def test_retired_prompt_is_freed_and_the_other_still_works(applications_python: 
     check_prompt(applications_python)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 38: releasing an adapter destroys the base model that another object uses",
-)
 def test_base_model_of_a_plain_object_outlives_an_adapter(applications_python: str) -> None:
     check_prompt(applications_python, "plain_object", "release")
 

@@ -36,22 +36,11 @@ def test_released_pipeline_is_freed_and_a_new_one_computes(model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 38: release of an object with a pipeline in an attribute frees nothing of it",
-)
 def test_released_embedder_is_freed_and_a_new_one_computes(model: Path) -> None:
     check(model, "embedder")
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 38: a host frees nothing of a model with a pipeline, and its next lease of a "
-    "cached load lends the released model",
-)
 def test_host_of_a_cached_load_frees_it_and_loads_again(model: Path) -> None:
     check(model, "host")
 

@@ -23,11 +23,6 @@ def test_released_batches_return_their_memory() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 38: release(tensor) frees nothing while another thread sleeps",
-)
 def test_released_batches_return_their_memory_beside_a_sleeping_thread() -> None:
     check("heartbeat")
 

@@ -26,11 +26,6 @@ def test_retired_member_is_freed_and_the_other_still_works(how: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 38: destructors of released modules never run",
-)
 @pytest.mark.parametrize("how", ["scope", "release"])
 def test_destructor_of_a_submodule_runs(how: str) -> None:
     assert check(how)["dropped"] == [40_000]

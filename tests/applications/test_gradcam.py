@@ -25,21 +25,11 @@ def test_released_maps_are_freed_and_the_model_works() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 38: a submodule of a live model that a plain object holds is destroyed",
-)
 def test_released_object_is_freed_and_the_model_works() -> None:
     check("object")
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 38: release of a plain object with close() frees none of its tensors",
-)
 def test_closable_object_is_freed_and_the_model_works() -> None:
     check("closable")
 

@@ -23,11 +23,6 @@ def test_released_parts_are_freed_and_the_other_object_works() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 38: release of a plain object empties a tensor that another one shares",
-)
 def test_released_object_is_freed_and_the_other_one_works() -> None:
     check("object")
 

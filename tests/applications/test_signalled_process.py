@@ -93,23 +93,12 @@ def test_call_in_flight_ends_after_an_interrupt_of_the_group(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 38: SIGTERM and SIGHUP to the process group end the process of a model",
-)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_call_in_flight_ends_after_a_signal_to_the_group(tmp_path: Path, number: int) -> None:
     check(tmp_path, "group", number)
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 38: SIGTERM to the process group ends the process of a model; and `timeout` "
-    "sends SIGTERM twice, of which the second may end the program at once",
-)
 def test_call_in_flight_ends_under_timeout(tmp_path: Path) -> None:
     check(tmp_path, "timeout")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_utils import CleanupReport, release
+from torch_utils.releasing import holders
 
 
 def weak(*things: torch.Tensor | nn.Module) -> list[StorageWeakRef]:
@@ -32,14 +33,17 @@ def gone(storages: Sequence[StorageWeakRef]) -> bool:
     return all(storage.expired() for storage in storages)
 
 
+@contextlib.contextmanager
+def search_time(seconds: float) -> Iterator[None]:
+    """Give the search for holders this time."""
+    with patch.object(holders, "SEARCH_S", seconds):
+        yield
+
+
 def release_and_search(*objects: Any) -> CleanupReport:
     """Release, and search for holders as long as it takes on a busy machine."""
-    return release(*objects, search_s=30.0)
-
-
-def named_local(name: str) -> str:
-    """Return how a report names a local variable, which it can read from Python 3.13 on."""
-    return name if sys.version_info >= (3, 13) else "a variable of a running function, perhaps"
+    with search_time(30.0):
+        return release(*objects)
 
 
 @contextlib.contextmanager

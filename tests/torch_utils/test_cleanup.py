@@ -20,6 +20,7 @@ from torch import nn
 
 from support.counted_resource import Counted
 from support.programs import TIMEOUT_S, assert_clean, run
+from support.threads import in_threads
 from torch_utils import (
     CleanupError,
     ReleasedError,
@@ -112,7 +113,7 @@ def test_interrupt_in_a_step_is_raised_after_the_other_steps() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"^SafePyTorchCleanup\(\) does not support"):
+    with pytest.raises(TypeError, match=r"^SafePyTorchCleanup\(\) cannot release"):
         SafePyTorchCleanup(object())
     with pytest.raises(ValueError, match="collect must be"):
         SafePyTorchCleanup(collect="maybe")
@@ -121,7 +122,7 @@ def test_wrong_arguments_are_refused() -> None:
         with pytest.raises(TorchUtilsError, match="not open; use it inside its with block"):
             use()
     with scope:
-        with pytest.raises(TypeError, match=r"^manage\(\) does not support"):
+        with pytest.raises(TypeError, match=r"^manage\(\) cannot release"):
             scope.manage(object())
         for call in (lambda: scope.callback(None), lambda: scope.manage(object(), close=5)):
             with pytest.raises(TypeError, match="pass it without calling it"):
@@ -270,52 +271,16 @@ def test_decorator_releases_at_the_end_of_each_call() -> None:
     assert work(5) == [5, 1, 1]  # Each call opens a scope; what is closed is not closed again.
 
 
-def test_decorated_generator_keeps_its_scope_open() -> None:
-    tensors = [torch.ones(5), torch.ones(5)]
+def test_decorator_refuses_generators() -> None:
+    def generate() -> Any:
+        yield
 
-    def numbers() -> Any:
-        got = yield 1
-        yield got
-        return "end"
+    async def generate_async() -> Any:
+        yield
 
-    generator = SafePyTorchCleanup(tensors[0])(numbers)()
-    assert next(generator) == 1
-    assert tensors[0].numel() == 5
-    assert generator.send("sent") == "sent"
-    with pytest.raises(StopIteration) as stop:
-        next(generator)
-    assert (stop.value.value, tensors[0].numel()) == ("end", 0)
-    unfinished = SafePyTorchCleanup(tensors[1])(numbers)()
-    next(unfinished)
-    unfinished.close()
-    assert tensors[1].numel() == 0
-
-
-def test_decorated_async_generator_keeps_its_scope_open() -> None:
-    tensors = [torch.ones(5) for _ in range(3)]
-
-    async def numbers() -> Any:
-        try:
-            got = yield 1
-        except ValueError:
-            got = "caught"
-        yield got
-
-    async def main() -> None:
-        kinds = [SafePyTorchCleanup(tensor)(numbers) for tensor in tensors]
-        assert [n async for n in kinds[0]()] == [1, None]
-        generator = kinds[1]()
-        assert await generator.asend(None) == 1
-        assert await generator.asend("sent") == "sent"
-        assert [t.numel() for t in tensors] == [0, 5, 5]
-        await generator.aclose()
-        thrown = kinds[2]()
-        await thrown.asend(None)
-        assert await thrown.athrow(ValueError()) == "caught"
-        await thrown.aclose()
-
-    asyncio.run(main())
-    assert [t.numel() for t in tensors] == [0] * 3
+    for function in (generate, generate_async):
+        with pytest.raises(TypeError, match=r"use a with block inside .*generate"):
+            SafePyTorchCleanup()(function)
 
 
 # Coroutines
@@ -494,8 +459,40 @@ def test_entering_an_open_scope_is_refused_and_leaves_it_open() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("attempts", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_one_of_two_threads_enters_a_scope(attempts: int) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(attempts):
+            scope = SafePyTorchCleanup()
+            results = in_threads(scope.__enter__, scope.__enter__)
+            assert sorted(type(result) for result in results if result is not scope) == [
+                TorchUtilsError
+            ]
+            scope.__exit__(None, None, None)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_popped_object_is_not_released() -> None:
+    closed: list[str] = []
+    with SafePyTorchCleanup(torch.ones(3)) as scope:
+        kept, gone = scope.manage(torch.ones(4)), scope.manage(torch.ones(5))
+        file = scope.manage(object(), close=lambda file: closed.append("file"))
+        assert scope.pop(kept) is kept
+        scope.pop(file)
+        for wrong in (kept, torch.ones(1)):
+            with pytest.raises(TorchUtilsError, match="does not manage that Tensor"):
+                scope.pop(wrong)
+    assert (kept.numel(), gone.numel(), closed) == (4, 0, [])
+    assert scope.report.freed_bytes == {"host": 12 + 20}
+    with pytest.raises(TorchUtilsError, match="not open"):
+        scope.pop(kept)
+
+
 def test_each_decorated_call_has_its_own_scope() -> None:
-    tensors = [torch.ones(5) for _ in range(4)]
+    tensors = [torch.ones(5) for _ in range(2)]
 
     @SafePyTorchCleanup()
     def factorial(number: int) -> int:
@@ -505,29 +502,16 @@ def test_each_decorated_call_has_its_own_scope() -> None:
     assert factorial(5) == 120
 
     @SafePyTorchCleanup()
-    def generate(tensor: torch.Tensor) -> Any:
-        with SafePyTorchCleanup(tensor):
-            yield tensor.numel()
-            yield tensor.numel()
-
-    first, second = generate(tensors[0]), generate(tensors[1])
-    assert [next(first), next(second), next(first)] == [5, 5, 5]
-    first.close()
-    assert [tensor.numel() for tensor in tensors[:2]] == [0, 5]
-    second.close()
-    assert tensors[1].numel() == 0
-
-    @SafePyTorchCleanup()
     async def work(tensor: torch.Tensor) -> None:
         async with SafePyTorchCleanup(tensor):
             await asyncio.sleep(0)
             assert tensor.numel() == 5
 
     async def main() -> None:
-        await asyncio.gather(*map(work, tensors[2:]))
+        await asyncio.gather(*map(work, tensors))
 
     asyncio.run(main())
-    assert [tensor.numel() for tensor in tensors[2:]] == [0, 0]
+    assert [tensor.numel() for tensor in tensors] == [0, 0]
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -545,7 +529,8 @@ def test_interrupted_cleanup_raises_the_interrupt_and_has_a_report(strict: bool)
         assert [str(error) for error in scope.report.errors] == ["of a callback"]
 
 
-def test_interrupt_before_an_async_callback_is_awaited_does_not_drop_it() -> None:
+@pytest.mark.parametrize("error", [None, ValueError("of the block")])
+def test_interrupt_before_an_async_callback_is_raised_and_does_not_drop_it(error: Any) -> None:
     ran: list[str] = []
 
     async def closer() -> None:
@@ -558,6 +543,8 @@ def test_interrupt_before_an_async_callback_is_awaited_does_not_drop_it() -> Non
     async def work() -> None:
         async with SafePyTorchCleanup() as scope:
             scope.callback(make)
+            if error is not None:
+                raise error
 
     with pytest.raises(KeyboardInterrupt):
         work().send(None)
@@ -565,15 +552,15 @@ def test_interrupt_before_an_async_callback_is_awaited_does_not_drop_it() -> Non
 
 
 def test_decorated_instance_with_an_async_call_is_awaited() -> None:
-    class Answer:
-        async def __call__(self) -> str:
-            await asyncio.sleep(0)
-            assert decorator.report is None, "the scope has ended before the body"
-            return "answer"
+    tensor = torch.ones(5)
 
-    decorator = SafePyTorchCleanup()
-    assert asyncio.run(decorator(Answer())()) == "answer"
-    assert decorator.report is not None
+    class Answer:
+        async def __call__(self) -> int:
+            await asyncio.sleep(0)
+            return tensor.numel()
+
+    assert asyncio.run(SafePyTorchCleanup(tensor)(Answer())()) == 5
+    assert tensor.numel() == 0
 
 
 def test_cancellation_of_the_cleanup_after_a_failed_block_is_raised() -> None:

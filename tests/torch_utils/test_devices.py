@@ -148,6 +148,12 @@ def test_checks_agree_with_torch() -> None:
     assert info["backend"] == get_optimal_device()
 
 
+@pytest.mark.parametrize("wrong", ["cuda", "cpu", None, 1])
+def test_device_name_as_force_cpu_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="force_cpu must be True or False, got"):
+        get_optimal_device(wrong)
+
+
 def test_xpu_and_mps_are_found_without_cuda() -> None:
     with installed(stand_in(device_count=lambda: 0, is_initialized=lambda: False)) as fake:
         fake.xpu = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False)

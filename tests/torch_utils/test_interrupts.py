@@ -543,11 +543,11 @@ except KeyboardInterrupt:
 CTRL_C = "signal.raise_signal(signal.SIGINT)"
 
 
-@pytest.mark.parametrize("imports", ["", "import threading\n"])
-def test_interrupt_of_a_destructor_is_raised_in_the_dropping_code(imports: str) -> None:
-    result = run(imports + DESTRUCTOR.replace("SUBJECT", "Safe").replace("COME", CTRL_C))
-    assert_clean(result)
-    assert result.stdout.splitlines()[-1:] == ["interrupted"]
+def test_signal_in_a_destructor_is_handled_after_its_release() -> None:
+    result = run(DESTRUCTOR.replace("SUBJECT", "Safe").replace("COME", CTRL_C))
+    assert (result.returncode, result.stdout) == (0, "released\nwent on\n"), str(result)
+    assert result.stderr.startswith("Exception ignored in: <function Resource.__del__")
+    assert "KeyboardInterrupt" in result.stderr
 
 
 def test_control_of_a_naive_destructor() -> None:
@@ -560,60 +560,3 @@ def test_keyboard_interrupt_raised_by_a_release_is_its_error() -> None:
     result = run(DESTRUCTOR.replace("SUBJECT", "Safe").replace("COME", "raise KeyboardInterrupt"))
     assert (result.returncode, result.stdout) == (0, "went on\n"), str(result)
     assert result.stderr.startswith("Exception ignored in: <function Resource.__del__")
-
-
-NEAR_THE_LIMIT = """
-import atexit
-atexit.register(lambda: [r.released for r in kept] == [1] * len(kept) or print("not all at exit"))
-import gc, signal, sys
-from torch_utils import Resource, SafePyTorchCleanup
-
-class R(Resource):
-    released = 0
-    def _release(self): self.released += 1
-
-def use_scope():
-    with SafePyTorchCleanup(collect="never") as scope:
-        for name in "ab":
-            scope.callback(ran.append, name)
-            expected.append(name)
-
-def deep(left, function):
-    return deep(left - 1, function) if left else function()
-
-def is_refused(left, function):
-    try: deep(left, function)
-    except RecursionError: return True
-    return False
-
-kept, lost, refused = [], [], 0
-expected, ran = [], []
-use_scope()  # Imports what it needs.
-LIMIT = 300
-sys.setrecursionlimit(LIMIT)
-for left in range(LIMIT - 80, LIMIT):
-    expected, ran = [], []
-    refused += is_refused(left, use_scope)
-    gc.collect()
-    if set(expected) - set(ran) or len(ran) > len(set(ran)):
-        lost.append((left, expected, ran))
-    closed_again, left_to_exit = R(), R()
-    refused += is_refused(left, closed_again.close)
-    is_refused(left, left_to_exit.close)
-    closed_again.close()
-    kept += [closed_again, left_to_exit]
-    assert closed_again.released == 1, left
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, left
-    try: signal.raise_signal(signal.SIGINT)
-    except KeyboardInterrupt: continue
-    raise AssertionError("an interrupt was lost")
-assert refused
-assert not lost, lost
-"""
-
-
-@pytest.mark.slow
-def test_cleanup_near_the_recursion_limit_is_completed() -> None:
-    result = run(NEAR_THE_LIMIT)
-    assert_clean(result)
-    assert result.stdout == ""

@@ -19,10 +19,8 @@ from torch_utils.releasing.modules import bury
 from torch_utils.releasing.objects import (
     bases_of,
     contents_of,
-    current_frames,
     is_among,
     is_index_class,
-    is_released,
 )
 from torch_utils.releasing.storages import Inventory, Target
 
@@ -39,16 +37,15 @@ class FaissTarget(Target):
 
     def count(self, inventory: Inventory) -> None:
         self._inventory = inventory
+        inventory.is_partial = True  # the graphs and lists around the vectors
         self._nbytes = _code_bytes(self.thing) if self.thing.thisown else 0
         self._parts = list(_parts_of(self.thing)) if self.thing.thisown else []
 
-    def give_up(self, place: str) -> None:
+    def give_up(self, place: str, trash: list[Any]) -> None:
         index = self.thing
-        if is_released(index):
-            return
         kind, contents = type(index), dict(contents_of(index))
         proxied = contents.get("this")
-        bury(index, f"this {self.name}", place)
+        bury(index, f"this {self.name}", place, [])
         if proxied is None or not proxied.own():
             return
         reason = _reason_to_keep(index, self.name)
@@ -110,7 +107,7 @@ def _reason_to_keep(index: Any, name: str) -> str:
 
 def _arguments_in_faiss() -> Iterator[Any]:
     """Yield the variables of faiss's functions that run in other threads."""
-    for thread, top in current_frames().items():
+    for thread, top in sys._current_frames().items():
         frame: FrameType | None = None if thread == get_ident() else top
         while frame is not None:
             name = frame.f_globals.get("__name__")

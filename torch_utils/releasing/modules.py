@@ -1,4 +1,4 @@
-"""Release modules in place, and turn them into tombstones.
+"""Release modules and what trains them in place, and turn them into tombstones.
 
 Weights are shared in two ways. Two modules may hold the same Parameter: a release removes only one
 reference to it. Two models may contain the same submodule: it stays intact.
@@ -10,14 +10,10 @@ reading an attribute raises an AttributeError as well.
 
 from __future__ import annotations
 
-import sys
 from abc import ABCMeta
 from collections.abc import Callable, Set
-from operator import getitem
-from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from torch_utils._coroutines import UNAWAITED, unawaited_error
 from torch_utils._runtime import early_bound, whole_torch
 from torch_utils.errors import ReleasedAttributeError, ReleasedError
 from torch_utils.releasing.objects import (
@@ -34,21 +30,24 @@ from torch_utils.releasing.objects import (
     slots_of,
 )
 from torch_utils.releasing.storages import Inventory, Target
-from torch_utils.resource import Resource
 
 
 class ModuleTarget(Target):
     """A module and what it contains.
 
     Attributes:
-        tree: The module and its submodules with their paths; empty after the release.
-        shared: The ids of submodules that a live model contains as well.
+        tree: The module and its submodules with their paths.
+        spared: The ids of submodules that an object outside uses as well.
     """
 
-    def __init__(self, module: Any, name: str) -> None:
-        super().__init__(module, name)
-        self.tree: list[tuple[Any, str]] = tree_of(module)
-        self.shared: Set[int] = frozenset()
+    def __init__(self, thing: Any, name: str, *, is_named: bool) -> None:
+        super().__init__(thing, name, is_named=is_named)
+        self.tree: list[tuple[Any, str]] = tree_of(thing)
+        self.spared: Set[int] = frozenset()
+
+    def spare(self, used: Set[int]) -> None:
+        super().spare(used)
+        self.spared = used - {id(self.thing)}
 
     def count(self, inventory: Inventory) -> None:
         # Shared weights count as well: the report says that they are still held.
@@ -62,17 +61,45 @@ class ModuleTarget(Target):
             for name, part in attributes_of(module).items():
                 if name not in _OWN_PARTS:
                     inventory.add_contents(f"{where}.{name}", part)
+                if name_of(type(part)) == "ScriptObject":  # Weights in C++, such as quantized ones.
+                    inventory.is_partial = True
 
-    def give_up(self, place: str) -> None:
-        if is_released(self.thing):
-            return  # Released by its own ``close()`` or by another thread.
-        self.tree = []  # A ``close()`` may have changed the model, so it is read again.
+    def closers(self) -> list[Closer]:
+        kept = [m for m, _ in self.tree if id(m) not in self.spared and not is_released(m)]
+        return [closer for module in kept for closer in closers_of(module)]
+
+    def give_up(self, place: str, trash: list[Any]) -> None:
+        self.tree = []
         # From the root down: a thread that is using the model sees a tombstone, rather than a
         # layer without its weights.
-        for module, path in tree_of(self.thing, self.shared):
+        for module, path in tree_of(self.thing, self.spared):
             kind = name_of(type(module))
             name = f"{path!r} of {self.name} (a {kind})" if path else f"this {kind}"
-            bury(module, name, place)
+            bury(module, name, place, trash)
+
+
+class TrainingTarget(Target):
+    """An optimizer, a learning-rate scheduler, a gradient scaler or a data loader."""
+
+    def count(self, inventory: Inventory) -> None:
+        for name, part in contents_of(self.thing).items():
+            # Its parameters and data belong to others.
+            for state in dict.values(part) if name == "state" and is_instance(part, dict) else ():
+                inventory.add_contents(f"{self.name}.state", state)
+            inventory.add_contents(self.name, part, is_expected=False)
+
+    def closers(self) -> list[Closer]:
+        return closers_of(self.thing)
+
+    def give_up(self, place: str, trash: list[Any]) -> None:
+        # A loader with persistent workers keeps their iterator.
+        iterator = contents_of(self.thing).get("_iterator")
+        stop = find_in_class(type(iterator), "_shutdown_workers")
+        # A live learning-rate scheduler keeps the optimizer, which is empty then.
+        bury(self.thing, f"this {self.name}", place, trash)
+        if stop is not None:
+            stop(iterator)
+            bury(iterator, f"the iterator of this {self.name}", place, trash)
 
 
 # Attributes of every module. If a version of torch has more, they are searched in vain.
@@ -125,95 +152,48 @@ def children_of(module: Any) -> list[tuple[str, Any]]:
 # Closing
 
 
-class ClosableTarget(Target):
-    """An object with a ``close()`` method."""
+class Closer(NamedTuple):
+    """A method to call before anything is emptied: ``close`` or ``__del__``."""
 
-    closes = True
-
-    def give_up(self, place: str) -> None:
-        result = self.thing.close()
-        if type(result) in UNAWAITED:
-            raise unawaited_error(result)
+    name: str
+    thing: Any
+    method: str
 
 
-class ModuleCloseTarget(Target):
-    """The ``close()`` method of one module, called before the module is released.
+class Claim:
+    """A thread's claim to call the closers of an object, each once.
 
-    Args:
-        unprepared: All targets of one tree, until the first of them is called. A ``close()`` may
-            call that of other modules.
+    It keeps the object alive, so that its id stays its own.
     """
 
-    closes = True
+    __slots__ = ("called", "thing", "thread")
 
-    def __init__(self, module: Any, unprepared: list[ModuleCloseTarget]) -> None:
-        super().__init__(module, f"{name_of(type(module))}.close()")
-        self._unprepared = unprepared
-
-    def give_up(self, place: str) -> None:
-        """Call it once, unless the program or another release has called it since the plan."""
-        while self._unprepared:
-            self._unprepared.pop()._prepare()
-        if is_released(self.thing):
-            return
-        if is_instance(self.thing, Resource):
-            Resource.close(self.thing)
-            return
-        result = _close_once(self.thing)()
-        if type(result) in UNAWAITED:
-            raise unawaited_error(result)
-
-    def _prepare(self) -> None:
-        if not is_released(self.thing) and not is_instance(self.thing, Resource):
-            _close_once(self.thing)
+    def __init__(self, thing: Any, thread: int) -> None:
+        self.thing = thing
+        self.thread = thread
+        self.called: set[str] = set()
 
 
-class _Once:
-    """A method that runs once, even if another module's ``close()`` calls it as well."""
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self._method = method
-        self._left = [method]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            method = self._left.pop()
-        except IndexError:
-            return None
-        return method(*args, **kwargs)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # A copy of the module gets the method itself.
-        return getitem, ([self._method], 0)
+CLAIMS: dict[int, Claim] = {}
+"""The claims of all releases that are under way, by the ids of the objects."""
 
 
-def _close_once(module: Any) -> Any:
-    """Replace ``close`` on the instance by a wrapper that runs it once, for all callers."""
-    contents = contents_of(module)
-    own = contents.get("close")
-    if type(own) is _Once:
-        return own
-    if callable(own):
-        contents["close"] = once = _Once(own)
-        return once
-    found = find_in_class(type(module), "close")  # A function, a static method or another callable.
-    bind = find_in_class(type(found), "__get__")
-    bound = found if bind is None else bind(found, module, type(module))
-    return contents.setdefault("close", _Once(bound))  # Another thread may have set it.
+def closers_of(thing: Any) -> list[Closer]:
+    """Return what to call before an object is emptied: its ``close()``, then its ``__del__``."""
+    kind = type(thing)
+    closers = []
+    if is_method(find_in_class(kind, "close")):
+        closers.append(Closer(f"{name_of(kind)}.close()", thing, "close"))
+    if find_in_class(kind, "__del__") is not None:
+        closers.append(Closer(f"{name_of(kind)}.__del__()", thing, "__del__"))
+    return closers
 
 
-def closes_of(
-    tree: list[tuple[Any, str]], spared: Set[int], seen: set[int]
-) -> list[ModuleCloseTarget]:
-    """Return targets for the ``close()`` methods in a tree, one for each module."""
-    unprepared: list[ModuleCloseTarget] = []
-    for module, _ in tree:
-        method = None if is_released(module) else find_in_class(type(module), "close")
-        if not is_method(method) or id(module) in seen or id(module) in spared:
-            continue
-        seen.add(id(module))
-        unprepared.append(ModuleCloseTarget(module, unprepared))
-    return list(unprepared)
+class CloseTarget(Target):
+    """An object with a ``close()`` method, such as a resource."""
+
+    def closers(self) -> list[Closer]:
+        return [Closer(self.name, self.thing, "close")]
 
 
 # Tombstones
@@ -221,7 +201,6 @@ def closes_of(
 _PACKAGE = __name__.partition(".")[0]
 _KEY = "_released"  # The key of a released object's ReleaseRecord in its dictionary.
 _read: Callable[[Any, str], Any] = object.__getattribute__
-_frame = sys._getframe
 
 
 class ReleaseRecord(NamedTuple):
@@ -246,23 +225,6 @@ def refuse(tombstone: Any, use: str, kind: type[ReleasedError] = ReleasedError) 
     raise error from None
 
 
-@early_bound
-def _is_in_torch(frame: FrameType | None) -> bool:
-    """Return whether a frame runs code of torch.nn.Module; None stands for C code."""
-    return frame is not None and frame.f_globals.get("__name__") == "torch.nn.modules.module"
-
-
-@early_bound
-def _refuse_attribute(tombstone: Any, name: str) -> NoReturn:
-    """Raise the error for an attribute, as an AttributeError except in torch's own code.
-
-    torch walks the children of a live module in properties such as ``model.device``. There an
-    AttributeError would mean that the live module lacks the property.
-    """
-    in_torch = _is_in_torch(_frame(1).f_back)
-    refuse(tombstone, name, ReleasedError if in_torch else ReleasedAttributeError)
-
-
 def _nothing(*args: object, **kwargs: object) -> None:
     """Do nothing. A released object may be closed, and its block may end."""
 
@@ -274,24 +236,6 @@ async def _nothing_to_await(*args: object, **kwargs: object) -> None:
 _READABLE = frozenset((*dir(object), "__dict__", "__call__"))
 # Destructors and the ends of blocks may still use these, if the object had them.
 _CLOSING = {"close": _nothing, "aclose": _nothing_to_await, "closed": True}
-
-
-class _Shown:
-    """A placeholder for attributes that the ``__repr__`` of another object reads."""
-
-    def __call__(self, *args: object, **kwargs: object) -> _Shown:
-        return self
-
-    __getattr__ = __call__
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __repr__(self) -> str:
-        return "<released>"
-
-
-_SHOWN = _Shown()
 
 
 class Tombstone:
@@ -306,9 +250,6 @@ class Tombstone:
 
     @early_bound
     def __getattribute__(self, name: str) -> Any:
-        if name == "__dict__" and _is_in_torch(_frame(0).f_back):
-            # Another thread was inside `Module.__getattr__`.
-            refuse(self, name, ReleasedAttributeError)
         former = _read(self, "__dict__")[_KEY].kind
         if name == "__class__":
             return former
@@ -318,21 +259,18 @@ class Tombstone:
             return _read(self, name)
         if name in _CLOSING and hasattr(former, name):
             return _CLOSING[name]
-        reader = _frame(0).f_back
-        if reader is not None and reader.f_code.co_name in ("__repr__", "__str__"):
-            return _SHOWN
-        return _refuse_attribute(self, name)
+        return refuse(self, name, ReleasedAttributeError)
 
     # A former class with slots, from which the tombstone derives, may define its own.
     __getattr__ = __getattribute__
 
     @early_bound
     def __setattr__(self, name: str, value: object) -> None:
-        _refuse_attribute(self, name)
+        refuse(self, name, ReleasedAttributeError)
 
     @early_bound
     def __delattr__(self, name: str) -> None:
-        _refuse_attribute(self, name)
+        refuse(self, name, ReleasedAttributeError)
 
     @early_bound
     def __dir__(self) -> list[str]:
@@ -389,12 +327,13 @@ _Quiet = type(
 )
 
 
-def bury(thing: Any, name: str, place: str) -> None:
+def bury(thing: Any, name: str, place: str, trash: list[Any]) -> None:
     """Turn an object into a tombstone and empty it. Idempotent, also after an interrupt.
 
     In this order, a thread that is using the object sees the tombstone, never half an object. The
     dictionary and the slots are emptied, which also breaks cycles. Weights that a live model
-    shares stay intact. Of two threads, the first one determines the message.
+    shares stay intact. Of two threads, the first one determines the message. What was taken out
+    goes to ``trash``: dropping it may run destructors of the program.
     """
     contents = object.__getattribute__(thing, "__dict__")
     record = contents.setdefault(_KEY, ReleaseRecord(type(thing), name, place))
@@ -406,6 +345,7 @@ def bury(thing: Any, name: str, place: str) -> None:
     # A plain tombstone has no slots.
     for slot in () if type(thing) is Tombstone else slots_of(record.kind):
         try:
+            trash.append(slot.__get__(thing))
             slot.__delete__(thing)
         except (AttributeError, TypeError):
             continue  # The slot is empty, or a read-only field of a C class.
@@ -414,7 +354,14 @@ def bury(thing: Any, name: str, place: str) -> None:
         object.__setattr__(thing, "__dict__", {_KEY: record})
         for key in list(contents):  # Another thread may use the old one.
             if key is not _KEY:
-                contents.pop(key, None)
+                trash.append(contents.pop(key, None))
+
+
+def stand_in(thing: Any, name: str, place: str) -> Tombstone:
+    """Return a tombstone for an object that stays, for the owner that has let it go."""
+    tombstone = object.__new__(Tombstone)
+    object.__getattribute__(tombstone, "__dict__")[_KEY] = ReleaseRecord(type(thing), name, place)
+    return tombstone
 
 
 def _tombstone_subclass(former: type) -> type:

@@ -12,13 +12,12 @@ import gc
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from enum import IntEnum, auto
-from itertools import chain
+from gc import is_tracked
 from types import (
     AsyncGeneratorType,
     BuiltinFunctionType,
-    CellType,
     CodeType,
     CoroutineType,
     FrameType,
@@ -139,7 +138,8 @@ _NAMES = {
     # These accompany a model. Vocabularies are large and hold no tensors.
     Kind.HARMLESS: "tokenizers.Tokenizer transformers.PreTrainedTokenizerBase "
     "transformers.PreTrainedConfig transformers.PretrainedConfig transformers.GenerationConfig "
-    "transformers.ProcessorMixin",
+    "transformers.ProcessorMixin transformers.FeatureExtractionMixin "
+    "transformers.ImageProcessingMixin",
 }
 _BY_NAME = {
     tuple(name.split(".")): kind for kind, names in _NAMES.items() for name in names.split()
@@ -289,26 +289,38 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 
 
 def parts_of(thing: Any, name: str, kinds: Kinds) -> Iterator[Part]:
-    """Yield the parts of an object that are not leaves, each with its name."""
+    """Yield the parts of an object that may hold tensors, each with its name.
+
+    What the garbage collector does not track, such as a string or a dictionary of strings, holds
+    none. Asking the collector is much faster than looking at each.
+    """
     kind = kinds(thing)
     labelled: list[Iterable[tuple[Any, str]]] = []
     if kind is Kind.MAPPING or is_instance(thing, dict):
-        items = _items_of_mapping(thing)
-        labelled.append((value, f"[{_shown(key)}]") for key, value in items)
-        labelled.append((key, ".keys()") for key, _ in items if kinds(key) in TARGETS)
+        items = _items_of_mapping(thing) if _has_parts(thing) else []
+        labelled.append((value, f"[{_shown(key)}]") for key, value in items if is_tracked(value))
+        keys = [key for key, _ in items if is_tracked(key)]
+        labelled.append((key, ".keys()") for key in keys if kinds(key) in TARGETS)
     elif kind is Kind.ITEMS:
-        labelled.append((value, f"[{index}]") for index, value in enumerate(_items_of(thing)))
+        parts = enumerate(_items_of(thing))
+        labelled.append((value, f"[{index}]") for index, value in parts if is_tracked(value))
     if kind not in (Kind.MAPPING, Kind.ITEMS):
-        labelled.append((value, f".{key}") for key, value in attributes_of(thing).items())
+        attributes = attributes_of(thing).items()
+        labelled.append((value, f".{key}") for key, value in attributes if is_tracked(value))
     is_long = len(name) > _LONGEST_NAME  # Names of deeply nested parts would fill the memory.
-    for parts in labelled:
-        for part, label in parts:
+    for found in labelled:
+        for part, label in found:
             if kinds(part) is not Kind.LEAF:
                 yield part, name if is_long else name + label
 
 
 def _shown(key: Any) -> str:
     return repr(key) if type(key) in _SHOWN_KEYS else f"<{name_of(type(key))}>"
+
+
+def _has_parts(container: Any) -> bool:
+    """Look in one step of C code whether a container holds more than strings and numbers."""
+    return any(map(is_tracked, gc.get_referents(container)))
 
 
 def _items_of_mapping(thing: Any) -> list[tuple[Any, Any]]:
@@ -322,7 +334,7 @@ def _items_of(thing: Any) -> list[Any]:
     for kind in _SEQUENCES:
         if is_instance(thing, kind):
             iterate: Callable[[Any], Iterator[Any]] = kind.__iter__
-            return list(iterate(thing))
+            return list(iterate(thing)) if _has_parts(thing) else []
     return list(thing)  # A view of a dictionary, which cannot be subclassed.
 
 
@@ -333,105 +345,3 @@ def entries_of(mapping: Any) -> list[tuple[Any, Any]]:
     if module_of(type(mapping)) == "torch.jit._script":
         return list(mapping.items())  # torch's own, around a C++ object.
     return []
-
-
-def instances_of(base: type) -> list[Any]:
-    """Return all instances of a class and its subclasses.
-
-    A list of all objects must not exist while another thread may run: a reference to a tuple that
-    another thread is building makes that thread raise SystemError. So one step of C code collects
-    the types.
-    """
-    known: dict[int, type] = {}
-    pending = [base]
-    while pending:
-        kind = pending.pop()
-        if id(kind) not in known:
-            known[id(kind)] = kind
-            pending += type.__subclasses__(kind)
-    everything = chain.from_iterable(map(gc.get_objects, (None,)))
-    alive = known.keys() & set(map(id, map(type, everything)))
-    kinds = [known[key] for key in alive]
-    return [t for t in gc.get_referrers(*kinds) if id(type(t)) in alive] if kinds else []
-
-
-# References, for the search for holders
-
-_MOST_REFERENTS = 10_000
-_HOLDS_FOR_OTHERS = (CellType, MethodType, BaseException)  # Reports name their own holder instead.
-_NAMED = ("another module", "an optimizer")  # holders whose name also covers their parts
-# Objects that lead nowhere or everywhere.
-DEAD_ENDS = frozenset(
-    map(
-        id,
-        (
-            *(type(None), bool, int, float, complex, str, bytes, bytearray, range, slice),
-            *(type(...), type, ModuleType, CodeType, BuiltinFunctionType),
-            *(type(int.__add__), type(str.join)),
-        ),
-    )
-)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Keep garbage collections from starting in the block."""
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
-
-
-def current_frames() -> dict[int, FrameType]:
-    """Return the innermost frame of each thread, with no garbage collection in the middle.
-
-    Before Python 3.12, one that begins there and runs code may wait for ever for a lock of the
-    interpreter. Do not keep the dictionary in a variable: it refers to the frame of its caller.
-    """
-    with no_collections():
-        return sys._current_frames()
-
-
-def referents_of(thing: Any, holder: str) -> Iterator[Part]:
-    """Yield the objects that an object refers to, each with the name of its holder.
-
-    Like `gc.get_referents`, but with names and a limit.
-    """
-    kind = type(thing)
-    if is_instance(thing, TracebackType):
-        if thing.tb_next is not None:
-            yield thing.tb_next, holder
-        yield thing.tb_frame, holder
-        return
-    if is_instance(thing, FunctionType):
-        name = str.__str__(thing.__qualname__)
-        yield from ((cell, f"a closure ({name})") for cell in thing.__closure__ or ())
-        defaults = (*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())
-        yield from ((value, f"a default of {name}()") for value in defaults)
-        yield thing.__dict__, holder
-        return
-    if is_instance(thing, type):
-        for name, value in list(class_contents(thing).items()):
-            if type(name) is str and not name.startswith("__") and type(value) is not FunctionType:
-                yield value, f"the attribute {name!r} of class {name_of(thing)}"
-        return
-    skipped: tuple[Any, ...] = (kind,)
-    if is_instance(thing, FrameType):
-        # The frame's globals, builtins and caller lead to everything.
-        skipped = (thing.f_globals, thing.f_builtins, thing.f_back)
-        holder = f"a frame of {str.__str__(thing.f_code.co_name)}() that an exception keeps"
-    elif any(is_instance(thing, base) for base in _SUSPENDABLE):
-        holder = f"the suspended {str.__str__(thing.__qualname__)}()"
-    elif not holder.startswith(_NAMED) and not any(
-        is_instance(thing, base) for base in (dict, *_SEQUENCES, *_HOLDS_FOR_OTHERS)
-    ):
-        name = name_of(kind)
-        holder = f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
-    for number, referent in enumerate(gc.get_referents(thing)):
-        if number == _MOST_REFERENTS:
-            return
-        if not is_among(referent, skipped):
-            yield referent, holder

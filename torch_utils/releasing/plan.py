@@ -1,20 +1,26 @@
-"""Plan a release: choose a target for each object.
+"""Plan a release: which objects are emptied, which are let go, and which stay.
 
 All objects are examined before any is changed, so an unsupported object is refused while the
-others are still intact.
+others are still intact. Three rules apply, in this order:
+
+1. What the caller passes, also inside a list, tuple, set or dictionary, is emptied in place.
+2. A tensor that it merely contains is let go, never emptied: other references keep it.
+3. A module, optimizer or index that it contains is emptied too, unless an object outside refers to
+   it. `sharing` finds these.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch_utils._runtime import whole_torch
 from torch_utils.releasing.faiss_indexes import FaissTarget
-from torch_utils.releasing.internals import without_overrides
-from torch_utils.releasing.modules import ClosableTarget, ModuleTarget, closes_of
+from torch_utils.releasing.holding import HolderTarget
+from torch_utils.releasing.modules import CloseTarget, ModuleTarget, TrainingTarget
 from torch_utils.releasing.objects import (
     CONTAINERS,
     TARGETS,
@@ -24,25 +30,25 @@ from torch_utils.releasing.objects import (
     attributes_of,
     find_in_class,
     is_instance,
-    is_released,
     module_of,
     name_of,
     package_of,
     parts_of,
 )
-from torch_utils.releasing.optimizers import TrainingTarget
-from torch_utils.releasing.sharing import find_shared_submodules, tensors_of_others
-from torch_utils.releasing.storages import Target
+from torch_utils.releasing.sharing import used_by_others
+from torch_utils.releasing.storages import Target, without_overrides
 from torch_utils.releasing.tensors import TensorTarget
 
-_TARGET_OF: dict[Kind, Any] = {
+_TARGET_OF: dict[Kind, type[Target]] = {
     Kind.MODULE: ModuleTarget,
     Kind.TENSOR: TensorTarget,
     Kind.TRAINING: TrainingTarget,
     Kind.INDEX: FaissTarget,
-    Kind.RESOURCE: ClosableTarget,
+    Kind.RESOURCE: CloseTarget,
+    Kind.CLOSABLE: CloseTarget,
 }
-_MAY_CLOSE = (Kind.OTHER, Kind.LIBRARY, Kind.RECORD, Kind.ITERATOR)
+_HOLDERS = (Kind.OTHER, Kind.LIBRARY, Kind.RECORD)
+_MAY_CLOSE = (*_HOLDERS, Kind.ITERATOR)
 
 
 def check_kinds(objects: Sequence[Any], caller: str) -> None:
@@ -66,175 +72,189 @@ def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
 
     Args:
         objects: The objects to release.
-        is_again: Whether `check_kinds` has accepted the objects; some may be empty by now.
+        is_again: Whether an earlier walk has accepted the objects; some may be empty by now.
 
     Raises:
         TypeError: An object is not supported.
     """
     walk = _Walk(is_again)
-    found = walk.run(objects)
-    modules = [target for target in found if isinstance(target, ModuleTarget)]
-    tensors = [target for target in found if isinstance(target, TensorTarget)]
-    if modules:
-        find_shared_submodules(modules)
-    held = {id(t.thing): t.thing for t in tensors if id(t.thing) in walk.held_tensors}
-    spared = tensors_of_others(held, walk.references, modules) if held else set()
-    held.clear()
-    for tensor in tensors:
-        tensor.is_spared = id(tensor.thing) in spared
-        tensor.references = walk.references[id(tensor.thing)]
-    targets: list[Target] = []
-    closed: set[int] = set()
-    for target in found:
-        if isinstance(target, ModuleTarget):
-            targets += closes_of(target.tree, target.shared, closed)
-        targets.append(target)
+    targets = walk.run(objects)
+    spared = used_by_others(targets, walk.containers, walk.references)
+    for target in targets:
+        target.spare(spared)
     return targets
 
 
-class _Holder:
-    """An object that is released for its attributes, if these hold something to release."""
+class _Level:
+    """An object whose parts are being visited.
 
-    def __init__(self, thing: Any, name: str, kind: Kind) -> None:
-        self.thing = thing
-        self.name = name
+    Attributes:
+        parts: The parts that remain.
+        holder: The object, if only its attributes are searched; None for a container that the
+            caller passed.
+        is_found: Whether it leads to something that can be released.
+        unsearched: The first attribute that was not understood.
+    """
+
+    def __init__(self, parts: Iterator[Part], holder: Part | None, kind: Kind) -> None:
+        self.parts = parts
+        self.holder = holder
         self.kind = kind
-        self.is_taken = False
+        self.is_found = False
+        self.unsearched: Part | None = None
 
 
 class _Walk:
     """A walk over objects and their parts, each once, without recursion.
 
     Attributes:
-        references: The number of references to each tensor that the walk has met, by its id.
-        held_tensors: The ids of tensors that an object holds and that the program did not pass.
-            A live model may use them as well.
+        containers: The containers that an object holds, by their ids.
+        references: The number of references to each contained object that the walk has met.
     """
 
     def __init__(self, is_again: bool) -> None:
-        self._torch = whole_torch()
+        self._torch: Any = whole_torch()
         self._kinds = Kinds(self._torch)
         self._is_again = is_again
-        self._targets: dict[int, Target | None] = {}
-        self._seen: dict[int, Any] = {}
-        self._levels: list[tuple[Iterator[Part], _Holder | None]] = []
-        self.references: defaultdict[int, int] = defaultdict(int)
-        self.held_tensors: set[int] = set()
+        self._targets: dict[int, Target] = {}
+        self._named: dict[int, Any] = {}  # containers that the caller passed
+        self._levels: list[_Level] = []
+        self._problem: TypeError | None = None
+        self.containers: dict[int, Any] = {}
+        self.references: Counter[int] = Counter()
 
     def run(self, objects: Sequence[Any]) -> list[Target]:
         """Return a target for each object to release."""
         with without_overrides(self._torch):
             for thing in objects:
-                self._look_at_named(thing, name_of(type(thing)), is_argument=True)
+                self._problem = None
+                self._levels = [_Level(iter([(thing, name_of(type(thing)))]), None, Kind.ITEMS)]
                 while self._levels:
-                    parts, holder = self._levels[-1]
-                    part = next(parts, None)
+                    level = self._levels[-1]
+                    part = next(level.parts, None)
                     if part is None:
-                        self._levels.pop()
-                        self._end(holder)
-                    elif holder is None:
+                        self._end(self._levels.pop())
+                    elif level.holder is None:
                         self._look_at_named(*part)
                     else:
-                        self._look_at_held(*part, holder)
-        self._seen.clear()
-        return [target for target in self._targets.values() if target is not None]
+                        self._look_at_held(*part, level)
+                if self._problem is not None and not self._is_again:
+                    raise self._problem
+        self._named.clear()
+        return list(self._targets.values())
 
-    def _look_at_named(self, thing: Any, name: str, *, is_argument: bool = False) -> None:
-        """Visit an object that the program passed, by itself or in a container; never skip it."""
-        kind = self._kinds(thing)
-        if thing is None or kind is Kind.RELEASED:
-            return
-        self.held_tensors.discard(id(thing))
-        self.references[id(thing)] += 1
-        if id(thing) in self._seen:
-            return
-        if kind in TARGETS:
-            self._take(thing, name, kind, None)
-        elif kind is Kind.HARMLESS:
-            return
+    def _look_at_named(self, thing: Any, name: str) -> None:
+        """Visit an object that the caller passed, by itself or in a container."""
+        kind, level = self._kinds(thing), self._levels[-1]
+        if thing is None or kind in (Kind.RELEASED, Kind.HARMLESS):
+            level.is_found = True
+        elif (known := self._targets.get(id(thing))) is not None:
+            known.is_named = True
+            level.is_found |= type(known) is not HolderTarget
+        elif kind in TARGETS:
+            self._take(thing, name, kind, is_named=True)
         elif kind in (Kind.LEAF, Kind.ARRAY) or _is_standard_stream(thing):
-            if is_argument:
-                raise _unknown(thing, name, kind)
+            if len(self._levels) == 1:
+                self._refuse(_unknown(thing, name, kind))
         elif kind is Kind.CLOSABLE or (
             # The close may be an attribute of the instance, such as in a namespace.
-            kind in _MAY_CLOSE and callable(attributes_of(thing).get("close"))
+            kind in _MAY_CLOSE
+            and self._kinds(close := attributes_of(thing).get("close")) not in TARGETS
+            and callable(close)
         ):
-            self._seen[id(thing)] = thing
-            self._targets[id(thing)] = ClosableTarget(thing, name)
+            self._targets[id(thing)] = CloseTarget(thing, name, is_named=True)
+            level.is_found = True
+            self._enter(thing, name, Kind.CLOSABLE)
+        elif kind in _HOLDERS:
+            self._enter(thing, name, kind)
         elif kind in CONTAINERS:
-            self._enter(thing, name, None)
-        elif kind in (Kind.OTHER, Kind.LIBRARY):
-            self._enter(thing, name, _Holder(thing, name, kind))
+            if id(thing) not in self._named:
+                self._named[id(thing)] = thing
+                self._levels.append(_Level(parts_of(thing, name, self._kinds), None, kind))
         else:
-            raise _unknown(thing, name, kind)
+            self._refuse(_unknown(thing, name, kind))
 
-    def _look_at_held(self, thing: Any, name: str, holder: _Holder) -> None:
-        """Visit a part of an object that the program passed; skip it if it is not supported."""
+    def _look_at_held(self, thing: Any, name: str, level: _Level) -> None:
+        """Visit a part of an object that the caller passed; skip it if it is not supported."""
         kind = self._kinds(thing)
         if kind is Kind.RELEASED:
-            holder.is_taken = True
+            level.is_found = True
             return
-        self.references[id(thing)] += 1
-        if id(thing) in self._seen:
-            holder.is_taken = holder.is_taken or id(thing) in self._targets
+        if level.holder is None or type(level.holder[0]) is not MappingProxyType:
+            self.references[id(thing)] += 1  # Those of a proxy are its dictionary's.
+        if (known := self._targets.get(id(thing))) is not None:
+            level.is_found |= type(known) is not HolderTarget
+        elif kind in TARGETS:
+            if kind is not Kind.TENSOR or not self._torch.Tensor.is_nested.__get__(thing):
+                self._take(thing, name, kind, is_named=False)
+        elif kind in CONTAINERS and kind is not Kind.RECORD:
+            if id(thing) not in self.containers and id(thing) not in self._named:
+                self.containers[id(thing)] = thing
+                parts = parts_of(thing, name, self._kinds)
+                self._levels.append(_Level(parts, (thing, name), kind))
+        elif kind in (Kind.LIBRARY, Kind.RECORD):
+            self._enter(thing, name, kind, is_named=False)
+        elif level.unsearched is None and kind is Kind.OTHER:
+            level.unsearched = thing, name
+
+    def _enter(self, thing: Any, name: str, kind: Kind, *, is_named: bool = True) -> None:
+        """Search an object's attributes, and let go of the tensors in them."""
+        holder = HolderTarget(thing, name, is_named=is_named)
+        # An object with a close() has two targets.
+        self._targets.setdefault(id(holder) if kind is Kind.CLOSABLE else id(thing), holder)
+        parts = parts_of(thing, name, self._kinds)
+        self._levels.append(_Level(parts, (thing, name), kind))
+
+    def _take(self, thing: Any, name: str, kind: Kind, *, is_named: bool) -> None:
+        if kind is Kind.TENSOR and is_named and self._torch.Tensor.is_nested.__get__(thing):
+            self._refuse(_unknown(thing, name, kind))
             return
-        if kind in TARGETS:
-            self._take(thing, name, kind, holder)
-        elif kind in CONTAINERS or (kind is Kind.LIBRARY and holder.kind is Kind.LIBRARY):
-            self._enter(thing, name, holder)
-
-    def _enter(self, thing: Any, name: str, holder: _Holder | None) -> None:
-        self._seen[id(thing)] = thing
-        self._levels.append((parts_of(thing, name, self._kinds), holder))
-
-    def _take(self, thing: Any, name: str, kind: Kind, holder: _Holder | None) -> None:
-        if kind is Kind.TENSOR:
-            torch: Any = self._torch
-            if torch.Tensor.is_nested.__get__(thing):
-                if holder is None:
-                    raise _unknown(thing, name, kind)
-                return
-            if holder is not None:
-                self.held_tensors.add(id(thing))
-        elif kind is not Kind.RESOURCE:
+        if kind not in (Kind.TENSOR, Kind.RESOURCE):
             name = name_of(type(thing))
-        if holder is not None:
-            holder.is_taken = True
-        self._seen[id(thing)] = thing
-        self._targets[id(thing)] = _TARGET_OF[kind](thing, name)
+        self._levels[-1].is_found = True
+        self._targets[id(thing)] = _TARGET_OF[kind](thing, name, is_named=is_named)
         if kind is Kind.TRAINING and package_of(type(thing)) == "accelerate":
-            inner = attributes_of(thing).get("optimizer")  # The wrapper has no state.
-            if self._kinds(inner) is Kind.TRAINING and id(inner) not in self._seen:
-                self._take(inner, name, Kind.TRAINING, holder)
+            for inner in attributes_of(thing).values():  # The wrapper has no state.
+                if self._kinds(inner) is Kind.TRAINING and id(inner) not in self._targets:
+                    self._take(inner, name, Kind.TRAINING, is_named=is_named)
 
-    def _end(self, holder: _Holder | None) -> None:
-        """Refuse an object if none of its parts can be released."""
-        if holder is None or (self._levels and self._levels[-1][1] is holder):
-            return
-        accepted = holder.is_taken or self._is_again or holder.kind is Kind.LIBRARY
-        if not accepted and not is_released(holder.thing):
-            raise self._refusal(holder.thing, holder.name)
+    def _end(self, level: _Level) -> None:
+        """Pass on what was found; refuse an object if none of its parts can be released."""
+        outer = self._levels[-1] if self._levels else None
+        if level.holder is not None and not level.is_found and level.kind is not Kind.CLOSABLE:
+            if outer is not None and outer.holder is None:
+                self._refuse(_refusal(*level.holder, level.unsearched))
+        elif level.is_found and outer is not None:
+            outer.is_found = True
+        if outer is None and level.is_found:
+            self._problem = None  # Unsupported objects beside a supported one are skipped.
 
-    def _refusal(self, thing: Any, name: str) -> TypeError:
-        """Return the error for an object that holds nothing to release."""
-        advice = "pass the models and tensors that it uses, or add a close() method"
-        computed = [n for n in _USUAL_NAMES if find_in_class(type(thing), n) is not None]
-        if computed:
-            advice = f"pass {name}.{computed[0]}"
-        elif find_in_class(type(thing), "__getattr__") is not None:
-            advice = "it may be a proxy: pass the object behind it, or pass close= to manage()"
-        return _error(thing, name, advice)
+    def _refuse(self, problem: TypeError) -> None:
+        self._problem = self._problem or problem
+
+
+def _refusal(thing: Any, name: str, unsearched: Part | None) -> TypeError:
+    """Return the error for an object that holds nothing to release."""
+    advice = "Pass its models or tensors, or give it a close() method"
+    computed = [n for n in _USUAL_NAMES if find_in_class(type(thing), n) is not None]
+    if computed:
+        advice = f"Pass {name}.{computed[0]}"
+    elif unsearched is not None:
+        advice = f"Pass {unsearched[1]}, a {name_of(type(unsearched[0]))} that is not searched"
+    elif find_in_class(type(thing), "__getattr__") is not None:
+        advice = "It may be a proxy: pass the object behind it, or pass close= to manage()"
+    return _error(thing, advice)
 
 
 _USUAL_NAMES = ("model", "module", "encoder", "transformer", "pipeline", "network", "net")
 _ADVICE = {
-    Kind.ITERATOR: "it can be read only once, and reading it runs its code: pass list(...) of it, "
+    Kind.ITERATOR: "It can be read only once, and reading it runs its code: pass list(...) of it, "
     "or the model itself",
-    Kind.AWAITED: "its close() has to be awaited: await it, or pass it to callback() of an "
+    Kind.AWAITED: "Its close() has to be awaited: await it, or pass it to callback() of an "
     "`async with` scope",
-    Kind.STORAGE: "pass the tensor that it belongs to",
-    Kind.ARRAY: "the last reference to an array keeps its memory: use `del`",
-    Kind.TENSOR: "it is a nested tensor, which cannot be emptied in place: use `del`",
+    Kind.STORAGE: "Pass the tensor that it belongs to",
+    Kind.ARRAY: "The last reference to an array keeps its memory: use `del`",
+    Kind.TENSOR: "It is a nested tensor, which cannot be emptied in place: use `del`",
 }
 _qualname_of = type.__dict__["__qualname__"].__get__
 
@@ -242,19 +262,14 @@ _qualname_of = type.__dict__["__qualname__"].__get__
 def _unknown(thing: Any, name: str, kind: Kind) -> TypeError:
     """Return the error for an object of an unsupported kind."""
     is_class = kind is Kind.LEAF and is_instance(thing, type)
-    return _error(
-        thing, name, "it is a class: pass an instance" if is_class else _ADVICE.get(kind, "")
-    )
+    advice = "It is a class: pass an instance" if is_class else _ADVICE.get(kind, "")
+    return _error(thing, advice or "Pass models, tensors, or objects that hold them")
 
 
-def _error(thing: Any, name: str, advice: str) -> TypeError:
+def _error(thing: Any, advice: str) -> TypeError:
     kind = f"{module_of(type(thing))}.{_qualname_of(type(thing))}"
-    what = f"release() does not support {name} ({kind})"
-    takes = (
-        "it supports modules, tensors, optimizers, faiss indexes, containers of these, and objects "
-        "that hold them or have close(). Nothing was released"
-    )
-    return TypeError("; ".join(filter(None, (what, advice, takes))))
+    article = "an" if kind[:1].lower() in "aeiou" else "a"
+    return TypeError(f"release() cannot release {article} {kind}. {advice}. Nothing was changed.")
 
 
 def _is_standard_stream(thing: Any) -> bool:

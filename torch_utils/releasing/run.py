@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from _thread import RLock
+from _thread import RLock, get_ident
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import groupby
@@ -20,24 +20,24 @@ from types import FrameType
 from typing import Any, Literal
 
 from torch_utils._deferral import DeferredSignals
-from torch_utils._events import notify
-from torch_utils._runtime import ERROR, early_bound, is_shutting_down, log, whole_torch
+from torch_utils._events import LISTENERS, notify
+from torch_utils._registry import UNAWAITED, unawaited_error
+from torch_utils._runtime import DEBUG, ERROR, early_bound, is_shutting_down, log, whole_torch
 from torch_utils.errors import TorchUtilsError
-from torch_utils.memory import MemorySnapshot, empty_caches, memory_snapshot
+from torch_utils.memory import MemorySnapshot, clear_caches_of_torch, empty_caches, memory_snapshot
 from torch_utils.memory import trim_host as trim_host_heap
 from torch_utils.oom import Handled
-from torch_utils.releasing.caches import clear_caches_of_torch
-from torch_utils.releasing.holders import SEARCH_S, Holders, find_holders
-from torch_utils.releasing.internals import without_overrides
-from torch_utils.releasing.objects import no_collections
+from torch_utils.releasing.holders import Holders, find_holders
+from torch_utils.releasing.modules import CLAIMS, Claim, Closer, bury
+from torch_utils.releasing.objects import find_in_class
 from torch_utils.releasing.plan import plan
-from torch_utils.releasing.storages import Held, Inventory, Target
-from torch_utils.releasing.tensors import TensorTarget, free_unused_tensors, is_any_kept
+from torch_utils.releasing.storages import Held, Inventory, Target, without_overrides
 from torch_utils.report import CleanupReport, StillHeld
 
 Collect = Literal["auto", "never", "full"]
-IN_A_THREAD = "another thread, perhaps, that may be computing with it"
 LENDER = "the array or buffer that it was made from"
+TRIM_BYTES = 1 << 20
+"""Less freed memory of the host than this is not worth the milliseconds of a trim."""
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -51,24 +51,36 @@ class Release:
     """One release and its state."""
 
     def __init__(
-        self, *, collect: Collect, trim_host: bool, thorough: bool, search_s: float = SEARCH_S
+        self,
+        *,
+        collect: Collect,
+        trim_host: bool,
+        thorough: bool,
+        empty_cache: bool = True,
     ) -> None:
         check_collect(collect)
-        if type(search_s) not in (int, float) or not 0 <= search_s < float("inf"):
-            raise ValueError(f"search_s must be a number of seconds, at least 0, got {search_s!r}")
-        self.handled: Handled = Handled(sys.exc_info()[1])  # Older exceptions do not count.
-        self._search_s = search_s
+        self._older = sys.exc_info()[1]  # Older exceptions do not count.
         self._collect = collect
         self._trim_host = trim_host
+        self._empty_cache = empty_cache
         self._thorough = thorough
         self._holders: Holders | None = None
         self._place = _place_of_caller()
         self.errors: list[BaseException] = []
+        self.frees_more = False  # memory that is not counted
         self._started = 0.0
         self._before = MemorySnapshot()
 
+    @property
+    def handled(self) -> Handled:
+        """The exception that was being handled when this release began."""
+        return Handled(self._older)
+
     def run(self, objects: Sequence[Any], *, is_again: bool = False) -> None:
-        """Release objects: plan and count all of them first.
+        """Release objects: examine and count all of them first.
+
+        The lock is held while objects are examined and emptied. It is not held while code of the
+        program runs, which may wait for a thread that releases something else.
 
         Args:
             objects: The objects to release.
@@ -77,17 +89,47 @@ class Release:
         Raises:
             TypeError: An object is not supported. Nothing was changed.
         """
-        lock = _LOCK  # A fork in a ``close()`` gives the child a new lock.
-        has_lock = lock.acquire(timeout=0 if is_shutting_down() else LOCK_WAIT_S)
+        claims: list[Claim] = []
+        trash: list[Any] = []
+        is_first = True
+        with self.under_way():
+            try:
+                while True:
+                    with _lock():
+                        targets = plan(objects, is_again=is_again or not is_first)
+                        if is_first:
+                            self._count(targets)
+                        closers = _claim_closers(targets, claims)
+                        if not closers:
+                            self._give_up(targets, trash)
+                            break
+                    del targets  # What they refer to must not look as if others used it.
+                    while closers:
+                        self._call(closers.pop(0))
+                    is_first = False  # What was called may have changed the objects.
+            finally:
+                for claim in claims:
+                    del CLAIMS[id(claim.thing)]
+            trash.clear()
+
+    def _call(self, closer: Closer) -> None:
+        name, thing, method = closer
+        called = CLAIMS[id(thing)].called
+        if method in called:  # By a release within a method that was called before.
+            return
+        called.add(method)
+        self._inventory.is_partial = True
         try:
-            with self.under_way():
-                with no_collections():
-                    targets = plan(objects, is_again=is_again)
-                    self._count(targets)
-                self._give_up(targets)
-        finally:
-            if has_lock:
-                lock.release()
+            if method == "close":
+                result = thing.close()
+            else:
+                result = find_in_class(type(thing), method)(thing)
+            if type(result) in UNAWAITED:
+                raise unawaited_error(result)
+        except BaseException as error:  # As in `_give_up`.
+            self.failed(name, error)
+        if method == "__del__" and is_shutting_down():
+            bury(thing, name, self._place, [])  # It must not run again.
 
     def _count(self, targets: list[Target]) -> None:
         if not is_shutting_down():
@@ -102,13 +144,15 @@ class Release:
                 except Exception as error:  # Attributes may hold anything.
                     self.failed("other modules", error)
 
-    def _give_up(self, targets: list[Target]) -> None:
-        for is_tensor, group in groupby(targets, lambda t: isinstance(t, TensorTarget)):
+    def _give_up(self, targets: list[Target], trash: list[Any]) -> None:
+        if is_shutting_down():
+            return  # The end of the process returns the memory sooner.
+        for is_tensor, group in groupby(targets, lambda t: t.is_tensor):
             with without_overrides(whole_torch()) if is_tensor else nullcontext():
                 for target in group:
                     try:
-                        if target.closes or not is_shutting_down():
-                            target.give_up(self._place)
+                        if not target.stays:
+                            target.give_up(self._place, trash)
                     except BaseException as error:
                         # Each object is released, whatever the others raise. `raise_interrupt`
                         # raises what is not an Exception later.
@@ -118,10 +162,9 @@ class Release:
     def under_way(self) -> Iterator[None]:
         """Count nested releases of this thread, such as in a ``close()``, as part of this one."""
         if not self._started:  # Not in `__init__`: a scope may start before torch is imported.
-            started = time.perf_counter()
+            self._started = time.perf_counter()
             self._before = memory_snapshot()
             self._inventory = Inventory()
-            self._started = started  # Last: near the recursion limit the others may fail.
         outer = _UNDER_WAY.release
         _UNDER_WAY.release = self
         try:
@@ -134,7 +177,8 @@ class Release:
         self.errors.append(error)
         # Exceptions of this package need no traceback.
         trace = None if isinstance(error, TorchUtilsError) else error
-        log(ERROR, "releasing %s failed: %r", name, error, exc_info=trace)
+        level = DEBUG if type(error).__name__ == "CancelledError" else ERROR
+        log(level, "releasing %s failed: %r", name, error, exc_info=trace)
         if not is_shutting_down():  # The report must not keep its frames alive.
             self.handled.clear_frames(error)
 
@@ -161,7 +205,8 @@ class Release:
                 self._give_back()
             report = self._report()
             if outer is None:
-                notify("release", report=report)
+                if LISTENERS:
+                    notify("release", report=report)
             else:
                 outer._inventory.absorb(self._inventory)
             return report
@@ -170,9 +215,8 @@ class Release:
 
     def _report(self) -> CleanupReport:
         freed_bytes, alive, lent = self._inventory.tally()
-        unknown = (IN_A_THREAD,) if alive and is_any_kept() else ()
         holders = self._holders
-        held = [(h, (holders.of(h) if holders is not None else ()) or unknown) for h in alive]
+        held = [(h, holders.of(h) if holders is not None else ()) for h in alive]
         held += [(h, (LENDER,)) for h in lent]
         return CleanupReport(
             freed_bytes=freed_bytes,
@@ -184,14 +228,17 @@ class Release:
         )
 
     def _give_back(self) -> None:
-        free_unused_tensors()
         if self._thorough:
             clear_caches_of_torch()
         self._collect_garbage()
-        if self._inventory or self._collect == "full" or self._thorough:
-            empty_caches()
-            if self._trim_host:
-                trim_host_heap()
+        freed_bytes = self._inventory.freed_bytes()
+        devices = [name for name in freed_bytes if name != "host"]
+        is_all = self.frees_more or self._thorough or self._collect == "full"
+        if self._empty_cache and (is_all or devices):
+            empty_caches(None if is_all else devices)
+        is_large = freed_bytes.get("host", 0) >= TRIM_BYTES or self._inventory.is_partial
+        if self._trim_host and (is_all or is_large):
+            trim_host_heap()
 
     def _collect_garbage(self) -> None:
         """Collect older generations only if needed, because each costs more than the one before."""
@@ -205,7 +252,7 @@ class Release:
         survivors = self._survivors()
         if not survivors:
             return
-        self._holders = find_holders(whole_torch(), survivors, self._search_s)
+        self._holders = find_holders(whole_torch(), survivors)
         # Survivors that a variable leads to are not garbage.
         if self._collect == "auto" and not self._holders.explain(survivors):
             gc.collect()
@@ -216,8 +263,47 @@ class Release:
         return self._inventory.alive()
 
 
-LOCK_WAIT_S = 5.0
+LOCK_WAIT_S = 10.0
 _LOCK = RLock()
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    """Hold the lock that serialises releases; during shutdown only if it is free.
+
+    A thread holds it for milliseconds. Only a garbage collection in the middle can make that
+    longer, by a destructor that waits for a thread that waits here.
+    """
+    lock = _LOCK  # A fork gives the child a new lock.
+    has_lock = lock.acquire(timeout=0 if is_shutting_down() else LOCK_WAIT_S)
+    if not has_lock and not is_shutting_down():
+        log(
+            ERROR, "another thread has been releasing for %g s; not waiting any longer", LOCK_WAIT_S
+        )
+    try:
+        yield
+    finally:
+        if has_lock:
+            lock.release()
+
+
+def _claim_closers(targets: list[Target], claims: list[Claim]) -> list[Closer]:
+    """Return what to call before the targets are emptied, and add new claims to ``claims``."""
+    closers: list[Closer] = []
+    me = get_ident()
+    for target in targets:
+        found = [] if target.stays else target.closers()
+        if any(id(c.thing) in CLAIMS and CLAIMS[id(c.thing)].thread != me for c in found):
+            target.stays = True  # Another thread is releasing it.
+            continue
+        for closer in found:
+            claim = CLAIMS.get(id(closer.thing))
+            if claim is None:
+                claim = CLAIMS[id(closer.thing)] = Claim(closer.thing, me)
+                claims.append(claim)
+            if closer.method not in claim.called:
+                closers.append(closer)
+    return closers
 
 
 class _UnderWay(threading.local):
@@ -232,6 +318,7 @@ _UNDER_WAY = _UnderWay()
 def _renew_lock() -> None:
     global _LOCK
     _LOCK = RLock()
+    CLAIMS.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -254,37 +341,42 @@ def release(
     *objects: Any,
     collect: Collect = "auto",
     trim_host: bool = True,
+    empty_cache: bool = True,
     thorough: bool = False,
-    search_s: float = SEARCH_S,
 ) -> CleanupReport:
     """Free the memory of objects in place, even if variables still refer to them.
 
     Supports modules (also SentenceTransformer, CrossEncoder, transformers models and compiled
     modules), tensors, optimizers, faiss indexes, containers of these and objects with ``close()``.
     Objects that hold any of these in attributes, such as a pipeline, are supported as well;
-    docs/memory.md has a table. No code of the objects runs except ``close()``.
+    docs/memory.md has a table. No code of the objects runs except ``close()`` and the destructors
+    of modules, optimizers and loaders, each once, before anything is emptied. A ``close()`` must be
+    idempotent: an object that contains another one may call its ``close()`` as well.
 
-    Afterwards a module, optimizer or index raises `ReleasedError` on use, and a tensor is empty.
-    Weights and submodules that a live model shares stay intact.
+    What is passed, also in a list, tuple, set or dictionary, is emptied in place: a module,
+    optimizer or index then raises `ReleasedError` on use, and a tensor is empty. A tensor that an
+    object merely contains is let go: other references keep it. A module that an object contains is
+    emptied too, unless an object outside refers to it. Variables do not count.
 
-    Exceptions of a ``close()`` are logged and listed in the report. Only KeyboardInterrupt and
-    similar ones are raised, after all objects were released. During shutdown only ``close()``
-    methods are called, because the end of the process returns the memory sooner.
+    Do not release a tensor while another thread runs a method of it, as with a file or a socket.
 
-    One lock serialises releases, so concurrent threads release an object once. After `LOCK_WAIT_S`
-    seconds a thread continues without the lock: a ``close()`` may be waiting for that thread.
+    Exceptions of a ``close()`` or a destructor are logged and listed in the report. Only
+    KeyboardInterrupt and similar ones are raised, after all objects were released. During shutdown
+    only these are called, because the end of the process returns the memory sooner.
+
+    One lock serialises releases. It is not held while a ``close()`` or a destructor runs.
 
     Args:
         *objects: The objects to release, in this order. None is ignored.
         collect: When to collect garbage. "auto": only if released memory is still alive, younger
             generations first, and all generations only if no variable leads to that memory.
             "never" or "full": never or always.
-        trim_host: Whether to return unused pages of the C heap to the system (glibc).
+        trim_host: Whether to return unused pages of the C heap to the system (glibc), if at least
+            `TRIM_BYTES` of the host's memory were freed.
+        empty_cache: Whether to empty the caches of the devices on which memory was freed.
         thorough: Whether to clear also what torch keeps outside its allocators: compiled code,
             cuBLAS workspaces, cuFFT plans, IPC handles and pinned host memory. Also collects cycles
             that `gc.freeze` has excluded. The time is not limited.
-        search_s: Seconds to search for what still holds memory. A higher value finds more distant
-            holders.
 
     Returns:
         What was freed and what is still held, as measured.
@@ -292,12 +384,12 @@ def release(
     Raises:
         TypeError: An object is not supported; the message says what to pass instead. Nothing was
             changed.
-        ValueError: ``collect`` is invalid, or ``search_s`` is not a number of seconds.
+        ValueError: ``collect`` is invalid.
     """
     try:
         with DeferredSignals():
             work = Release(
-                collect=collect, trim_host=trim_host, thorough=thorough, search_s=search_s
+                collect=collect, trim_host=trim_host, thorough=thorough, empty_cache=empty_cache
             )
             work.run(objects)
             report = work.finish()

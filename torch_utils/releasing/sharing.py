@@ -1,103 +1,218 @@
-"""Find weights and submodules that a live model shares, which a release must not touch."""
+"""Find what a released object contains but an object outside also uses, so that it stays whole.
+
+An object outside is a live module or any other object with attributes. Variables of functions and
+modules do not count, nor does a list or dictionary to which only a variable refers.
+
+For most models reference counts are enough. If a count is higher than the known references explain,
+the references among all that the released objects lead to are counted. Only if one is still not
+explained is the heap walked: once for each level of lists, dictionaries and methods that is found.
+"""
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence, Set
-from itertools import chain
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from gc import is_tracked
+from types import (
+    AsyncGeneratorType,
+    CellType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 from torch_utils._runtime import has_frozen, whole_torch
-from torch_utils.releasing.modules import ModuleTarget, children_of, tree_of
-from torch_utils.releasing.objects import (
-    CONTAINERS,
-    Kinds,
-    attributes_of,
-    contents_of,
-    instances_of,
-    parts_of,
+from torch_utils.releasing.modules import CLAIMS, children_of
+from torch_utils.releasing.objects import contents_of, find_in_class, is_instance, module_of
+from torch_utils.releasing.storages import Target
+
+_AT_ONCE = 16
+"""The time of a walk of the heap grows with the number of objects that it looks for."""
+_MOST_WALKS = 3
+_LEVELS = 3  # of containers between an object outside and a suspect
+_MOST_NODES = 200_000
+_SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
+_DEAD_ENDS = frozenset(map(id, (FrameType, *_SUSPENDED)))
+_VARIABLES = frozenset(map(id, (FrameType, CellType, FunctionType, *_SUSPENDED)))
+_PASSING = frozenset(
+    map(id, (list, tuple, set, frozenset, dict, deque, MethodType, functools.partial))
 )
-
-_LEVELS = 9  # of nested containers in the attributes of a module
-
-
-def find_shared_submodules(targets: Sequence[ModuleTarget]) -> Set[int]:
-    """Find the submodules that a module outside these trees contains as well.
-
-    A module contains its children and what its attributes hold, also in containers. A variable, or
-    a list outside of modules, does not count. Everything below a shared submodule is shared.
-
-    For most models reference counts are enough. If a submodule has other references, the heap is
-    walked once. That walk does not see objects that `gc.freeze` has excluded, so any other
-    reference then counts as sharing.
-
-    Returns:
-        The ids of the shared submodules, which are stored in the targets as well.
-    """
-    named = {id(target.thing) for target in targets}
-    tree = {id(module): module for target in targets for module, _ in target.tree}
-    suspects = {key: tree[key] for key in _with_other_references(targets, tree) - named}
-    if not suspects:
-        return frozenset()
-    shared = set(suspects)
-    if not has_frozen():
-        torch: Any = whole_torch()
-        kinds = Kinds(torch)
-        others = [module for module in instances_of(torch.nn.Module) if id(module) not in tree]
-        shared &= {id(part) for module in others for part in _parts_of(module, kinds)}
-    below = {id(part) for key in shared for part, _ in tree_of(suspects[key])} - named
-    for target in targets:
-        target.shared = below
-    return below
+_PACKAGE = __name__.rpartition(".")[0]
 
 
-def tensors_of_others(
-    held: dict[int, Any], references: dict[int, int], targets: Sequence[ModuleTarget]
+def used_by_others(
+    targets: Sequence[Target], containers: dict[int, Any], references: Counter[int]
 ) -> set[int]:
-    """Return the ids of tensors that a module outside of the targets' trees has.
+    """Return the ids of contained objects that an object outside leads to.
 
-    After `gc.freeze` the heap cannot be searched, so all tensors with other references count.
+    References that cannot be explained count as such objects if `gc.freeze` hides part of the heap,
+    or if there are too many of them.
 
     Args:
-        held: Tensors by their ids. A target holds one more reference to each.
-        references: The number of other known references to each tensor.
-        targets: The modules that are released as well.
+        targets: All targets of a release.
+        containers: Containers in the attributes of targets, by their ids.
+        references: The number of known references to contained objects.
     """
-    known = Counter(held.keys())
-    known.update(references)
-    suspects = _with_more_references(held, known)
-    if not suspects or has_frozen():
-        return suspects
-    torch: Any = whole_torch()
-    kinds = Kinds(torch)
-    own = {id(m) for target in targets for m, _ in tree_of(target.thing, target.shared)}
-    others = [module for module in instances_of(torch.nn.Module) if id(module) not in own]
-    return suspects & {id(part) for module in others for part in _parts_of(module, kinds)}
+    named = {id(target.thing) for target in targets if target.is_named}
+    contained = {id(t.thing): t.thing for t in targets if not t.is_named and not t.is_tensor}
+    contained.update(containers)
+    known = references + Counter(id(t.thing) for t in targets) + Counter(containers.keys())
+    known.update(CLAIMS.keys())
+    seen: set[int] = set()
+    for key, module in _modules_of(targets):
+        known[key] += 1
+        if key not in seen:  # It may be in the trees of two targets.
+            seen.add(key)
+            known.update(id(child) for _, child in children_of(module))
+        if key not in named:
+            contained[key] = module
+    registries = {key: contents_of(module).get("_modules") for key, module in _modules_of(targets)}
+    module = None  # A reference of its own would not be explained.
+    suspects = _with_more_references(contained, known) if contained else set()
+    # A shallow copy of a module shares the registry of its original.
+    shared = _with_more_references(registries, Counter(registries.keys()))
+    for key, module in _modules_of(targets) if shared else ():
+        if key in shared:
+            suspects.update(id(child) for _, child in children_of(module))
+    suspects &= contained.keys()
+    if not suspects:
+        return set()
+    inside, counts = _reachable([targets, containers, CLAIMS])
+    if has_frozen() or len(inside) > _MOST_NODES:
+        used = suspects
+    else:
+        counts.update(contained.keys())
+        counts.update(map(id, registries.values()))
+        extra = _with_more_references(inside, counts) - named
+        asked = {key: inside[key] for key in extra if key in contained}
+        asked.update((id(r), r) for r in registries.values() if id(r) in extra)
+        mine = {id(targets), id(containers), id(CLAIMS)}
+        used = {key for key in extra - asked.keys() - mine if not _is_of_variables(inside[key])}
+        # A record or a library object stays also for a variable: using it would not raise.
+        used |= {id(t.thing) for t in targets if t.is_silent and not t.is_named} & asked.keys()
+        asked = {key: thing for key, thing in asked.items() if key not in used}
+        used |= _Search(inside, counts, {id(contained), id(registries), id(asked)}).run(asked)
+    alive, _ = _reachable([inside[key] for key in used & inside.keys()], stop=named)
+    return alive.keys() & contained.keys()
 
 
-def _with_other_references(targets: Sequence[ModuleTarget], tree: dict[int, Any]) -> set[int]:
-    """Return the ids of modules that may be referenced from outside of the trees.
+def _modules_of(targets: Sequence[Target]) -> Iterator[tuple[int, Any]]:
+    return ((id(module), module) for target in targets for module, _ in target.tree)
 
-    This includes modules in a referenced registry: a shallow copy of a module shares the registry
-    of its original.
+
+class _Search:
+    """A search of the heap for objects outside, some suspects at a time.
+
+    Args:
+        inside: What the released objects lead to, by id.
+        counts: The number of references from there.
+        mine: The ids of this release's own objects.
     """
-    registries = {key: contents_of(module).get("_modules") for key, module in tree.items()}
-    children = {key: [child for _, child in children_of(tree[key])] for key in tree}
-    known = Counter(map(id, chain(registries.values(), *children.values())))
-    known.update(map(id, chain.from_iterable(children.values())))  # The lists created here.
-    known.update(id(module) for target in targets for module, _ in target.tree)
-    found = _with_more_references(tree, known)
-    for key in _with_more_references(registries, known):
-        found.update(map(id, children[key]))
-    return found
+
+    def __init__(self, inside: dict[int, Any], counts: Counter[int], mine: set[int]) -> None:
+        self._mine = {*mine, *inside, id(inside), id(counts)}
+        self._counts = counts
+        self._seen: set[int] = set()
+
+    def run(self, suspects: dict[int, Any]) -> set[int]:
+        """Return the ids of suspects to which an object outside refers.
+
+        A list, dictionary or method to which only a variable refers explains all its references.
+        """
+        used: set[int] = set()
+        remaining = suspects
+        for _ in range(_MOST_WALKS):
+            batch = [remaining[key] for key in list(remaining)[:_AT_ONCE]]
+            used |= self._held(batch, _LEVELS) & suspects.keys()
+            more = _with_more_references(suspects, self._counts + Counter(remaining.keys()))
+            keys = [key for key in list(remaining)[_AT_ONCE:] if key in more and key not in used]
+            remaining = {key: suspects[key] for key in keys}
+            self._mine.add(id(remaining))
+            if not remaining:
+                break
+        return used | remaining.keys()
+
+    def _held(self, things: list[Any], levels: int) -> set[int]:
+        """Return the ids of all that objects outside refer to, if that includes the things."""
+        if not levels or len(things) > _AT_ONCE:
+            return {id(thing) for thing in things}
+        if not things:
+            return set()  # Without an argument, `gc.get_referrers` walks the heap as well.
+        arguments = tuple(things)  # From Python 3.13 on, it finds its own arguments.
+        self._mine.update((id(things), id(arguments)))
+        found = [one for one in gc.get_referrers(*arguments) if id(one) not in self._mine]
+        self._mine.add(id(found))
+        for one in found:
+            self._explain(one, 0 if _is_of_variables(one) else _LEVELS - levels)
+        objects = [one for one in found if not _is_of_variables(one)]
+        passing = [one for one in objects if id(type(one)) in _PASSING]
+        self._mine.update((id(objects), id(passing)))
+        held = self._held(passing, levels - 1) if passing else set()
+        outside = [one for one in objects if id(type(one)) not in _PASSING or id(one) in held]
+        return {id(part) for one in outside for part in gc.get_referents(one)}
+
+    def _explain(self, one: Any, levels: int) -> None:
+        """Count the references of a container, and of the containers in it."""
+        if id(one) in self._seen:
+            return
+        self._seen.add(id(one))
+        for part in gc.get_referents(one):
+            self._counts[id(part)] += 1
+            if levels and id(type(part)) in _PASSING:
+                self._explain(part, levels - 1)
+
+
+def _is_of_variables(thing: Any) -> bool:
+    """Return whether an object holds variables of a function or module."""
+    return (
+        id(type(thing)) in _VARIABLES
+        or find_in_class(type(thing), "__next__") is not None  # an iterator of a loop
+        or (type(thing) is dict and "__builtins__" in thing)
+        or module_of(type(thing)).startswith(_PACKAGE)
+    )
+
+
+def _reachable(
+    roots: Iterable[Any], stop: Collection[int] = ()
+) -> tuple[dict[int, Any], Counter[int]]:
+    """Return what roots lead to, and how many references to each object were met.
+
+    Tensors, classes, functions' globals and modules are not entered.
+    """
+    tensor: Any = whole_torch()
+    tensor = tensor.Tensor
+    found = {id(root): root for root in roots}
+    counts: Counter[int] = Counter()
+    pending = list(found.values())
+    while pending and len(found) <= _MOST_NODES:
+        thing = pending.pop()
+        for part in filter(is_tracked, gc.get_referents(thing)):
+            counts[id(part)] += 1
+            if id(part) in found or id(part) in stop or _is_dead_end(part):
+                continue
+            found[id(part)] = part
+            if not is_instance(part, tensor):
+                pending.append(part)
+    return found, counts
+
+
+def _is_dead_end(thing: Any) -> bool:
+    kind = type(thing)
+    if kind is dict:
+        return "__builtins__" in thing
+    return id(kind) in _DEAD_ENDS or is_instance(thing, type) or is_instance(thing, ModuleType)
 
 
 def _with_more_references(things: dict[int, Any], known: Counter[int]) -> set[int]:
     """Return the keys of things with more references than the known ones and the dictionary's."""
-    return {
-        key for key in things if sys.getrefcount(things[key]) > _OF_A_VALUE + known[id(things[key])]
-    }
+    return {key for key in things if sys.getrefcount(things[key]) > _OF_A_VALUE + known[key]}
 
 
 def _references_of_a_value() -> int:
@@ -106,13 +221,3 @@ def _references_of_a_value() -> int:
 
 
 _OF_A_VALUE = _references_of_a_value()  # Python versions differ.
-
-
-def _parts_of(module: Any, kinds: Kinds) -> Iterator[Any]:
-    """Yield a module's children and what its attributes hold, also in containers."""
-    yield from (child for _, child in children_of(module))
-    level = list(attributes_of(module).values())
-    for _ in range(_LEVELS):
-        yield from level
-        inside = [parts_of(part, "", kinds) for part in level if kinds(part) in CONTAINERS]
-        level = [part for part, _ in chain.from_iterable(inside)]

@@ -6,14 +6,14 @@ weak reference to the tensor's storage does not.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from torch_utils._runtime import DEBUG, log, whole_torch
-from torch_utils.releasing.internals import private
+from torch_utils._runtime import DEBUG, log, private, whole_torch
 from torch_utils.releasing.objects import (
     LEAVES,
     Kind,
@@ -24,40 +24,51 @@ from torch_utils.releasing.objects import (
     parts_of,
 )
 
+
+@contextmanager
+def without_overrides(torch: Any) -> Iterator[None]:
+    """Disable overrides of torch's functions in this thread.
+
+    Tensor subclasses and modes, such as a default device or fake tensors, override functions.
+    """
+    functions = private(torch, "_C.DisableTorchFunction") or nullcontext
+    dispatch = private(torch, "_C._DisableTorchDispatch") or nullcontext
+    with functions(), dispatch():
+        yield
+
+
 _PARTS = ("_indices", "_values")  # of a sparse tensor
 _COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
 _NAMES = ("_weak_ref", "_expired", "_free_weak_ref", "_cdata")
 # glibc maps each larger block separately, so a mapped one is alive.
 _OWN_MAPPING_BYTES = 32 << 20
-_MOST_LOOKS = 100_000  # objects in attributes; further ones are not counted
+_MOST_LOOKS = 20_000  # objects in attributes; further ones are not counted
 _LEVELS = 8  # of nested containers and objects
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Held:
-    """One storage that a release gives up.
+    """One storage that a release gives up and that still exists.
 
     Attributes:
         what: Its name in reports.
         nbytes: Its size in bytes.
         device: "host" or torch's name of the device, such as "cuda:0".
         key: The address of the C++ object.
-        weak: A weak reference of torch, which must be freed once.
-        is_expected: Whether it must be freed. A storage that a module only refers to may survive.
-        lent_at: For memory of an array, a buffer or a file, its address or 0; otherwise None.
     """
 
     what: str
     nbytes: int
     device: str
     key: int
-    weak: int
-    is_expected: bool = True
-    lent_at: int | None = None
 
 
 class Inventory:
-    """The storages that a release is about to give up, each counted once. Not thread-safe."""
+    """The storages that a release is about to give up, each counted once. Not thread-safe.
+
+    What is known of a storage stands in dictionaries by its address: an object for each storage
+    would set off garbage collections in the middle of a large release.
+    """
 
     def __init__(self) -> None:
         torch: Any = whole_torch()
@@ -69,14 +80,22 @@ class Inventory:
         )
         self._is_gone: Any = private(torch, "UntypedStorage._expired")
         self._free: Any = private(torch, "UntypedStorage._free_weak_ref")
-        self._held: dict[int, Held] = {}
+        self._weak: dict[int, int] = {}  # torch's weak references, to be freed once each
+        self._names: dict[int, str] = {}
+        self._sizes: dict[int, int] = {}
+        self._devices: dict[int, str] = {}
+        # Storages that a module only refers to, and that may survive.
+        self._unexpected: set[int] = set()
+        # For memory of an array, a buffer or a file: its address, or 0.
+        self._lent_at: dict[int, int] = {}
         self._freed: dict[str, int] = {}
         self._seen: set[int] = set()
         self._other_modules: list[Any] = []
         self._looks_left = _MOST_LOOKS
+        self.is_partial = False  # something was released whose size is unknown
 
     def __bool__(self) -> bool:
-        return bool(self._held or self._freed)
+        return bool(self._weak or self._freed)
 
     def add(self, name: str, tensor: Any, *, is_expected: bool = True) -> None:
         """Count a tensor, its gradient and the tensors in its attributes."""
@@ -124,6 +143,11 @@ class Inventory:
             if id(module) not in self.own_modules:
                 self.add_contents(name_of(type(module)), module, is_expected=False)
 
+    def freed_bytes(self) -> dict[str, int]:
+        """Return the bytes of storages that are gone, by device, without those of lenders."""
+        self.forget_gone()
+        return dict(self._freed)
+
     def add_freed(self, device: str, nbytes: int) -> None:
         """Count memory outside of storages that was freed."""
         self._freed[device] = self._freed.get(device, 0) + nbytes
@@ -132,16 +156,17 @@ class Inventory:
         for storage in storages_of(self._torch, tensor):
             try:
                 key, nbytes = storage._cdata, storage.nbytes()
-                if key in self._held or not nbytes or not (address := storage.data_ptr()):
+                if key in self._weak or not nbytes or not (address := storage.data_ptr()):
                     continue
                 device = place_of(storage.device)
                 if device == "meta":
                     continue
-                lent_at = None
                 if not storage.resizable():
-                    lent_at = address if device == "host" else 0
-                weak = storage._weak_ref()
-                self._held[key] = Held(name, nbytes, device, key, weak, is_expected, lent_at)
+                    self._lent_at[key] = address if device == "host" else 0
+                if not is_expected:
+                    self._unexpected.add(key)
+                self._names[key], self._sizes[key], self._devices[key] = name, nbytes, device
+                self._weak[key] = storage._weak_ref()
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
                 # Fake and functional tensors have no real storage.
                 log(DEBUG, "%s: its storage cannot be counted: %r", name, error)
@@ -152,20 +177,26 @@ class Inventory:
             self._torch, self._is_gone, self._free = other._torch, other._is_gone, other._free
         for device, nbytes in other._freed.items():
             self.add_freed(device, nbytes)
-        for key, held in other._held.items():
-            if key in self._held:
-                self._free(held.weak)
-            else:
-                self._held[key] = held
-        other._held = {}
+        for key, weak in other._weak.items():
+            if key in self._weak:
+                self._free(weak)
+                continue
+            self._weak[key] = weak
+            self._names[key], self._sizes[key] = other._names[key], other._sizes[key]
+            self._devices[key] = other._devices[key]
+            if key in other._lent_at:
+                self._lent_at[key] = other._lent_at[key]
+            if key in other._unexpected:
+                self._unexpected.add(key)
+        other._weak = {}
 
     def forget_gone(self) -> None:
         """Free the weak references of freed storages, which use the heap, and keep their sizes."""
         is_gone, free = self._is_gone, self._free
-        for held in list(self._held.values()):
-            if held.lent_at is None and is_gone(held.weak):
-                self.add_freed(held.device, held.nbytes)
-                free(self._held.pop(held.key).weak)
+        for key in list(self._weak):
+            if key not in self._lent_at and is_gone(self._weak[key]):
+                self.add_freed(self._devices[key], self._sizes[key])
+                free(self._weak.pop(key))
 
     def alive(self) -> list[Held]:
         """Return the storages that should be freed but still exist, the largest first."""
@@ -181,30 +212,29 @@ class Inventory:
         """
         freed = dict(self._freed)
         alive, lent = [], []
-        for held in self._held.values():
-            if not self._is_gone(held.weak):
-                if held.is_expected:
-                    freed.setdefault(held.device, 0)
-                    alive.append(held)
-            elif held.lent_at is None:
-                freed[held.device] = freed.get(held.device, 0) + held.nbytes
-            else:
-                lent.append(held)
-        ranges = _mapped_ranges() if lent else None
-        for held in list(lent):
-            if ranges is None or not held.lent_at:
-                lent.remove(held)  # It is unknown whether the lender has freed it.
-            elif not any(b < held.lent_at + held.nbytes and held.lent_at < e for b, e in ranges):
-                lent.remove(held)
-                freed[held.device] = freed.get(held.device, 0) + held.nbytes
-            elif held.nbytes <= _OWN_MAPPING_BYTES:
-                lent.remove(held)
+        ranges = _mapped_ranges() if self._lent_at else None
+        for key in self._weak:
+            device, nbytes = self._devices[key], self._sizes[key]
+            if not self._is_gone(self._weak[key]):
+                if key not in self._unexpected:
+                    freed.setdefault(device, 0)
+                    alive.append(Held(self._names[key], nbytes, device, key))
+                continue
+            address = self._lent_at.get(key)
+            if address is not None and (ranges is None or not address):
+                continue  # It is unknown whether the lender has freed it.
+            if address is None or not any(
+                begin < address + nbytes and address < end for begin, end in ranges or ()
+            ):
+                freed[device] = freed.get(device, 0) + nbytes
+            elif nbytes > _OWN_MAPPING_BYTES:
+                lent.append(Held(self._names[key], nbytes, device, key))
         return freed, sorted(alive, key=lambda held: -held.nbytes), lent
 
     def free(self) -> None:
         """Free the weak references, each of which uses about 100 bytes of the C heap."""
-        while self._held:
-            self._free(self._held.popitem()[1].weak)
+        while self._weak:
+            self._free(self._weak.popitem()[1])
 
 
 def is_plain(torch: Any, tensor: Any) -> bool:
@@ -255,18 +285,38 @@ class Target:
 
     Attributes:
         name: Its name in reports.
-        closes: Whether its release calls a ``close()`` of the program. During shutdown only such
-            targets are released; the end of the process frees the other memory.
+        is_named: Whether the caller passed it, by itself or in a container.
+        stays: Whether it stays whole, because an object outside uses it as well.
+        tree: The modules in it with their paths; empty for everything but a module.
+        is_silent: Whether using the object after its release would raise no error.
     """
 
-    closes = False
+    __slots__ = ("is_named", "name", "stays", "thing")
+    is_tensor = False
+    is_silent = False
+    tree: list[tuple[Any, str]] = []  # noqa: RUF012  (never changed)
 
-    def __init__(self, thing: Any, name: str) -> None:
+    def __init__(self, thing: Any, name: str, *, is_named: bool) -> None:
         self.thing = thing
         self.name = name
+        self.is_named = is_named
+        self.stays = False
+
+    def spare(self, used: Set[int]) -> None:
+        """Learn which contained objects, by their ids, are used by objects outside."""
+        self.stays = not self.is_named and id(self.thing) in used
 
     def count(self, inventory: Inventory) -> None:
         """Add the storages that it will give up to the inventory."""
 
-    def give_up(self, place: str) -> None:
-        """Release the object; ``place`` is the line of the program that called for it."""
+    def closers(self) -> list[Any]:
+        """Return the `Closer`s to call before anything is emptied."""
+        return []
+
+    def give_up(self, place: str, trash: list[Any]) -> None:
+        """Release the object.
+
+        Args:
+            place: The line of the program that called for it.
+            trash: Takes what was taken out, until no lock is held.
+        """

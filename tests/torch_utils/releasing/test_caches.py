@@ -1,4 +1,4 @@
-"""thorough=True: each cache is cleared where it is in use, and nothing else is touched.
+"""Each cache is cleared where it is in use, and nothing else is touched.
 
 No GPU is needed: the programs replace the functions of torch that would reach one.
 """
@@ -52,6 +52,28 @@ PROGRAMS = {
         log.clear()
         release([])
         assert log == [], "the control: only a thorough release does"
+    """,
+    "only caches of devices on which memory was freed": """
+        torch._C._cuda_hasPrimaryContext = lambda index: True
+        torch.cuda.memory_stats = lambda *arguments: {}
+        torch.cuda.mem_get_info = lambda *arguments: (0, 0)
+        torch.cuda.empty_cache = note("emptied")
+        release(torch.ones(1_000_000))
+        assert "emptied" not in log, log
+        release([], collect="full", empty_cache=False)
+        assert "emptied" not in log, log
+        release([], collect="full")
+        assert log.count("emptied") == 2, "the control"
+    """,
+    "the heap is trimmed only if much was freed": """
+        import ctypes
+        load = ctypes.CDLL
+        ctypes.CDLL = lambda name: log.append("trim") or load(name)
+        release(torch.ones(1000))
+        release(torch.ones(1_000_000), trim_host=False)
+        assert log == []
+        release(torch.ones(1_000_000))
+        assert log == ["trim"]
     """,
     "nothing is initialised": """
         torch.cuda.is_initialized = lambda: False

@@ -1,7 +1,7 @@
 """Tests of the close() methods and destructors of modules."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
-# mypy: disable-error-code="assignment, misc, operator, var-annotated"
+# mypy: disable-error-code="arg-type, assignment, misc, operator, var-annotated"
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import io
 import logging
 import re
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from support.programs import assert_clean, run_forked
 from support.releasing import gone, weak
@@ -42,17 +44,6 @@ class Part(nn.Linear):
         self.log.append((self.name, "del", self.weight.numel()))
 
 
-class ClosesParts(Part):
-    def close(self) -> None:
-        for child in self.children():
-            child.close()
-        super().close()
-
-    def __del__(self) -> None:
-        self.close()
-        super().__del__()
-
-
 class Called:
     """A callable object as a method of a class."""
 
@@ -73,28 +64,83 @@ def test_every_type_of_close_is_called_like_a_method(sort: Any) -> None:
     assert called.calls == [()]
 
 
-def test_close_runs_once_for_each_module_parents_first() -> None:
+def test_close_and_destructor_run_once_for_each_module_parents_first() -> None:
     log: Log = []
     shared = Part("shared", log)
     left = Part("left", log, shared)
     model = nn.Sequential(shared, Part("top", log, left), nn.ReLU())
     release(model, model[1], left)
-    assert log == [(name, "close", 4) for name in ("top", "left", "shared")]
+    expected = [(n, method, 4) for n in ("top", "left", "shared") for method in ("close", "del")]
+    assert log == expected
+    release(model, left)
     del model, left, shared
-    assert len(log) == 3  # Destructors of released modules do not run.
-    log.clear()
-    model = ClosesParts("top", log, Part("child", log))
-    release(model)
-    del model
-    assert log == [("child", "close", 4), ("top", "close", 4)]
+    assert log == expected
 
 
-def test_control_loop_over_modules_closes_a_child_twice() -> None:
+def test_close_that_releases_its_own_model_closes_the_parts_first() -> None:
     log: Log = []
-    model = ClosesParts("top", log, Part("child", log))
-    for module in model.modules():
-        module.close()
-    assert [name for name, method, _ in log] == ["child", "top", "child"]
+
+    class Model(Part):
+        def close(self) -> None:
+            release(self)
+            log.append(("model", "close", 0))
+
+    model = Model("model", log, Part("part", log))
+    assert release(model).errors == ()
+    parts = [("model", "del", 4), ("part", "close", 4), ("part", "del", 4)]
+    assert log == [*parts, ("model", "close", 0)]
+
+
+def test_what_a_close_gives_up_is_closed_before_it_is_emptied() -> None:
+    log: Log = []
+    part = Part("part", log)
+    user = SimpleNamespace(model=nn.Sequential(part))
+
+    class Model(Part):
+        def close(self) -> None:
+            super().close()
+            user.model = None
+
+    holder = SimpleNamespace(model=Model("model", log, part))
+    del part
+    assert release(holder).errors == ()
+    del holder
+    names = ("model", "part")
+    assert log == [(name, method, 4) for name in names for method in ("close", "del")]
+
+
+def test_destructors_of_optimizers_and_loaders_run_once() -> None:
+    log: list[tuple[str, int]] = []
+
+    class Optimizer(torch.optim.SGD):
+        def __del__(self) -> None:
+            log.append(("optimizer", len(self.param_groups)))
+
+    class Loader(DataLoader[Any]):
+        def __del__(self) -> None:
+            log.append(("loader", len(self.dataset)))
+
+    optimizer, loader = Optimizer(nn.Linear(2, 2).parameters()), Loader([1, 2, 3])
+    assert release(optimizer, loader).errors == ()
+    release(optimizer, loader)
+    del optimizer, loader
+    assert log == [("optimizer", 1), ("loader", 3)]
+
+
+def test_object_with_close_and_a_model_is_closed_and_released() -> None:
+    class Encoder:
+        def __init__(self) -> None:
+            self.model, self.table = nn.Linear(2, 2), torch.ones(10)
+            self.seen: list[int] = []
+
+        def close(self) -> None:
+            self.seen.append(self.model.weight.numel() + self.table.numel())
+
+    encoder = Encoder()
+    storages = weak(encoder.model, encoder.table)
+    assert release(encoder).freed_bytes == {"host": 24 + 40}
+    assert encoder.seen == [14]
+    assert gone(storages)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -113,7 +159,7 @@ def test_errors_of_close_are_reported_without_their_frames(
             release(model, tensor)
     assert gone(storages)
     assert tensor.numel() == 0
-    assert [name for name, _, _ in log] == ["bad", "good"]
+    assert [name for name, _, _ in log] == ["bad", "bad", "good", "good"]
     assert [r.getMessage() for r in caplog.records] == [
         f"releasing Part.close() failed: {error('no')!r}"
     ]
@@ -158,6 +204,17 @@ def test_closed_resource_is_not_closed_again() -> None:
     child.close()
     release(nn.Sequential(child))
     assert seen == [4]
+
+
+def test_error_of_a_destructor_is_reported() -> None:
+    class Bad(nn.Linear):
+        def __del__(self) -> None:
+            raise ValueError("no")
+
+    model = Bad(2, 2)
+    storages = weak(model)
+    assert [str(error) for error in release(model).errors] == ["no"]
+    assert gone(storages)
 
 
 def test_error_of_a_resource_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,12 +290,6 @@ class Awaited(nn.Linear):
     close = to_await
 
 
-class AwaitedResource(Resource):
-    def _release(self) -> None: ...
-
-    close = to_await
-
-
 class Returning:
     def __init__(self, result: Any) -> None:
         self._result = result
@@ -256,12 +307,11 @@ async def to_iterate() -> Any:
     "make",
     [
         lambda: Awaited(2, 2),
-        AwaitedResource,
         lambda: Returning(to_await),
         lambda: Returning(to_iterate),
         lambda: nn.Sequential(Awaited(2, 2)),
     ],
-    ids=["module", "resource", "returned", "generator", "layer"],
+    ids=["module", "returned", "generator", "layer"],
 )
 def test_close_that_returns_a_coroutine_is_an_error(make: Any, use: Any) -> None:
     thing = make()
@@ -273,8 +323,6 @@ def test_close_that_returns_a_coroutine_is_an_error(make: Any, use: Any) -> None
     (error,) = result.errors
     assert re.match(r"to_\w+\(\) has to be awaited.*async with", str(error))
     assert not isinstance(thing, nn.Module) or repr(thing).startswith("<released")
-    if isinstance(thing, Resource):
-        Resource.close(thing)
 
 
 def test_task_returned_by_close_continues() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from torch_utils import release
 
@@ -122,3 +123,25 @@ def test_memory_of_a_live_array_is_not_counted_as_freed(make: Any) -> None:
     report = release(make(np.ones(10_000_000, np.float32)))
     assert report.freed_bytes == {"host": 40_000_000}
     assert report.still_held == ()
+
+
+def test_report_of_an_optimizer_or_loader_alone_leaves_out_what_others_own() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    report = release(optimizer)
+    assert report.still_held == ()
+    assert report.freed_bytes == {"host": 2 * 288 + 8}
+    loader = DataLoader(TensorDataset(big()))
+    assert release(loader).still_held == ()
+    assert model(torch.ones(1, 8)).shape == (1, 8)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+def test_report_of_a_quantized_model_does_not_say_that_nothing_was_freed() -> None:
+    layer = nn.Sequential(nn.Linear(4096, 4096))
+    model = torch.ao.quantization.quantize_dynamic(layer, {nn.Linear})
+    report = release(model)
+    assert "nothing" not in str(report)
+    assert report.before.host.rss_bytes - report.after.host.rss_bytes > 0.9 * 4096 * 4096

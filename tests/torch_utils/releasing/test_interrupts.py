@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from support.interrupts import Place, interrupt_everywhere, send_sigint
-from support.releasing import gone, index_with_vectors, optimizer_with_state, weak
+from support.releasing import gone, index_with_vectors, optimizer_with_state, search_time, weak
 from torch_utils import ReleasedError, release
 
 places = pytest.mark.parametrize("at_most", [60, pytest.param(400, marks=pytest.mark.slow)])
@@ -25,12 +25,13 @@ def small_heap() -> Iterator[None]:
     """Freeze the heap, so that the many releases search only the objects of a check."""
     gc.collect()
     gc.freeze()
-    yield
+    with search_time(0.0):
+        yield
     gc.unfreeze()
 
 
 def release_here(*objects: Any) -> None:
-    assert release(*objects, collect="never", trim_host=False, search_s=0.0).errors == ()
+    assert release(*objects, collect="never", trim_host=False).errors == ()
 
 
 class Slotted(nn.Linear):

@@ -204,16 +204,6 @@ def test_cross_encoder_is_freed(tiny_model: Path) -> None:
         model.predict([("a", "b")])
 
 
-@TRANSFORMERS
-def test_live_sentence_transformer_with_released_part_raises(tiny_model: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(tiny_model), device="cpu")
-    release(model[0])
-    with pytest.raises(ReleasedError, match="this Transformer was released at"):
-        model.encode("a city")
-
-
 @pytest.mark.slow
 def test_thorough_release_frees_compiled_model() -> None:
     model = nn.Linear(32, 32)

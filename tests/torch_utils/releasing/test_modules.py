@@ -252,7 +252,6 @@ PARENTS = {
     "to": lambda m: m.to("cpu"),
     "half": lambda m: m.half(),
     "train": lambda m: m.train(),
-    "property": lambda m: m.device,
 }
 
 
@@ -260,10 +259,6 @@ class Parent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.child = nn.Linear(4, 4)
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.child(x)

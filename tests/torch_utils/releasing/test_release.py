@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from support.programs import assert_clean, run_forked
-from support.releasing import garbage_collections, gone, weak, without_collector
+from support.releasing import garbage_collections, gone, search_time, weak, without_collector
 from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
-from torch_utils.releasing.internals import FALLBACKS
+from torch_utils._runtime import FALLBACKS
 
 KEPT: list[torch.Tensor] = []  # A variable of a module, which every version of Python shows.
 
@@ -131,14 +131,9 @@ def test_error_of_one_object_skips_no_other() -> None:
 @pytest.mark.parametrize(
     ("objects", "options", "error", "says"),
     [
-        ([{"x": object()}], {}, TypeError, r"dict\['x'\] \(builtins\.object\)"),
-        (["text"], {}, TypeError, "does not support"),
-        ([3], {}, TypeError, "does not support"),
+        ([{"x": type("Plain", (), {})()}], {}, TypeError, "cannot release a .*Plain"),
+        (["text"], {}, TypeError, "cannot release a builtins.str"),
         ([], {"collect": "sometimes"}, ValueError, '"auto", "never" or "full", got'),
-        *(
-            ([], {"search_s": seconds}, ValueError, "search_s must be")
-            for seconds in ("x", -1, float("nan"), float("inf"), None, True)
-        ),
     ],
 )
 def test_unsupported_argument_leaves_others_intact(
@@ -155,12 +150,12 @@ def test_unsupported_argument_leaves_others_intact(
 def test_release_without_objects_returns_an_empty_report() -> None:
     report = release(None, [], {})
     assert report.freed_bytes == {}
-    assert "freed nothing" in str(report)
+    assert "freed no tensors" in str(report)
 
 
 @pytest.mark.slow
 def test_full_collection_runs_only_for_possible_garbage() -> None:
-    def full(keep: str, **options: Any) -> int:
+    def full(keep: str, search_s: float = 10.0, **options: Any) -> int:
         model = nn.ModuleList(nn.Linear(8, 8) for _ in range(100))
         cycle: list[Any] = [model[0].weight] if keep == "cycle" else []
         cycle.append(cycle)
@@ -169,7 +164,8 @@ def test_full_collection_runs_only_for_possible_garbage() -> None:
         gc.collect()  # Into the oldest generation.
         del cycle
         with without_collector(), garbage_collections() as seen:  # Only those that it asks for.
-            report = release(model, trim_host=False, **{"search_s": 10.0, **options})
+            with search_time(search_s):
+                report = release(model, trim_host=False, **options)
         never = options.get("collect") == "never"
         assert bool(report.still_held) is (keep in ("local", "variable") or never)
         del local

@@ -10,8 +10,6 @@ controls show what asking in the ordinary way would run.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -22,7 +20,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from support.programs import assert_clean, run
 from support.releasing import release_and_search
@@ -234,9 +231,12 @@ PLACES = {
 }
 
 
+SEARCHED = sorted(PLACES.keys() - {"object", "array of objects"})
+
+
 @pytest.mark.parametrize(
     "place",
-    ["object", *(pytest.param(p, marks=pytest.mark.slow) for p in PLACES if p != "object")],
+    ["object", *(pytest.param(place, marks=pytest.mark.slow) for place in SEARCHED)],
 )
 def test_search_for_holders_runs_no_code_of_the_holder(place: str) -> None:
     tensor = torch.ones(50)
@@ -278,7 +278,7 @@ def test_release_runs_no_code_of_the_object(name: str) -> None:
 def test_refusal_runs_no_code_of_the_object(place: str) -> None:
     thing = PLACES[place](torch.ones(50))
     ASKED.clear()
-    with pytest.raises(TypeError, match="does not support"):
+    with pytest.raises(TypeError, match="cannot release"):
         release(thing)
     assert ASKED == []
 
@@ -330,113 +330,6 @@ def test_torch_modes_are_not_called(mode: Any) -> None:
         assert ASKED
     assert report.errors == ()
     assert report.still_held_bytes == 20, loss
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast:FutureWarning")  # torch 2.4
-def test_checkpoint_is_not_recomputed() -> None:
-    runs: list[int] = []
-
-    class Counting(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            runs.append(1)
-            return super().forward(inputs) * 2
-
-    model = Counting(4, 4)
-    loss = checkpoint(model, torch.ones(3, 4, requires_grad=True), use_reentrant=False).sum()
-    KEPT["loss"] = loss
-    assert "an autograd graph" in str(holders(model.weight))
-    assert len(runs) == 1
-    node = loss.grad_fn.next_functions[0][0].next_functions[0][0]
-    with contextlib.suppress(RuntimeError):  # The weight is empty by now.
-        _ = node._saved_mat1  # The control.
-    assert len(runs) == 2
-
-
-@pytest.mark.slow
-def test_unpack_hooks_are_not_called() -> None:
-    unpacked: list[str] = []
-
-    def unpack(tensor: Any) -> Any:
-        unpacked.append("unpacked")
-        return tensor
-
-    def lose(model: nn.Module) -> torch.Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
-            return model(torch.ones(3, 5, requires_grad=True)).sum()
-
-    # Frozen: no node of the graph is there to accumulate its gradient, and so name it.
-    model = nn.Linear(5, 5, bias=False).requires_grad_(False)
-    my_loss = KEPT["loss"] = lose(model)
-    (held,) = release_and_search(model).still_held
-    assert held.holders == (
-        f"perhaps an autograd graph (reached from the variable 'KEPT' of module {__name__})",
-    )
-    assert unpacked == []
-    _ = my_loss.grad_fn.next_functions[0][0]._saved_mat2  # The control.
-    assert unpacked == ["unpacked"]
-
-
-@pytest.mark.slow
-def test_context_of_a_custom_function_runs_no_code() -> None:
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-            ctx.kept = kept
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-            return gradient, None
-
-        @property
-        def saved_tensors(self) -> Any:
-            raise AssertionError("this would unpack")
-
-    model = nn.Linear(5, 5, bias=False).requires_grad_(False)
-    KEPT["result"] = Doubled.apply(torch.ones(3, requires_grad=True), model.weight)
-    (held,) = release_and_search(model).still_held
-    assert "an autograd graph" in str(held)
-
-
-@pytest.mark.slow
-def test_dictionary_of_locals_is_not_changed() -> None:
-    KEPT["weight"] = weight = torch.ones(5)
-    count = 1
-    variables = locals()
-    count = 2
-    assert holders(weight.view(-1))
-    assert variables["count"] == 1
-    if sys.version_info < (3, 13):
-        _ = sys._getframe().f_locals  # The control.
-        assert variables["count"] == count
-
-
-@pytest.mark.slow
-def test_release_in_a_debugger_keeps_traced_variables() -> None:
-    answers: list[Any] = []
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        if frame.f_code.co_name == "traced":
-            KEPT["tensor"] = torch.ones(3)
-            answers.append(holders(KEPT["tensor"].view(-1)))
-            return trace
-        return None
-
-    def traced() -> tuple[int, str]:
-        number = 1
-        word = "w"
-        number += 1
-        return number, word
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        result = traced()
-    finally:
-        sys.settrace(before)
-    assert result == (2, "w")
-    assert answers
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
-"""Tests of submodules and parameters that a live model shares."""
+"""Tests of what a released object shares with objects outside."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
-# mypy: disable-error-code="assignment, index, list-item"
+# mypy: disable-error-code="assignment, index, list-item, union-attr"
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ import torch
 from torch import nn
 
 from support.programs import assert_clean, run_forked
-from support.releasing import release_and_search, weak
-from torch_utils import ReleasedError, release
+from support.releasing import gone, weak, without_collector
+from torch_utils import ModelHost, ReleasedError, release
 
 INPUTS = torch.ones(1, 4)
-KEPT: dict[str, Any] = {}
-"""What a variable holds that is found in every version of Python: one of a module."""
 
 
 class OwnDict(dict):
@@ -104,14 +102,8 @@ class Slotted(nn.Module):
     __slots__ = ("hidden",)
 
 
-class Table:
-    """A mapping that derives from no known class."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        self.entries = {"encoder": encoder}
-
-    def __getitem__(self, name: str) -> nn.Module:
-        return self.entries[name]
+class Plain:
+    pass
 
 
 HOLDS: dict[str, Any] = {
@@ -123,19 +115,14 @@ HOLDS: dict[str, Any] = {
     "mapping proxy": lambda e: MappingProxyType({"encoder": e}),
     "dataclass": Record,
     "namespace": lambda e: SimpleNamespace(encoder=e),
-}
-NOT_LOOKED_INTO: dict[str, Any] = {
-    "mapping": Table,
     "method": lambda e: e.forward,
     "partial": lambda e: partial(e.__call__, INPUTS),
-    "closure": lambda e: lambda: e(INPUTS),
-    "default": lambda e: lambda inputs, module=e: module(inputs),
 }
 
 
-def make_encoders(holds: dict[str, Any]) -> dict[str, nn.Module]:
+def make_encoders() -> dict[str, nn.Module]:
     """Make one encoder for each case, so that one search of the heap covers all."""
-    return {name: nn.Sequential(nn.Linear(4, 4)) for name in holds}
+    return {name: nn.Sequential(nn.Linear(4, 4)) for name in HOLDS}
 
 
 def computes(encoder: nn.Module) -> bool:
@@ -145,38 +132,59 @@ def computes(encoder: nn.Module) -> bool:
         return False
 
 
-def live_modules(kind: Any, holds: dict[str, Any], encoders: dict[str, nn.Module]) -> list[Any]:
-    """Make a live module for each encoder that holds it in an attribute."""
-    live = [kind() for _ in holds]
-    for module, name in zip(live, holds, strict=True):
-        object.__setattr__(module, "hidden", holds[name](encoders[name]))
-    return live
-
-
-@pytest.mark.parametrize("kind", [nn.Module, pytest.param(Slotted, marks=pytest.mark.slow)])
-def test_submodule_in_an_attribute_of_a_live_module_stays(kind: Any) -> None:
-    """A live module may use a submodule that is not registered."""
-    encoders = make_encoders(HOLDS)
-    live = live_modules(kind, HOLDS, encoders)
+@pytest.mark.parametrize("kind", [nn.Module, Plain, pytest.param(Slotted, marks=pytest.mark.slow)])
+def test_submodule_in_an_attribute_of_a_live_object_stays(kind: Any) -> None:
+    encoders = make_encoders()
+    live = [kind() for _ in HOLDS]
+    for thing, name in zip(live, HOLDS, strict=True):
+        object.__setattr__(thing, "hidden", HOLDS[name](encoders[name]))
     report = release(nn.ModuleDict(encoders))
     assert [name for name in HOLDS if not computes(encoders[name])] == []
     assert len(report.still_held) == 2 * len(live)
 
 
-def test_control_submodule_in_a_closure_of_a_live_module_is_released() -> None:
-    encoders = make_encoders(NOT_LOOKED_INTO)
-    live = live_modules(nn.Module, NOT_LOOKED_INTO, encoders)
-    report = release(nn.ModuleDict(encoders))
-    assert [name for name in encoders if computes(encoders[name])] == []
-    assert report.freed_bytes == {"host": 80 * len(live)}
+def test_model_of_a_live_host_stays() -> None:
+    base = nn.Linear(4, 4)
+    with ModelHost(lambda: base, name="base") as host:
+        with host.lease():
+            pass
+        release(nn.Sequential(base))
+        with host.lease() as model:
+            assert model(INPUTS).shape == (1, 4)
 
 
-def test_control_submodule_of_a_variable_is_released() -> None:
-    encoders = make_encoders(HOLDS)
-    hidden = {name: HOLDS[name](encoder) for name, encoder in encoders.items()}
-    report = release(nn.ModuleDict(encoders))
-    assert [name for name in hidden if computes(encoders[name])] == []
-    assert report.freed_bytes == {"host": 80 * len(HOLDS)}
+def test_object_with_two_views_of_a_shared_layer_leaves_it_whole() -> None:
+    layer = nn.Linear(4, 4)
+    live = nn.Sequential(layer)
+    layers = {"layer": layer}
+    release(SimpleNamespace(layers=layers, view=MappingProxyType(layers)))
+    del layers, layer
+    assert live(INPUTS).shape == (1, 4)
+
+
+def test_variables_do_not_keep_a_submodule() -> None:
+    model = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(7))
+    itself, listed, mapped, entry = model[0], [model[1]], {"a": model[2]}, (model[3],)
+    method, called, closure = model[4].forward, partial(model[5], INPUTS), in_a_closure(model[6])
+    assert release(model).freed_bytes == {"host": 80 * 7}
+    for use in (itself, listed[0], mapped["a"], entry[0], method, called, closure):
+        with pytest.raises(ReleasedError):
+            use(INPUTS)
+
+
+@pytest.mark.parametrize("loop", [nn.Module.named_children, nn.Module.named_modules, enumerate])
+def test_loop_over_layers_does_not_keep_them(loop: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for _, layer in loop(model):
+        if layer is not model:
+            storages = weak(model)
+            release(model)
+            assert gone(storages)
+            break
+
+
+def in_a_closure(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda inputs: module(inputs)
 
 
 def test_layers_of_a_shared_submodule_stay() -> None:
@@ -208,58 +216,77 @@ def test_submodule_of_a_gc_frozen_model_stays() -> None:
     assert live(INPUTS).shape == (1, 4)
 
 
-def test_submodule_of_unreachable_module_is_freed_or_reported() -> None:
-    encoder = nn.Linear(100, 100)
-    (weight, _) = weak(encoder)
-    garbage = nn.Sequential(encoder)
-    garbage.me = [garbage]
-    del garbage
-    gone = nn.ModuleDict({"encoder": encoder})
-    del encoder
-    report = release(gone)
-    assert weight.expired() == (report.freed_bytes["host"] == 40_400)
-    assert weight.expired() or report.still_held_bytes == 40_400
+def test_object_around_a_layer_of_a_live_model_leaves_it_whole() -> None:
+    class Recorder:
+        def __init__(self, layer: nn.Module) -> None:
+            self.layer = layer
+            self.seen: list[torch.Tensor] = []
+            self.hook = layer.register_forward_hook(self.record)
+
+        def record(self, module: Any, inputs: Any, output: torch.Tensor) -> None:
+            self.seen.append(output.detach())
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    recorder = Recorder(model[0])
+    expected = model(INPUTS)
+    storages = weak(*recorder.seen)
+    release(recorder)
+    assert gone(storages)
+    assert torch.equal(model(INPUTS), expected)
 
 
-class Average:
-    """Refers to the parameters of a model that it does not own."""
+def test_base_of_two_adapters_stays_with_the_other() -> None:
+    class Adapter(nn.Module):
+        def __init__(self, base: nn.Module) -> None:
+            super().__init__()
+            self.base, self.low = base, nn.Linear(4, 4)
 
-    def __init__(self, model: nn.Module) -> None:
-        self.followed = list(model.parameters())
-        self.averages = [parameter.detach().clone() for parameter in self.followed]
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.base(inputs) + self.low(inputs)
 
-
-def test_parameters_of_a_live_model_in_an_object_stay() -> None:
-    model = KEPT["model"] = nn.Linear(4, 4)
-    average = Average(model)
-    report = release_and_search(average)
-    KEPT.clear()
-    assert report.freed_bytes == {"host": 80}
-    assert {held.holders for held in report.still_held} == {("another module (Linear)",)}
-    assert model(INPUTS).shape == (1, 4)
-    assert release(average, model).freed_bytes == {"host": 80}
-    assert [parameter.numel() for parameter in average.followed] == [0, 0]
+    base = nn.Linear(4, 4)
+    ours, other = Adapter(base), Adapter(base)
+    expected, storages = other(INPUTS), weak(ours.low)
+    release(ours)
+    assert gone(storages)
+    assert torch.equal(other(INPUTS), expected)
 
 
-def test_control_parameters_of_no_module_are_released() -> None:
-    average = Average(nn.Linear(4, 4))  # An assertion would keep the model.
-    assert release(average).freed_bytes == {"host": 160}
-    model = nn.Linear(4, 4)
-    for objects in ((Average(model), model.weight), (model.bias, Average(model))):
-        release(*objects)
-    assert [parameter.numel() for parameter in model.parameters()] == [0, 0]
+class Searcher:
+    """Refers to tensors in attributes, of which some are a model's parameters."""
+
+    def __init__(self, table: torch.Tensor, *parameters: torch.Tensor) -> None:
+        self.table = table
+        self.lists = {"parameters": [*parameters], "cache": (torch.ones(4), "text")}
 
 
-def test_parameters_of_a_gc_frozen_model_stay() -> None:
-    model = nn.Linear(4, 4)
-    average = Average(model)
-    gc.collect()
-    gc.freeze()
-    try:
-        release(average)
-    finally:
-        gc.unfreeze()
-    assert model(INPUTS).shape == (1, 4)
+def test_tensors_of_an_object_are_let_go_and_keep_their_values() -> None:
+    table, model = torch.ones(100), nn.Linear(4, 4)
+    ours, other = Searcher(table, *model.parameters()), Searcher(table)
+    lists = other.lists = ours.lists
+    expected = model(INPUTS)
+    with without_collector():
+        report = release(ours)
+    assert [held.nbytes for held in report.still_held] == [400, 64, 16, 16]
+    assert (ours.table.numel(), ours.lists["cache"][1]) == (0, "text")
+    assert [tensor.numel() for tensor in ours.lists["parameters"]] == [0, 0]
+    assert other.table.sum() == 100
+    assert other.lists is lists
+    assert lists["cache"][0].sum() == 4
+    assert torch.equal(model(INPUTS), expected)
+
+
+def test_tensors_that_only_the_object_holds_are_freed() -> None:
+    searcher = Searcher(torch.ones(100), torch.ones(4))
+    with without_collector():
+        assert release(searcher, collect="never").freed_bytes == {"host": 400 + 16 + 16}
+
+
+def test_tensor_that_is_passed_as_well_is_emptied() -> None:
+    table = torch.ones(100)
+    ours, other = Searcher(table), Searcher(table)
+    release(ours, [table])
+    assert (ours.table.numel(), other.table.numel()) == (0, 0)
 
 
 @pytest.mark.slow
@@ -286,21 +313,8 @@ def test_objects_frozen_by_python_itself_do_not_count() -> None:
     gc.get_freeze_count = lambda: 375  # As there; before anything could have asked.
     from torch import nn
     from torch_utils import release
-    layer = nn.Linear(4, 4)
-    model = nn.ModuleDict({"layer": layer})
-    variables = [list(model.modules()), dict(model.named_modules())]
+    model = nn.ModuleDict({"layer": nn.Linear(4, 4)})
+    layers = list(model.modules())
     assert release(model).freed_bytes == {"host": 80}
     """
     assert_clean(run_forked(program, quick_end=True))
-
-
-def test_buffers_and_listed_parameters_of_a_live_model_stay() -> None:
-    """An object that refers to them does not own them."""
-    live = nn.BatchNorm1d(4)
-    object.__setattr__(live, "listed", [nn.Parameter(torch.ones(3))])
-    holder = Average(nn.Linear(2, 2))
-    holder.followed = [live.running_mean, live.listed[0]]
-    holder.averages = [torch.ones(5)]
-    release(holder)
-    assert [len(tensor) for tensor in (*holder.followed, *holder.averages)] == [4, 3, 0]
-    assert live(torch.ones(2, 4)).shape == (2, 4)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.programs import assert_clean, run_forked
+from support.programs import TIMEOUT_S, assert_clean, run_forked
 from support.releasing import index_with_vectors, optimizer_with_state
 from support.threads import in_threads
 from torch_utils import CleanupReport, ReleasedError, release
@@ -61,56 +61,6 @@ def test_object_released_by_two_threads_is_in_one_report(
         assert sum(reported) == expected, reported
 
 
-def test_tensor_is_kept_until_all_threads_have_moved_on() -> None:
-    program = """
-    import threading, torch
-    from torch.multiprocessing.reductions import StorageWeakRef
-    from torch_utils import release
-
-    def use(tensor, callback):
-        tensor.apply_(callback)
-
-    def wait(value):
-        inside_first.set()
-        end_first.wait()
-        return value
-
-    def release_and_wait(value):
-        inside_second.set()
-        go.wait()
-        release(two)
-        released.set()
-        end_second.wait()
-        return value
-
-    events = [threading.Event() for _ in range(6)]
-    inside_first, inside_second, go, released, end_first, end_second = events
-    one, two = torch.ones(10), torch.ones(20)
-    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in (one, two)]
-    first = threading.Thread(target=use, args=(torch.ones(1), wait), daemon=True)
-    second = threading.Thread(
-        target=use, args=(torch.ones(1), release_and_wait), daemon=True
-    )
-    first.start()
-    second.start()
-    inside_first.wait()
-    inside_second.wait()
-    release(one)  # Kept for both threads; the next one for the first thread only.
-    go.set()
-    released.wait()
-    assert [storage.expired() for storage in storages] == [False, False]
-    end_first.set()
-    first.join()
-    release([])
-    assert not storages[0].expired()
-    end_second.set()
-    second.join()
-    release([])
-    assert [storage.expired() for storage in storages] == [True, True]
-    """
-    assert_clean(run_forked(program, quick_end=True))
-
-
 class Whole(nn.Linear):
     """Records its calls and the number of its weights at each call."""
 
@@ -126,12 +76,12 @@ class Whole(nn.Linear):
 
 
 @pytest.mark.usefixtures("hasty")
-def test_close_runs_once_in_several_threads() -> None:
+def test_close_and_destructor_run_once_in_several_threads() -> None:
     for _ in range(20):
         log: list[tuple[str, int]] = []
         work = partial(release, Whole(log), collect="never", trim_host=False)
         assert [report.errors for report in in_threads(work, work, work)] == [()] * 3
-        assert log == [("close", 4)]
+        assert log == [("close", 4), ("del", 4)]
 
 
 def read_attributes(model: nn.Module) -> None:
@@ -326,3 +276,91 @@ def test_release_does_not_lock_up_in_a_collection() -> None:
         thread.join()
     """
     assert_clean(run_forked(program))
+
+
+BLOCKED = {
+    "sleep": "time.sleep(0.05)",
+    "read": "os.read(read_end, 1)",
+    "select": "select.select([read_end], [], [])",
+    "recv": "sockets[0].recv(1)",
+}
+
+
+@pytest.mark.parametrize("call", BLOCKED)
+def test_released_tensor_is_freed_beside_a_blocked_thread(call: str) -> None:
+    program = f"""
+    import os, select, socket, threading, time, torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch_utils import SafePyTorchCleanup, release
+    read_end, _ = os.pipe()
+    sockets = socket.socketpair()
+
+    def beat(tensors):
+        while True:
+            {BLOCKED[call]}
+
+    shared = []
+    threading.Thread(target=beat, args=(shared,), daemon=True).start()
+    time.sleep(0.1)
+    for round in range(8):
+        tensor = torch.ones(1_000_000)
+        shared.append(tensor)
+        storage = StorageWeakRef(tensor.untyped_storage())
+        if round % 2:
+            assert release(tensor).freed_bytes == {{"host": 4_000_000}}
+        else:
+            with SafePyTorchCleanup() as scope:
+                scope.manage(tensor)
+        assert storage.expired(), round
+    """
+    assert_clean(run_forked(program, quick_end=True))
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_fork_beside_a_release_keeps_the_setting_of_the_collector(is_off: bool) -> None:
+    program = f"""
+    import gc, os, threading, torch, warnings
+    from torch_utils import release
+    warnings.simplefilter("ignore")  # Python 3.12 warns of every fork beside threads.
+    if {is_off}:
+        gc.disable()
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            release(torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(50))))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(30):
+        process = os.fork()
+        if process == 0:
+            os._exit(gc.isenabled() is {is_off})
+        assert os.waitpid(process, 0)[1] == 0
+        assert gc.isenabled() is not {is_off}
+    stop.set()
+    thread.join()
+    """
+    assert_clean(run_forked(program, quick_end=True))
+
+
+def test_long_close_runs_once_and_delays_no_other_release() -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+            begun.set()
+            over.wait(TIMEOUT_S)
+
+    begun, over, slow, tensor = threading.Event(), threading.Event(), Slow(), torch.ones(4)
+    first = threading.Thread(target=release, args=(slow,))
+    first.start()
+    begun.wait(TIMEOUT_S)
+    assert release(tensor).freed_bytes == {"host": 16}
+    assert release(slow).errors == ()
+    assert first.is_alive(), "the release did not wait for the close()"
+    over.set()
+    first.join()
+    assert slow.closed == 1
