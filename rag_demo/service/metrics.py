@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import prometheus_client as client
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from rag_demo.service.problems import Problem
-from torch_utils.prometheus import registry_to_expose
+from torch_utils.prometheus import register
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 90.0)
 
@@ -35,12 +36,18 @@ IDLE_CLOSED = client.Counter("rag_demo_silent_connections", "Idle connections th
 
 
 def exposition() -> tuple[str, bytes]:
-    """Return the media type and the text of the metrics of all workers.
+    """Return the media type and the text of the metrics.
+
+    Those of requests and batches cover all workers, those of models and memory only this process.
 
     Raises:
         Problem: The files with the workers' metrics are missing.
     """
-    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-    if folder and not any(Path(folder).glob(f"*_{os.getpid()}.db")):
-        raise Problem(503, "the files with the metrics were removed; restart the service")
-    return client.CONTENT_TYPE_LATEST, client.generate_latest(registry_to_expose())
+    registry, folder = client.REGISTRY, os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if folder:
+        if not any(Path(folder).glob(f"*_{os.getpid()}.db")):
+            raise Problem(503, "the files with the metrics were removed; restart the service")
+        registry = client.CollectorRegistry()
+        register(registry)
+        MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+    return client.CONTENT_TYPE_LATEST, client.generate_latest(registry)

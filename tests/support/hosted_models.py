@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,10 +53,6 @@ class Model:
         raise {"ValueError": ValueError, "interrupt": KeyboardInterrupt}[kind]("no such text")
 
     def give(self, kind):
-        if kind == "elsewhere":
-            import only_in_the_child
-
-            return only_in_the_child.Thing()
         return (number for number in range(3))
 
     def leave(self, how):
@@ -101,6 +99,35 @@ class Model:
     def touch_and_spin(self, path):
         Path(path).touch()
         sum(range(10**12))  # One call of C, which never lets go of the GIL.
+
+    def touch_and_nap(self, path):
+        Path(path).touch()
+        time.sleep(0.5)
+        return "rested"
+
+    def note_and_wait(self, number, path):
+        Path(path).with_name(f"call {number}").touch()
+        while not Path(path).exists():
+            time.sleep(0.01)
+
+    def variable(self, name):
+        return os.environ.get(name)
+
+    def end_children(self):
+        """Start a program and a fork, and return how SIGTERM ends them."""
+        program = subprocess.Popen(["sleep", "600"])
+        begun, begin = os.pipe()
+        fork = os.fork()
+        if fork == 0:
+            os.write(begin, b".")  # Python forgets signals that come earlier.
+            time.sleep(600)
+            os._exit(0)
+        os.read(begun, 1)
+        os.close(begun)
+        os.close(begin)
+        program.terminate()
+        os.kill(fork, signal.SIGTERM)
+        return [program.wait(), os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])]
 
     def fork(self):
         """Leave a process behind that has every descriptor of this one."""

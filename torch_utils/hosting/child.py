@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import os
 import pickle
@@ -32,7 +31,7 @@ def serve(connection: int, lifeline: int) -> None:
         connection: The descriptor of the socket for the messages.
         lifeline: The read end of a pipe to which nothing is written. It closes with the parent.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the parent handles Ctrl-C.
+    _leave_signals_to_parent()
     for descriptor in (connection, lifeline):
         os.set_inheritable(descriptor, False)
     _die_with(lifeline)
@@ -41,6 +40,24 @@ def serve(connection: int, lifeline: int) -> None:
         # Forks of this process must not keep the connection open.
         os.register_at_fork(after_in_child=own.close)
         _Server(own).run()
+
+
+def _leave_signals_to_parent() -> None:
+    """Do nothing on signals that are sent to the whole group, because the parent ends this process.
+
+    The handler is Python's, because programs that the model starts would inherit SIG_IGN.
+    """
+    pid = os.getpid()
+    former: dict[int, Any] = {}
+
+    def handle(number: int, frame: object) -> None:
+        if os.getpid() != pid:  # A fork of this process.
+            signal.signal(number, former[number])
+            os.kill(os.getpid(), number)
+
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            former[getattr(signal, name)] = signal.signal(getattr(signal, name), handle)
 
 
 def _die_with(lifeline: int) -> None:
@@ -93,9 +110,6 @@ class _Server:
             return False
         answer = self._answer(message)
         del message
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # Closed by the model.
-                stream.flush()
         try:
             messages.send(self._connection, answer)
         except OSError:
@@ -140,18 +154,15 @@ class _Server:
         return {name: memory.reserved_bytes for name, memory in devices}
 
     def _load(self, message: Message) -> Any:
-        return messages.load(message, self._check)
-
-    def _check(self, module: str, name: str) -> str:
-        """Import the parent's main module on first use, as multiprocessing does."""
-        if module in ("__main__", "__mp_main__") and self._main:
+        """Unpickle; import the parent's main module on first use, as multiprocessing does."""
+        if self._main and (b"__main__" in message.content or b"__mp_main__" in message.content):
             main, self._main = self._main, {}
             IMPORTING_MAIN.append(True)
             try:
                 spawn.prepare(main)
             finally:
                 IMPORTING_MAIN.pop()
-        return module
+        return messages.load(message)
 
 
 def _failure(error: BaseException) -> Message:
@@ -161,11 +172,9 @@ def _failure(error: BaseException) -> Message:
     if isinstance(error, Exception):  # Others would end the parent or its task.
         try:
             content = pickle.dumps(error)
-            if type(pickle.loads(content)) is not type(error):
-                content = None
         except Exception:  # Pickling a program's class may raise anything.
             content = None
-    answer = messages.dump((False, (content, repr_of(error), text)))
+    answer = messages.dump((False, (type(error).__module__, content, repr_of(error), text)))
     if isinstance(error, MemoryError):
         clear_exception_frames(error)
     return answer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
-import copy
 import inspect
 import math
 import os
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -22,25 +22,29 @@ from typing import Any, Generic, Literal, TypeVar
 
 from torch_utils._deferral import DeferredSignals
 from torch_utils._events import notify
-from torch_utils._runtime import ERROR, early_bound, is_finalizing, is_shutting_down, log
-from torch_utils.errors import (
-    ModelInUseError,
-    NoRoomError,
-    TorchUtilsError,
-    repr_of,
+from torch_utils._runtime import ERROR, early_bound, is_shutting_down, log
+from torch_utils.errors import ModelInUseError, NoRoomError, TorchUtilsError, repr_of
+from torch_utils.hosting.lease import (
+    AsyncLease,
+    Holder,
+    Lease,
+    ModelLender,
+    call_in_thread,
+    check_seconds,
+    in_thread,
 )
-from torch_utils.hosting.lease import AsyncLease, Holder, Lease, check_seconds
-from torch_utils.hosting.lender import ModelLender
-from torch_utils.hosting.process import pickled_load
-from torch_utils.hosting.tenant import ProcessTenant, Tenant, ThreadTenant
+from torch_utils.hosting.process import ModelProcess, pickled_load
+from torch_utils.hosting.tenant import WARNING, ProcessTenant, Tenant, ThreadTenant
 from torch_utils.oom import clear_exception_frames
 from torch_utils.report import CleanupReport
 from torch_utils.resource import closed_error, closes_on_error
 
-__all__ = ["HOSTS", "HostStatus", "ModelHost", "Transition", "parse_keep_alive"]
+__all__ = ["HostStatus", "ModelHost"]
 
 M = TypeVar("M")
+T = TypeVar("T")
 State = Literal["unloaded", "loading", "loaded", "unloading", "closed"]
+Devices = int | Mapping[str, int]
 Sizes = Mapping[str, int]
 
 LOAD_AT_EXIT_S, LEASES_AT_EXIT_S = 5.0, 1.0
@@ -61,11 +65,10 @@ class HostStatus:
         unloads: Number of unloads, and of ends of the model's process.
         nbytes: Bytes on the host and all devices: the declared size, or the size of the model's
             tensors and arrays, or the resident memory of its process. 0 if it is not loaded.
-        idle_s: Seconds since the last lease ended, or since the load. None if it is lent or not
+        idle_s: Seconds since the last lease ended, or since the load. None if it is leased or not
             loaded.
         expires_in_s: Seconds until an unload unless there is another lease; None if never.
-        last_error: A copy of the last load's exception without its traceback, which would keep
-            the caller's variables alive. None if that load succeeded.
+        last_error: The repr of the last load's exception; None if that load succeeded.
     """
 
     name: str
@@ -76,25 +79,27 @@ class HostStatus:
     nbytes: int
     idle_s: float | None
     expires_in_s: float | None
-    last_error: BaseException | None
+    last_error: str | None
 
 
 class Transition(Future[Exception | None]):
-    """A load or an unload that is under way. Its result is the exception of all waiters.
+    """A load, an unload or the end of a lease. Its result is the exception of all waiters.
 
     Attributes:
-        state: "loading" or "unloading".
+        state: "loading", "unloading" or "leased", for messages.
         thread: The thread that does it; None before that thread has started.
+        holder: The holder for which it began.
         in_background: Whether the thread does nothing else and the waiters get all its exceptions.
-        admitted: Bytes by place that a pool has reserved for the load; None before.
+        admitted: Bytes by device that a pool has reserved for the load; None before.
         no_room: Why the load waits for room; empty if it does not.
-        error: The exception for the caller that began it, which other waiters may not share.
+        error: The exception for ``holder``, which other waiters may not share.
     """
 
-    def __init__(self, state: State, thread: int | None = None) -> None:
+    def __init__(self, state: str, thread: int | None = None, holder: Holder | None = None) -> None:
         super().__init__()
         self.state = state
         self.thread = thread
+        self.holder = holder
         self.in_background: bool = thread is None
         self.admitted: Sizes | None = None
         self.no_room = ""
@@ -102,15 +107,9 @@ class Transition(Future[Exception | None]):
         self.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
 
     def wait(self, timeout_s: float | None) -> None:
-        """Block until it is done or the time is over.
-
-        Unlike `concurrent.futures.wait`, this holds no lock, so a signal handler may use the host.
-        """
-        woken = threading.Lock()
-        woken.acquire()
-        with DeferredSignals():
-            self.add_done_callback(lambda _: woken.release())
-        woken.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+        """Block until it is done or the time is over."""
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            self.exception(timeout_s)
 
 
 class ModelHost(ModelLender, Generic[M]):
@@ -122,27 +121,34 @@ class ModelHost(ModelLender, Generic[M]):
         with host.lease() as model:
             model.encode(texts)
 
-    Concurrent callers share one load and its exception; the next lease tries again. A lent model
-    is never unloaded. The host is closed at exit at the latest. A forked child does not use or
-    close its parent's model; it loads its own. While a model is loaded, one daemon thread waits
-    for its keep-alive time to pass.
+    Concurrent callers share one load and its exception; the next lease tries again. A model is
+    never unloaded while it is leased. The host is closed at exit at the latest. A forked child does
+    not use or close its parent's model; it loads its own. While a model is loaded, one daemon
+    thread waits for its keep-alive time to pass.
 
     Args:
-        load: Returns the model. Called in the thread that first needs the model.
+        load: Returns the model, a new one at each call. Called in the thread that first needs the
+            model.
         name: Its name in messages and metrics; by default the name of ``load``.
         keep_alive: How long to keep an idle model after the last lease: a number of seconds, "90s",
             "10m", "1h", 0 (unload when the last lease ends) or -1 (forever).
         isolation: "thread" keeps the model in this process. "process" gives it a process of its
             own, whose end returns all its memory. The lease is then a proxy of the model (see
             `torch_utils.hosting.process.Proxy`), and ``load`` must be importable.
+        nbytes: The model's bytes on the host, or by "host" and device ("cuda:0"). None to measure
+            them.
+        max_leases: How many leases there may be at a time. Further ones wait for the end of a
+            lease. None for no limit.
         call_timeout_s: Seconds that a call of the model may take, with ``isolation="process"``.
             After that the process is killed and the call raises `ModelProcessError`; the next
             lease starts a new process. None for no limit.
+        environment: Environment variables that ``isolation="process"`` adds or changes for the
+            model's process, such as ``CUDA_VISIBLE_DEVICES``.
 
     Raises:
         TypeError: ``load`` is not callable, is a coroutine function, or cannot be called in another
             process; or another argument has the wrong type.
-        ValueError: ``keep_alive``, ``isolation`` or ``call_timeout_s`` is invalid.
+        ValueError: An argument has an invalid value, or needs ``isolation="process"``.
     """
 
     @closes_on_error
@@ -153,7 +159,10 @@ class ModelHost(ModelLender, Generic[M]):
         name: str | None = None,
         keep_alive: float | str = "5m",
         isolation: Literal["thread", "process"] = "thread",
+        nbytes: Devices | None = None,
+        max_leases: int | None = None,
         call_timeout_s: float | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._changed = threading.Condition()
         self._reset()
@@ -161,28 +170,26 @@ class ModelHost(ModelLender, Generic[M]):
             raise TypeError(f"load must be a plain function that returns the model, got {load!r}")
         if isolation not in ("thread", "process"):
             raise ValueError(f'isolation must be "thread" or "process", got {isolation!r}')
-        if name is not None and not isinstance(name, str):
-            raise TypeError(f"name must be a str, got {name!r}")
-        check_seconds("call_timeout_s", call_timeout_s)
-        if call_timeout_s is not None and (isolation == "thread" or call_timeout_s <= 0):
-            raise ValueError(
-                'call_timeout_s must be positive, and needs isolation="process", got '
-                f"{call_timeout_s!r} with isolation={isolation!r}; a call in a thread cannot be "
-                "stopped"
-            )
+        if max_leases is not None:
+            check_positive("max_leases", max_leases)
+        if call_timeout_s is not None:
+            check_seconds("call_timeout_s", call_timeout_s)
+        if isolation == "thread" and not (call_timeout_s is None and environment is None):
+            raise ValueError('call_timeout_s and environment need isolation="process"')
         self.name: str = name or _name_of(load)
         self.isolation = isolation
+        self._max_leases = max_leases
         self._keep_alive_s = parse_keep_alive(keep_alive)
-        self.declared: Sizes | None = None
+        self.declared = None if nbytes is None else parse_sizes("nbytes", nbytes, "host")
         self._admit: Callable[..., None] | None = None
+        self._needs_size = self._has_warned = False
         self._new_tenant: Callable[[], Tenant]
         if isolation == "thread":
-            self._new_tenant = lambda: ThreadTenant(self.name, load, self.declared)
+            self._new_tenant = partial(ThreadTenant, self.name, load)
         else:
-            content = pickled_load(load)
-            self._new_tenant = lambda: ProcessTenant(
-                self.name, content, call_timeout_s, self.declared
-            )
+            options: Any = {"call_timeout_s": call_timeout_s, "environment": environment}
+            start = partial(ModelProcess, pickled_load(load), name=self.name, **options)
+            self._new_tenant = partial(ProcessTenant, start)
         HOSTS[id(self)] = self
 
     def _reset(self) -> None:
@@ -190,15 +197,17 @@ class ModelHost(ModelLender, Generic[M]):
         self._tenant: Tenant | None = None
         self._transition: Transition | None = None
         self._leases: dict[Holder, None] = {}
+        self._abandoned: set[Holder] = set()  # leases whose last call still runs in the process
         self._waiting: set[Holder] = set()
+        self._lease_end: Transition | None = None  # for which callers wait
         self._is_closing = False
-        self._idle_since = 0.0
-        self._was_lent = False  # A keep_alive of 0 keeps a model that was loaded beforehand.
+        self.idle_since = 0.0  # by `time.monotonic`
+        self._was_leased = False  # A keep_alive of 0 keeps a model that was loaded beforehand.
         self._loads = self._unloads = 0
-        self._last_error: BaseException | None = None
+        self._last_error: str | None = None
         self._expiry_thread: threading.Thread | None = None
-        # Holders of leases that were garbage-collected; destructors add them at any moment.
-        self._dropped: SimpleQueue[Holder | None] = SimpleQueue()
+        # Holders of leases that were garbage-collected: their destructors must not block.
+        self.dropped: SimpleQueue[Holder | None] = SimpleQueue()
 
     # Public methods
 
@@ -206,17 +215,18 @@ class ModelHost(ModelLender, Generic[M]):
         """Return a context manager that lends the model for a ``with`` block.
 
         Args:
-            timeout_s: Seconds to wait for another thread that loads or unloads the model; None for
-                no limit. It does not limit a load in the calling thread.
+            timeout_s: Seconds to wait for another thread that loads or unloads the model, for the
+                end of other leases (``max_leases``), and for the model's process. None for no
+                limit. It does not limit a load in the calling thread.
 
         Raises:
             TypeError: ``timeout_s`` is not a number. This call raises it; entering the block raises
                 the others.
-            ValueError: ``timeout_s`` is NaN or too large, likewise.
+            ValueError: ``timeout_s`` is negative or not finite, likewise.
             TimeoutError: ``timeout_s`` has passed.
             ResourceClosedError: The host is closed.
-            TorchUtilsError: The lease was entered before, or this thread is loading or unloading
-                the model.
+            TorchUtilsError: The lease was entered before, this thread is loading or unloading the
+                model, or ``load`` returned a model that was released.
             Exception: ``load`` raised it, in this thread or in the one that this thread waited for.
         """
         return Lease(self, timeout_s, sys._getframe(1))
@@ -225,8 +235,8 @@ class ModelHost(ModelLender, Generic[M]):
         """Return a context manager that lends the model for an ``async with`` block.
 
         A thread loads the model while the event loop continues. A cancelled coroutine keeps no
-        lease, but the load continues. With ``isolation="process"`` a call of the model blocks; use
-        `asyncio.to_thread`.
+        lease, but the load continues, and so does a call that runs in the model's process: new
+        leases wait until it has returned.
 
         Args:
             timeout_s: Seconds to wait, including the load; None for no limit.
@@ -235,6 +245,30 @@ class ModelHost(ModelLender, Generic[M]):
             TimeoutError: ``timeout_s`` has passed. `lease` lists the other exceptions.
         """
         return AsyncLease(self, timeout_s, sys._getframe(1))
+
+    def call(
+        self, function: Callable[[M], T], *, timeout_s: float | None = None
+    ) -> Coroutine[Any, Any, T]:
+        """Lease the model in a new thread, and call ``function(model)`` there.
+
+        ::
+
+            vectors = await host.call(lambda model: model.encode(texts), timeout_s=30)
+
+        If the caller is cancelled, the answer is dropped. The model stays leased until the function
+        has returned, and its process continues.
+
+        Args:
+            function: The function. It runs in a thread of its own.
+            timeout_s: As for `lease`. It does not limit the function.
+
+        Returns:
+            A coroutine that returns what the function returns.
+
+        Raises:
+            Exception: The function or `lease` raised it.
+        """
+        return call_in_thread(Lease(self, timeout_s, sys._getframe(1)), function)
 
     def load(self) -> bool:
         """Load the model now, before the first lease.
@@ -252,15 +286,16 @@ class ModelHost(ModelLender, Generic[M]):
         """Unload the model; the next lease loads it again. Wait for a load that is under way.
 
         Returns:
-            The report of the release; an empty one if the model was not loaded.
+            The report of the release; an empty one if the model was not loaded. Its ``errors`` say
+            if the model could only be dropped.
 
         Raises:
-            ModelInUseError: The model is lent. The message names each lease.
+            ModelInUseError: The model is leased. The message names each lease.
             ResourceClosedError: The host is closed.
         """
         self.ensure_open()
         while True:
-            report = self.unload_if(lambda: not self._leases, "asked")
+            report = self.unload_if(lambda: not self._leases, "requested")
             if report is not None:
                 return report
             with self._changed:
@@ -277,7 +312,7 @@ class ModelHost(ModelLender, Generic[M]):
         tenant, now, state = self._tenant, time.monotonic(), self.state
         is_idle = state == "loaded" and not self._leases
         expires = self._expires_at()
-        sizes = tenant.sizes() if tenant is not None and state != "unloaded" else {}
+        sizes = self._sizes(tenant) if tenant is not None and state != "unloaded" else {}
         return HostStatus(
             name=self.name,
             state=state,
@@ -285,7 +320,7 @@ class ModelHost(ModelLender, Generic[M]):
             loads=self._loads,
             unloads=self._unloads,
             nbytes=sum(sizes.values()),
-            idle_s=max(0.0, now - self._idle_since) if is_idle else None,
+            idle_s=max(0.0, now - self.idle_since) if is_idle else None,
             expires_in_s=max(0.0, expires - now) if is_idle and expires is not None else None,
             last_error=self._last_error,
         )
@@ -295,7 +330,7 @@ class ModelHost(ModelLender, Generic[M]):
         """The state; "unloaded" also if the model's process has ended by itself."""
         tenant, transition = self._tenant, self._transition
         if transition is not None:
-            return transition.state
+            return "loading" if transition.state == "loading" else "unloading"
         if tenant is not None and tenant.is_alive():
             return "loaded"
         return "closed" if self._is_closing else "unloaded"
@@ -305,57 +340,58 @@ class ModelHost(ModelLender, Generic[M]):
     def acquire(self, holder: Holder | None, timeout_s: float | None) -> tuple[Tenant, bool]:
         """Lend the model to ``holder``; load it in this thread unless another one does.
 
+        A process is started in the background if the wait is limited.
+
         Returns:
             The tenant, and whether this call loaded it.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        in_background = deadline is not None and self.isolation == "process"
         while True:
-            found = self._lend(holder)
-            if isinstance(found, Tenant):
-                return found, False
-            if found is not None:
-                found.wait(None if deadline is None else deadline - time.monotonic())
-                self._check_waited(found, timeout_s)
-                continue
-            transition = Transition("loading", threading.get_ident())
-            try:
-                if self._begin_load(transition):
-                    return self._load(transition, deadline, holder), True
-            finally:
-                self._settle(transition, None)  # Does nothing unless an interrupt came in between.
+            found = self._try(holder, deadline, in_background)
+            if not isinstance(found, Transition):
+                return found
+            found.wait(_seconds_until(deadline))
+            self._check_waited(found, holder, timeout_s)
 
     async def aacquire(self, holder: Holder, timeout_s: float | None) -> Tenant:
         """Lend the model to ``holder``; a thread loads it if no other caller does."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            found = self._lend(holder)
-            if isinstance(found, Tenant):
-                return found
-            transition = Transition("loading")
-            if found is None:
-                try:
-                    if not self._begin_load(transition):
-                        continue
-                    self._load_in_background(transition, deadline)
-                except BaseException as error:  # No thread is going to end this load.
-                    self._settle(transition, error if isinstance(error, Exception) else None)
-                    raise
-            waiting = asyncio.wrap_future(found or transition)
+            found = self._try(holder, deadline, in_background=True)
+            if not isinstance(found, Transition):
+                return found[0]
+            waiting = asyncio.wrap_future(found)
             try:
-                left = None if deadline is None else max(0, deadline - time.monotonic())
-                await asyncio.wait({waiting}, timeout=left)
+                await asyncio.wait({waiting}, timeout=_seconds_until(deadline))
             finally:
                 with contextlib.suppress(RuntimeError):  # The loop is closed.
                     waiting.cancel()  # The transition itself goes on.
-            self._check_waited(found or transition, timeout_s)
-            if transition.error is not None:
-                raise transition.error
+            self._check_waited(found, holder, timeout_s)
 
-    def _lend(self, holder: Holder | None) -> Tenant | Transition | None:
+    def _try(
+        self, holder: Holder | None, deadline: float | None, in_background: bool
+    ) -> tuple[Tenant, bool] | Transition:
+        """Lend the model, load it, or return the transition to wait for."""
+        thread = None if in_background else threading.get_ident()
+        own = Transition("loading", thread, holder)
+        try:
+            found = self._lend(holder, own)
+            if found is not own:
+                return found if isinstance(found, Transition) else (found, False)
+            if not in_background:
+                return self._load(own, deadline, holder), True
+            in_thread(partial(self._load, own, deadline, None))
+            return own
+        except BaseException:  # An interrupt may have come before the load.
+            self._settle(own, None)
+            raise
+
+    def _lend(self, holder: Holder | None, load: Transition) -> Tenant | Transition:
         """Lend the model if it is loaded.
 
         Returns:
-            The tenant; or the transition to wait for; or None if the model must be loaded first.
+            The tenant, or the transition to wait for: ``load`` if the caller must load the model.
 
         Raises:
             ResourceClosedError: The host is closed.
@@ -372,33 +408,26 @@ class ModelHost(ModelLender, Generic[M]):
             tenant, transition = self._tenant, self._transition
             if transition is not None:
                 if transition.thread == threading.get_ident():
-                    verb = transition.state.replace("ing", "s")
+                    verb = transition.state.removesuffix("ing")
                     raise TorchUtilsError(
-                        f"the code that {verb} {self.name} must not lease {self.name}: it would "
-                        "wait for itself"
+                        f"cannot lease {self.name} from its own {verb} function: it would deadlock"
                     )
                 return transition
             if tenant is None:
-                return None
+                self._transition = load
+                return load
             if holder is not None:
+                is_full = self._max_leases is not None and len(self._leases) >= self._max_leases
+                if is_full or self._abandoned:
+                    self._lease_end = self._lease_end or Transition("leased")
+                    return self._lease_end
                 self._begin_lease(holder)
-        if holder is not None:
-            notify("leases")
-        return tenant
-
-    def _begin_load(self, transition: Transition) -> bool:
-        """Make ``transition`` the current load; return False if no load is needed."""
-        with DeferredSignals(), self._changed:
-            self.ensure_lending()
-            if self._tenant is not None or self._transition is not None:
-                return False
-            self._transition = transition
-            return True
+            return tenant
 
     def _begin_lease(self, holder: Holder) -> None:
         self._leases[holder] = None
         self._waiting.discard(holder)
-        self._was_lent = True
+        self._was_leased = True
 
     def _is_lost(self) -> bool:
         return self._tenant is not None and not self._tenant.is_alive()
@@ -408,38 +437,47 @@ class ModelHost(ModelLender, Generic[M]):
         if self._is_closing:
             raise closed_error(f"the host of {self.name} is closed; create a new one")
 
-    def _check_waited(self, transition: Transition, timeout_s: float | None) -> None:
+    def _check_waited(
+        self, transition: Transition, holder: Holder | None, timeout_s: float | None
+    ) -> None:
         """Raise the exception of a transition, or an error if the time is over."""
         if not transition.done():
             if transition.no_room:
                 raise NoRoomError(transition.no_room)
-            raise TimeoutError(
-                f"{self.name} is still {transition.state} after {timeout_s} s; pass a larger "
-                "timeout_s"
-            )
-        error = transition.result()
+            still = f"{self.name} is still {transition.state}"
+            raise TimeoutError(f"{still} after {timeout_s} s; pass a larger timeout_s")
+        is_own = holder is not None and transition.holder is holder
+        error = transition.error if is_own else transition.result()
         if error is not None:
             raise error
+
+    def abandon(self, holder: Holder) -> None:
+        """Let new leases wait for the end of a lease, whose last call runs in the process."""
+        with DeferredSignals(), self._changed:
+            if holder in self._leases:
+                self._abandoned.add(holder)
 
     def end_lease(self, holder: Holder) -> None:
         """End a lease, or the wait for one."""
         with DeferredSignals(), self._changed:
             waited, held = holder in self._waiting, holder in self._leases
             self._waiting.discard(holder)
+            self._abandoned.discard(holder)
             self._leases.pop(holder, None)
             if not waited and not held:
                 return
-            self._was_lent |= waited  # It was loaded for a caller that no longer waits.
+            self._was_leased |= waited  # It was loaded for a caller that no longer waits.
             if not self._leases:
-                self._idle_since = time.monotonic()
-            self._changed.notify_all()
+                self.idle_since = time.monotonic()
+            self._wake_waiters()
             if waited and self.is_due():
                 self.wake_expiry()
-        notify("leases")
 
-    def drop_lease(self, holder: Holder) -> None:
-        """End a lease from a destructor, which must not block."""
-        self._dropped.put(holder)
+    def _wake_waiters(self) -> None:
+        self._changed.notify_all()
+        lease_end, self._lease_end = self._lease_end, None
+        if lease_end is not None:
+            lease_end.set_result(None)
 
     def unload_if_due(self) -> None:
         """Unload the model if its keep-alive time is over."""
@@ -448,31 +486,20 @@ class ModelHost(ModelLender, Generic[M]):
 
     # Loading
 
-    def _load_in_background(self, transition: Transition, deadline: float | None) -> None:
-        """Start a thread that loads the model and lends it to no caller."""
-
-        def load() -> None:
-            transition.thread = threading.get_ident()
-            try:
-                self._load(transition, deadline, None)
-            except BaseException:  # The waiters for the transition raise it.
-                return
-
-        threading.Thread(target=load, name="torch_utils-load", daemon=True).start()
-
     def _load(
         self, transition: Transition, deadline: float | None, holder: Holder | None
     ) -> Tenant:
-        began = time.monotonic()
-        tenant = self._new_tenant()
+        transition.thread = threading.get_ident()
+        tenant, began, outcome = self._new_tenant(), time.monotonic(), "error"
         self.register_in_child()
         try:
             if self._admit is not None:
                 self._admit(self, transition, self.declared, deadline)
                 began = time.monotonic()
             tenant.load()
+            self._warn_if_unknown(tenant)
             if self._admit is not None:
-                self._admit(self, transition, tenant.sizes(), deadline)
+                self._admit(self, transition, self._sizes(tenant), deadline)
             with DeferredSignals():
                 with self._changed:
                     self.ensure_lending()
@@ -482,24 +509,38 @@ class ModelHost(ModelLender, Generic[M]):
                         self._begin_lease(holder)
                     self._tenant, self._transition = tenant, None
                     self._loads += 1
-                    self._idle_since = time.monotonic()
+                    self.idle_since = time.monotonic()
                     self._last_error = None
                     self._changed.notify_all()
                     self._start_expiry()
                 # Without the lock, which a signal handler may need.
                 transition.set_result(None)
+            outcome = "success"
+            return tenant
         except BaseException as error:
             if isinstance(error, Exception):
                 clear_exception_frames(error)  # They would keep a partly loaded model alive.
             if self._tenant is not tenant:
                 tenant.close()
-            if self._settle(transition, error):
-                notify(
-                    "load", model=self.name, outcome="error", duration_s=time.monotonic() - began
-                )
+            if not self._settle(transition, error):
+                outcome = ""
             raise
-        notify("load", model=self.name, outcome="success", duration_s=time.monotonic() - began)
-        return tenant
+        finally:
+            if outcome:
+                duration_s = time.monotonic() - began
+                notify("load", model=self.name, outcome=outcome, duration_s=duration_s)
+
+    def _sizes(self, tenant: Tenant) -> Sizes:
+        return tenant.sizes() if self.declared is None else self.declared
+
+    def _warn_if_unknown(self, tenant: Tenant) -> None:
+        """Log once if the model is not measured, and a pool or the unload needs to know it."""
+        is_known = any(self._sizes(tenant).values()) or isinstance(tenant, ProcessTenant)
+        needs_size = self._needs_size or not hasattr(type(tenant.model), "close")
+        if needs_size and not is_known and not self._has_warned:
+            self._has_warned = True
+            what = "%s holds no tensors that can be counted or released; declare nbytes=, and let "
+            log(WARNING, what + "its load function return an object with close()", self.name)
 
     def _settle(self, transition: Transition, error: BaseException | None) -> bool:
         """End a failed load. Return whether its exception is an error rather than an interrupt."""
@@ -513,9 +554,9 @@ class ModelHost(ModelLender, Generic[M]):
                 # An interrupt or a lack of room concerns one caller; the others try again.
                 shared = error if isinstance(error, Exception) else None
                 if shared is not None:
-                    self._last_error = _without_traceback(shared)
+                    self._last_error = repr_of(shared)
                 self._transition = None
-                self._was_lent = False
+                self._was_leased = False
                 self._changed.notify_all()
                 transition.error = shared
             transition.set_result(None if isinstance(shared, NoRoomError) else shared)
@@ -524,7 +565,7 @@ class ModelHost(ModelLender, Generic[M]):
     # Unloading
 
     def is_idle(self) -> bool:
-        """Return whether it is loaded, not lent, and without waiting callers."""
+        """Return whether it is loaded, not leased, and without waiting callers."""
         is_there = self._tenant is not None and self._transition is None
         return is_there and not self._leases and not self._waiting
 
@@ -535,17 +576,16 @@ class ModelHost(ModelLender, Generic[M]):
 
     def _expires_at(self) -> float | None:
         if self._is_closing:
-            return self._idle_since
-        if self._keep_alive_s is None or (self._keep_alive_s == 0 and not self._was_lent):
+            return self.idle_since
+        if self._keep_alive_s is None or (self._keep_alive_s == 0 and not self._was_leased):
             return None
-        return self._idle_since + self._keep_alive_s
+        return self.idle_since + self._keep_alive_s
 
     def unload_if(self, may: Callable[[], bool], reason: str) -> CleanupReport | None:
         """Unload the model if ``may()`` returns True; None if there was no unload."""
         transition = Transition("unloading", threading.get_ident())
         with DeferredSignals():
             with self._changed:
-                self._end_dropped()
                 tenant = self._tenant
                 if self._transition is not None or tenant is None or not may():
                     return None
@@ -554,50 +594,26 @@ class ModelHost(ModelLender, Generic[M]):
             try:
                 tenant.close()
             finally:
-                try:
-                    self._forget_tenant(transition)
-                except BaseException:  # A second Ctrl-C is not deferred.
-                    self._forget_tenant(transition)
-                    raise
+                with self._changed:
+                    self._leases.clear()  # Leases of an ended process, or at exit.
+                    self._abandoned.clear()
+                    self._unloads += 1
+                    self._tenant = self._transition = None
+                    self._was_leased = False
+                    self._wake_waiters()
+                    self.wake_expiry()  # Ends the thread.
+                transition.set_result(None)
             notify("unload", model=self.name, reason=reason if was_alive else "lost")
         return tenant.report
 
-    def _forget_tenant(self, transition: Transition) -> None:
-        with self._changed:
-            if self._transition is transition:
-                self._leases.clear()  # Leases of an ended process, or at exit.
-                self._unloads += self._tenant is not None
-                self._tenant = None
-                self._was_lent = False
-                self.wake_expiry()  # Ends the thread.
-                self._transition = None
-                self._changed.notify_all()
-        if not transition.done():
-            transition.set_result(None)
-
     def wake_expiry(self) -> None:
         """Make the expiry thread check whether the model is due."""
-        self._dropped.put(None)
-
-    def _end_dropped(self) -> None:
-        for _ in range(self._dropped.qsize()):
-            try:
-                holder = self._dropped.get_nowait()
-            except Empty:
-                return
-            if holder is None:
-                self._dropped.put(None)  # A wake-up for the expiry thread.
-            else:
-                self.end_lease(holder)
+        self.dropped.put(None)
 
     def _start_expiry(self) -> None:
         if self._expiry_thread is None and not is_shutting_down():
-            thread = threading.Thread(
-                target=_expire,
-                args=(weakref.ref(self), self._dropped),
-                name="torch_utils-expiry",
-                daemon=True,
-            )
+            args = (weakref.ref(self), self.dropped)
+            thread = threading.Thread(None, _expire, "torch_utils-expiry", args, daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # Too many threads. A pool, `unload` or the exit unloads it.
@@ -611,25 +627,19 @@ class ModelHost(ModelLender, Generic[M]):
             if self._tenant is None:
                 self._expiry_thread = None
                 return None
-            expires = self._expires_at()
-            if expires is None or not self.is_idle():
-                # It is in use. Leases do not wake the thread, so it checks again later.
-                return min(self._keep_alive_s or LONGEST_WAIT_S, LONGEST_WAIT_S)
-            return min(max(0.0, expires - time.monotonic()), LONGEST_WAIT_S)
+            expires, wait_s = self._expires_at(), self._keep_alive_s or LONGEST_WAIT_S
+            if expires is not None and self.is_idle():
+                wait_s = max(0.0, expires - time.monotonic())
+            return min(wait_s, LONGEST_WAIT_S)  # Leases do not wake the thread.
 
     def in_use(self) -> ModelInUseError:
         """Return an error that names each lease."""
-        now = time.monotonic()
-        holders = [
-            f"taken at {holder.where}, {now - holder.since:.1f} s ago"
-            for holder in list(self._leases)
-        ]
-        leases = f"{len(holders)} open lease{'s' * (len(holders) != 1)}"
-        return ModelInUseError(
-            f"{self.name} has {leases}: {'; '.join(holders)}; end them first"
-            if holders
-            else f"{self.name} is {self.state}"
-        )
+        now, leases = time.monotonic(), list(self._leases)
+        if not leases:
+            return ModelInUseError(f"{self.name} is {self.state}")
+        taken = "; ".join(f"taken at {h.where}, {now - h.since:.1f} s ago" for h in leases)
+        count = f"{len(leases)} open lease{'s' * (len(leases) > 1)}"
+        return ModelInUseError(f"{self.name} has {count}: {taken}; end them first")
 
     # Closing
 
@@ -637,11 +647,9 @@ class ModelHost(ModelLender, Generic[M]):
         """Begin to close: open leases continue, but there are no new ones."""
         with self._changed:
             self._is_closing = True
-            self._changed.notify_all()
+            self._wake_waiters()
 
     def _release(self) -> None:
-        if is_finalizing():  # Daemon threads have stopped, perhaps while one held the lock.
-            self._changed = threading.Condition()
         self.stop_lending()
         began, at_exit = time.monotonic(), is_shutting_down()
         ends = self._close_deadline()
@@ -667,31 +675,21 @@ class ModelHost(ModelLender, Generic[M]):
 
     # Pools and forks
 
-    def join(
-        self,
-        changed: threading.Condition,
-        admit: Callable[..., None],
-        declared: Sizes | None,
-    ) -> None:
+    def join(self, changed: threading.Condition, admit: Any, needs_size: bool) -> None:
         """Join a pool before the first use: share its lock, and load only what it admits."""
-        self._changed, self._admit, self.declared = changed, admit, declared
+        self._changed, self._admit, self._needs_size = changed, admit, needs_size
 
     def used(self) -> Sizes | None:
-        """Return the used or admitted bytes by place; None for an unloaded model."""
+        """Return the used or admitted bytes by device; None for an unloaded model."""
         tenant, transition = self._tenant, self._transition
         if tenant is not None:
-            return tenant.sizes()
+            return self._sizes(tenant)
         return None if transition is None else transition.admitted
 
     def waits_for_room(self) -> bool:
         """Return whether an admitted load needs more room than it was admitted for."""
         transition = self._transition
         return transition is not None and bool(transition.admitted and transition.no_room)
-
-    @property
-    def idle_since(self) -> float:
-        """When the last lease ended, by `time.monotonic`."""
-        return self._idle_since
 
     def holder_threads(self) -> set[int | None]:
         """Return the threads that hold a lease or are loading or unloading the model."""
@@ -701,7 +699,7 @@ class ModelHost(ModelLender, Generic[M]):
 
     def start_over_in_child(self) -> None:
         """In a forked child: forget the parent's model without running destructors."""
-        _OF_PARENTS.append((self._tenant, self._leases, self._dropped))
+        _OF_PARENTS.append((self._tenant, self._leases, self.dropped))
         self._changed = threading.Condition()
         self._reset()
         self._is_closing = self.closed
@@ -719,32 +717,26 @@ class ModelHost(ModelLender, Generic[M]):
 
 def _expire(find: weakref.ref[ModelHost[Any]], dropped: SimpleQueue[Holder | None]) -> None:
     """Unload the model when its keep-alive time is over, and end dropped leases."""
-    while True:
+    wait_s: float | None = 0.0
+    while wait_s is not None:
+        holder = None
+        with contextlib.suppress(Empty):
+            holder = dropped.get(timeout=wait_s)
         host = find()
-        wait_s: float | None = None
+        if host is None:
+            return
         try:
-            wait_s = None if host is None else host.expire()
+            if holder is not None:
+                host.end_lease(holder)
+            wait_s = host.expire()
         except BaseException as error:  # From the model's close(); the model is gone.
             log(ERROR, "unloading an idle model failed: %r", error, exc_info=error)
             wait_s = 0.0
         del host
-        if wait_s is None:
-            return
-        try:
-            holder = dropped.get(timeout=wait_s)
-        except Empty:
-            continue
-        host = find()
-        if host is not None and holder is not None:
-            host.end_lease(holder)
-        del host
 
 
-def _without_traceback(error: BaseException) -> BaseException:
-    try:
-        return copy.copy(error)
-    except Exception:  # The constructor of a class may need other arguments.
-        return TorchUtilsError(repr_of(error))
+def _seconds_until(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _name_of(load: Any) -> str:
@@ -755,7 +747,7 @@ def _name_of(load: Any) -> str:
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)")
+_KEEP_ALIVE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)")
 
 
 def parse_keep_alive(value: object) -> float | None:
@@ -766,20 +758,37 @@ def parse_keep_alive(value: object) -> float | None:
         ValueError: It has none of the forms that `ModelHost` lists.
     """
     use = 'use seconds, "90s", "10m", "1h", 0 to unload after the last lease, or -1 to never unload'
+    seconds: Any = {"0": 0.0, "-1": -1.0}.get(value, value) if isinstance(value, str) else value
+    if isinstance(seconds, str) and (match := _KEEP_ALIVE.fullmatch(seconds.strip())):
+        seconds = float(match[1]) * _UNITS[match[2]]
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError(f"keep_alive is invalid: {value!r}; {use}")
-    if isinstance(value, str):
-        text = value.strip()
-        if text in ("0", "-1"):
-            return None if text == "-1" else 0.0
-        if not text or _PART.sub("", text):
-            raise ValueError(f"keep_alive is invalid: {value!r}; {use}")
-        return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-    if value == -1:
-        return None
-    if value < 0 or not math.isfinite(value):
+    if isinstance(seconds, str) or not (seconds == -1 or 0 <= seconds <= threading.TIMEOUT_MAX):
         raise ValueError(f"keep_alive is invalid: {value!r}; {use}")
-    return float(value)
+    return None if seconds == -1 else float(seconds)
+
+
+_DEVICE = re.compile(r"host|(?!cpu)[a-z]+:[0-9]+")
+
+
+def parse_sizes(argument: str, value: Devices, device: str) -> dict[str, int]:
+    """Return sizes by device; a number counts for ``device``."""
+    sizes = dict(value) if isinstance(value, Mapping) else {device: value}
+    if isinstance(value, Mapping) and not (
+        sizes and all(isinstance(key, str) and _DEVICE.fullmatch(key) for key in sizes)
+    ):
+        raise ValueError(f'{argument} must have keys such as "host" or "cuda:0", got {sizes!r}')
+    for key, size in sizes.items():
+        check_positive(argument if key == device else f"{argument}[{key!r}]", size)
+    return sizes
+
+
+def check_positive(argument: str, value: object) -> None:
+    """Check that an argument is a positive whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument} must be a whole number, got {value!r}")
+    if value <= 0:
+        raise ValueError(f"{argument} must be positive, got {value!r}")
 
 
 HOSTS: weakref.WeakValueDictionary[int, ModelHost[Any]] = weakref.WeakValueDictionary()
@@ -793,4 +802,5 @@ def _after_fork() -> None:
             host.start_over_in_child()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,25 +1,35 @@
-"""Leases, which lend a hosted model for a block."""
+"""Leases, which lend a hosted model for a block, and the base of what lends them."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from torch_utils._registry import REGISTRY, Entry
 from torch_utils._runtime import early_bound, is_finalizing, is_shutting_down
 from torch_utils.errors import ResourceClosedError, TorchUtilsError
 from torch_utils.hosting.process import ModelProcess, Proxy
 from torch_utils.hosting.tenant import Tenant
+from torch_utils.resource import Resource
 
 if TYPE_CHECKING:
     from torch_utils.hosting.host import ModelHost
 
-__all__ = ["AsyncLease", "Holder", "Lease", "check_seconds", "run_in_thread"]
+__all__ = ["AsyncLease", "Holder", "Lease", "ModelLender"]
+
+CLOSE_S = 10.0
+"""How long closing waits for leases, in seconds."""
+
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -44,13 +54,14 @@ class _Lease(Generic[M]):
     """Base of the leases of threads and of coroutines."""
 
     def __init__(self, host: ModelHost[M], timeout_s: float | None, frame: FrameType) -> None:
-        check_seconds("timeout_s", timeout_s)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
         self._host = host  # Keeps the host alive and open.
         self._timeout_s = timeout_s
-        self._is_entered = False
-        self._holder: Holder | None = None  # None once the lease has ended
+        self._holder: Holder | None = None  # None before the lease and after its end
+        self._is_entered = self._has_ended = False
         self._process: ModelProcess | None = None
-        self._calls: list[None] = []  # calls that are running in the process
+        self._calls: list[None] = []  # calls that wait for the process or run in it
         self._where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
     def _begin(self, thread: int | None) -> Holder:
@@ -65,48 +76,51 @@ class _Lease(Generic[M]):
         model = tenant.model
         if isinstance(model, ModelProcess):
             self._process = model
-            what = f"the proxy of {self._host.name} (process {model.pid})"
-            model = Proxy(self._ask, what)
+            model = Proxy(self._ask, f"the proxy of {self._host.name} (process {model.pid})")
         return cast(M, model)
 
-    def _ask(self, kind: str, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+    def _ask(self, *request: Any) -> Any:
         process = self._process
-        if process is None:
+        assert process is not None  # There is a proxy.
+        self._calls.append(None)
+        try:
+            return process.ask(request, self.ensure_open)
+        finally:
+            self._calls.pop()
+            if self._has_ended and not self._calls:  # This was an abandoned call.
+                self._end()
+                self._host.unload_if_due()
+
+    def ensure_open(self) -> None:
+        """Raise an error if the lease has ended."""
+        if self._has_ended:
             raise ResourceClosedError(
                 f"the lease of {self._host.name} has ended; use the model inside its block"
             )
-        self._calls.append(None)
-        try:
-            if kind == "get":
-                return process.get(name)
-            return process.call(name, *arguments, **keywords)
-        finally:
-            self._calls.pop()
+
+    def give_up(self) -> None:
+        """Drop the calls that still wait for the process, and abandon the one that runs in it.
+
+        Its answer could be mistaken for another call's, so the lease lasts until it has arrived.
+        """
+        self._has_ended = True
+        if self._holder is not None and self._calls:
+            self._host.abandon(self._holder)
 
     def _end(self) -> None:
-        holder, process = self._holder, self._process
-        self._process = None
+        holder = self._holder
         if holder is None or is_finalizing():  # A thread that is gone may hold the lock.
             return
-        if process is not None and self._calls and self._host.status().leases == 1:
-            process.kill()  # Its caller was cancelled, and the call may never end.
-        self._host.end_lease(holder)
-        self._holder = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # Python's protocols look up such names.
-            raise AttributeError(name)
-        how = "async with" if isinstance(self, AsyncLease) else "with"
-        raise AttributeError(
-            f"{type(self).__name__} has no attribute {name!r}; get the model by "
-            f"`{how} ... as model:`"
-        )
+        self.give_up()
+        if not self._calls:
+            self._host.end_lease(holder)
+            self._holder = None
 
     @early_bound
     def __del__(self) -> None:
         holder = getattr(self, "_holder", None)
         if holder is not None and not is_shutting_down():
-            self._host.drop_lease(holder)
+            self._host.dropped.put(holder)
 
 
 class Lease(_Lease[M]):
@@ -145,39 +159,107 @@ class AsyncLease(_Lease[M]):
             await run_in_thread(self._host.unload_if_due)
 
 
-async def run_in_thread(function: Callable[[], T]) -> T:
-    """Run a function in a new thread; the thread continues if the coroutine is cancelled.
+class ModelLender(Resource):
+    """Base of `ModelHost` and `ModelPool`: `close` waits for leases until a deadline."""
 
-    The loop's executor may be busy, and the end of the loop would wait for it.
-    """
+    _deadline_s = CLOSE_S
+    _closes_by = math.inf
+
+    def close_by(self, when: float) -> None:
+        """Limit the wait of `close` for leases to the time ``when``, by `time.monotonic`."""
+        self._closes_by = when
+
+    def register_in_child(self) -> None:
+        """In a forked child: register an entry of this process, so that it closes the model.
+
+        This must not happen in the fork itself, where multiprocessing drops the child's finalizers.
+        """
+        entry = REGISTRY.get(id(self))
+        if entry is not None and entry.pid != os.getpid():
+            release = type(self)._release
+            REGISTRY.add(Entry(id(self), entry.name, weakref.ref(self), release))
+
+    def _close_deadline(self) -> float:
+        return min(time.monotonic() + self._deadline_s, self._closes_by)
+
+    def close(self, deadline_s: float | None = None) -> bool:
+        """Stop lending, wait for open leases, and unload.
+
+        A pool closes all its hosts, newest first, even if one of them fails.
+
+        Args:
+            deadline_s: Seconds to wait for the leases of all models together; `CLOSE_S` by
+                default.
+
+        Returns:
+            True if this call closed it.
+
+        Raises:
+            ModelInUseError: Leases are still open at the deadline. The message names each of them.
+                The end of its last lease then unloads a model.
+            TypeError: ``deadline_s`` is not a number. Nothing was closed.
+            ValueError: ``deadline_s`` is negative or not finite. Nothing was closed.
+        """
+        if deadline_s is not None:
+            check_seconds("deadline_s", deadline_s)
+            self._deadline_s = deadline_s
+        self.register_in_child()
+        return super().close()
+
+    async def aclose(self, deadline_s: float | None = None) -> bool:
+        """Close in a thread, while the event loop continues. See `close`."""
+        return await run_in_thread(partial(self.close, deadline_s))
+
+    async def __aexit__(self, *details: Any) -> None:
+        await run_in_thread(partial(self.__exit__, *details))
+
+
+async def call_in_thread(lease: Lease[M], function: Callable[[M], T]) -> T:
+    """Enter a lease in a new thread, and call a function of the model."""
+
+    def call() -> T:
+        with lease as model:
+            lease.ensure_open()  # The caller may have been cancelled meanwhile.
+            return function(model)
+
+    try:
+        return await run_in_thread(call)
+    except asyncio.CancelledError:
+        lease.give_up()
+        raise
+
+
+def in_thread(function: Callable[[], T]) -> Future[T]:
+    """Run a function in a new daemon thread, which nothing waits for at the end of the loop."""
     future: Future[T] = Future()
-    future.set_running_or_notify_cancel()
+    future.set_running_or_notify_cancel()  # Cancelling a waiter must not cancel it.
 
     def run() -> None:
         try:
             future.set_result(function())
-        except BaseException as error:  # The coroutine raises it.
+        except BaseException as error:  # The waiter raises it.
             future.set_exception(error)
 
     try:
         threading.Thread(target=run, name="torch_utils-host", daemon=True).start()
-    except RuntimeError:  # No thread can be started: the interpreter is ending.
+    except RuntimeError:  # No thread can be started: too many, or the interpreter is ending.
         run()
-    return await asyncio.wrap_future(future)
+    return future
+
+
+async def run_in_thread(function: Callable[[], T]) -> T:
+    """Run a function in a new thread, which continues if the coroutine is cancelled."""
+    return await asyncio.wrap_future(in_thread(function))
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Check that an argument is a number of seconds or None.
+    """Check that an argument is a number of seconds.
 
     Raises:
         TypeError: It is not a number.
-        ValueError: It is NaN or longer than the longest possible wait.
+        ValueError: It is negative, NaN or longer than the longest possible wait.
     """
-    if value is None:
-        return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number of seconds or None, got {value!r}")
-    if not value <= threading.TIMEOUT_MAX:
-        raise ValueError(
-            f"{name} must be at most {threading.TIMEOUT_MAX:.0f} seconds and not NaN, got {value!r}"
-        )
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    if not 0 <= value <= threading.TIMEOUT_MAX:
+        raise ValueError(f"{name} must be finite and at least 0 seconds, got {value!r}")

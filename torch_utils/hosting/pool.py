@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
-from torch_utils._runtime import is_finalizing, is_shutting_down
+from torch_utils._runtime import is_shutting_down
 from torch_utils.errors import ModelInUseError, NoRoomError, UnknownModelError
 from torch_utils.hosting.host import (
     LONGEST_WAIT_S,
+    Devices,
     HostStatus,
     ModelHost,
     Sizes,
     Transition,
+    check_positive,
     parse_keep_alive,
+    parse_sizes,
 )
-from torch_utils.hosting.lease import AsyncLease, Lease
-from torch_utils.hosting.lender import ModelLender
+from torch_utils.hosting.lease import AsyncLease, Lease, ModelLender, call_in_thread
 from torch_utils.report import CleanupReport, format_bytes
 from torch_utils.resource import closes_on_error
 
 __all__ = ["ModelPool"]
 
 M = TypeVar("M")
-_PLACE = re.compile(r"host|(?!cpu)[a-z]+:[0-9]+")
+T = TypeVar("T")
 
 
 class ModelPool(ModelLender):
@@ -44,11 +45,11 @@ class ModelPool(ModelLender):
             model.encode(texts)
 
     Before a load, the pool evicts idle models, the least recently used first, until the new one
-    fits. A lent model is never evicted. A model's size is the one that `add` declares. Otherwise it
-    is the size of its tensors and arrays or, for a model in its own process, the resident memory of
-    that process. It is then known only after the first load, which may exceed the budget; the pool
-    evicts others or unloads it again. Memory outside of tensors and arrays does not count unless
-    the size is declared.
+    fits. A model is never evicted while it is leased. Its size is the one that `add` declares.
+    Otherwise it is the size of its tensors and arrays or, for a model in its own process, the
+    resident memory of that process. It is then known only after the first load, which may exceed
+    the budget; the pool evicts others or unloads it again. Memory outside of tensors and arrays
+    does not count unless the size is declared.
 
     Threads: safe. A load waits for room in its own thread. Threads that wait for room while they
     hold a lease can deadlock; pass them a ``timeout_s``. Closing the pool closes its hosts. In a
@@ -69,41 +70,31 @@ class ModelPool(ModelLender):
     def __init__(
         self,
         *,
-        budget_bytes: int | Mapping[str, int] | None = None,
+        budget_bytes: Devices | None = None,
         max_loaded: int | None = None,
         keep_alive: float | str = "5m",
     ) -> None:
         self._changed = threading.Condition()  # also the lock of all its hosts
         self._hosts: dict[str, ModelHost[Any]] = {}
         self._measured: dict[str, Sizes] = {}  # by name, at the last load
-        self._budgets = {} if budget_bytes is None else _sizes("budget_bytes", budget_bytes, "")
+        self._budgets = (
+            {} if budget_bytes is None else parse_sizes("budget_bytes", budget_bytes, "")
+        )
         if max_loaded is not None:
-            _check_positive("max_loaded", max_loaded)
+            check_positive("max_loaded", max_loaded)
         self._max_loaded = max_loaded
         parse_keep_alive(keep_alive)
         self._keep_alive = keep_alive
         _POOLS.add(self)
 
-    def add(
-        self,
-        name: str,
-        load: Callable[[], M],
-        *,
-        nbytes: int | Mapping[str, int] | None = None,
-        keep_alive: float | str | None = None,
-        isolation: Literal["thread", "process"] = "thread",
-        call_timeout_s: float | None = None,
-    ) -> ModelHost[M]:
+    def add(self, name: str, load: Callable[[], M], **options: Any) -> ModelHost[M]:
         """Add a model, without loading it.
 
         Args:
             name: Its name in the pool.
             load: Returns the model.
-            nbytes: Its bytes on the host, or by "host" and device ("cuda:0"). None to measure
-                them.
-            keep_alive: As for `ModelHost`; None for the pool's.
-            isolation: As for `ModelHost`.
-            call_timeout_s: As for `ModelHost`.
+            **options: The options of `ModelHost`: ``keep_alive`` (by default the pool's),
+                ``isolation``, ``nbytes``, ``max_leases``, ``call_timeout_s``, ``environment``.
 
         Returns:
             The model's host. Leases of the host count as leases of the pool.
@@ -113,21 +104,40 @@ class ModelPool(ModelLender):
             ValueError: The pool has a model of this name, or an argument is invalid.
             ResourceClosedError: The pool is closed.
         """
-        declared = None if nbytes is None else _sizes("nbytes", nbytes, "host")
         with self._changed:
             self.ensure_open()
             if name in self._hosts:
                 raise ValueError(f"this pool has a model {name!r} already; choose another name")
-            host = ModelHost(
-                load,
-                name=name,
-                keep_alive=self._keep_alive if keep_alive is None else keep_alive,
-                isolation=isolation,
-                call_timeout_s=call_timeout_s,
-            )
-            host.join(self._changed, self._admit, declared)
+            host = ModelHost(load, name=name, **{"keep_alive": self._keep_alive, **options})
+            host.join(self._changed, self._admit, bool(self._budgets))
             self._hosts[name] = host
             return host
+
+    def remove(self, name: str) -> CleanupReport:
+        """Unload a model and close its host, and forget both.
+
+        Args:
+            name: Its name in the pool.
+
+        Returns:
+            The report of the release.
+
+        Raises:
+            UnknownModelError: The pool has no model of this name.
+            ModelInUseError: The model is leased. The pool keeps it.
+        """
+        host = self._host(name)
+        report = CleanupReport() if host.closed else host.unload()
+        host.close()
+        if host.state != "closed":
+            raise host.in_use()
+        with self._changed:
+            self._hosts.pop(name, None)
+            self._measured.pop(name, None)
+        return report
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._hosts
 
     def lease(self, name: str, timeout_s: float | None = None) -> Lease[Any]:
         """Return a context manager that lends a model; see `ModelHost.lease`.
@@ -151,6 +161,21 @@ class ModelPool(ModelLender):
         """
         return AsyncLease(self._host(name), timeout_s, sys._getframe(1))
 
+    def call(
+        self, name: str, function: Callable[[Any], T], *, timeout_s: float | None = None
+    ) -> Coroutine[Any, Any, T]:
+        """Call ``function(model)`` in a new thread, which leases the model; see `ModelHost.call`.
+
+        Args:
+            name: Its name in the pool.
+            function: The function.
+            timeout_s: As for `lease`.
+
+        Returns:
+            A coroutine that returns what the function returns.
+        """
+        return call_in_thread(Lease(self._host(name), timeout_s, sys._getframe(1)), function)
+
     def unload(self, name: str) -> CleanupReport:
         """Unload one model; see `ModelHost.unload`.
 
@@ -170,8 +195,6 @@ class ModelPool(ModelLender):
         return {name: host.status() for name, host in list(self._hosts.items())}
 
     def _release(self) -> None:
-        if is_finalizing():
-            self.renew_lock()
         hosts = list(self._hosts.values())[::-1]
         for host in hosts:  # First all of them, so that none lends while another waits.
             host.stop_lending()
@@ -182,11 +205,9 @@ class ModelPool(ModelLender):
                 host.close(max(0.0, ends - time.monotonic()))
             except BaseException as error:  # Close the others first.
                 errors.append(error)
-        for failure in errors:
-            if not isinstance(failure, ModelInUseError):
-                raise failure
         if errors:
-            raise ModelInUseError("; ".join(map(str, errors)))
+            others = [error for error in errors if not isinstance(error, ModelInUseError)]
+            raise others[0] if others else ModelInUseError("; ".join(map(str, errors)))
 
     def _host(self, name: str) -> ModelHost[Any]:
         try:
@@ -207,7 +228,7 @@ class ModelPool(ModelLender):
         Args:
             host: The host that loads.
             transition: Its load, which records the admitted bytes.
-            sizes: The model's bytes by place; None before the load, for those of the last load.
+            sizes: The model's bytes by device; None before the load, for those of the last load.
             deadline: When to give up, by `time.monotonic`; None for never.
 
         Raises:
@@ -241,16 +262,16 @@ class ModelPool(ModelLender):
                     self._changed.wait(min(left, LONGEST_WAIT_S))
                     continue
                 oldest = min(idle, key=lambda other: other.idle_since)
-            oldest.unload_if(oldest.is_idle, "room")
+            oldest.unload_if(oldest.is_idle, "evicted")
 
     def _lacking(self, sizes: list[Sizes]) -> str:
         """Return the limit that the sizes exceed together; empty if they fit."""
         if self._max_loaded is not None and len(sizes) > self._max_loaded:
             return f"at most {self._max_loaded} may be loaded"
-        for place, budget in self._budgets.items():
-            used = sum(n for one in sizes for name, n in one.items() if place in ("", name))
+        for device, budget in self._budgets.items():
+            used = sum(n for one in sizes for name, n in one.items() if device in ("", name))
             if used > budget:
-                on = f" on {place}" if place else ""
+                on = f" on {device}" if device else ""
                 return f"the budget is {format_bytes(budget)}{on}"
         return ""
 
@@ -258,7 +279,7 @@ class ModelPool(ModelLender):
         """Replace the lock: a thread that a fork or the teardown has ended may hold it."""
         self._changed = threading.Condition()
         for host in self._hosts.values():
-            host.join(self._changed, self._admit, host.declared)
+            host.join(self._changed, self._admit, bool(self._budgets))
 
 
 def _waits_for_itself(transition: Transition, others: list[ModelHost[Any]]) -> bool:
@@ -279,24 +300,6 @@ def _explain(host: ModelHost[Any], sizes: Sizes, lacking: str, others: list[Mode
     return f"no room for {host.name}: {lacking}{needs}; {'; '.join(held) or 'nothing is loaded'}"
 
 
-def _sizes(argument: str, value: int | Mapping[str, int], place: str) -> dict[str, int]:
-    sizes = dict(value) if isinstance(value, Mapping) else {place: value}
-    if isinstance(value, Mapping) and not (
-        sizes and all(isinstance(key, str) and _PLACE.fullmatch(key) for key in sizes)
-    ):
-        raise ValueError(f'{argument} must have keys such as "host" or "cuda:0", got {sizes!r}')
-    for key, size in sizes.items():
-        _check_positive(argument if key == place else f"{argument}[{key!r}]", size)
-    return sizes
-
-
-def _check_positive(argument: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{argument} must be a whole number, got {value!r}")
-    if value <= 0:
-        raise ValueError(f"{argument} must be positive, got {value!r}")
-
-
 _POOLS: weakref.WeakSet[ModelPool] = weakref.WeakSet()
 
 
@@ -306,4 +309,5 @@ def _after_fork() -> None:
             pool.renew_lock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

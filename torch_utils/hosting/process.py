@@ -17,11 +17,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from functools import partial
 from multiprocessing import spawn
 from os import getpid
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch_utils._deferral import DeferredSignals
 from torch_utils._runtime import early_bound
@@ -73,6 +72,20 @@ def _main_module() -> dict[str, Any]:
     return {key: data[key] for key in _MAIN if key in data}
 
 
+def _describe(code: int | None) -> str:
+    """Describe the end of a process by its exit code; None if it had to be killed."""
+    if code is None:
+        return f"killed {GRACE_S:g} s after it closed its connection"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    hint = ", which the system sends when memory runs out" if -code == signal.SIGKILL else ""
+    return f"signal {-code} ({name}){hint}"
+
+
 class ModelProcess:
     """A model in a child process.
 
@@ -104,9 +117,10 @@ class ModelProcess:
     ) -> None:
         self.name = name
         self.device_bytes: dict[str, int] = {}
+        self._load = load
         self._pid = getpid()
         self._call_timeout_s = call_timeout_s
-        self._error: ModelProcessError | None = None
+        self._error = ""  # why it has ended
         self._busy = threading.RLock()
         self._is_busy = False
         self._ending = threading.RLock()
@@ -123,8 +137,6 @@ class ModelProcess:
         try:
             with DeferredSignals():
                 self._start(environment or {})
-            settings = {"argv": list(sys.argv), "main": _main_module()}
-            self._exchange_exclusively(lambda: self._send(messages.dump((settings, load)), None))
         except BaseException:  # Also an interrupt must not leave a process running.
             self.kill()
             raise
@@ -143,7 +155,7 @@ class ModelProcess:
             options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             path = [entry for entry in sys.path if isinstance(entry, str)]
             self._child = subprocess.Popen(
-                [sys.executable, *options, "-c", _START.format(path, *descriptors)],
+                [sys.executable, *options, "-u", "-c", _START.format(path, *descriptors)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
                 env={**os.environ, **environment},
@@ -161,28 +173,32 @@ class ModelProcess:
 
     def is_alive(self) -> bool:
         """Return whether the process runs and can be called."""
-        if self._error is not None or self._pid != getpid():
+        if self._error or self._pid != getpid():
             return False
         return self._child is not None and self._child.poll() is None
 
-    def resident_bytes(self) -> int:
-        """Return its resident memory with mapped files, in bytes; 0 if it is unknown."""
+    def resident_bytes(self, *, mapped_files: bool = True) -> int:
+        """Return its resident memory in bytes; 0 if it is unknown.
+
+        Args:
+            mapped_files: Whether to count mapped files, such as libraries and mapped weights.
+        """
         try:
             words = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
         except OSError:
             return 0
-        return int(words[1]) * os.sysconf("SC_PAGE_SIZE")
+        return (int(words[1]) - (0 if mapped_files else int(words[2]))) * os.sysconf("SC_PAGE_SIZE")
 
     def wait_until_loaded(self) -> None:
-        """Wait until the model is loaded. Call it once, before any other method.
+        """Load the model and wait for it. Call it once, before any other method.
 
         Raises:
             ModelProcessError: The process has ended.
             Exception: The load raised it.
         """
-        answer = self._exchange_exclusively(lambda: self._receive(None))
+        settings = {"argv": list(sys.argv), "main": _main_module()}
         try:
-            self.device_bytes = self._value(answer)
+            self.device_bytes = self._exchange(messages.dump((settings, self._load)), None)
         except BaseException:  # Without a model the process has nothing to do.
             self.end()
             raise
@@ -196,36 +212,36 @@ class ModelProcess:
             PicklingError: An argument cannot be pickled. The method was not called.
             Exception: The method raised it.
         """
-        try:
-            message = messages.dump(("call", name, arguments, keywords))
-        except MemoryError:
-            raise
-        except Exception as error:
-            # Classes that cannot be pickled may raise anything.
-            raise pickle.PicklingError(
-                f"{self.name}.{name}() runs in another process, and an argument cannot be sent "
-                f"there ({repr_of(error)}); pass plain objects, arrays, and functions and classes "
-                'of a module, or use isolation="thread"'
-            ) from error
-        return self._ask(message)
+        return self.ask(("call", name, arguments, keywords))
 
     def get(self, name: str) -> tuple[bool, Any]:
         """Return whether an attribute of the model is callable, and its value if not."""
-        found: tuple[bool, Any] = self._ask(messages.dump(("get", name)))
+        found: tuple[bool, Any] = self.ask(("get", name))
         return found
 
-    def _ask(self, message: Message) -> Any:
-        limit_s = self._call_timeout_s
+    def ask(self, request: tuple[Any, ...], check: Callable[[], None] | None = None) -> Any:
+        """Send a request, ``("call", name, arguments, keywords)`` or ``("get", name)``.
 
-        def exchange() -> Message:
-            deadline = None if limit_s is None else time.monotonic() + limit_s
-            self._send(message, deadline)
-            return self._receive(deadline)
+        Args:
+            request: The request.
+            check: Called when no other request runs; raises if this one is no longer wanted.
+        """
+        try:
+            message = messages.dump(request)
+        except Exception as error:
+            # Classes that cannot be pickled may raise anything.
+            raise pickle.PicklingError(
+                f"{self.name}.{request[1]}() runs in another process, and an argument cannot be "
+                f"sent there ({repr_of(error)}); pass plain objects, arrays, and functions and "
+                'classes of a module, or use isolation="thread"'
+            ) from error
+        return self._exchange(message, self._call_timeout_s, check)
 
-        return self._value(self._exchange_exclusively(exchange))
+    def _exchange(self, message: Message, limit_s: float | None, check: Any = None) -> Any:
+        """Send a message when no other one is being answered, and return the answer's value.
 
-    def _exchange_exclusively(self, exchange: Callable[[], Any]) -> Any:
-        """Run an exchange exclusively, and kill the process unless it returns."""
+        The process is killed if an interrupt or the limit ends the wait for the answer.
+        """
         if self._pid != getpid():
             raise ModelProcessError(
                 f"the process of {self.name} belongs to process {self._pid}, and this process is "
@@ -238,38 +254,34 @@ class ModelProcess:
                     f"{self.name} was called during another call of the same thread, so its "
                     "process was killed; do not call it in signal handlers"
                 )
+            if check is not None:
+                check()
+            if self._error or self._connection is None:
+                raise self._closed_error()
             done = False
             try:
                 self._is_busy = True
-                answer = exchange()
+                deadline = None if limit_s is None else time.monotonic() + limit_s
+                messages.send(self._connection, message, deadline)
+                answer = messages.receive(self._connection, deadline)
                 done = True
+            except TimeoutError:
+                self._stop(0, f"has ended: killed, because a call took longer than {limit_s:g} s")
+                raise self._closed_error() from None
+            except (EOFError, OSError):
+                self._stop(GRACE_S)
+                raise self._closed_error() from None
             finally:
                 self._is_busy = False
                 if not done:
                     self.kill()
-        return answer
-
-    def _send(self, message: Message, deadline: float | None) -> None:
-        if self._error is not None or self._connection is None:
-            raise self._closed_error()
-        try:
-            messages.send(self._connection, message, deadline)
-        except OSError as error:
-            raise self._end_after_failure(error) from None
-
-    def _receive(self, deadline: float | None) -> Message:
-        if self._error is not None or self._connection is None:
-            raise self._closed_error()
-        try:
-            return messages.receive(self._connection, deadline)
-        except (EOFError, OSError) as error:
-            raise self._end_after_failure(error) from None
+        return self._value(answer)
 
     def _value(self, answer: Message) -> Any:
         try:
-            succeeded, value = messages.load(answer, _check_here)
+            succeeded, value = messages.load(answer)
         except Exception as error:
-            # Unpickling a program's classes may raise anything; `_check_here` raises as well.
+            # Unpickling a program's classes may raise anything.
             raise ModelProcessError(
                 f"the result of {self.name} cannot be unpickled here: {error}"
             ) from error
@@ -277,43 +289,31 @@ class ModelProcess:
             _raise_error(self.name, *value)
         return value
 
-    def _end_after_failure(self, error: Exception) -> BaseException:
-        """End the process, and return an error that describes its end."""
-        with self._ending:
-            if self._error is None:
-                if isinstance(error, TimeoutError):
-                    self._end(0)
-                    why = f"killed, because a call took longer than {self._call_timeout_s:g} s"
-                else:
-                    code = self._end(GRACE_S)
-                    late = f"killed {GRACE_S:g} s after it closed its connection"
-                    why = late if code is None else _describe(code)
-                self._error = ModelProcessError(f"the process of {self.name} has ended: {why}")
-        return self._closed_error()
-
     def _closed_error(self) -> BaseException:
-        return closed_error(str(self._error), ModelProcessError)
+        return closed_error(f"the process of {self.name} {self._error}", ModelProcessError)
 
     def end(self, grace_s: float = GRACE_S) -> None:
         """Ask the process to end, kill it after ``grace_s`` seconds, and wait until it is gone.
 
         During a call it is killed immediately, and the call raises `ModelProcessError`. Idempotent.
         """
-        self._stop(grace_s, f"the process of {self.name} was ended")
+        self._stop(0 if self._is_busy else grace_s, "was ended")
 
     @early_bound
     def kill(self) -> None:
         """Kill the process."""
-        self._stop(0, f"the process of {self.name} was ended in the middle of a call")
+        self._stop(0, "was ended in the middle of a call")
 
     @early_bound
-    def _stop(self, grace_s: float, why: str) -> None:
+    def _stop(self, grace_s: float, why: str = "") -> None:
+        """End the process; its exit code is the reason if ``why`` is empty."""
         if self._pid != getpid():
             return
         with self._ending:  # Free, where __del__ calls. clean-exit-lint: ignore[wait]
-            if self._error is None:
-                self._error = ModelProcessError(why)
-                self._end(0 if self._is_busy else grace_s)
+            if not self._error:
+                self._error = why or "has ended"
+                code = self._end(grace_s)
+                self._error = why or f"has ended: {_describe(code)}"
         # Another thread may still wait for an answer; it is about to see the end of the process.
         if self._busy.acquire(timeout=1):
             try:
@@ -371,16 +371,16 @@ class Proxy:
     pickled. Attributes cannot be set.
 
     Args:
-        ask: Sends a call: ``("call", name, ...)`` or ``("get", name)``.
+        ask: Sends ``("call", name, arguments, keywords)`` or ``("get", name)``.
         what: Its description in errors.
     """
 
     __slots__ = ("_ask", "_methods", "_what")
 
     def __init__(self, ask: Callable[..., Any], what: str) -> None:
-        object.__setattr__(self, "_ask", ask)
-        object.__setattr__(self, "_methods", set())  # names of known methods
-        object.__setattr__(self, "_what", what)
+        self._ask = ask
+        self._methods: set[str] = set()  # names of known methods
+        self._what = what
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -392,44 +392,24 @@ class Proxy:
             if not can_be_called:
                 return value
             self._methods.add(name)
-        return partial(self._ask, "call", name)
+        return lambda *arguments, **keywords: self._ask("call", name, arguments, keywords)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the model itself."""
-        return self._ask("call", "__call__", *arguments, **keywords)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(
-            f"{name!r} cannot be set on {self._what}; call a method of the model that sets it"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(f"{self._what} cannot be pickled or copied")
+        return self._ask("call", "__call__", arguments, keywords)
 
     def __repr__(self) -> str:
         return f"<{self._what}>"
 
 
-def _check_here(module: str, name: str) -> str:
-    """Refuse a result whose unpickling would import a module, such as torch, into this process."""
-    if module == "__mp_main__":  # The name of the main module in the model's process.
-        return "__main__"
-    root = module.partition(".")[0]
-    if module not in sys.modules and root != "numpy" and root not in sys.stdlib_module_names:
-        raise pickle.UnpicklingError(
-            f"it contains a {module}.{name}, and this process has not imported {module}; "
-            "import it here, or let the model return numpy arrays and plain objects"
-        )
-    return module
-
-
-def _raise_error(name: str, content: bytes | None, text: str, traceback: str) -> None:
+def _raise_error(name: str, module: str, content: bytes | None, text: str, traceback: str) -> None:
     """Raise the exception of a model, or a `ModelProcessError` if it cannot be unpickled."""
     where = f"in the process of {name}:\n{traceback.rstrip()}"
     error: BaseException | None = None
-    if content is not None:
+    # An error must not import a large library, such as torch, into this process.
+    if content is not None and (module in sys.modules or module in sys.stdlib_module_names):
         try:
-            error = messages.load(Message(content, []), _check_here)
+            error = messages.load(Message(content, []))
         except Exception as failure:
             # As in `_value`.
             where += f"\n(the exception itself cannot be unpickled here: {repr_of(failure)})"
@@ -437,18 +417,6 @@ def _raise_error(name: str, content: bytes | None, text: str, traceback: str) ->
         error = ModelProcessError(f"{name} raised {text}")
     add_note(error, where)
     raise error
-
-
-def _describe(code: int) -> str:
-    """Describe the end of a process by its exit code."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "unknown"
-    hint = ", which the system sends when memory runs out" if -code == signal.SIGKILL else ""
-    return f"signal {-code} ({name}){hint}"
 
 
 _PROCESSES: weakref.WeakSet[ModelProcess] = weakref.WeakSet()
@@ -459,4 +427,5 @@ def _after_fork() -> None:
         process.forget()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

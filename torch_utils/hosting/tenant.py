@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import inspect
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
+from torch_utils._runtime import log
+from torch_utils.errors import TorchUtilsError
 from torch_utils.hosting.process import ModelProcess
 from torch_utils.memory import memory_snapshot
+from torch_utils.releasing.objects import attributes_of, is_released
 from torch_utils.releasing.run import release, storage_bytes
 from torch_utils.report import CleanupReport
+from torch_utils.resource import Resource
 
 __all__ = ["ProcessTenant", "Tenant", "ThreadTenant"]
+
+WARNING = 30
 
 
 class ThreadTenant:
@@ -24,71 +28,73 @@ class ThreadTenant:
     Args:
         name: Its name in errors.
         load: Returns the model.
-        declared: Its bytes by place; None to count those of its tensors and arrays.
     """
 
-    def __init__(
-        self, name: str, load: Callable[[], Any], declared: Mapping[str, int] | None
-    ) -> None:
+    def __init__(self, name: str, load: Callable[[], Any]) -> None:
         self.report: CleanupReport = CleanupReport()
         self.model: Any = None
         self._name = name
         self._make = load
-        self._sizes: Mapping[str, int] | None = declared
+        self._sizes: Mapping[str, int] = {}
 
     def load(self) -> None:
         """Load the model."""
         name, self.model = self._name, self._make()
         if self.model is None:
             raise TypeError(f"the load function of {name} returned None; it must return the model")
-        if inspect.iscoroutine(self.model):
-            self.model.close()
-            raise TypeError(f"the load function of {name} is async; it must be an ordinary one")
-        if self._sizes is None:
-            self._sizes = storage_bytes(self.model)
+        self._sizes = storage_bytes(self.model)
+        if _is_spent(self.model, self._sizes):
+            self.model = None
+            raise TorchUtilsError(
+                f"the load function of {name} returned a model that was released; it must load the "
+                "model again, so do not cache it, for instance with functools.lru_cache"
+            )
 
     def is_alive(self) -> bool:
         """Return True: a model in this process does not end by itself."""
         return True
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the declared bytes, or those of its tensors and arrays at the load, by place."""
-        return self._sizes or {}
+        """Return the bytes of its tensors and arrays at the load, by device."""
+        return self._sizes
 
     def close(self) -> None:
         """Release the model, even if it is still referenced elsewhere."""
         model, self.model = self.model, None
         if model is None:
             return
-        with contextlib.suppress(TypeError):  # `release` does not support its type.
+        try:
             self.report = release(model)
             return
+        except TypeError as error:
+            problem = TypeError(f"{self._name} was only dropped, not released: {error}")
+        log(WARNING, "%s", problem)
         del model  # Its last reference may be this one.
         gc.collect()
-        self.report = release()
+        self.report = replace(release(), errors=(problem,))
+
+
+def _is_spent(model: Any, sizes: Mapping[str, int]) -> bool:
+    """Return whether a model, or a part of one that has no memory, was released before."""
+    parts = [model]
+    if not sizes:
+        parts += model if type(model) in (list, tuple) else ()
+        parts += (model if type(model) is dict else attributes_of(model)).values()
+    closed = [part for part in parts if issubclass(type(part), Resource) and part.closed]
+    return bool(closed) or any(map(is_released, parts))
 
 
 class ProcessTenant:
     """A model in a process of its own.
 
     Args:
-        name: Its name in errors.
-        load: The pickled load function.
-        call_timeout_s: Seconds that a call may take; None for no limit.
-        declared: Its bytes by place; None to measure its process.
+        start: Starts the process.
     """
 
-    def __init__(
-        self,
-        name: str,
-        load: bytes,
-        call_timeout_s: float | None,
-        declared: Mapping[str, int] | None,
-    ) -> None:
+    def __init__(self, start: Callable[[], ModelProcess]) -> None:
         self.report: CleanupReport = CleanupReport()
         self.model: ModelProcess | None = None
-        self._start = partial(ModelProcess, load, name=name, call_timeout_s=call_timeout_s)
-        self._declared = declared
+        self._start = start
 
     def load(self) -> None:
         """Start the process and wait until it has loaded the model."""
@@ -100,19 +106,20 @@ class ProcessTenant:
         return self.model is not None and self.model.is_alive()
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the declared bytes, or the current memory of the process, by place."""
-        if self._declared is not None or self.model is None:
-            return self._declared or {}
+        """Return the current memory of the process, by device."""
+        if self.model is None:
+            return {}
         return {**self.model.device_bytes, "host": self.model.resident_bytes()}
 
     def close(self) -> None:
         """End the process."""
         if self.model is None:
             return
-        before, started, sizes = memory_snapshot(), time.monotonic(), self.sizes()
+        before, started = memory_snapshot(), time.monotonic()
+        host_bytes = self.model.resident_bytes(mapped_files=False)
         self.model.end()
         self.report = CleanupReport(
-            freed_bytes=sizes,
+            freed_bytes={**self.model.device_bytes, "host": host_bytes},
             duration_s=time.monotonic() - started,
             before=before,
             after=memory_snapshot(),

@@ -1,7 +1,8 @@
 """Tests of ModelHost with models in this process."""
 
 # Misuses things on purpose, and torch has no types for the attributes of modules.
-# mypy: disable-error-code="arg-type, assignment, func-returns-value, operator, var-annotated"
+# mypy: disable-error-code="attr-defined, arg-type, assignment, func-returns-value, operator"
+# mypy: disable-error-code="var-annotated"
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,9 +29,9 @@ from torch_utils import (
     CleanupReport,
     ModelHost,
     ModelInUseError,
+    Resource,
     ResourceClosedError,
     TorchUtilsError,
-    release,
 )
 
 # Loading
@@ -71,7 +72,11 @@ def test_failed_load_raises_in_all_waiters_and_next_lease_retries(kind: type[Exc
     assert list(map(repr, errors)) == [f"{kind.__name__}('no weights')"] * 16
     assert len(tries) < 16  # Not each by itself.
     status = host.status()
-    assert (status.state, status.loads, str(status.last_error)) == ("unloaded", 0, "no weights")
+    assert (status.state, status.loads, status.last_error) == (
+        "unloaded",
+        0,
+        f"{kind.__name__}('no weights')",
+    )
     fails = False
     with host.lease() as model:
         assert model.use()
@@ -98,16 +103,86 @@ def test_failed_load_keeps_no_memory_alive() -> None:
     host.close()
 
 
-def test_host_lends_models_that_release_does_not_support() -> None:
-    """Functions and plain objects are freed with their last reference."""
-    host = ModelHost(lambda: lambda text: text[::-1])
-    with host.lease() as model:
-        assert model("ab") == "ba"
-    assert isinstance(host.unload(), CleanupReport)
-    host.close()
-    with ModelHost(lambda: None) as host, pytest.raises(TypeError, match="returned None"):
+class Holds:
+    """An ordinary object that holds a part of its model."""
+
+    def __init__(self, **parts: object) -> None:
+        vars(self).update(parts)
+
+
+def linear():
+    return pytest.importorskip("torch").nn.Linear(1000, 1000, bias=False)
+
+
+class Closes(Holds):
+    def close(self) -> None:
+        pass
+
+
+KINDS = {
+    "tuple": lambda: (linear(), object()),
+    "pipe": lambda: Holds(pipe=SimpleNamespace(model=linear(), tokenizer=object())),
+    "close": lambda: Closes(weights=linear().weight),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_ordinary_programs_count_and_are_freed(kind, caplog) -> None:
+    with ModelHost(KINDS[kind]) as host:
         host.load()
-    with ModelHost(lambda: asyncio.sleep(0)) as host, pytest.raises(TypeError, match="is async"):
+        assert host.status().nbytes == 4_000_000
+        assert host.unload().freed_bytes["host"] == 4_000_000
+    assert caplog.records == []
+
+
+def test_model_that_cannot_be_released_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Once when it is loaded, and at each unload, whose report has the error."""
+    with ModelHost(lambda: lambda text: text[::-1], name="reverse") as host:
+        for _ in range(2):
+            with host.lease() as model:
+                assert model("ab") == "ba"
+            assert "reverse was only dropped" in str(host.unload().errors[0])
+    messages = [record.getMessage() for record in caplog.records]
+    assert ["declare nbytes=" in text for text in messages] == [True, False, False]
+    assert ["was only dropped" in text for text in messages] == [False, True, True]
+    caplog.clear()
+    with ModelHost(lambda: str.upper, nbytes=5) as host, host.lease():
+        assert host.status().nbytes == 5
+    with ModelHost(Stub) as host:
+        host.load()
+    assert [record.getMessage()[:9] for record in caplog.records] == ["test_mode"]  # The unload.
+
+
+@pytest.mark.parametrize("kind", ["module", "tuple", "resource"])
+def test_cached_load_is_refused(kind: str) -> None:
+    class Index(Resource):
+        def _release(self) -> None:
+            pass
+
+    kinds = {"module": linear, "tuple": KINDS["tuple"], "resource": Index}
+    host = ModelHost(lru_cache(kinds[kind]), name="cached", nbytes=1)
+    host.load()
+    host.unload()
+    for _ in range(2):
+        with pytest.raises(TorchUtilsError, match="do not cache it"), host.lease():
+            pass
+        assert host.status().state == "unloaded"
+    host.close()
+
+
+def test_unload_keeps_a_backbone_that_another_host_uses() -> None:
+    backbone = linear()
+    one, other = (ModelHost(lambda: Holds(model=backbone)) for _ in range(2))
+    data = pytest.importorskip("torch").ones(1000)
+    with one, other, one.lease() as model:
+        before = model.model(data)
+        other.load()
+        other.unload()
+        assert (model.model(data) == before).all()
+
+
+def test_load_that_returns_no_model_is_refused() -> None:
+    with ModelHost(lambda: None) as host, pytest.raises(TypeError, match="returned None"):
         host.load()
 
 
@@ -119,9 +194,12 @@ def test_init_refuses_wrong_arguments(what) -> None:
         ModelHost(Stub, isolation="fork")
     with pytest.raises(TypeError, match='isolation="thread"'):
         ModelHost(lambda: 1, isolation="process")
-    for options in ({"call_timeout_s": 1}, {"call_timeout_s": 0, "isolation": "process"}):
-        with pytest.raises(ValueError, match="call_timeout_s must be positive, and needs"):
+    for options in ({"call_timeout_s": 1}, {"environment": {}}):
+        with pytest.raises(ValueError, match='need isolation="process"'):
             ModelHost(Stub, **options)
+    for options in ({"call_timeout_s": -1}, {"max_leases": 0}):
+        with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+            ModelHost(Stub, **{"isolation": "process", **options})
 
 
 def test_lease_times_out_while_another_thread_loads() -> None:
@@ -146,23 +224,6 @@ def test_lease_times_out_while_another_thread_loads() -> None:
 
 
 # Leases
-
-
-class NaiveHost:
-    """A naive host that does not count leases."""
-
-    def __init__(self) -> None:
-        self.model: Stub | None = None
-
-    @contextmanager
-    def lease(self):
-        self.model = model = self.model or Stub()
-        yield model
-
-    def unload(self) -> None:
-        model, self.model = self.model, None
-        if model is not None:
-            model.close()
 
 
 def use_while_unloading(host, rounds: int, seed: int) -> tuple[list[BaseException], int]:
@@ -193,7 +254,7 @@ def use_while_unloading(host, rounds: int, seed: int) -> tuple[list[BaseExceptio
     return errors, len(refused)
 
 
-def test_model_is_never_unloaded_under_a_lease() -> None:
+def test_model_is_never_unloaded_while_it_is_leased() -> None:
     """Callers, an unloading thread and a short keep_alive compete."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
@@ -211,14 +272,6 @@ def test_model_is_never_unloaded_under_a_lease() -> None:
     assert all(stub.closed == 1 for stub in Stub.made)
 
 
-def test_control_host_without_lease_count_fails() -> None:
-    host = NaiveHost()
-    runs = (use_while_unloading(host, 5, seed)[0] for seed in range(200))
-    errors = next(filter(None, runs), [])
-    assert {type(error) for error in errors} == {AssertionError}
-    Stub.made.clear()
-
-
 def test_unload_names_leases_and_reports_freed_bytes() -> None:
     host = ModelHost(Stub, name="stub")
     assert host.status().name == "stub"
@@ -232,6 +285,61 @@ def test_unload_names_leases_and_reports_freed_bytes() -> None:
     host.unload()
     assert host.load() is True
     host.close()
+
+
+def test_further_leases_wait_for_the_end_of_one() -> None:
+    """Those of threads and of coroutines, at most for their timeout_s."""
+    together, most = [], []
+
+    def work(model: Stub) -> int:
+        together.append(1)
+        most.append(len(together))
+        time.sleep(0.001)
+        together.pop()
+        return model.use()
+
+    def lend() -> None:
+        with host.lease(timeout_s=60) as model:
+            work(model)
+
+    async def coroutines() -> None:
+        assert await asyncio.gather(*[host.call(work, timeout_s=60) for _ in range(8)]) == [1] * 8
+        with host.lease(), host.lease():
+            with pytest.raises(TimeoutError, match=r"still leased after 0\.01 s"):
+                await host.alease(timeout_s=0.01).__aenter__()
+
+    with ModelHost(Stub, max_leases=2) as host:
+        assert errors_in_threads(*[lend] * 8) == []
+        run(coroutines)
+        assert max(most) == 2
+        assert host.status().leases == 0
+
+
+def test_cancelled_call_keeps_the_model_until_its_function_returns() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    used: list[int] = []
+
+    def work(model: Stub) -> None:
+        begun.set()
+        go_on.wait()
+        used.append(model.use())
+
+    async def main() -> None:
+        host = ModelHost(Stub, keep_alive=0)
+        task = asyncio.create_task(host.call(work))
+        await wait_for_async(begun.is_set)
+        task.cancel()
+        await asyncio.wait([task])
+        with pytest.raises(ModelInUseError, match="in main"):
+            host.unload()
+        go_on.set()
+        await wait_for_async(lambda: host.status().state == "unloaded")
+        with pytest.raises(ZeroDivisionError):
+            await host.call(lambda model: 1 / 0)
+        await host.aclose()
+
+    run(main)
+    assert used == [1]
 
 
 def test_garbage_collected_lease_ends() -> None:
@@ -252,8 +360,8 @@ def test_garbage_collected_lease_ends() -> None:
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        (300, 300), (0.5, 0.5), ("90s", 90), ("10m", 600), ("1h", 3600), ("1h30m", 5400),
-        ("1.5m", 90), ("250ms", 0.25), (" 10m ", 600), (-1, None), (-1.0, None), ("-1", None),
+        (300, 300), (0.5, 0.5), ("90s", 90), ("10m", 600), ("1h", 3600), ("1.5m", 90),
+        ("250ms", 0.25), (" 10m ", 600), (-1, None), (-1.0, None), ("-1", None),
     ],
 )  # fmt: skip
 def test_keep_alive_counts_from_end_of_last_lease(value, seconds) -> None:
@@ -288,7 +396,7 @@ def test_keep_alive_of_zero_unloads_after_block(value) -> None:
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        ("", ValueError), ("soon", ValueError), ("10", ValueError), ("10 m", ValueError),
+        ("", ValueError), ("soon", ValueError), ("10", ValueError), ("1h30m", ValueError),
         ("-5m", ValueError), ("5d", ValueError), ("m", ValueError), (-2, ValueError),
         (float("nan"), ValueError), (float("inf"), ValueError), (None, TypeError),
         (True, TypeError), ([], TypeError), (b"5m", TypeError),
@@ -312,16 +420,6 @@ def test_idle_model_expires_and_next_lease_loads_it() -> None:
         assert host.status().unloads == count
     wait_for(lambda: set(threading.enumerate()) <= before)
     host.close()
-
-
-def test_release_does_not_wait_for_hosting_threads() -> None:
-    """These threads use no tensors."""
-    torch = pytest.importorskip("torch")
-    with ModelHost(Stub) as host:
-        host.load()
-        wait_for(lambda: "_expire" in str(sys._current_frames().values()))  # noqa: SLF001
-        tensor = torch.zeros(1000)  # In a variable: a temporary one would go by itself.
-        assert release(tensor).freed_bytes == {"host": 4000}
 
 
 # Closing
@@ -415,6 +513,19 @@ def test_fork_during_expiry_does_not_deadlock() -> None:
         options=("-W", "ignore::DeprecationWarning"),
     )
     assert_clean(result)
+
+
+def test_package_imports_where_there_is_no_fork() -> None:
+    result = run_program(
+        """
+        import os
+        del os.register_at_fork
+        from torch_utils import ModelHost, ModelPool
+        with ModelHost(dict) as host, host.lease(): pass
+        """,
+        options=("-W", "error"),
+    )
+    assert result.returncode == 0, str(result)
 
 
 # Coroutines

@@ -197,7 +197,7 @@ def test_load_and_close_refuse_to_wait_for_themselves(ask: Callable[[Any], objec
     with pytest.raises(TorchUtilsError) as caught:
         host.load()
     if ask is lend:
-        assert "loads snake must not lease snake" in str(caught.value)
+        assert "cannot lease snake from its own load function" in str(caught.value)
     host.close()
     errors: list[type] = []
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -27,7 +26,6 @@ from torch_utils import (
     NoRoomError,
     ResourceClosedError,
     UnknownModelError,
-    release,
 )
 
 torch = pytest.importorskip("torch")
@@ -261,8 +259,37 @@ with tempfile.TemporaryDirectory() as folder:
 @pytest.mark.parametrize("model", ["torch.nn.Linear(1024, 1024)", "Untold()"])
 def test_only_tensors_and_arrays_of_a_load_count(model: str) -> None:
     done = run_forked(IMPORTS.format(model=model), quick_end=True)
-    assert_clean(done)
+    assert done.returncode == 0, str(done)
     assert done.stdout == "True\n" * 3
+
+
+def test_removed_model_is_unloaded_and_forgotten() -> None:
+    with make(ModelPool(max_loaded=1), a=1, b=1) as pool:
+        with pool.lease("a"), pytest.raises(ModelInUseError, match="a has 1 open lease"):
+            pool.remove("a")
+        assert "a" in pool and pool.remove("a").freed_bytes == {"host": MB}
+        assert "a" not in pool and list(pool.status()) == ["b"]
+        with pytest.raises(UnknownModelError):
+            pool.lease("a")
+        make(pool, a=2)
+        use(pool, "a", "b")
+
+
+def test_pool_calls_a_model_for_a_coroutine() -> None:
+    with make(ModelPool(), a=1) as pool:
+        assert asyncio.run(pool.call("a", is_whole, timeout_s=WAIT_S))
+
+
+def test_budget_needs_to_know_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    with ModelPool(budget_bytes=MB) as pool:
+        for name, options in {"unknown": {}, "declared": {"nbytes": 5}}.items():
+            pool.add(name, Stub, **options)
+            for _ in range(2):
+                with pool.lease(name):
+                    pass
+                pool.unload(name)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("unknown holds no tensors that can be counted")
 
 
 # Closing
@@ -349,7 +376,7 @@ def test_close_ends_a_wait_for_room() -> None:
 # Wrong use
 
 
-@pytest.mark.parametrize("wrong", ["5", True, float("nan")])
+@pytest.mark.parametrize("wrong", ["5", True, -1, float("nan"), float("inf")])
 def test_wrong_timeouts_are_refused(wrong: Any) -> None:
     with make(ModelPool(), a=1) as pool:
         for lend in (partial(pool.lease, "a"), partial(pool.alease, "a")):
@@ -358,11 +385,6 @@ def test_wrong_timeouts_are_refused(wrong: Any) -> None:
         with pytest.raises((TypeError, ValueError), match="deadline_s must be "):
             pool.close(wrong)
         use(pool, "a")
-
-
-def test_attribute_of_lease_error_names_the_with_block() -> None:
-    with make(ModelPool(), a=1) as pool, pytest.raises(AttributeError, match=r"with .* as model"):
-        pool.lease("a").encode("text")
 
 
 @pytest.mark.parametrize(
@@ -410,7 +432,9 @@ def test_forked_child_of_evicting_pool_does_not_deadlock() -> None:
 
         warnings.filterwarnings("ignore", message=".*multi-threaded")  # From Python 3.12 on.
         pool = ModelPool(max_loaded=1)
-        pool.add("a", object), pool.add("b", object)
+        class Model:
+            def close(self): pass
+        pool.add("a", Model), pool.add("b", Model)
         stop = threading.Event()
 
         def take():
@@ -451,12 +475,10 @@ NAMES = st.sampled_from(sorted(SIZES))
 class Pools(RuleBasedStateMachine):
     """A pool of four models with room for three or six units."""
 
-    kind = ModelPool
-
     def __init__(self) -> None:
         super().__init__()
         limits = {"budget_bytes": BUDGET * UNIT_MB * MB, "max_loaded": MOST}
-        self.pool = self.kind(**limits, keep_alive=-1)
+        self.pool = ModelPool(**limits, keep_alive=-1)
         self.failing: set[str] = set()
         self.hosts = {name: self.pool.add(name, partial(self.load, name)) for name in SIZES}
         self.leases: list[tuple[str, Any, Any]] = []
@@ -544,30 +566,6 @@ class Pools(RuleBasedStateMachine):
         wait_for(lambda: {one.state for one in self.pool.status().values()} == {"closed"})
 
 
-class NaivePool(ModelPool):
-    """A naive pool that also evicts lent models."""
-
-    def lease(self, name: str, timeout_s: float | None = None) -> Any:
-        lease = super().lease(name, timeout_s)
-
-        @contextmanager
-        def lend() -> Any:
-            if len(loaded(self)) >= 2:
-                for model in list(NaivePool.models):
-                    release(model)
-            with lease as model:
-                NaivePool.models.append(model)
-                yield model
-
-        return lend()
-
-    models: list[Any] = []  # noqa: RUF012
-
-
-class NaivePools(Pools):
-    kind = NaivePool
-
-
 FEW = settings(
     max_examples=60,
     stateful_step_count=30,
@@ -583,11 +581,3 @@ FEW = settings(
 )
 def test_random_operations_keep_pool_invariants(most_examples: int) -> None:
     run_state_machine_as_test(Pools, settings=settings(FEW, max_examples=most_examples))
-
-
-def test_control_pool_that_evicts_lent_models_fails() -> None:
-    # Until it is found, which a few are not always enough for.
-    until = settings(FEW, max_examples=2000, phases=[Phase.generate])
-    with pytest.raises(AssertionError, match="is_whole"):
-        run_state_machine_as_test(NaivePools, settings=until)
-    NaivePool.models.clear()
