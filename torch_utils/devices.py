@@ -23,17 +23,15 @@ from torch_utils._runtime import (
 __all__ = ["DeviceInfo", "get_device_info", "get_optimal_device", "is_cuda_available"]
 
 
-class DeviceMemoryInfo(TypedDict):
-    """Memory of one device, in bytes."""
-
-    allocated_bytes: int
-    reserved_bytes: int
-    free_bytes: int
-    total_bytes: int
+_MEMORY = ("allocated_bytes", "reserved_bytes", "free_bytes", "total_bytes")
 
 
 class DeviceInfo(TypedDict):
-    """The result of `get_device_info`. ``memory`` has only the devices that are in use."""
+    """The result of `get_device_info`.
+
+    ``memory`` has the devices that are in use, each with its ``allocated_bytes``,
+    ``reserved_bytes``, ``free_bytes`` and ``total_bytes``.
+    """
 
     cuda_available: bool
     device_count: int
@@ -41,7 +39,7 @@ class DeviceInfo(TypedDict):
     device_name: str
     backend: str
     torch_version: str | None
-    memory: dict[str, DeviceMemoryInfo]
+    memory: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -183,10 +181,10 @@ def initialized_devices(backend: Backend, torch: Any) -> list[int]:
     return found
 
 
-def initialized_memory() -> dict[str, DeviceMemoryInfo]:
+def initialized_memory() -> dict[str, dict[str, int]]:
     """Return the memory of each device in use, in bytes, by its name in torch. Never raises."""
     torch = loaded_torch()
-    found: dict[str, DeviceMemoryInfo] = {}
+    found: dict[str, dict[str, int]] = {}
     if torch is None:
         return found
     for backend in BACKENDS:
@@ -198,7 +196,7 @@ def initialized_memory() -> dict[str, DeviceMemoryInfo]:
     return found
 
 
-def _read_memory(backend: Backend, index: int, torch: Any) -> DeviceMemoryInfo:
+def _read_memory(backend: Backend, index: int, torch: Any) -> dict[str, int]:
     module = backend.module(torch)
     if backend.name == "mps":
         allocated, reserved = module.current_allocated_memory(), module.driver_allocated_memory()
@@ -207,9 +205,8 @@ def _read_memory(backend: Backend, index: int, torch: Any) -> DeviceMemoryInfo:
     else:
         free, total = module.mem_get_info(index)
         allocated, reserved = module.memory_allocated(index), module.memory_reserved(index)
-    return DeviceMemoryInfo(
-        allocated_bytes=allocated, reserved_bytes=reserved, free_bytes=free, total_bytes=total
-    )
+    values = (allocated, reserved, free, total)
+    return dict(zip(_MEMORY, values, strict=True))
 
 
 @early_bound

@@ -127,11 +127,8 @@ class LifespanScope(SafePyTorchCleanup):
         super().__init__()
         self._deadline_s = deadline_s
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self._lenders: list[ModelLender] = []
 
     def manage(self, obj: T, close: Callable[..., Any] | None = None) -> T:
-        if isinstance(obj, ModelLender):
-            self._lenders.append(obj)
         return super().manage(obj, None if close is None else self._in_loop(close))
 
     def callback(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:  # type: ignore[override]
@@ -159,8 +156,9 @@ class LifespanScope(SafePyTorchCleanup):
 
     async def __aexit__(self, exc_type: object, exc: BaseException | None, trace: object) -> None:
         ends = time.monotonic() + self._deadline_s
-        for lender in self._lenders:
-            lender.close_by(ends - self._deadline_s * (1 - _FOR_LEASES))
+        for item in self._block.items if self._block is not None else ():
+            if isinstance(item.thing, ModelLender):
+                item.thing.close_by(ends - self._deadline_s * (1 - _FOR_LEASES))
         threads: list[int] = []
 
         def close() -> None:

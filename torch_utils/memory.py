@@ -85,13 +85,8 @@ class MemorySnapshot:
     def __sub__(self, other: MemorySnapshot) -> MemorySnapshot:
         nothing = DeviceMemory()
         names = sorted({*self.devices, *other.devices})
-        return MemorySnapshot(
-            self.host - other.host,
-            {
-                name: self.devices.get(name, nothing) - other.devices.get(name, nothing)
-                for name in names
-            },
-        )
+        devices = {n: self.devices.get(n, nothing) - other.devices.get(n, nothing) for n in names}
+        return MemorySnapshot(self.host - other.host, devices)
 
 
 def _differences(left: Any, right: Any) -> list[int]:
@@ -150,23 +145,19 @@ def _empty_cache(backend: Backend, torch: Any, devices: Collection[str] | None =
     module = backend.module(torch)
     emptied = False
     for index in initialized_devices(backend, torch):
-        if devices is not None and not {backend.name, f"{backend.name}:{index}"} & {*devices}:
+        name = f"{backend.name}:{index}"
+        if devices is not None and not {backend.name, name} & {*devices}:
             continue
         try:
             with module.device(index) if hasattr(module, "device") else nullcontext():
                 if _is_capturing(module):
-                    log(
-                        DEBUG,
-                        "cache of %s:%d not emptied: a CUDA graph is being captured",
-                        backend.name,
-                        index,
-                    )
+                    log(DEBUG, "cache of %s not emptied: a CUDA graph is being captured", name)
                     continue
                 module.empty_cache()
             emptied = True
         except Exception as error:
             # A device in an error state (illegal access, lost GPU) raises from every call.
-            log(DEBUG, "cache of %s:%d not emptied: %r", backend.name, index, error)
+            log(DEBUG, "cache of %s not emptied: %r", name, error)
     return emptied
 
 

@@ -70,7 +70,8 @@ def register(registry: client.CollectorRegistry | None = None) -> None:
         registry: The registry; `prometheus_client.REGISTRY` by default.
 
     Raises:
-        ValueError: The registry has other metrics with these names.
+        ValueError: The default registry has other metrics with these names. Other registries may
+            not check it.
     """
     target = client.REGISTRY if registry is None else registry
     if target not in _REGISTERED:

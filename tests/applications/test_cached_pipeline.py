@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "transformer"
 
 
-def check(model: Path, how: str = "parts", mutant: str | None = None) -> None:
+def check(model: Path, how: str = "parts", mutant: str | None = None) -> dict[str, Any]:
     """Release the embedder and load a new one; what shares its word embeddings goes on."""
     facts = run_application("cached_pipeline", str(model), how, mutant=mutant)
     assert facts["alive_mb"] == 0
@@ -28,6 +29,7 @@ def check(model: Path, how: str = "parts", mutant: str | None = None) -> None:
     assert facts["is_similar"]
     assert facts["is_right"]
     assert facts.get("size_mb", 70) > 60
+    return facts
 
 
 @pytest.mark.slow
@@ -41,8 +43,8 @@ def test_released_embedder_is_freed_and_a_new_one_computes(model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_host_of_a_cached_load_frees_it_and_loads_again(model: Path) -> None:
-    check(model, "host")
+def test_host_refuses_a_cached_load_until_the_cache_is_cleared(model: Path) -> None:
+    assert "do not cache it" in check(model, "host")["refusal"]
 
 
 @pytest.mark.slow

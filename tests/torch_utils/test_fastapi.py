@@ -166,6 +166,27 @@ def test_lent_host_is_named_and_others_are_closed(
     wait_for(lambda: (lender.status()["lent"] if pooled else lender.status()).state == "closed")
 
 
+def test_host_that_was_handed_over_keeps_its_own_deadline() -> None:
+    hosts: list[ModelHost[Any]] = []
+
+    @lifespan(deadline_s=0.1)
+    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
+        hosts.append(scope.pop(scope.manage(ModelHost(object))))
+        yield
+
+    serve(models)
+    (host,) = hosts
+    lease = host.lease()
+    lease.__enter__()
+    closing = threading.Thread(target=host.close)
+    closing.start()
+    closing.join(0.5)
+    assert closing.is_alive()  # It waits for the lease.
+    lease.__exit__(None, None, None)
+    closing.join(60)
+    assert host.closed
+
+
 def test_exception_of_the_application_wins() -> None:
     closed: list[Any] = []
 

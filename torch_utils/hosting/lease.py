@@ -237,6 +237,10 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(function())
+        except StopIteration as error:  # No coroutine may raise it: its waiter would hang.
+            raised = RuntimeError(f"the function raised {error!r}")
+            raised.__cause__ = error
+            future.set_exception(raised)
         except BaseException as error:  # The waiter raises it.
             future.set_exception(error)
 

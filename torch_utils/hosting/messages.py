@@ -71,8 +71,10 @@ def receive(connection: socket.socket, deadline: float | None = None) -> Message
 
 
 def _read(connection: socket.socket, size: int, deadline: float | None) -> Any:
-    data: Any = bytearray() if size >= _MAPPED_FROM else bytearray(size)
-    if size >= _MAPPED_FROM:
+    data: Any
+    if size < _MAPPED_FROM:
+        data = bytearray(size)
+    else:
         # Large pages: with small ones, page faults take longer than the copy.
         data = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -12,6 +12,7 @@ others are still intact. Three rules apply, in this order:
 from __future__ import annotations
 
 import sys
+from _thread import get_ident
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from typing import Any
 from torch_utils._runtime import whole_torch
 from torch_utils.releasing.faiss_indexes import FaissTarget
 from torch_utils.releasing.holding import HolderTarget
-from torch_utils.releasing.modules import CloseTarget, ModuleTarget, TrainingTarget
+from torch_utils.releasing.modules import CLAIMS, CloseTarget, ModuleTarget, TrainingTarget
 from torch_utils.releasing.objects import (
     CONTAINERS,
     TARGETS,
@@ -80,8 +81,13 @@ def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
     walk = _Walk(is_again)
     targets = walk.run(objects)
     spared = used_by_others(targets, walk.containers, walk.references)
+    claims, thread = list(CLAIMS.items()), get_ident()
+    # What this thread has destroyed is emptied. What another one is releasing is left to it.
+    spared -= {key for key, claim in claims if claim.thread == thread and "__del__" in claim.called}
+    busy = {key for key, claim in claims if claim.thread != thread}
     for target in targets:
-        target.spare(spared)
+        target.spare(spared | busy)
+        target.stays |= id(target.thing) in busy
     return targets
 
 

@@ -90,11 +90,16 @@ class Release:
             TypeError: An object is not supported. Nothing was changed.
         """
         claims: list[Claim] = []
+        closers: list[Closer] = []
         trash: list[Any] = []
-        is_first = True
+        pid, is_first = os.getpid(), True
         with self.under_way():
             try:
-                while True:
+                while is_first or closers:
+                    while closers and os.getpid() == pid:
+                        self._call(closers.pop(0))
+                    if os.getpid() != pid:
+                        return  # What was called has forked, and the parent goes on.
                     with _lock():
                         targets = plan(objects, is_again=is_again or not is_first)
                         if is_first:
@@ -102,14 +107,11 @@ class Release:
                         closers = _claim_closers(targets, claims)
                         if not closers:
                             self._give_up(targets, trash)
-                            break
-                    del targets  # What they refer to must not look as if others used it.
-                    while closers:
-                        self._call(closers.pop(0))
-                    is_first = False  # What was called may have changed the objects.
+                        del targets  # What they refer to must not look as if others used it.
+                    is_first = False  # What is called may change the objects.
             finally:
                 for claim in claims:
-                    del CLAIMS[id(claim.thing)]
+                    CLAIMS.pop(id(claim.thing), None)
             trash.clear()
 
     def _call(self, closer: Closer) -> None:
@@ -290,19 +292,13 @@ def _lock() -> Iterator[None]:
 def _claim_closers(targets: list[Target], claims: list[Claim]) -> list[Closer]:
     """Return what to call before the targets are emptied, and add new claims to ``claims``."""
     closers: list[Closer] = []
-    me = get_ident()
-    for target in targets:
-        found = [] if target.stays else target.closers()
-        if any(id(c.thing) in CLAIMS and CLAIMS[id(c.thing)].thread != me for c in found):
-            target.stays = True  # Another thread is releasing it.
-            continue
-        for closer in found:
-            claim = CLAIMS.get(id(closer.thing))
-            if claim is None:
-                claim = CLAIMS[id(closer.thing)] = Claim(closer.thing, me)
-                claims.append(claim)
-            if closer.method not in claim.called:
-                closers.append(closer)
+    for closer in (c for target in targets if not target.stays for c in target.closers()):
+        claim = CLAIMS.get(id(closer.thing))
+        if claim is None:
+            claim = CLAIMS[id(closer.thing)] = Claim(closer.thing, get_ident())
+            claims.append(claim)
+        if closer.method not in claim.called:
+            closers.append(closer)
     return closers
 
 

@@ -23,6 +23,7 @@ from types import (
     FrameType,
     FunctionType,
     GeneratorType,
+    MappingProxyType,
     MethodType,
     ModuleType,
 )
@@ -36,13 +37,20 @@ from torch_utils.releasing.storages import Target
 _AT_ONCE = 16
 """The time of a walk of the heap grows with the number of objects that it looks for."""
 _MOST_WALKS = 3
+_MOST_PASSING = 512  # Each running method of a module has two or three.
 _LEVELS = 3  # of containers between an object outside and a suspect
 _MOST_NODES = 200_000
 _SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _DEAD_ENDS = frozenset(map(id, (FrameType, *_SUSPENDED)))
 _VARIABLES = frozenset(map(id, (FrameType, CellType, FunctionType, *_SUSPENDED)))
 _PASSING = frozenset(
-    map(id, (list, tuple, set, frozenset, dict, deque, MethodType, functools.partial))
+    map(
+        id,
+        (
+            *(list, tuple, set, frozenset, dict, deque, MethodType, functools.partial),
+            *(MappingProxyType, type({}.keys()), type({}.values()), type({}.items())),
+        ),
+    )
 )
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -141,22 +149,24 @@ class _Search:
 
     def _held(self, things: list[Any], levels: int) -> set[int]:
         """Return the ids of all that objects outside refer to, if that includes the things."""
-        if not levels or len(things) > _AT_ONCE:
+        if not levels or len(things) > _MOST_PASSING:
             return {id(thing) for thing in things}
-        if not things:
-            return set()  # Without an argument, `gc.get_referrers` walks the heap as well.
-        arguments = tuple(things)  # From Python 3.13 on, it finds its own arguments.
-        self._mine.update((id(things), id(arguments)))
-        found = [one for one in gc.get_referrers(*arguments) if id(one) not in self._mine]
-        self._mine.add(id(found))
-        for one in found:
-            self._explain(one, 0 if _is_of_variables(one) else _LEVELS - levels)
-        objects = [one for one in found if not _is_of_variables(one)]
-        passing = [one for one in objects if id(type(one)) in _PASSING]
-        self._mine.update((id(objects), id(passing)))
-        held = self._held(passing, levels - 1) if passing else set()
-        outside = [one for one in objects if id(type(one)) not in _PASSING or id(one) in held]
-        return {id(part) for one in outside for part in gc.get_referents(one)}
+        self._mine.add(id(things))
+        held: set[int] = set()
+        for start in range(0, len(things), _AT_ONCE):
+            arguments = tuple(things[start : start + _AT_ONCE])
+            self._mine.add(id(arguments))  # From Python 3.13 on, it is found as well.
+            found = [one for one in gc.get_referrers(*arguments) if id(one) not in self._mine]
+            self._mine.add(id(found))
+            for one in found:
+                self._explain(one, 0 if _is_of_variables(one) else _LEVELS - levels)
+            objects = [one for one in found if not _is_of_variables(one)]
+            passing = [one for one in objects if id(type(one)) in _PASSING]
+            self._mine.update((id(objects), id(passing)))
+            beyond = self._held(passing, levels - 1)
+            outside = [one for one in objects if id(type(one)) not in _PASSING or id(one) in beyond]
+            held.update(id(part) for one in outside for part in gc.get_referents(one))
+        return held
 
     def _explain(self, one: Any, levels: int) -> None:
         """Count the references of a container, and of the containers in it."""
@@ -170,13 +180,18 @@ class _Search:
 
 
 def _is_of_variables(thing: Any) -> bool:
-    """Return whether an object holds variables of a function or module."""
+    """Return whether an object holds variables of a function, a module or a notebook."""
     return (
         id(type(thing)) in _VARIABLES
         or find_in_class(type(thing), "__next__") is not None  # an iterator of a loop
-        or (type(thing) is dict and "__builtins__" in thing)
-        or module_of(type(thing)).startswith(_PACKAGE)
+        or (type(thing) is dict and ("__builtins__" in thing or thing is _outputs_of_notebook()))
+        or module_of(type(thing)).startswith((_PACKAGE, "IPython.", "ipykernel."))
     )
+
+
+def _outputs_of_notebook() -> Any:
+    main = sys.modules.get("__main__")
+    return vars(main).get("_oh") if type(main) is ModuleType else None
 
 
 def _reachable(

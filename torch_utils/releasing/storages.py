@@ -94,9 +94,6 @@ class Inventory:
         self._looks_left = _MOST_LOOKS
         self.is_partial = False  # something was released whose size is unknown
 
-    def __bool__(self) -> bool:
-        return bool(self._weak or self._freed)
-
     def add(self, name: str, tensor: Any, *, is_expected: bool = True) -> None:
         """Count a tensor, its gradient and the tensors in its attributes."""
         if not self._is_able or id(tensor) in self._seen:

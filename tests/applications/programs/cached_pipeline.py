@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoTokenizer, pipeline
 from transformers.utils import logging
 
 from applications.measure import Storages, anonymous_mb, settle, tell
-from torch_utils import ModelHost, Resource, release
+from torch_utils import ModelHost, Resource, TorchUtilsError, release
 
 MODEL, HOW = sys.argv[1:]
 TEXTS = ["give memory back", "the capital of france"]
@@ -97,6 +97,11 @@ def main() -> None:
     )
 
     if HOW == "host":
+        try:
+            host.lease().__enter__()
+        except TorchUtilsError as error:
+            tell(refusal=str(error))
+        get_embedder.cache_clear()
         with host.lease() as leased:
             again = leased.embed(TEXTS)
     else:

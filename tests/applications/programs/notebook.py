@@ -149,4 +149,5 @@ def main() -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         os.environ["JUPYTER_RUNTIME_DIR"] = os.environ["IPYTHONDIR"] = folder
+        os.chdir(folder)  # The sockets of the kernel have the same names in each folder.
         main()

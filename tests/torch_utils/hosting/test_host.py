@@ -315,6 +315,16 @@ def test_further_leases_wait_for_the_end_of_one() -> None:
         assert host.status().leases == 0
 
 
+def test_call_of_a_function_that_raises_stop_iteration_ends() -> None:
+    """A coroutine cannot raise it."""
+
+    async def main() -> None:
+        with ModelHost(Stub) as host, pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(host.call(lambda model: next(iter(()))), TIMEOUT_S)
+
+    run(main)
+
+
 def test_cancelled_call_keeps_the_model_until_its_function_returns() -> None:
     begun, go_on = threading.Event(), threading.Event()
     used: list[int] = []

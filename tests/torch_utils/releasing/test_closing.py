@@ -109,6 +109,54 @@ def test_what_a_close_gives_up_is_closed_before_it_is_emptied() -> None:
     assert log == [(name, method, 4) for name in names for method in ("close", "del")]
 
 
+def test_part_that_a_close_hands_over_after_its_destructor_is_emptied() -> None:
+    log: Log = []
+    cache = SimpleNamespace(part=None)
+
+    class First(nn.Module):
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            self.part = part
+            self.keeper = Keeper(part)
+
+    class Keeper(nn.Module):
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            vars(self)["get"] = lambda: part
+
+        def close(self) -> None:
+            cache.part = vars(self)["get"]()
+
+    release(First(Part("part", log)))
+    with pytest.raises(ReleasedError):
+        cache.part(torch.ones(2))
+    cache.part = None
+    assert log == [("part", "close", 4), ("part", "del", 4)]
+
+
+def test_forked_child_of_a_close_does_not_go_on_with_the_release() -> None:
+    program = """
+    import os
+    import torch
+    from torch_utils import release
+    calls = []
+    class Model(torch.nn.Linear):
+        def close(self):
+            calls.append(os.getpid())
+            self.child = os.fork()
+    model = torch.nn.Sequential(Model(2, 2), Model(2, 2))
+    children = [m for m in model]
+    parent = os.getpid()
+    release(model)
+    if os.getpid() != parent:
+        os._exit(len(calls))
+    assert calls == [parent] * 2, calls
+    statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)]
+    assert sorted(statuses) == [1, 2], statuses
+    """
+    assert_clean(run_forked(program, quick_end=True))
+
+
 def test_destructors_of_optimizers_and_loaders_run_once() -> None:
     log: list[tuple[str, int]] = []
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from support.programs import TIMEOUT_S, assert_clean, run_forked
-from support.releasing import index_with_vectors, optimizer_with_state
+from support.releasing import gone, index_with_vectors, optimizer_with_state, weak
 from support.threads import in_threads
 from torch_utils import CleanupReport, ReleasedError, release
 
@@ -364,3 +364,36 @@ def test_long_close_runs_once_and_delays_no_other_release() -> None:
     over.set()
     first.join()
     assert slow.closed == 1
+
+
+class Nested(nn.Module):
+    """Layers that call each other; the innermost one waits."""
+
+    def __init__(self, levels: int, entered: threading.Semaphore, go_on: threading.Event) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.inner = Nested(levels - 1, entered, go_on) if levels else None
+        self.entered, self.go_on = entered, go_on
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.inner is not None:
+            return self.inner(inputs)
+        self.entered.release()
+        assert self.go_on.wait(TIMEOUT_S)
+        return inputs
+
+
+def test_model_that_several_threads_run_is_released_whole() -> None:
+    entered, go_on = threading.Semaphore(0), threading.Event()
+    model = Nested(6, entered, go_on)
+    storages = weak(model)
+    threads = [threading.Thread(target=model, args=(torch.ones(4),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert entered.acquire(timeout=TIMEOUT_S)
+    release(model)
+    assert gone(storages)
+    go_on.set()
+    for thread in threads:
+        thread.join()
