@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 STARTUP = Path(__file__).resolve().parent / "_startup"
+# These plugins of pytest catch the errors of destructors and threads, and turn them into warnings.
+_PYTEST_OPTIONS = "-p no:unraisableexception -p no:threadexception"
 
 
 def parse_command(
@@ -78,4 +80,7 @@ def add_probe(
     earlier = changed.get("PYTHONPATH")  # "" means no entry, but an empty entry is a folder.
     path = [p for p in earlier.split(os.pathsep) if p != str(STARTUP)] if earlier else []
     changed["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *path])
+    # First, so that the user's options win: -p unraisableexception loads the plugin again.
+    options = changed.get("PYTEST_ADDOPTS", "").removeprefix(_PYTEST_OPTIONS).lstrip()
+    changed["PYTEST_ADDOPTS"] = f"{_PYTEST_OPTIONS} {options}".rstrip()
     return changed

@@ -1,8 +1,9 @@
 """The pytest plugin: the marker and the fixture ``clean_exit``.
 
 A marked test goes through pytest's own protocol, so skips, expected failures, reruns and the
-teardown of earlier fixtures work as usual. Only its body runs in another pytest process. The
-output of that process becomes the failure message.
+teardown of earlier fixtures work as usual. Only its body runs in another pytest process, the inner
+one. That has the command line of this session, so it reads the same settings and loads the same
+plugins and conftest files. Its output becomes the failure message.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +21,21 @@ import pytest
 if TYPE_CHECKING:
     from clean_exit.report import ExitReport
 
-_VARIABLE = "CLEAN_EXIT_PYTEST"  # set in the inner pytest, which runs marked tests itself
+_VARIABLE = "CLEAN_EXIT_PYTEST"  # set in the inner pytest: the only test that it runs
 _DEFAULT_TIMEOUT_S = 300.0
 _MAX_CHARACTERS = 4000  # of output
-_OWN_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_")  # this session's
+_OWN_VARIABLES = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_")  # this session's
+# Options of this session that the inner pytest must not have: it would remove the temporary
+# folders, empty the cache, or write over the reports of this session.
+_NOT_PASSED_ON = {"basetemp": None, "cacheclear": False, "log_file": None, "report_log": None}
+# Plugins of this session that select tests, repeat them, or wait for a user.
+_LEFT_OUT = ("lfplugin", "nfplugin", "stepwiseplugin", "pdbinvoke", "pdbtrace")
 _MARKER = (
     "clean_exit(timeout_s=300, max_shutdown_s=5, resource_warnings=False, ignore=()): run this "
     "test in a fresh interpreter, and fail it if that interpreter does not exit cleanly"
 )
 _OPTIONS = {"timeout_s", "max_shutdown_s", "resource_warnings", "ignore"}
-_is_inner = pytest.StashKey[bool]()
+_only_test = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,12 +48,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "fixture clean_exit runs (default: timeout in the table [tool.clean-exit] of "
         f"pyproject.toml, else {_DEFAULT_TIMEOUT_S:g})",
     )
-    parser.addini(
-        "clean_exit_args",
-        "arguments of the inner pytest that runs a test with the marker clean_exit, such as "
-        "options of other plugins",
-        type="args",
-    )
 
 
 def _seconds(text: str) -> float:
@@ -56,17 +56,36 @@ def _seconds(text: str) -> float:
     return seconds(text)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker, and make an inner pytest run its only test."""
     config.addinivalue_line("markers", _MARKER)
     # Removed, so that a pytest process that the test starts is not taken for the inner one.
-    config.stash[_is_inner] = os.environ.pop(_VARIABLE, None) is not None
+    config.stash[_only_test] = os.environ.pop(_VARIABLE, "")
+    if config.stash[_only_test]:
+        config.args = [config.stash[_only_test]]
+        for name, value in _NOT_PASSED_ON.items():
+            if hasattr(config.option, name):
+                setattr(config.option, name, value)
+        if plugin := config.pluginmanager.get_plugin("rerunfailures"):
+            config.pluginmanager.unregister(plugin)
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Keep the test of an inner pytest: the session has selected it."""
+    every = list(items)
+    yield
+    if config.stash[_only_test]:
+        items[:] = every
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Replace the body of a marked test, and its setup, by a run in an inner pytest."""
-    marker = item.get_closest_marker("clean_exit")
-    if marker is None or item.config.stash[_is_inner] or item.config.getoption("setuponly", False):
+    marker, config = item.get_closest_marker("clean_exit"), item.config
+    if marker is None or config.stash[_only_test] or config.getoption("setuponly", False):
         return
 
     def runtest() -> None:
@@ -93,8 +112,8 @@ def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:
             options = {**_defaults(item.config), **marker.kwargs}
             environment = {k: v for k, v in os.environ.items() if not k.startswith(_OWN_VARIABLES)}
             report = check(
-                _command(item, results),
-                env={**environment, _VARIABLE: "1"},
+                _command(item.config, results),
+                env={**environment, _VARIABLE: _node_id(item)},
                 stdin=subprocess.DEVNULL,
                 cwd=item.config.invocation_params.dir,
                 **options,
@@ -118,34 +137,25 @@ def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:
         pytest.fail(f"{message}{unclean}{_output(report)}", pytrace=False)
 
 
-def _command(item: pytest.Item, results: Path) -> list[str]:
-    """Return the command of an inner pytest for one test.
-
-    It has the settings of this session except ``addopts``, which may select and order tests.
-    """
-    config = item.config
+def _node_id(item: pytest.Item) -> str:
+    """Return what selects a test; its own id may have the name of a group, which xdist appends."""
     # A relative path: pytest takes "[" in an absolute one for parameters.
-    path = os.path.relpath(item.path, config.invocation_params.dir)
-    # The node id does not work, because xdist may append the name of a group.
+    path = os.path.relpath(item.path, item.config.invocation_params.dir)
     names = [n.name for n in item.listchain() if isinstance(n, (pytest.Class, pytest.Item))]
-    command = [sys.executable, "-m", "pytest", "::".join([path, *names])]
-    command += ["--rootdir", str(config.rootpath)]
-    if config.inipath is not None:
-        command += ["-c", str(config.inipath)]
-    plugins: list[str] = []
-    # The cache is shared, except what this session records about its last run.
-    private = ("no:lfplugin", "no:nfplugin", "no:stepwise")
-    for plugin in (*(config.getoption("plugins") or ()), *private):
-        # A worker of xdist has no terminal plugin, but the inner pytest must print errors.
-        plugins += ["-p", plugin] if plugin != "no:terminal" else []
-    # As addopts, so that the settings of disabled plugins are still known.
-    settings = ("xfail_strict=false", f"addopts={shlex.join(plugins)}")
-    for setting in (*(config.getoption("override_ini") or ()), *settings):
-        command += ["-o", setting]
-    for warning in config.getoption("pythonwarnings") or ():
-        command += ["-W", warning]
-    command += ["--no-header", f"--junit-xml={results}"]
-    return [*command, *config.getini("clean_exit_args")]
+    return "::".join([path, *names])
+
+
+def _command(config: pytest.Config, results: Path) -> list[str]:
+    """Return the command line of this session, with options that make it run one test here."""
+    has = config.pluginmanager.hasplugin
+    # Words at the end win over the same options in addopts and in the command line.
+    command = [sys.executable, "-m", "pytest", *map(str, config.invocation_params.args)]
+    command += ["-n", "0"] if has("xdist") else []
+    command += ["--no-cov"] if has("pytest_cov") else []  # Coverage measures child processes.
+    for plugin in _LEFT_OUT:
+        command += ["-p", f"no:{plugin}"]
+    # This session applies xfail marks itself.
+    return [*command, "-o", "xfail_strict=false", "--no-header", f"--junit-xml={results}"]
 
 
 def _outcome(results: Path) -> tuple[str, str]:

@@ -82,11 +82,6 @@ def test_clean_suite_passes(applications_python: str, tmp_path: Path) -> None:
     check_clean(applications_python, tmp_path)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 40: the inner pytest does not have the session's options, such as --runslow",
-)
 def test_clean_suite_passes_with_slow_tests(applications_python: str, tmp_path: Path) -> None:
     check_clean(applications_python, tmp_path, "--runslow")
 
@@ -95,11 +90,6 @@ def test_error_at_exit_fails(applications_python: str, tmp_path: Path) -> None:
     check_dirty(applications_python, tmp_path, "dirty_exit.py")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="issue 40: a marked test passes although a destructor raises in its body",
-)
 def test_destructor_that_raises_in_the_body_fails(applications_python: str, tmp_path: Path) -> None:
     check_dirty(applications_python, tmp_path, "dirty_body.py")
 

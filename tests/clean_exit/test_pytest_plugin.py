@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from support.clean_exit import PYTEST_PLUGIN
+from support.clean_exit import CHECKER, PYTEST_PLUGIN, run_command
 
 DIRTY = "import atexit; atexit.register(lambda: 1 / 0)"
 # Each marked test starts an interpreter, where these two plugins take most of the time.
@@ -101,6 +101,56 @@ def test_marker_runs_the_test_in_a_fresh_interpreter(
     )
     text = result.stdout.str()
     assert text.index("atexit-error: ") < text.index("Traceback (most recent call last)")
+
+
+IN_BODY = """
+    import pytest, threading
+
+    class Raises:
+        def __del__(self): raise KeyError("lost")
+
+    def destructor():
+        Raises()
+
+    def cycle():
+        one = Raises()
+        one.self = one
+
+    def thread():
+        one = threading.Thread(target=lambda: 1 / 0)
+        one.start()
+        one.join()
+
+    @pytest.mark.clean_exit
+    @pytest.mark.parametrize("body", [destructor, cycle, thread])
+    def test_body(body): body()
+
+    @pytest.mark.clean_exit
+    def test_nothing(): pass
+"""
+
+
+def test_errors_of_destructors_cycles_and_threads_in_the_body_count(
+    outer: pytest.Pytester,
+) -> None:
+    outer.makepyfile(IN_BODY)
+    result = run(outer)
+    result.assert_outcomes(passed=1, failed=3)
+    found = ["*unraisable: KeyError: 'lost'*", "*thread-error: ZeroDivisionError*"]
+    result.stdout.fnmatch_lines_random(found)
+
+
+def test_suite_below_the_command_counts_the_same_errors(outer: pytest.Pytester) -> None:
+    suite = IN_BODY.replace("@pytest.mark.clean_exit", "")
+    path = outer.makepyfile(suite)
+    command = [*CHECKER, "--", sys.executable, "-m", "pytest", *LIGHT, str(path)]
+    done = run_command(command, cwd=outer.path)
+    assert "4 passed" in done.stdout
+    assert done.returncode == 120
+    assert (done.stderr.count("KeyError: 'lost' in"), done.stderr.count("thread-error")) == (2, 2)
+    done = run_command([*command, "-p", "unraisableexception", "-k", "destructor"], cwd=outer.path)
+    assert "PytestUnraisableExceptionWarning" in done.stdout
+    assert done.returncode == 0
 
 
 def test_without_the_marker_the_same_test_passes(outer: pytest.Pytester) -> None:
@@ -342,32 +392,70 @@ def pytest_runtest_setup(item):
 OPTIONS = """
 import os, pytest
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("a group")
-@pytest.mark.clean_exit
-def test_options(request):
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("a group"), pytest.mark.clean_exit]
+
+def test_options(request, tmp_path):
     assert request.config.getoption("--dev").name == "cuda"
     assert "CLEAN_EXIT_PYTEST" not in os.environ
+
+def test_options_of_failure(): assert False
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "workers", [[], ["-n", "1", "--dist", "loadgroup"]], ids=["here", "worker"]
+    "workers", [[], pytest.param(["-n", "1", "--dist", "loadgroup"], marks=pytest.mark.slow)]
 )
-def test_session_options_reach_the_inner_pytest_by_clean_exit_args(
+def test_inner_pytest_has_the_options_of_the_session(
     outer: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: list[str]
 ) -> None:
     outer.makeconftest(CONFTEST)
     outer.makepyfile(test_options=OPTIONS, test_other="raise SystemError('do not collect')")
-    ini = f"[pytest]\naddopts = . {' '.join(LIGHT)} --maxfail=7 --strict-config\n"
-    ini += "cache_dir = .cache_of_mine\nxfail_strict = true\n"
-    outer.makeini(f"{ini}clean_exit_args = --runslow --dev cuda\n")
+    ini = f"[pytest]\naddopts = . {' '.join(LIGHT)} --maxfail=7 --strict-config --dev cuda\n"
+    outer.makeini(f"{ini}cache_dir = .cache_of_mine\nxfail_strict = true\n")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-q -v -v")
-    options = ["--runslow", "--dev", "cuda", "--ignore=test_other.py", "-k", "options", *workers]
+    temporary = f"--basetemp={outer.path / 'mine'}"
+    options = ["--runslow", temporary, "--ignore=test_other.py", "-k", "options", *workers]
     result = run(outer, *options)
-    result.assert_outcomes(passed=1)
-    run(outer, *options[1:]).assert_outcomes(skipped=1)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*assert False*"])
+    run(outer, *options[1:]).assert_outcomes(skipped=2)
+
+
+def test_test_runs_although_a_plugin_of_the_session_selects_others(outer: pytest.Pytester) -> None:
+    """As pytest-split does with one group of the tests."""
+    outer.makeconftest(
+        """
+        def pytest_addoption(parser): parser.addoption("--second-half", action="store_true")
+        def pytest_collection_modifyitems(config, items):
+            if config.getoption("--second-half"):
+                items[:] = items[(len(items) + 1) // 2 :]
+        """
+    )
+    outer.makepyfile(
+        "import pytest\npytestmark = pytest.mark.clean_exit\n"
+        "def test_one(): pass\ndef test_two(): assert False\n"
+    )
+    run(outer, "--second-half").assert_outcomes(failed=1)
+
+
+def test_reports_and_folders_of_the_session_are_left_alone(outer: pytest.Pytester) -> None:
+    outer.makepyfile(
+        """
+        import logging, pytest
+
+        def test_before(tmp_path):
+            (tmp_path / "kept").touch()
+            logging.error("before")
+
+        @pytest.mark.clean_exit
+        def test_marked(tmp_path): pass
+        """
+    )
+    options = ["--basetemp=folder", "--log-file=log", "--junitxml=j.xml", "--lf", "--cache-clear"]
+    run(outer, *options).assert_outcomes(passed=2)
+    assert list(outer.path.glob("folder/*/kept"))
+    assert "before" in (outer.path / "log").read_text()
+    assert ElementTree.parse(outer.path / "j.xml").getroot()[0].get("tests") == "2"
 
 
 @pytest.mark.slow
@@ -476,22 +564,24 @@ def test_reruns_start_another_interpreter(outer: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
-def test_coverage_of_the_session_is_reported_once(outer: pytest.Pytester) -> None:
-    pytest.importorskip("pytest_cov", reason="needs pytest-cov")
+def test_coverage_has_the_lines_of_marked_tests(outer: pytest.Pytester) -> None:
+    """With the setting of coverage that measures child processes."""
+    pytest.importorskip("pytest_cov", minversion="7", reason="needs pytest-cov 7")
     outer.makepyfile(
+        measured="def f():\n    return 1\n\ndef g():\n    return 2\n",
         test_it="""
-        import pytest
-        def test_here(): assert 1
+        import measured, pytest
+        def test_here(): measured.f()
         @pytest.mark.clean_exit
-        def test_there(): assert 1
-        """
+        def test_there(): measured.g()
+        """,
     )
-    outer.makeini("[pytest]\naddopts = --cov=. --cov-report=term --cov-fail-under=50\n")
+    outer.path.joinpath(".coveragerc").write_text("[run]\npatch = subprocess\nsource = .\n")
+    outer.makeini("[pytest]\naddopts = --cov --cov-report=term --cov-fail-under=100\n")
     result = run(outer)
     result.assert_outcomes(passed=2)
     assert result.ret == 0
     assert result.stdout.str().count("TOTAL") == 1
-    assert (outer.path / ".coverage").exists()
 
 
 @pytest.mark.slow

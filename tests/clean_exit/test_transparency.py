@@ -23,7 +23,8 @@ import os, sys
 names = ("argv", "path", "flags", "warnoptions", "orig_argv", "prefix", "executable", "path_hooks")
 for name in names:
     print(name, getattr(sys, name))
-print({k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CLEAN_EXIT_EVENTS")})
+ours = ("PYTHONPATH", "CLEAN_EXIT_EVENTS", "PYTEST_ADDOPTS")
+print({k: v for k, v in os.environ.items() if k not in ours})
 print(sorted(sys.path_importer_cache))
 print(sorted(vars()), __name__, __spec__, __file__ if "__file__" in vars() else None)
 print("sitecustomize" in sys.modules, "usercustomize" in sys.modules)
@@ -68,10 +69,11 @@ def test_arguments_paths_flags_and_variables_are_the_same(
 
 
 @pytest.mark.parametrize("value", [None, "", "somewhere:"])
-def test_environment_has_two_more_variables(value: str | None) -> None:
+def test_environment_has_three_more_variables(value: str | None) -> None:
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     if value is not None:
         env["PYTHONPATH"] = value
+    env["PYTEST_ADDOPTS"] = "-q"
     code = "import json, os, sys; print(json.dumps([dict(os.environ), sys.path]))"
     report = check(["-c", code], env=env)
     seen, path = json.loads(report.stdout)
@@ -80,7 +82,9 @@ def test_environment_has_two_more_variables(value: str | None) -> None:
     assert others == (value.split(os.pathsep) if value else [])
     assert first not in path
     assert seen.pop("CLEAN_EXIT_EVENTS")
-    env.pop("PYTHONPATH", None)
+    assert seen.pop("PYTEST_ADDOPTS") == "-p no:unraisableexception -p no:threadexception -q"
+    for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):
+        env.pop(name, None)
     assert seen.keys() - {"LC_CTYPE"} == env.keys() - {"LC_CTYPE"}
 
 
