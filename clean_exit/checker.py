@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,12 +17,10 @@ from clean_exit.findings import Finding, signal_name
 from clean_exit.keeper_client import CheckerError
 from clean_exit.record import crash_stacks
 from clean_exit.report import ExitReport
-from clean_exit.run import Limits, Outcome, Run, compile_pattern
+from clean_exit.run import WAIT_FOR_LINE_S, Limits, Outcome, Run, compile_pattern
 from clean_exit.signals import ForwardedSignals
 from clean_exit.stderr import Message
 
-_IN_FULL = 20  # errors with the same id
-_ERRORS = ("unraisable", "atexit-error", "finalizer-error", "thread-error")
 _COUNTED = ("leaked-semaphore", "leaked-shared-memory", "process-group-not-destroyed")
 # The exit code of a shell, or another wrapper, after its child has crashed.
 _CRASHED = {128 + number: number for number in (4, 6, 7, 8, 11)}
@@ -96,7 +94,7 @@ def check(
     with _folder() as folder:
         if folder is not None:
             unbuffered = limits.stop_when is not None
-            environment = add_probe(environment, folder, unbuffered=unbuffered)
+            environment = add_probe(environment, folder, max_shutdown_s, unbuffered=unbuffered)
         run = Run(
             words,
             environment,
@@ -122,7 +120,7 @@ def check(
     return ExitReport(
         command=tuple(words),
         returncode=outcome.returncode,
-        findings=tuple(_condense(counted)),
+        findings=tuple(counted),
         ignored=len(findings) - len(counted),
         note=_note(outcome),
         stdout=run.stdout.text(),
@@ -171,7 +169,8 @@ def _findings(
     outcome: Outcome, run: Run, folder: str | None, resource_warnings: bool
 ) -> list[Finding]:
     record = outcome.record
-    found = list(record.findings)
+    # The stacks of a hang show the slow processes as well.
+    found = [f for f in record.findings if not (outcome.timed_out and f.id == "slow-shutdown")]
     errors, ids = Counter(record.errors), Counter(finding.id for finding in found)
     for message in run.text.messages:
         counts = resource_warnings or message.finding.id != "resource-warning"
@@ -195,9 +194,6 @@ def _findings(
         found.append(Finding("leaked-shared-memory", summary, pid=record.pid))
     if outcome.is_left or (outcome.holds_output and not outcome.timed_out):
         found.append(_left_over(outcome))
-    for pid, nbytes in outcome.held_gpu_bytes.items():
-        summary = f"{nbytes / 1e6:.1f} MB by process {pid}, which outlived the program"
-        found.append(Finding("gpu-memory-held", summary, pid=pid))
     return found
 
 
@@ -209,18 +205,6 @@ def _is_recorded(message: Message, errors: Counter[str], ids: Counter[str]) -> b
         return False
     counts[key] -= 1
     return True
-
-
-def _condense(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the first errors of each id in full, and count the others by type."""
-    full, more, numbers = [], Counter[tuple[str, str]](), Counter[str]()
-    for finding in findings:
-        numbers[finding.id] += 1
-        if finding.id in _ERRORS and numbers[finding.id] > _IN_FULL:
-            more[finding.id, finding.summary.partition(":")[0]] += 1
-        else:
-            full.append(finding)
-    return full + [Finding(found, f"{count} more: {name}") for (found, name), count in more.items()]
 
 
 def _crashes_of_children(outcome: Outcome, run: Run, found: list[Finding]) -> list[Finding]:
@@ -247,18 +231,22 @@ def _expected(outcome: Outcome, run: Run) -> set[int]:
 def _hang(outcome: Outcome) -> Finding:
     limits = outcome.limits
     when = f"{limits.after_stop_s:g} s after {signal_name(limits.stop_signal or 0)}"
-    if limits.timeout_s is not None:
-        when = f"after {limits.timeout_s:g} s"
+    no_line = limits.stop_when is not None and outcome.stopped_s is None
+    if limits.timeout_s is not None or no_line:
+        when = f"after {limits.timeout_s or WAIT_FOR_LINE_S:g} s"
     summary = f"still running {when}; killed"
-    if limits.stop_when is not None and outcome.stopped_s is None:
+    if no_line:
         summary += f". No line of its output matched {limits.stop_when!r}"
+        if limits.timeout_s is None:
+            summary += "; set a timeout to wait longer"
     return Finding("hang", summary, outcome.stacks, outcome.record.phase, outcome.record.pid)
 
 
 def _slow(outcome: Outcome) -> Finding:
     summary = f"{outcome.shutdown_s:.2f} s; the limit is {outcome.limits.max_shutdown_s:g} s"
     lines = [f"{what}: {duration_s:.2f} s" for what, duration_s in _parts(outcome)]
-    evidence = "\n".join(lines + ([outcome.stacks] if outcome.stacks else []))
+    stacks = outcome.stacks or outcome.record.slow_stacks
+    evidence = "\n".join(lines + ([stacks] if stacks else []))
     return Finding("slow-shutdown", summary, evidence, "", outcome.record.pid)
 
 

@@ -65,16 +65,22 @@ def _names_interpreter(path: Path) -> bool:
 
 
 def add_probe(
-    environment: Mapping[str, str], folder: str, *, unbuffered: bool = False
+    environment: Mapping[str, str],
+    folder: str,
+    max_shutdown_s: float,
+    *,
+    unbuffered: bool = False,
 ) -> dict[str, str]:
     """Return an environment in which Python programs load the probe.
 
     Args:
         environment: The program's environment.
         folder: The folder of the probe's record.
+        max_shutdown_s: The time after which the probe records the stacks of a shutdown.
         unbuffered: Whether Python must not buffer the program's output.
     """
-    changed = {**environment, "CLEAN_EXIT_EVENTS": os.path.join(folder, "events")}
+    events = os.path.join(folder, "events")
+    changed = {**environment, "CLEAN_EXIT_EVENTS": f"{max_shutdown_s}:{events}"}
     if unbuffered:
         changed["PYTHONUNBUFFERED"] = "1"
     earlier = changed.get("PYTHONPATH")  # "" means no entry, but an empty entry is a folder.

@@ -18,7 +18,6 @@ FINDINGS = {
     "left-over-process": "a process outlived the program",
     "process-group-not-destroyed": "a torch.distributed process group was not destroyed",
     "cuda-ipc": "shared CUDA tensors outlived the process that created them",
-    "gpu-memory-held": "a process of the program still holds GPU memory",
     "resource-warning": "a resource was not closed explicitly",
 }
 PHASES = {

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ from clean_exit.findings import PHASES, Finding
 _MAX_BYTES = 32 << 20
 _MAX_LINE = 64 * 1024
 _MAX_TRIES = 100
-_IN_FULL = 3  # equal errors with an entry each, as in the probe
 _FATAL = re.compile(r"^Fatal Python error: (?P<what>.*)$", re.MULTILINE)
+_SLOW = re.compile(r"^Timeout \([\d:.]+\)!\n(?P<stacks>.*?)(?=^Fatal|\Z)", re.MULTILINE | re.DOTALL)
 # The errors that an entry of another shape, or with huge numbers, can cause.
 _INVALID = (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)
 
@@ -34,25 +34,25 @@ class Record:
     Attributes:
         pid: The process that the times are about: the program, or the first Python below it;
             None if no probe was loaded.
-        ticks: The start of that process, in clock ticks since boot.
         main_ended_s: The end of its main module; None if a signal or os._exit ended it before.
         atexit_s: The time when its threads were joined and its atexit callbacks began.
         teardown_s: The time when its atexit callbacks had run and the teardown began.
         findings: The findings of all processes.
         errors: The number of errors of each type, to recognise their messages on stderr.
         shared_memory: The names of the shared memory blocks that were created and not removed.
-        stacks: The stacks of that process's threads, if the checker requested them.
+        joined_s: The time in which multiprocessing's atexit callback waited for processes.
+        slow_stacks: The stacks of the program when its shutdown became slow.
     """
 
     pid: int | None = None
-    ticks: int | None = None
     main_ended_s: float | None = None
     atexit_s: float | None = None
     teardown_s: float | None = None
     findings: list[Finding] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     shared_memory: set[str] = field(default_factory=set)
-    stacks: str = ""
+    joined_s: float = 0.0
+    slow_stacks: str = ""
 
     @property
     def phase(self) -> str:
@@ -88,7 +88,6 @@ def read_record(folder: str | None, program_pid: int) -> Record:
         return record
     # A wrapper such as a shell may start several Pythons.
     record.pid = program_pid if program_pid in starts else starts[0]
-    record.stacks = read_file(Path(folder, f"stacks-{record.pid}")).decode("utf-8", "replace")
     reader = _Reader(record, program_pid)
     for entry in entries:
         try:
@@ -149,23 +148,17 @@ class _Reader:
         record, kind, fields = self._record, entry.kind, entry.fields
         is_program = entry.pid == record.pid
         if kind == "start":
-            command, ticks = fields
-            self._commands[entry.pid] = str(command)[:300]
+            self._commands[entry.pid] = str(fields[0])
             if is_program:  # The process may become another Python program by exec.
-                record.ticks = ticks
                 record.main_ended_s = record.atexit_s = record.teardown_s = None
+                record.joined_s = 0.0
         elif kind in ("unraisable", "thread"):
-            *context, name, message, places = fields
-            record.findings.append(self._error(entry, kind, context, name, message, places))
+            *context, name, message, places, is_last = fields
+            found = self._error(entry, kind, context, name, message, places)
+            if is_last:
+                found = replace(found, summary=f"{found.summary}; more of this type are not listed")
+            record.findings.append(found)
             record.errors[name.rpartition(".")[2]] += 1
-        elif kind == "again":
-            count, error_kind, phase, context, name, message = fields
-            in_phase = entry._replace(phase=phase)
-            found = self._error(in_phase, error_kind, context, name, message, [])
-            more = max(0, min(int(count), 1 << 32) - _IN_FULL)
-            record.errors[name.rpartition(".")[2]] += more
-            summary = f"{more} more: {found.summary}"
-            record.findings.append(self._finding(found.id, summary, "", entry))
         elif kind in ("process-group", "process-group-at-main-end"):
             summary = f"its backend is {fields[0]}; call torch.distributed.destroy_process_group()"
             # A forked child may end by os._exit after its main function, or reach its teardown.
@@ -186,23 +179,33 @@ class _Reader:
             record.main_ended_s = entry.time_s
         elif is_program and kind == "atexit":
             record.atexit_s = entry.time_s
+        elif is_program and kind == "joined":
+            record.joined_s += float(fields[0])
         elif kind == "teardown":
             self._groups.pop(entry.pid, None)
             if is_program:
                 record.teardown_s = entry.time_s
 
     def finish(self, folder: Path) -> None:
-        """Add the findings that are known only at the end: process groups and crashes."""
+        """Add what is known only at the end: process groups, crashes and slow shutdowns."""
         record = self._record
         record.findings += self._groups.values()
         for path in folder.glob("stacks-*"):
-            match = _FATAL.search(text := read_file(path).decode("utf-8", "replace"))
-            pid = path.name.rpartition("-")[2]
-            if match and pid.isdecimal() and int(pid) != self._program_pid:
-                entry = _Entry("crash", int(pid), 0.0, "", ())
+            text, pid = read_file(path).decode("utf-8", "replace"), path.name.rpartition("-")[2]
+            if not pid.isdecimal():
+                continue
+            entry, slow = _Entry("", int(pid), 0.0, "", ()), _SLOW.search(text)
+            if entry.pid == self._program_pid:
+                record.slow_stacks = slow["stacks"].strip() if slow else ""
+                continue
+            if slow:
+                summary = "a process that it started took longer than the limit"
+                stacks = slow["stacks"].strip()
+                record.findings.append(self._finding("slow-shutdown", summary, stacks, entry))
+            if match := _FATAL.search(text):
                 summary = f"a process that it started crashed: {match['what']}"
-                evidence = text[match.start() :]
-                record.findings.append(self._finding("crash", summary, evidence, entry))
+                stacks = text[match.start() :]
+                record.findings.append(self._finding("crash", summary, stacks, entry))
 
     def _finding(self, found: str, summary: str, evidence: str, entry: _Entry) -> Finding:
         is_program = entry.pid == self._program_pid

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from clean_exit.gpu import memory_of_processes
 from clean_exit.keeper_client import KeeperProcess
 from clean_exit.processes import Process, descendants, send_signal
 from clean_exit.record import Record, read_file, read_record
@@ -26,6 +25,7 @@ _IDLE_S = 2.0
 _WORK_S = 15.0
 _HELPERS = ("resource_tracker", "semaphore_tracker", "multiprocessing.forkserver")
 _AFTER_STOP_S = 60.0
+WAIT_FOR_LINE_S = 60.0  # until a line matches stop_when, if there is no timeout
 _STACKS_TIMEOUT_S = 1.0
 _PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", 1031)
@@ -110,11 +110,10 @@ class Outcome:
         ended_s: The end of the program.
         stopped_s: The time of the stop signal; None if it was not sent.
         timed_out: Whether the program had to be killed.
-        stacks: The stacks of its threads, or its processes, when it was slow or hung.
+        stacks: The stacks of its processes when it hung, or was slow after the stop signal.
         is_left: Whether processes outlived it.
         left_over: Those processes; empty if they were too short-lived to be listed.
         holds_output: Whether a process still had the program's output open.
-        held_gpu_bytes: GPU memory of processes that outlived it, by process id.
         record: The observations of the probes.
     """
 
@@ -129,7 +128,6 @@ class Outcome:
     is_left: bool = False
     left_over: list[str] = field(default_factory=list)
     holds_output: bool = False
-    held_gpu_bytes: dict[int, int] = field(default_factory=dict)
     record: Record = field(default_factory=Record)
 
     @property
@@ -149,9 +147,10 @@ class Outcome:
 
     @property
     def shutdown_s(self) -> float | None:
-        """The duration of the shutdown, in seconds."""
+        """The duration of the shutdown in seconds, without the wait for processes that work."""
         began = self.shutdown_began_s
-        return None if began is None else max(0.0, self.ended_s - began)
+        joined_s = 0.0 if self.stopped_s is not None else self.record.joined_s
+        return None if began is None else max(0.0, self.ended_s - began - joined_s)
 
     @property
     def threads_s(self) -> float | None:
@@ -205,10 +204,9 @@ class Run:
         self._is_hurried = False
         self._awaited: list[LineWaiter] = []
         self._pumps: list[Pump] = []
-        self._busy_s = self._next_look_s = 0.0
+        self._busy_s = 0.0
         self._last_left: list[Process] = []
         self._last_busy = -1
-        self._is_ending = False
         ours: list[int] = []
         try:
             stdout: int | None = None
@@ -310,14 +308,14 @@ class Run:
         if outcome.stopped_s is None and limits.stop_signal is not None and self._stop_is_due(now):
             outcome.stopped_s = now
             self.keeper.send_signal(limits.stop_signal)
-        if not outcome.stacks and now > self._next_look_s:
-            self._next_look_s = now + _TICK_S
-            began = self._shutdown_began_s()
-            if began is not None and now > began + limits.max_shutdown_s:
-                outcome.stacks = self._stacks()
+        stopped_s = outcome.stopped_s
+        if stopped_s is not None and not outcome.stacks and now > stopped_s + limits.max_shutdown_s:
+            outcome.stacks = self._stacks()
         deadline = None if limits.timeout_s is None else outcome.started_s + limits.timeout_s
-        if deadline is None and outcome.stopped_s is not None:
-            deadline = outcome.stopped_s + limits.after_stop_s
+        if deadline is None and stopped_s is not None:
+            deadline = stopped_s + limits.after_stop_s
+        elif deadline is None and limits.stop_when is not None:
+            deadline = outcome.started_s + WAIT_FOR_LINE_S
         if deadline is not None and now >= deadline:
             outcome.timed_out = True
             outcome.stacks = self._stacks() or outcome.stacks
@@ -325,36 +323,37 @@ class Run:
             return True
         return False
 
-    def _shutdown_began_s(self) -> float | None:
-        """Return the beginning of the shutdown; parses the record only after it."""
-        outcome = self.outcome
-        if outcome.stopped_s is None and not self._is_ending and self._folder is not None:
-            entry = b"('atexit', %d, " % self.keeper.pid
-            self._is_ending = entry in read_file(Path(self._folder, "events"))
-        if self._is_ending:
-            outcome.record = self._read_record()
-        return outcome.shutdown_began_s
-
     def _stop_is_due(self, now: float) -> bool:
         if self._awaited:
             return any(awaited.is_seen() for awaited in self._awaited)
         return now >= self.outcome.started_s + (self._limits.stop_after_s or 0.0)
 
     def _stacks(self) -> str:
-        """Return the stacks of the threads of the probe's process, or else all processes."""
-        record, below = self._read_record(), self._below()
+        """Return the state of all processes, with the stacks of those that have a probe."""
+        below = self._below()
+        before = {p.pid: self._stacks_of(p) for p in below if _handles_stacks(p.pid)}
         for process in below:
-            is_probed = (process.pid, process.ticks) == (record.pid, record.ticks)
-            if is_probed and _handles_stacks(process.pid) and send_signal(process, STACKS_SIGNAL):
-                stop = time.monotonic() + _STACKS_TIMEOUT_S
-                stacks = record.stacks
-                while time.monotonic() < stop:
-                    time.sleep(0.05)
-                    now = self._read_record().stacks
-                    if now != record.stacks and now == stacks:  # No more lines have followed.
-                        return stacks.removeprefix(record.stacks).strip()
-                    stacks = now
-        return "\n".join(f"{process}: state {process.state}" for process in below)
+            if process.pid in before:
+                send_signal(process, STACKS_SIGNAL)
+        stop, stacks, last = time.monotonic() + _STACKS_TIMEOUT_S, before, None
+        # Until all have written something, and no more lines have followed.
+        while time.monotonic() < stop and (stacks != last or any(
+            stacks[pid] == before[pid] for pid in before
+        )):  # fmt: skip
+            time.sleep(0.05)
+            last, stacks = stacks, {p.pid: self._stacks_of(p) for p in below if p.pid in before}
+        lines = []
+        for process in below:
+            lines.append(f"{process}: state {process.state}")
+            if new := stacks.get(process.pid, "").removeprefix(before.get(process.pid, "")):
+                lines.append(new.strip())
+        return "\n".join(lines)
+
+    def _stacks_of(self, process: Process) -> str:
+        if self._folder is None:
+            return ""
+        data = read_file(Path(self._folder, f"stacks-{process.pid}"))
+        return data.decode("utf-8", "replace")
 
     def _below(self) -> list[Process]:
         """List the program and its descendants; empty without /proc."""
@@ -386,8 +385,6 @@ class Run:
         self.outcome.holds_output = any(pump.is_alive() for pump in self._pumps)
         if self.outcome.is_left:
             self.outcome.left_over = [str(process) for process in self._last_left]
-            held = memory_of_processes()
-            self.outcome.held_gpu_bytes = {p.pid: held[p.pid] for p in left if held.get(p.pid)}
         return True
 
 

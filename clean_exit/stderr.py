@@ -8,13 +8,14 @@ only the chunks that may contain a message.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 from clean_exit.findings import Finding
 
 _MAX_LINE = 64 * 1024
 _MAX_LINES = 200  # of one message
-_MAX_MESSAGES = 1000
+_LISTED = 20  # messages with the same type of error, as in the probe
 _MAX_PREFIXES = 256
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -123,7 +124,7 @@ class StderrText:
     """Recognises messages in a stream of bytes.
 
     Attributes:
-        messages: The messages, at most the first thousand.
+        messages: The messages, of one type of error the first twenty.
         fatal: The lines from the first fatal error on, with the stacks after it.
         crashes: The first lines of messages about crashes.
     """
@@ -134,6 +135,7 @@ class StderrText:
         self.crashes: list[str] = []
         self._rest = b""
         self._partial: dict[str, _Partial] = {}  # by prefix
+        self._numbers: Counter[tuple[str, str]] = Counter()
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
@@ -246,11 +248,12 @@ class StderrText:
             self._add(Finding(found, summary, "\n".join(message.lines)), match["name"])
 
     def _add_crash(self, line: str) -> None:
-        if len(self.crashes) < _MAX_MESSAGES:
+        if len(self.crashes) < _LISTED:
             self.crashes.append(line.strip())
 
     def _add(self, finding: Finding, error: str = "") -> None:
-        if len(self.messages) < _MAX_MESSAGES:
+        self._numbers[finding.id, error.rpartition(".")[2]] += 1
+        if self._numbers[finding.id, error.rpartition(".")[2]] <= _LISTED:
             self.messages.append(Message(finding, error))
 
 

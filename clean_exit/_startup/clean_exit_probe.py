@@ -13,28 +13,33 @@ import os
 import sys
 
 STACKS_SIGNAL = 62  # A real-time signal that hardly any program uses; the checker sends it.
-_IN_FULL = 3  # equal errors that are recorded one by one; the others are counted
-_KINDS = 64  # errors that are distinguished by their message
+_LISTED = 20  # errors of one type that are recorded
 _FRAMES = 30  # recorded entries of a traceback
 _CHARACTERS = 2000  # recorded characters of a message
+_COMMAND = 300  # and of the command line
 _NAMED = ("function", "builtin_function_or_method", "method", "type", "generator", "coroutine")
 
 
-def install(events):
-    """Start recording to the file ``events``."""
+def install(events, max_shutdown_s):
+    """Start recording to the file ``events``, with the stacks of a longer shutdown."""
     import atexit
     import time
 
     state = {"phase": "main", "audited": False, "forked": False}
     record = _make_record(events, state, time.monotonic)
-    record("start", " ".join(getattr(sys, "orig_argv", ())), _start_ticks())
-    open_own_stacks = _offer_stacks(os.path.dirname(events))
-    note, flush, forget = _make_note(record, state)
+    record("start", " ".join(getattr(sys, "orig_argv", ()))[:_COMMAND])
+    open_own_stacks, arm, disarm = _offer_stacks(os.path.dirname(events), max_shutdown_s)
+    note, forget = _make_note(record, state)
     hook = _watch_unraisable(note, state)
-    if _mentions_hook():
-        _listen(note, state)
-    _watch_threads(record, note, flush, state, hook)
-    atexit.register(_make_last_callback(record, flush, state))
+
+    def begin_atexit():
+        state["phase"] = "atexit"
+        record("atexit")
+        _leave_out_joins(record, arm, disarm, time.monotonic)
+        arm()
+
+    _watch_threads(record, note, state, hook, begin_atexit)
+    atexit.register(_make_last_callback(record, state))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_make_after_fork(forget, state, open_own_stacks))
     _watch_shared_memory(record)
@@ -70,55 +75,75 @@ def _make_record(path, state, monotonic):
     return record
 
 
-def _start_ticks():
-    """Return the start of this process in clock ticks (proc(5)); None if it is not known."""
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except Exception:  # Not Linux, another root, or an audit hook that forbids it.
-        return None
+def _offer_stacks(folder, max_shutdown_s):
+    """Make faulthandler write all stacks after a crash, a slow shutdown or the checker's signal.
 
-
-def _offer_stacks(folder):
-    """Make faulthandler write the stacks of all threads after the checker's signal or a crash.
-
-    Returns a function that gives a forked child its own file with the same number.
+    Returns functions that give a forked child its own file, and start and stop the time of the
+    shutdown. faulthandler waits in a thread that needs no interpreter.
     """
     number = identity = None
+    is_enabled = False
+
+    def is_ours():
+        try:
+            return os.fstat(number)[1:3] == identity
+        except (OSError, TypeError):  # The program has closed it, or it is not open yet.
+            return False
 
     def open_own(_failure=Exception):
         nonlocal number, identity
         try:
-            path = os.path.join(folder, "stacks-%d" % os.getpid())
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            file = os.open(own_path(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                if number is None:
-                    number = _free_number()
-                elif os.fstat(number)[1:3] != identity:
-                    return  # The program has replaced the file.
-                os.dup2(file, number, inheritable=False)
-                identity = os.fstat(number)[1:3]
+                chosen = number if is_ours() else _free_number()
+                os.dup2(file, chosen, inheritable=False)
             finally:
                 os.close(file)
+            identity = os.fstat(chosen)[1:3]
+            if chosen != number:
+                number = chosen
+                offer()
         except _failure:
             pass  # Too few open files, another root or another user: there are no stacks.
+
+    def own_path():
+        return os.path.join(folder, "stacks-%d" % os.getpid())
+
+    def offer():
+        nonlocal is_enabled
+        if is_enabled or not faulthandler.is_enabled():
+            faulthandler.enable(file=number)
+            is_enabled = True
+        faulthandler.register(STACKS_SIGNAL, file=number, all_threads=True)  # Not on macOS.
+
+    def dump_traceback_later(*args, **options):
+        nonlocal is_free
+        is_free = False  # There is one timer, which the program uses itself.
+        return later(*args, **options)
+
+    def arm(_failure=Exception):
+        try:
+            if is_free and is_ours():
+                later(max_shutdown_s, file=number)
+        except _failure:
+            pass  # The time is too long for the timer.
 
     try:
         import faulthandler
 
+        # A sub-interpreter shares the timer, but its end is not the end of the process.
+        is_free = not os.path.exists(own_path())
+        later = faulthandler.dump_traceback_later
+        faulthandler.dump_traceback_later = dump_traceback_later
         open_own()
-        if number is not None:
-            faulthandler.register(STACKS_SIGNAL, file=number, all_threads=True)
-            if not faulthandler.is_enabled():
-                faulthandler.enable(file=number)
     except Exception:  # This Python has no faulthandler.
-        pass
-    return open_own
+        return (lambda: None,) * 3
+    return open_own, arm, faulthandler.cancel_dump_traceback_later
 
 
 def _free_number():
-    """Return a number for the probe's file, far from the numbers of the program's files."""
-    for number in range(250, 260):
+    """Return a number for the probe's file that the program's files get last."""
+    for number in range(min(4096, os.sysconf("SC_OPEN_MAX")) - 1, 99, -1):
         try:
             os.fstat(number)
         except OSError:
@@ -157,29 +182,21 @@ def _describe(
 
 
 def _make_note(record, state):
-    """Return functions that record an error, record the counts of errors, and reset the counts."""
+    """Return functions that record an error, and that forget the numbers of errors so far."""
     counts = {}
-    length, in_full, kinds = len, _IN_FULL, _KINDS
+    most = _LISTED
 
     def note(kind, context, error, traceback, _describe=_describe, _failure=BaseException):
         try:
             name, message, places = _describe(error, traceback)
-            key = (kind, state["phase"], context, name, message[:200])
-            if key not in counts and length(counts) >= kinds:
-                key = (kind, state["phase"], (), "", "")
-            count = counts[key] = counts.get(key, 0) + 1
-            if count <= in_full:
-                record(kind, *context, name, message, places)
+            key = (kind, name)
+            counts[key] = counts.get(key, 0) + 1
+            if counts[key] <= most:
+                record(kind, *context, name, message, places, counts[key] == most)
         except _failure:
             pass  # A hook that raises would change the program's behaviour.
 
-    def flush(_list=list):
-        for key, count in _list(counts.items()):
-            if count > in_full:
-                record("again", count, *key)
-        counts.clear()
-
-    return note, flush, counts.clear
+    return note, counts.clear
 
 
 def _watch_unraisable(note, state):
@@ -206,9 +223,9 @@ def _note_unraisable(note, info, _name=_name_object, _failure=BaseException):
 
 
 def _listen(note, state, _note=_note_unraisable):
-    """Record unraisable errors by an audit hook, for programs that replace sys.unraisablehook.
+    """Record unraisable errors by an audit hook, for programs that replaced sys.unraisablehook.
 
-    Other programs have none, because an audit hook slows down each id() and open().
+    It is added after the main module, because it slows down each id() and open().
     """
 
     def hook(event, args, _event="sys.unraisablehook"):
@@ -222,21 +239,7 @@ def _listen(note, state, _note=_note_unraisable):
         pass
 
 
-def _mentions_hook():
-    """Whether the program's main file, or the code after -c, mentions the hook."""
-    try:
-        words = sys.orig_argv
-        if "-c" in words[: len(words) - len(sys.argv) + 1]:
-            return "unraisablehook" in words[words.index("-c") + 1]
-        if os.stat(sys.argv[0]).st_mode & 0o170000 != 0o100000:
-            return False  # A pipe: the program could not read the bytes again.
-        with open(sys.argv[0], "rb") as file:
-            return b"unraisablehook" in file.read(1 << 18)
-    except Exception:  # A module, a folder, standard input, or an unreadable file.
-        return False
-
-
-def _watch_threads(record, note, flush, state, hook):
+def _watch_threads(record, note, state, hook, begin_atexit):
     """Record errors that end threads, and the end of the main module."""
     import threading
 
@@ -259,7 +262,6 @@ def _watch_threads(record, note, flush, state, hook):
     def _shutdown():
         # The interpreter calls this after the main module. multiprocessing calls it in a forked
         # child, which may then end without atexit and teardown.
-        flush()
         state["phase"] = "threads"
         record("main-ended")
         if getattr(sys, "unraisablehook", None) is not hook and not state["audited"]:
@@ -269,11 +271,30 @@ def _watch_threads(record, note, flush, state, hook):
         try:
             return join()
         finally:
-            flush()
-            state["phase"] = "atexit"
-            record("atexit")
+            begin_atexit()
 
     threading._shutdown = _shutdown
+
+
+def _leave_out_joins(record, arm, disarm, monotonic):
+    """Record how long multiprocessing's atexit callback waits for processes that still work."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is None:
+        return
+    usual, frame = process.BaseProcess.join, sys._getframe
+
+    def join(self, timeout=None):
+        if frame(1).f_code.co_name != "_exit_function":
+            return usual(self, timeout)
+        disarm()
+        started_s = monotonic()
+        try:
+            return usual(self, timeout)
+        finally:
+            record("joined", monotonic() - started_s)
+            arm()
+
+    process.BaseProcess.join = join
 
 
 def _process_group(_modules=sys.modules):
@@ -308,11 +329,10 @@ def _make_after_fork(forget, state, open_own_stacks):
     return after_fork
 
 
-def _make_last_callback(record, flush, state, _record_group=_record_group):
+def _make_last_callback(record, state, _record_group=_record_group):
     """Return the atexit callback that runs last, because it is registered first."""
 
     def last():
-        flush()
         _record_group("process-group", record, state)
         state["phase"] = "teardown"
         record("teardown")

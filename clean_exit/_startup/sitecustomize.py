@@ -13,7 +13,8 @@ try:
     if events and sys.version_info >= (3, 9):
         import clean_exit_probe
 
-        clean_exit_probe.install(events)
+        seconds, events = events.split(":", 1)
+        clean_exit_probe.install(events, float(seconds))
 except Exception:  # This Python lacks something that the probe needs.
     pass
 sys.path[:] = [entry for entry in sys.path if entry != here]

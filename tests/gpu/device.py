@@ -227,17 +227,6 @@ class Cuda(Device):
         """Return a size that the context of one process exceeds."""
         return 100 * MB
 
-    def names_processes(self) -> bool:
-        """Return whether NVML knows this process by its pid, and its memory."""
-        from clean_exit.gpu import memory_of_processes
-
-        self.make_context()
-        return memory_of_processes().get(os.getpid(), 0) > 0
-
-    def other_processes(self) -> Any:
-        """Return a context in which clean-exit queries the GPU memory of processes."""
-        return contextlib.nullcontext()
-
     def compiled(self, model: Any) -> Any:
         """Compile a model, with Inductor and CUDA graphs if this machine has Triton.
 
@@ -357,19 +346,6 @@ class Rehearsal(Device):
 
     def context_bytes(self) -> int:
         return 1
-
-    def names_processes(self) -> bool:
-        return True
-
-    def other_processes(self) -> Any:
-        """Make clean-exit treat processes that opened the driver as users of a GPU."""
-        from unittest.mock import patch
-
-        def held() -> dict[int, int]:
-            pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-            return {pid: MB for pid in pids if self.has_context(pid)}
-
-        return patch("clean_exit.run.memory_of_processes", held)
 
     def compiled(self, model: Any) -> Any:
         import torch

@@ -1,4 +1,4 @@
-"""clean-exit finds GPU memory of remaining processes, shared tensors and process groups."""
+"""clean-exit finds remaining processes, shared tensors and process groups."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ def checked(device: Any, folder: Path, program: str) -> ExitReport:
     path.write_text(device.source(program))
     paths = os.pathsep.join([IMPORT_PATH, os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(path)]
-    with device.other_processes():
-        report = check(
-            command, timeout_s=60, max_shutdown_s=40, env={**os.environ, "PYTHONPATH": paths}
-        )
+    environment = {**os.environ, "PYTHONPATH": paths}
+    report = check(command, timeout_s=60, max_shutdown_s=40, env=environment)
     # Every control would be clean if its program failed.
     assert report.returncode == 0, f"{report}\n{report.stdout}\n{report.stderr}"
     return report
@@ -58,16 +56,10 @@ def with_child(device: Any, end: str) -> str:
 
 
 @slow_rehearsal
-def test_gpu_memory_of_remaining_child_is_reported(device: Any, tmp_path: Path) -> None:
+def test_remaining_child_is_reported(device: Any, tmp_path: Path) -> None:
     end = "child.returncode = 0  # The child outlives the program."
     report = checked(device, tmp_path, with_child(device, end))
     assert "left-over-process" in ids(report), str(report)
-    if not device.names_processes():
-        raise SkipTest("NVML does not know processes by their pids here, as in some containers")
-    assert {"left-over-process", "gpu-memory-held"} <= ids(report), str(report)
-    (found,) = [finding for finding in report.findings if finding.id == "gpu-memory-held"]
-    megabytes = float(found.summary.partition(" MB")[0])
-    assert megabytes * 1e6 >= device.context_bytes(), found.summary
 
 
 def test_ended_child_is_not_reported(device: Any, tmp_path: Path) -> None:

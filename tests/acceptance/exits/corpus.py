@@ -62,8 +62,8 @@ UNRAISABLE = [
     Pair(
         "unraisable",
         "hook-replaced",
-        "import sys\nsys.unraisablehook = lambda *a: None\n" + FAILING + NOW,
-        "import sys\nsys.unraisablehook = lambda *a: None\n" + QUIET + NOW,
+        "import sys\nsys.unraisablehook = lambda *a: None\n" + FAILING + AT_EXIT,
+        "import sys\nsys.unraisablehook = lambda *a: None\n" + QUIET + AT_EXIT,
     ),
     Pair(
         "unraisable",
