@@ -46,7 +46,8 @@ def check(
     """Run a program to its end and report whether it exited cleanly.
 
     Several threads may call this at once. Processes of the program that outlive it are ended
-    before this returns or raises; no other process is. Child processes are tracked on Linux only.
+    before this returns or raises, unless that finding is ignored; no other process is. Child
+    processes are tracked on Linux only.
 
     Args:
         command: A list of words, a command line, or the path of a Python file. This Python runs
@@ -86,6 +87,10 @@ def check(
     if isinstance(ignore, (str, bytes)):  # As patterns, its letters would match every finding.
         raise TypeError(f"ignore must be a list, got a string; pass ignore=[{ignore!r}]")
     patterns = [compile_pattern(pattern) for pattern in ignore]
+
+    def is_ignored(finding: Finding) -> bool:
+        return any(pattern.search(str(finding)) for pattern in patterns)
+
     environment = dict(os.environ if env is None else env)
     if resource_warnings:
         earlier = environment.get("PYTHONWARNINGS")
@@ -110,13 +115,14 @@ def check(
         try:
             if _signals is not None:
                 _signals.attach(run.forward_signal)
-            outcome = run.finish()
+            outcome = run.wait()
+            run.finish(leave=any(map(is_ignored, _left_over(outcome))))
             findings = _findings(outcome, run, folder, resource_warnings)
         except OSError as error:
             raise CheckerError(f"the checker failed while the program ran: {error}") from error
         finally:
             run.close()
-    counted = [f for f in findings if not any(pattern.search(str(f)) for pattern in patterns)]
+    counted = [finding for finding in findings if not is_ignored(finding)]
     return ExitReport(
         command=tuple(words),
         returncode=outcome.returncode,
@@ -192,9 +198,7 @@ def _findings(
     if remaining:
         summary = f"{len(remaining)} untracked blocks still exist: {', '.join(remaining)}"
         found.append(Finding("leaked-shared-memory", summary, pid=record.pid))
-    if outcome.is_left or (outcome.holds_output and not outcome.timed_out):
-        found.append(_left_over(outcome))
-    return found
+    return found + _left_over(outcome)
 
 
 def _is_recorded(message: Message, errors: Counter[str], ids: Counter[str]) -> bool:
@@ -268,16 +272,19 @@ def _parts(outcome: Outcome) -> list[tuple[str, float]]:
     return [(what, duration_s) for what, duration_s in parts if duration_s > 0]
 
 
-def _left_over(outcome: Outcome) -> Finding:
+def _left_over(outcome: Outcome) -> list[Finding]:
+    """Return a finding about the processes that outlived the program, if there are any."""
+    if not outcome.is_left and (outcome.timed_out or not outcome.holds_output):
+        return []
     count = len(outcome.left_over)
     if not count:
         summary = "a process that could not be found still holds the program's output open"
         if outcome.is_left:
             summary = "a process that kept restarting itself was still running; killed"
-        return Finding("left-over-process", summary)
+        return [Finding("left-over-process", summary)]
     running = f"{count} processes were still running" if count > 1 else "still running"
     summary = f"{running}; killed"
     if outcome.holds_output:
         summary += ". The program's output was still open"
     pid = int(outcome.left_over[0].split()[0])
-    return Finding("left-over-process", summary, "\n".join(outcome.left_over), pid=pid)
+    return [Finding("left-over-process", summary, "\n".join(outcome.left_over), pid=pid)]

@@ -8,9 +8,10 @@ When the checker ends for any reason, the keeper ends all of them and removes th
 
 The keeper inherits the program's files, environment and current folder. It starts the program with
 the signals in MASK blocked and without the variable UNSET, which this Python may have set (see
-PEP 538). Then it closes the files. The checker writes the lines ``kill N`` and ``end``. The
+PEP 538). Then it closes the files. The checker writes the lines ``kill N [CODE PID]``, with the
+sender of a signal that the checker has received, and ``end`` or ``leave`` for what remains. The
 keeper writes ``started PID``, ``failed ERRNO``, ``ended STATUS SECONDS`` (monotonic clock),
-``alone`` (it has no descendants any more) and ``gone`` (after ``end``).
+``alone`` (it has no descendants any more) and ``gone`` (after ``end`` or ``leave``).
 """
 
 # The private module, because importing `signal` takes 20 ms.
@@ -22,6 +23,7 @@ import time
 
 _PATIENCE_S = 1.0  # between SIGTERM and SIGKILL
 _KILL_S = 10.0  # for the kernel to end killed processes
+_GROUP_S = 0.05  # for the same signal to reach the other processes of the group
 _SET_CHILD_SUBREAPER = 36
 
 
@@ -31,8 +33,9 @@ class Keeper:
     def __init__(self, control: int) -> None:
         self._control = control
         self._pid = None
-        self._is_ended = self._is_alone = False
+        self._is_ended = self._is_alone = self.is_leaving = False
         self._rest = b""
+        self._of_group = 0, [], 0.0  # the last signal that was sent to the group
 
     def run(self, mask: list[int], command: list[str]) -> None:
         """Start the program and serve the checker until the checker ends."""
@@ -45,6 +48,9 @@ class Keeper:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         _become_subreaper()
         try:
+            # What came before is not for the program alone: the checker passes it on.
+            while _next_signal(signal.valid_signals() - {signal.SIGCHLD}, 0):
+                pass
             # Python ignores these two signals for itself.
             defaults = [signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE)]
             self._pid = os.posix_spawnp(
@@ -100,16 +106,31 @@ class Keeper:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             what, *numbers = line.split()
-            if what == b"end":
-                self.end_all()
+            if what in (b"end", b"leave"):
+                self.is_leaving = what == b"leave"
+                if not self.is_leaving:
+                    self.end_all()
                 self._send("gone")
             elif not self._is_ended:
+                number, *sender = map(int, numbers)
+                if sender and self._group_has(number, sender):
+                    continue
                 self._reap()
                 try:
-                    os.kill(self._pid, int(numbers[0]))
+                    os.kill(self._pid, number)
                 except OSError:
                     pass  # It belongs to another user now (setuid).
         return bool(data)
+
+    def _group_has(self, number, sender):
+        """Whether a signal of the checker was sent to the group, so to this process as well."""
+        while found := _next_signal([number], _GROUP_S):
+            if found == sender:
+                self._of_group = number, sender, time.monotonic()
+                return True
+        # timeout(1) signals its child and then the group, so the checker may have both.
+        earlier, its_sender, at_s = self._of_group
+        return (earlier, its_sender) == (number, sender) and time.monotonic() < at_s + 2 * _GROUP_S
 
     def end_all(self) -> None:
         """End all descendants: SIGTERM first, and SIGKILL for those that remain."""
@@ -154,6 +175,15 @@ class Keeper:
                 except OSError:
                     return  # It belongs to another user now.
                 time.sleep(0.05)
+
+
+def _next_signal(numbers, timeout_s):
+    """Return who sent the next of some signals to this process, which blocks them all."""
+    if hasattr(signal, "sigtimedwait"):
+        info = signal.sigtimedwait(numbers, timeout_s)
+        return info and [info.si_code, info.si_pid]
+    pending = signal.sigpending() & set(numbers)  # macOS, where the sender is not known.
+    return pending and signal.sigwait(pending) and [0, 0]
 
 
 def _can_list_processes():
@@ -204,7 +234,8 @@ def main() -> None:
     try:
         keeper.run([int(number) for number in mask.split(",") if number], command)
     finally:
-        keeper.end_all()
+        if not keeper.is_leaving:
+            keeper.end_all()
         _remove(folder)
     os._exit(0)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from clean_exit.processes import read_process, send_signal
+from clean_exit.signals import Sender
 
 _SCRIPT = Path(__file__).with_name("keeper.py")
 
@@ -140,11 +141,17 @@ class KeeperProcess:
             self._receive()
             self._parse()
 
-    def send_signal(self, number: int) -> bool:
-        """Send the program a signal; return False if the program has ended."""
+    def send_signal(self, number: int, sender: Sender | None = None) -> bool:
+        """Send the program a signal; return False if the program has ended.
+
+        Args:
+            number: The signal.
+            sender: Who has sent it to this process; None if it is this process's own. The keeper
+                does not pass on what the sender has sent to the whole process group.
+        """
         if self.returncode is not None:
             return False
-        self._send(f"kill {number}")
+        self._send(" ".join(map(str, ("kill", number, *(sender or ())))))
         return True
 
     def _send(self, line: str) -> None:
@@ -153,9 +160,13 @@ class KeeperProcess:
         except OSError:
             pass  # The keeper was killed; the next `receive` raises.
 
-    def end(self) -> None:
-        """End the program and its descendants, and wait until they have ended."""
-        self._send("end")
+    def end(self, *, leave: bool = False) -> None:
+        """End the program and its descendants, and wait until they have ended.
+
+        Args:
+            leave: Whether they go on without a keeper instead.
+        """
+        self._send("leave" if leave else "end")
         try:
             while not self._is_gone:
                 self._receive()

@@ -15,6 +15,7 @@ from typing import IO, Any
 from clean_exit.keeper_client import KeeperProcess
 from clean_exit.processes import Process, descendants, send_signal
 from clean_exit.record import Record, read_file, read_record
+from clean_exit.signals import Sender
 from clean_exit.stderr import StderrText
 from clean_exit.streams import Copy, LineWaiter, Pump
 
@@ -242,16 +243,19 @@ class Run:
             watchers = [*watchers, self._awaited[-1].feed]
         self._pumps.append(Pump(reader, sink, watchers))
 
-    def finish(self) -> Outcome:
-        """Wait for the end of the run, end the remaining processes, and return the observations.
+    def wait(self) -> Outcome:
+        """Wait until the program has ended, and its other processes had time to end."""
+        while not self._is_over():
+            self.keeper.receive(self._pause_s())
+        return self.outcome
 
-        An exception ends the run as well. Call `close` afterwards.
+    def finish(self, *, leave: bool = False) -> None:
+        """Read the rest of the output and of the record.
+
+        Args:
+            leave: Whether the remaining processes go on; if not, they are ended.
         """
-        try:
-            while not self._is_over():
-                self.keeper.receive(self._pause_s())
-        finally:
-            self.keeper.end()
+        self.keeper.end(leave=leave)
         for pump in self._pumps:
             pump.join(_IDLE_S)
             # Wait for a reader that pauses, unless a signal told this process to end.
@@ -262,32 +266,22 @@ class Run:
         code = self.keeper.returncode
         self.outcome.returncode = -signal.SIGKILL if code is None else code
         self.outcome.ended_s = self.keeper.ended_s or time.monotonic()
-        self.outcome.record = self._read_record()
-        return self.outcome
+        self.outcome.record = read_record(self._folder, self.keeper.pid)
 
     def close(self) -> None:
-        """End the keeper, which removes the folder."""
+        """End the keeper, which ends what still runs and removes the folder."""
         self.keeper.close()
 
-    def forward_signal(self, number: int, is_for_group: bool) -> bool:
-        """Pass on a signal of this process; callable from any thread.
-
-        Args:
-            number: The signal.
-            is_for_group: Whether the kernel has sent it to the program as well.
+    def forward_signal(self, number: int, sender: Sender) -> bool:
+        """Pass on a signal of this process unless its group has it; callable from any thread.
 
         Returns:
             Whether the program has it; False if the program has ended.
         """
         if number in _END_EARLY and signal.getsignal(number) is not signal.SIG_IGN:
             self._is_hurried = True
-        if self.keeper.returncode is not None:
-            return False
         self.forwarded.add(number)
-        return is_for_group or self.keeper.send_signal(number)
-
-    def _read_record(self) -> Record:
-        return read_record(self._folder, self.keeper.pid)
+        return self.keeper.send_signal(number, sender)
 
     def _pause_s(self) -> float:
         """Return the time to wait for the keeper, at most until the next limit."""

@@ -1,7 +1,7 @@
 """Pass the signals of the command on to the program.
 
-A terminal or the kernel signals the whole process group, so the program has such a signal already,
-and the kernel stops and continues the group. All other signals are passed on.
+The keeper leaves out those that were sent to the whole process group, because the program has them
+already. The kernel stops and continues the group, so these signals are not passed on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection
 _OWN = ("CHLD", "CONT", "PIPE", "TSTP", "TTIN", "TTOU", "URG", "WINCH", "XCPU", "XFSZ", "KILL",
         "STOP")  # fmt: skip
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+Sender = tuple[int, int]
+"""Who sent a signal: its si_code and si_pid, as in sigaction(2)."""
 
 
 class ForwardedSignals:
@@ -32,8 +34,8 @@ class ForwardedSignals:
         self.mask: Collection[int] = ()
         others = {getattr(signal, f"SIG{name}", 0) for name in _OWN}
         self._received = signal.valid_signals() - others
-        self._forward: Callable[[int, bool], bool] | None = None
-        self._pending: list[int] = []
+        self._forward: Callable[[int, Sender], bool] | None = None
+        self._pending: list[tuple[int, Sender]] = []
         self._lock = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="clean-exit signals", daemon=True)
@@ -50,33 +52,31 @@ class ForwardedSignals:
         self._thread.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
-    def attach(self, forward: Callable[[int, bool], bool]) -> None:
+    def attach(self, forward: Callable[[int, Sender], bool]) -> None:
         """Pass signals to a function from now on, beginning with those that came before.
 
         Args:
-            forward: Takes a signal and whether the kernel has sent it to the program as well;
-                returns False if there is no program any more.
+            forward: Takes a signal and its sender; returns False if the program has ended.
         """
         with self._lock:
             self._forward = forward
-            # The program did not exist yet, so the kernel sent these to this process alone.
-            self._pending = [number for number in self._pending if not forward(number, False)]
+            self._pending = [one for one in self._pending if not forward(*one)]
 
     def _run(self) -> None:
         while True:
             if hasattr(signal, "sigwaitinfo"):
                 info = signal.sigwaitinfo(self._received)
-                number, is_for_group = info.si_signo, info.si_code > 0
+                number, sender = info.si_signo, (info.si_code, info.si_pid)
             else:  # macOS, where the sender is not known.
-                number, is_for_group = signal.sigwait(self._received), False
+                number, sender = signal.sigwait(self._received), (0, 0)
             if self._closing:
                 return
             with self._lock:
                 # Even if this process ignores the signal, the program may handle it.
                 is_ignored = signal.getsignal(number) is signal.SIG_IGN
                 self.end_requested |= number in _ENDING and not is_ignored
-                if self._forward is None or not self._forward(number, is_for_group):
-                    self._pending.append(number)
+                if self._forward is None or not self._forward(number, sender):
+                    self._pending.append((number, sender))
 
 
 def open_closed_files() -> None:

@@ -43,6 +43,17 @@ def test_children_of_the_program_are_ended() -> None:
     wait_for(lambda: not is_there(int(done.stdout)))
 
 
+def test_ignored_process_goes_on() -> None:
+    script = "sleep 300 >/dev/null 2>&1 & echo $!"
+    for options, code in ((["--ignore", "left-over-process"], 0), ([], 120)):
+        done = run_command([*CHECKER, *options, "--", "bash", "-c", script])
+        assert done.returncode == code, done.stderr
+        pid = int(done.stdout)
+        assert is_there(pid) == (code == 0)
+        if code == 0:
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_killed_child_that_was_not_waited_for_is_not_left_over() -> None:
     code = "import subprocess\nsubprocess.Popen(['sleep', '300']).kill()"
     report = check([sys.executable, "-W", "ignore", "-c", code])

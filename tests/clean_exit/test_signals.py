@@ -1,7 +1,4 @@
-"""Signals: each arrives once, and terminals and shells behave as without the checker.
-
-A signal that kill(2) sends to the whole group may arrive twice, because it is also passed on.
-"""
+"""Signals: each arrives once, and terminals and shells behave as without the checker."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.clean_exit import CHECKER, ENVIRONMENT, QUIET, run_command, shell
-from support.waiting import wait_for
+from support.waiting import is_there, wait_for
 
 NAMES = "INT TERM HUP QUIT USR1 USR2 ALRM".split()
 RARE = "TRAP SYS SEGV BUS FPE IO".split()
@@ -35,9 +32,9 @@ while "SIGPROF" not in got: time.sleep(0.01)
 """
 
 
-def start(**options: Any) -> subprocess.Popen[str]:
+def start(code: str = COUNTER, **options: Any) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [*QUIET, sys.executable, "-c", COUNTER],
+        [*QUIET, sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         env=ENVIRONMENT,
         text=True,
@@ -86,18 +83,59 @@ def test_signal_to_the_command_arrives_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*KERNELS, "TERM", "USR1"])
-def test_signal_to_the_process_group_arrives(name: str) -> None:
-    """The kernel's signals arrive once; others may arrive twice, as they are passed on as well.
-
-    The command is stopped meanwhile, because it may run late on a busy machine.
-    """
+def test_signal_to_the_process_group_arrives_once(name: str) -> None:
+    """The command is stopped meanwhile, because it may run late on a busy machine."""
     process = start(start_new_session=True)
     process.send_signal(signal.SIGSTOP)
     os.killpg(process.pid, getattr(signal, f"SIG{name}"))
     assert process.stdout is not None
     assert process.stdout.readline() == f"SIG{name}\n"
     process.send_signal(signal.SIGCONT)
-    assert rest(process) in ([], [f"SIG{name}"] if name not in KERNELS else [])
+    assert rest(process) == []
+
+
+def test_signal_arrives_after_the_same_signal_to_the_keeper() -> None:
+    """The keeper has one that the program sent to its parent, and not to the group."""
+    code = "import os, signal; os.kill(os.getppid(), signal.SIGUSR1)\n" + COUNTER
+    process = start(code, start_new_session=True)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "SIGUSR1\n"
+    assert rest(process) == []
+
+
+HANDLES_TERM = """
+import signal, sys, time
+got = []
+signal.signal(signal.SIGTERM, lambda *_: got.append(1))
+print("ready", flush=True)
+while not got: time.sleep(0.01)
+time.sleep(0.2)
+sys.exit(len(got) - 1)
+"""
+
+
+def test_exit_code_below_timeout_is_the_programs() -> None:
+    """timeout(1) sends its signal to the command, and then to the group."""
+    for _ in range(5):
+        done = run_command(["timeout", "2", *QUIET, sys.executable, "-c", HANDLES_TERM])
+        assert done.stdout == "ready\n"
+        assert done.returncode == 124  # timeout's own code; the program's is 0.
+        done = run_command(
+            ["timeout", "--preserve-status", "2", *QUIET, sys.executable, "-c", HANDLES_TERM]
+        )
+        assert done.returncode == 0, done
+
+
+def test_closed_terminal_ends_the_program() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*QUIET, "sh", "-c", "echo pid=$$.; sleep 600; :"], ENVIRONMENT)
+    program = int(read_until(terminal, b".").partition(b"=")[2].partition(b".")[0])
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    assert not is_there(program)
 
 
 def test_rare_signals_arrive() -> None:
