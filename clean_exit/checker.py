@@ -116,7 +116,7 @@ def check(
             if _signals is not None:
                 _signals.attach(run.forward_signal)
             outcome = run.wait()
-            run.finish(leave=any(map(is_ignored, _left_over(outcome))))
+            run.finish(leave=any(map(is_ignored, _orphans(outcome))))
             findings = _findings(outcome, run, folder, resource_warnings)
         except OSError as error:
             raise CheckerError(f"the checker failed while the program ran: {error}") from error
@@ -198,7 +198,7 @@ def _findings(
     if remaining:
         summary = f"{len(remaining)} untracked blocks still exist: {', '.join(remaining)}"
         found.append(Finding("leaked-shared-memory", summary, pid=record.pid))
-    return found + _left_over(outcome)
+    return found + _orphans(outcome)
 
 
 def _is_recorded(message: Message, errors: Counter[str], ids: Counter[str]) -> bool:
@@ -272,19 +272,19 @@ def _parts(outcome: Outcome) -> list[tuple[str, float]]:
     return [(what, duration_s) for what, duration_s in parts if duration_s > 0]
 
 
-def _left_over(outcome: Outcome) -> list[Finding]:
+def _orphans(outcome: Outcome) -> list[Finding]:
     """Return a finding about the processes that outlived the program, if there are any."""
     if not outcome.is_left and (outcome.timed_out or not outcome.holds_output):
         return []
-    count = len(outcome.left_over)
+    count = len(outcome.remaining)
     if not count:
         summary = "a process that could not be found still holds the program's output open"
         if outcome.is_left:
             summary = "a process that kept restarting itself was still running; killed"
-        return [Finding("left-over-process", summary)]
+        return [Finding("orphan-process", summary)]
     running = f"{count} processes were still running" if count > 1 else "still running"
     summary = f"{running}; killed"
     if outcome.holds_output:
         summary += ". The program's output was still open"
-    pid = int(outcome.left_over[0].split()[0])
-    return [Finding("left-over-process", summary, "\n".join(outcome.left_over), pid=pid)]
+    pid = int(outcome.remaining[0].split()[0])
+    return [Finding("orphan-process", summary, "\n".join(outcome.remaining), pid=pid)]

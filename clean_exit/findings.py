@@ -15,7 +15,7 @@ FINDINGS = {
     "slow-shutdown": "the program took too long to end",
     "leaked-semaphore": "semaphores were not released",
     "leaked-shared-memory": "shared memory was not released",
-    "left-over-process": "a process outlived the program",
+    "orphan-process": "a process outlived the program",
     "process-group-not-destroyed": "a torch.distributed process group was not destroyed",
     "cuda-ipc": "shared CUDA tensors outlived the process that created them",
     "resource-warning": "a resource was not closed explicitly",

@@ -113,7 +113,7 @@ class Outcome:
         timed_out: Whether the program had to be killed.
         stacks: The stacks of its processes when it hung, or was slow after the stop signal.
         is_left: Whether processes outlived it.
-        left_over: Those processes; empty if they were too short-lived to be listed.
+        remaining: Those processes; empty if they were too short-lived to be listed.
         holds_output: Whether a process still had the program's output open.
         record: The observations of the probes.
     """
@@ -127,7 +127,7 @@ class Outcome:
     timed_out: bool = False
     stacks: str = ""
     is_left: bool = False
-    left_over: list[str] = field(default_factory=list)
+    remaining: list[str] = field(default_factory=list)
     holds_output: bool = False
     record: Record = field(default_factory=Record)
 
@@ -378,7 +378,7 @@ class Run:
         self.outcome.is_left = not self.keeper.is_alone
         self.outcome.holds_output = any(pump.is_alive() for pump in self._pumps)
         if self.outcome.is_left:
-            self.outcome.left_over = [str(process) for process in self._last_left]
+            self.outcome.remaining = [str(process) for process in self._last_left]
         return True
 
 

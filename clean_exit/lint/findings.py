@@ -22,9 +22,9 @@ RULES: dict[str, Rule] = {
     for rule in (
         Rule("import", "CEX001", "an import that a destructor reaches"),
         Rule("global", "CEX002", "a global name that may be None when a destructor uses it"),
-        Rule("half-built", "CEX003", "an attribute that is missing if __init__ failed"),
-        Rule("wait", "CEX004", "a destructor that may wait forever"),
-        Rule("device", "CEX005", "a device call or a garbage collection in a destructor"),
+        Rule("partial-init", "CEX003", "an attribute that is missing if __init__ failed"),
+        Rule("blocking-call", "CEX004", "a destructor that may wait forever"),
+        Rule("device-call", "CEX005", "a device call or a garbage collection in a destructor"),
         Rule("log", "CEX006", "logging or printing in a destructor"),
         Rule("raise", "CEX007", "an exception that no code can catch"),
         Rule("register", "CEX008", "a destructor that starts work or registers a callback"),

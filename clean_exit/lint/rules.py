@@ -61,7 +61,7 @@ def global_name(frame: Frame, node: ast.Name) -> str:
     return f"the global {node.id} may be None during shutdown"
 
 
-# half-built
+# partial-init
 
 
 def missing_attribute(frame: Frame, node: ast.expr, name: str) -> str:
@@ -89,7 +89,7 @@ def missing_attribute(frame: Frame, node: ast.expr, name: str) -> str:
     return f"self.{name} is missing if {call}() fails in {line}"
 
 
-# wait
+# blocking-call
 
 _WAITING = {"join", "join_thread", "result", "acquire", "wait", "shutdown"}
 _WAITING_FUNCTIONS = {"concurrent.futures.wait", "os.wait", "os.waitpid", "signal.pause",
@@ -190,7 +190,7 @@ def _short_name(node: ast.Call) -> str:
     return f"{text if len(text) <= 40 else '...' + text[-37:]}()"
 
 
-# device
+# device-call
 
 _DEVICE = re.compile(
     r"torch\.(cuda|xpu|mps|mtia|npu|hpu|musa|accelerator)\..*"
@@ -400,12 +400,12 @@ STATEMENTS: Rules = (
 )
 CALLS: Rules = (
     ("import", import_call),
-    ("wait", waiting_call),
-    ("device", device_call),
+    ("blocking-call", waiting_call),
+    ("device-call", device_call),
     ("log", logging_call),
     ("register", registering_call),
     ("async", async_call),
 )
 NAMES: Rules = (("global", global_name),)
-ATTRIBUTES: Rules = (("half-built", missing_attribute),)
-WITHS: Rules = (("wait", waiting_block), ("bare-except", wide_suppress))
+ATTRIBUTES: Rules = (("partial-init", missing_attribute),)
+WITHS: Rules = (("blocking-call", waiting_block), ("bare-except", wide_suppress))

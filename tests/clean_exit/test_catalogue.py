@@ -66,7 +66,14 @@ def test_codes_of_rules_are_distinct() -> None:
 @pytest.mark.parametrize(
     ("command", "code", "arguments", "names", "other", "printed"),
     [
-        (main, 125, ["true"], FINDINGS, "wait", "a rule of clean-exit-lint: clean-exit-lint --ex"),
+        (
+            main,
+            125,
+            ["true"],
+            FINDINGS,
+            "blocking-call",
+            "a rule of clean-exit-lint: clean-exit-lint --ex",
+        ),
         (lint_main, 2, [], RULES, "hang", "a finding of clean-exit: clean-exit --explain hang"),
     ],
     ids=["clean-exit", "clean-exit-lint"],
@@ -109,7 +116,7 @@ def test_page_of_lint_findings_matches_its_data() -> None:
 
 
 # The other programs take long or need torch.
-QUICK = ("import", "register", "half-built", "wait")
+QUICK = ("import", "register", "partial-init", "blocking-call")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,7 @@ QUICK = ("import", "register", "half-built", "wait")
 )
 def test_program_in_a_section_fails_as_printed(name: str, tmp_path: Path) -> None:
     """The linter finds the bad program and nothing in the safe one."""
-    if name == "device" and find_spec("torch") is None:
+    if name == "device-call" and find_spec("torch") is None:
         pytest.skip("torch is not installed")
     text = explain(lint_main, name)
     bad, safe = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -130,7 +137,7 @@ def test_program_in_a_section_fails_as_printed(name: str, tmp_path: Path) -> Non
 
     path.write_text(bad)
     assert name in rules()
-    hangs = name == "wait"
+    hangs = name == "blocking-call"
     command = [sys.executable, str(path)]
     report = check(command, timeout_s=HANGS_S if hangs else None, max_shutdown_s=600)
     assert report.returncode != 0 or not report.clean, str(report)
@@ -163,7 +170,7 @@ def test_wheel_contains_commands_and_catalogues(tmp_path: Path) -> None:
     subprocess.run(["tar", "xzf", str(sdist)], cwd=tmp_path, check=True)
     (source,) = tmp_path.glob("torch_cleanup-*")
     build("wheel", source, tmp_path / "wheel of the sdist")
-    questions = [("clean-exit", main, "hang"), ("clean-exit-lint", lint_main, "wait")]
+    questions = [("clean-exit", main, "hang"), ("clean-exit-lint", lint_main, "blocking-call")]
     for folder in (tmp_path / "wheel", tmp_path / "wheel of the sdist"):
         (wheel,) = folder.glob("*.whl")
         installed = folder / "installed"

@@ -291,7 +291,7 @@ while [ "${{1#-}}" != "$1" ]; do shift; done
 exec {sys.executable} -I -S {program} '{missing}' run "$@"
 """)
     python.chmod(0o755)
-    left = ["left-over-process"] if system == "no pidfd" else []
+    left = ["orphan-process"] if system == "no pidfd" else []
     cases = [*REPORTS, (LEFT_OVER, {}, [False, 0, 120 if left else 0, left])]
     questions = json.dumps([(command, options) for command, options, _ in cases])
     done = run_command([sys.executable, str(program), missing, MODULE, str(python), questions])

@@ -45,7 +45,7 @@ def test_children_of_the_program_are_ended() -> None:
 
 def test_ignored_process_goes_on() -> None:
     script = "sleep 300 >/dev/null 2>&1 & echo $!"
-    for options, code in ((["--ignore", "left-over-process"], 0), ([], 120)):
+    for options, code in ((["--ignore", "orphan-process"], 0), ([], 120)):
         done = run_command([*CHECKER, *options, "--", "bash", "-c", script])
         assert done.returncode == code, done.stderr
         pid = int(done.stdout)
@@ -132,7 +132,7 @@ def test_daemon_is_found_and_ended(how: str, by: str, tmp_path: Path) -> None:
     else:
         report = check(command)
         output, message = report.stdout, str(report)
-    assert "left-over-process" in message
+    assert "orphan-process" in message
     assert output.split()
     wait_for(lambda: not any(is_there(int(pid)) for pid in output.split()))
     with (tmp_path / "plain").open("w+") as plain:  # The control: without the checker it survives.
@@ -208,7 +208,7 @@ if os.fork() == 0:
         time.sleep(0.001)
 """)
     report = check(program)
-    assert [finding.id for finding in report.findings] == ["left-over-process"], report
+    assert [finding.id for finding in report.findings] == ["orphan-process"], report
     done = subprocess.run(
         ["pgrep", "-f", str(program)], capture_output=True, text=True, check=False
     )

@@ -350,5 +350,5 @@ def test_signal_after_the_program_ends_left_over_processes_at_once() -> None:
         wait_for(lambda: not ended.exists())
         process.send_signal(signal.SIGINT)
         _, message = process.communicate()
-    assert "left-over-process" in message
+    assert "orphan-process" in message
     assert "Traceback" not in message

@@ -59,7 +59,7 @@ def with_child(device: Any, end: str) -> str:
 def test_remaining_child_is_reported(device: Any, tmp_path: Path) -> None:
     end = "child.returncode = 0  # The child outlives the program."
     report = checked(device, tmp_path, with_child(device, end))
-    assert "left-over-process" in ids(report), str(report)
+    assert "orphan-process" in ids(report), str(report)
 
 
 def test_ended_child_is_not_reported(device: Any, tmp_path: Path) -> None:

@@ -301,19 +301,19 @@ LEFT_BEHIND = [
     ),
     Pair("leaked-shared-memory", "at-exit", SHARED.format(""), SHARED.format("memory.unlink()")),
     Pair(
-        "left-over-process",
+        "orphan-process",
         "child",
         CHILD.format(", stdout=-3, stderr=-3"),
         CHILD.format("") + "child.terminate()\nchild.wait()\n",
     ),
     Pair(
-        "left-over-process",
+        "orphan-process",
         "holds-the-pipe",
         CHILD.format(""),
         CHILD.format("") + "child.terminate()\nchild.wait()\n",
     ),
     Pair(
-        "left-over-process",
+        "orphan-process",
         "daemon",
         DAEMON.format(close=CLOSE, seconds=60),
         DAEMON.format(close=CLOSE, seconds=0.1),

@@ -205,6 +205,6 @@ POOLS = [
         "sentence_transformers",
         # Whether their resource tracker still gets to say what it found is its own affair.
         possible=frozenset({"leaked-semaphore"}),
-        **dirty("left-over-process"),
+        **dirty("orphan-process"),
     ),
 ]

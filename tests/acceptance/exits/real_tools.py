@@ -49,7 +49,7 @@ TOOLS = [
     Program("jupyter nbconvert", "clean", NBCONVERT, {"in.ipynb": notebook("1 + 1")},
             modules=JUPYTER, options={"max_shutdown_s": 30}),
     Program("jupyter nbconvert", "dirty-kernel", NBCONVERT, {"in.ipynb": notebook(LEAVES)},
-            modules=JUPYTER, options={"max_shutdown_s": 30}, **dirty("left-over-process")),
+            modules=JUPYTER, options={"max_shutdown_s": 30}, **dirty("orphan-process")),
     Program("coverage", "subprocess", COVERAGE,
             {"main.py": SUBPROCESS, "other.py": "print(1)", "rc": RC}, modules=("coverage",)),
     Program("coverage", "dirty-subprocess", COVERAGE,
@@ -69,7 +69,7 @@ TOOLS = [
     Program("node", "leaves-a-child", ("node", "main.js"),
             {"main.js": "require('child_process').spawn('sleep', ['600'], "
                         "{detached: true, stdio: 'ignore'}).unref()"},
-            **dirty("left-over-process")),
+            **dirty("orphan-process")),
     Program("java", "clean", ("java", "Main.java"), {"Main.java": JAVA % "System.out.println(1);"}),
     Program("java", "code", ("java", "Main.java"), {"Main.java": JAVA % "System.exit(3);"},
             exit_code=3),

@@ -266,7 +266,7 @@ def test_base_class_beside_the_file_is_read(tmp_path: Path) -> None:
     other.write_text(CHILD.format("not_here"))
     assert lint([str(child)]).findings == lint([str(other)]).findings == ()
     (tmp_path / "base.py").write_text(BASE.replace("self.handle = None", "int(path)"))
-    found = only(lint([str(child)]), "half-built")
+    found = only(lint([str(child)]), "partial-init")
     assert (Path(found.path).name, found.line) == ("child.py", 8)
     assert lint([str(other)]).findings == ()
 
@@ -334,13 +334,13 @@ class A:
 def test_comparison_is_a_guard(before: str, after: str, test: str, tmp_path: Path) -> None:
     assert lint_files(tmp_path, a=GUARDED.format(before, after, test)).findings == ()
     control = lint_files(tmp_path, a=GUARDED.format(after, before, test)).findings
-    assert [one.rule for one in control] == ["half-built"]
+    assert [one.rule for one in control] == ["partial-init"]
 
 
 def test_changed_attribute_is_no_guard(tmp_path: Path) -> None:
     source = GUARDED.format("0", "1", "self.ok")
     source = source.replace("        self.file = ", "        self.ok += 1\n        self.file = ")
-    assert [one.rule for one in lint_files(tmp_path, a=source).findings] == ["half-built"]
+    assert [one.rule for one in lint_files(tmp_path, a=source).findings] == ["partial-init"]
 
 
 def test_class_heads_of_any_form_are_recognised(tmp_path: Path) -> None:
