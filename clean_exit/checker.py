@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from clean_exit.command import add_probe, parse_command
 from clean_exit.findings import Finding, signal_name
 from clean_exit.keeper_client import CheckerError
+from clean_exit.options import compile_pattern
 from clean_exit.record import crash_stacks
 from clean_exit.report import ExitReport
-from clean_exit.run import WAIT_FOR_LINE_S, Limits, Outcome, Run, compile_pattern
+from clean_exit.run import WAIT_FOR_LINE_S, Limits, Outcome, Run
 from clean_exit.signals import ForwardedSignals
 from clean_exit.stderr import Message
 
 _COUNTED = ("leaked-semaphore", "leaked-shared-memory", "process-group-not-destroyed")
+_PYTHON = re.compile(r"(^|[/\s])(python|pypy)[\d.]*(\s|$)")
 # The exit code of a shell, or another wrapper, after its child has crashed.
 _CRASHED = {128 + number: number for number in (4, 6, 7, 8, 11)}
 
@@ -36,6 +39,7 @@ def check(
     stop_when: str | None = None,
     resource_warnings: bool = False,
     ignore: Sequence[str] = (),
+    children: Literal["count", "ignore"] = "count",
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     stdin: int | IO[Any] | None = None,
@@ -59,9 +63,13 @@ def check(
             that counts as success. Needs ``stop_after_s`` or ``stop_when``.
         stop_after_s: The time in seconds after which the signal is sent.
         stop_when: A regular expression: the signal is sent when a line of the output matches.
+            Without ``timeout_s``, the line must come within 60 seconds.
             Python programs then run with PYTHONUNBUFFERED; others must flush their output.
         resource_warnings: Whether to report ResourceWarnings too.
         ignore: Regular expressions. A finding whose text matches one is only counted.
+        children: "ignore" leaves out findings about child processes, such as crashes that a test
+            expects. Processes that outlive the program still count. If the program is not Python,
+            the first Python below it is not a child.
         env: The program's environment; by default this process's.
         cwd: The current folder of the program.
         stdin: As for `subprocess`; by default this process's.
@@ -82,6 +90,8 @@ def check(
     """
     limits = Limits(timeout_s, max_shutdown_s, stop_signal, stop_after_s, stop_when)
     words = parse_command(command, cwd)
+    if children not in ("count", "ignore"):
+        raise ValueError(f'children must be "count" or "ignore", got {children!r}')
     if stdin == subprocess.PIPE:
         raise ValueError("stdin must be a file, DEVNULL or None, got PIPE; nothing writes into it")
     if isinstance(ignore, (str, bytes)):  # As patterns, its letters would match every finding.
@@ -117,7 +127,7 @@ def check(
                 _signals.attach(run.forward_signal)
             outcome = run.wait()
             run.finish(leave=any(map(is_ignored, _orphans(outcome))))
-            findings = _findings(outcome, run, folder, resource_warnings)
+            findings = _findings(outcome, run, folder, resource_warnings, children)
         except OSError as error:
             raise CheckerError(f"the checker failed while the program ran: {error}") from error
         finally:
@@ -135,6 +145,7 @@ def check(
         shutdown_s=outcome.shutdown_s,
         threads_s=outcome.threads_s,
         probed=outcome.record.pid is not None,
+        lacks_probe=outcome.record.pid is None and _is_python([run.keeper.executable, *words]),
         stopped_by=limits.stop_signal if outcome.stopped_s is not None else None,
         timed_out=outcome.timed_out,
     )
@@ -159,6 +170,11 @@ def _folder() -> Iterator[str | None]:
         yield name
 
 
+def _is_python(words: list[str]) -> bool:
+    """Whether a word is a Python, or a script of a shell that mentions one."""
+    return any(map(_PYTHON.search, words))
+
+
 def _note(outcome: Outcome) -> str:
     """Return a remark that is useful but not a finding, or ""."""
     record, limits = outcome.own_record, outcome.limits
@@ -172,7 +188,7 @@ def _note(outcome: Outcome) -> str:
 
 
 def _findings(
-    outcome: Outcome, run: Run, folder: str | None, resource_warnings: bool
+    outcome: Outcome, run: Run, folder: str | None, resource_warnings: bool, children: str
 ) -> list[Finding]:
     record = outcome.record
     # The stacks of a hang show the slow processes as well.
@@ -180,6 +196,8 @@ def _findings(
     errors, ids = Counter(record.errors), Counter(finding.id for finding in found)
     for message in run.text.messages:
         counts = resource_warnings or message.finding.id != "resource-warning"
+        if children == "ignore" and record.pid is not None and message.is_recorded:
+            counts = False  # If it were about the program, the probe would have recorded it.
         if counts and not _is_recorded(message, errors, ids) and message.finding not in found:
             found.append(message.finding)
     if outcome.timed_out:
@@ -198,7 +216,8 @@ def _findings(
     if remaining:
         summary = f"{len(remaining)} untracked blocks still exist: {', '.join(remaining)}"
         found.append(Finding("leaked-shared-memory", summary, pid=record.pid))
-    return found + _orphans(outcome)
+    found += _orphans(outcome)
+    return [one for one in found if not one.child] if children == "ignore" else found
 
 
 def _is_recorded(message: Message, errors: Counter[str], ids: Counter[str]) -> bool:
@@ -217,11 +236,14 @@ def _crashes_of_children(outcome: Outcome, run: Run, found: list[Finding]) -> li
         return []
     if run.text.crashes:
         summary = f"a process that it started crashed: {run.text.crashes[0]}"
-        return [Finding("crash", summary, "\n".join(run.text.fatal or run.text.crashes))]
+        return [
+            Finding("crash", summary, "\n".join(run.text.fatal or run.text.crashes), child=True)
+        ]
     if outcome.returncode in _CRASHED:
         name = signal_name(_CRASHED[outcome.returncode])
         code = outcome.returncode
-        return [Finding("crash", f"{name} ended a process that it started: exit code {code}")]
+        summary = f"{name} ended a process that it started: exit code {code}"
+        return [Finding("crash", summary, child=True)]
     return []
 
 

@@ -16,21 +16,18 @@ from typing import Any
 
 from clean_exit import formats
 from clean_exit.catalogue import FINDINGS as CATALOGUE
-from clean_exit.checker import check
 from clean_exit.findings import FINDINGS
 from clean_exit.keeper_client import CheckerError
-from clean_exit.options import output_file, read_table, version
+from clean_exit.options import compile_pattern, output_file, read_table, version
 from clean_exit.report import NOT_EXECUTABLE, NOT_FOUND, UNCLEAN, USAGE, ExitReport
-from clean_exit.run import compile_pattern
-from clean_exit.signals import ForwardedSignals, open_closed_files
 
 _EPILOG = """\
 exit codes: 0 clean exit; 120 the program's code is 0 but its exit was not clean; 124 timeout;
 125 wrong usage or checker error; 126 not executable; 127 not found; else the program's own code,
 or 128+n for signal n. [tool.clean-exit] in pyproject.toml sets defaults."""
 SETTINGS = (
-    *("timeout", "max-shutdown", "repeat", "resource-warnings", "ignore", "error-exitcode"),
-    *("report-json", "report-junit", "github", "color"),
+    *("timeout", "max-shutdown", "repeat", "resource-warnings", "ignore", "children"),
+    *("error-exitcode", "report-json", "github", "color"),
 )
 """The options that the table in pyproject.toml may set."""
 _ARGUMENTS = re.compile(r"\b(stop_signal|stop_after|stop_when|timeout|max_shutdown)(_s)?\b")
@@ -67,17 +64,18 @@ def make_parser() -> Parser:
     add("--stop-signal", type=_stop_signal, metavar="SIG", help=stop)
     after = "send the stop signal after S seconds"
     add("--stop-after", type=_seconds_or_zero, metavar="S", help=after)
-    when = "send the stop signal when a line of the output matches"
+    when = "send the stop signal when a line of the output matches (within 60 s or --timeout)"
     add("--stop-when", type=_pattern, metavar="REGEX", help=when)
     add("--repeat", type=_integer(1), metavar="N", default=1, help="run the program N times")
     add("--resource-warnings", action="store_true", help="report ResourceWarnings too")
     only = "count findings that match instead of reporting them; may be repeated"
     add("--ignore", action="append", type=_pattern, metavar="REGEX", help=only)
+    own = "ignore: count the program itself only, not its child processes (default count)"
+    add("--children", choices=("count", "ignore"), default="count", help=own)
     codes = _integer(1, 255)  # 0 would hide the findings.
     code = "exit code for findings if the program exits with 0 (default 120)"
     add("--error-exitcode", type=codes, metavar="N", default=UNCLEAN, help=code)
     add("--report-json", type=output_file, metavar="FILE", help="write a JSON report")
-    add("--report-junit", type=output_file, metavar="FILE", help="write a JUnit XML report")
     add("--github", action="store_true", help="print annotations for GitHub Actions")
     add("--explain", metavar="ID", help="explain a finding and how to fix it, and exit")
     add("-q", "--quiet", action="store_true", help="print no report")
@@ -140,11 +138,14 @@ def read_settings(folder: Path | None = None) -> argparse.Namespace:
         ValueError: The file cannot be read, or a setting is invalid.
     """
     table = read_table("clean-exit", SETTINGS, folder)
-    path = table.pop("", None)
+    path = table.pop("", Path())
     words: list[str] = []
+    if isinstance(table.get("report-json"), str):
+        table["report-json"] = str(path.parent / table["report-json"])
     for name, value in table.items():
         items = value if name == "ignore" else [value]
-        is_valid = isinstance(items, list) and all(isinstance(i, (str, int, float)) for i in items)
+        kinds = str if name == "ignore" else (str, int, float)
+        is_valid = isinstance(items, list) and all(isinstance(one, kinds) for one in items)
         if not is_valid or isinstance(value, bool) != (name in ("resource-warnings", "github")):
             raise ValueError(f"{path}: [tool.clean-exit] {name} has the wrong type: {value!r}")
         for one in items:
@@ -197,33 +198,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if not command:
         parser.error("there is no command to run")
-    paths = [p for p in (options.report_json, options.report_junit) if p is not None]
-    if len({os.path.normpath(path) for path in paths}) < len(paths):
-        parser.error("--report-json and --report-junit must name different files")
-    for path in paths:
+    if options.report_json is not None:
         # Checked before the program runs, so that no report is lost after it.
         try:
-            Path(path).open("wb").close()
+            Path(options.report_json).open("wb").close()
         except OSError as error:
-            parser.error(f"the report {path!r} cannot be written: {error.strerror}")
-    if not options.quiet:
-        _warn_of_other_torch_utils(command)
-    return _run_repeatedly(parser, options, command)
-
-
-def _warn_of_other_torch_utils(command: Sequence[str]) -> None:
-    """Warn if the program may import a package of that name that other projects have too."""
-    ours = Path(__file__).resolve().parents[1] / "torch_utils"
-    of_programs = [Path(word).parent for word in command if word.endswith(".py")]
-    for folder in (*of_programs, Path(), *map(Path, sys.path)):
-        found = folder / "torch_utils"
-        if (found / "__init__.py").is_file():
-            if found.resolve() != ours:
-                _print_line(
-                    f"clean-exit: {str(found.resolve())!r} is not the torch_utils of "
-                    "torch-cleanup; a program that imports torch_utils may get that one"
-                )
-            return
+            reason = f"the report {options.report_json!r} cannot be written: {error.strerror}"
+            parser.error(reason)
+    try:
+        return _run_repeatedly(parser, options, command)
+    except ImportError as error:  # Windows.
+        _print_line(f"clean-exit: {error}")
+        return USAGE
 
 
 def _write(text: str) -> int:
@@ -244,6 +230,9 @@ def _write(text: str) -> int:
 
 
 def _run_repeatedly(parser: Parser, options: argparse.Namespace, command: list[str]) -> int:
+    from clean_exit.checker import check  # Here, because it cannot be imported on Windows.
+    from clean_exit.signals import ForwardedSignals, open_closed_files
+
     reports: list[ExitReport] = []
     failure = 0
     open_closed_files()
@@ -259,6 +248,7 @@ def _run_repeatedly(parser: Parser, options: argparse.Namespace, command: list[s
                     stop_when=options.stop_when,
                     resource_warnings=options.resource_warnings,
                     ignore=options.ignore or (),
+                    children=options.children,
                     copy_stdout=False,
                     echo=True,
                     _signals=signals,
@@ -273,15 +263,12 @@ def _run_repeatedly(parser: Parser, options: argparse.Namespace, command: list[s
                 failure = _explain_start_failure(command, error)
                 break
             reports.append(report)
-            if not options.quiet:
-                _print_report(report, options)
+            _print_report(report, options)
             if signals.end_requested:
                 break
         try:
             if options.report_json:
                 Path(options.report_json).write_text(formats.to_json(reports), encoding="utf-8")
-            if options.report_junit:
-                Path(options.report_junit).write_text(formats.to_junit(reports), encoding="utf-8")
         except OSError as error:
             _print_line(f"clean-exit: the report cannot be written: {error}")
             return USAGE
@@ -315,10 +302,10 @@ def _print_report(report: ExitReport, options: argparse.Namespace) -> None:
     color = options.color == "always" or (
         options.color == "auto" and os.isatty(2) and "NO_COLOR" not in os.environ
     )
-    text = formats.to_text(report, verbose=options.verbose, color=color)
+    if not options.quiet:
+        _print_line(formats.to_text(report, verbose=options.verbose, color=color))
     if options.github and report.findings:
-        text += "\n" + formats.to_github(report)
-    _print_line(text)
+        _print_line(formats.to_github(report))
 
 
 def _print_line(text: str) -> None:

@@ -20,6 +20,7 @@ FINDINGS = {
     "cuda-ipc": "shared CUDA tensors outlived the process that created them",
     "resource-warning": "a resource was not closed explicitly",
 }
+ABOUT_A_CHILD = "about a child process; children=ignore counts the program itself only"
 PHASES = {
     "main": "while the main module ran",
     "threads": "while threads were joined",
@@ -39,6 +40,7 @@ class Finding:
         phase: One of `PHASES`, if the process is Python and the phase is known; else "".
         pid: The process id, if it is known.
         process: The command line of that process, if it is not the program itself; else "".
+        child: Whether it is about a child process, which ``children="ignore"`` leaves out.
     """
 
     id: str
@@ -47,6 +49,7 @@ class Finding:
     phase: str = ""
     pid: int | None = None
     process: str = ""
+    child: bool = False
 
     def __post_init__(self) -> None:
         if self.id not in FINDINGS:
@@ -69,6 +72,8 @@ class Finding:
     def __str__(self) -> str:
         lines = [f"{self.id}: {self.summary}" + (f" ({self.where})" if self.where else "")]
         lines += [f"    {line}" for line in self.evidence.splitlines()]
+        if self.child:
+            lines.append(f"    {ABOUT_A_CHILD}")
         return "\n".join(lines)
 
 

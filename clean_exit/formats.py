@@ -1,21 +1,20 @@
-"""The formats of a report: text, JSON, JUnit XML and GitHub annotations."""
+"""The formats of a report: text, JSON and GitHub annotations."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from clean_exit.findings import FINDINGS, Finding
+from clean_exit.findings import ABOUT_A_CHILD, FINDINGS, Finding
 from clean_exit.report import SCHEMA_VERSION, ExitReport, summarise
 
 _MAX_LINES = 15  # of evidence without -v
 _MAX_FINDINGS = 10  # without -v; GitHub shows as many annotations of one step
 _RED, _GREEN, _BOLD, _DIM, _OFF = "\033[31m", "\033[32m", "\033[1m", "\033[2m", "\033[0m"
-
-# See the Char production of XML 1.0.
-_NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_PLACE = re.compile(r'^ *File "(?P<path>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 
 Style = Callable[[str, str], str]
 
@@ -53,6 +52,8 @@ def _finding_lines(finding: Finding, verbose: bool, style: Style) -> list[str]:
         hidden = len(evidence) - _MAX_LINES
         evidence = [*evidence[:_MAX_LINES], f"... {hidden} more lines (-v shows them)"]
     lines += [f"    {style('|', _DIM)} {line}" for line in evidence]
+    if finding.child:
+        lines.append(style(f"    {ABOUT_A_CHILD}", _DIM))
     lines.append(style(f"    see {finding.help}", _DIM))
     return lines
 
@@ -71,43 +72,27 @@ def to_json(reports: Sequence[ExitReport]) -> str:
     )
 
 
-def to_junit(reports: Sequence[ExitReport]) -> str:
-    """Format reports as JUnit XML, with a test case for each run."""
-    from xml.etree import ElementTree
-
-    bad = sum(not report.clean or report.exit_code != 0 for report in reports)
-    total_s = sum(report.duration_s for report in reports)
-    attributes = {"tests": str(len(reports)), "failures": str(bad), "time": f"{total_s:.3f}"}
-    root = ElementTree.Element("testsuites")
-    suite = ElementTree.SubElement(root, "testsuite", {"name": "clean-exit", **attributes})
-    for number, report in enumerate(reports, start=1):
-        name = shlex.join(report.command) + (f" (run {number})" if len(reports) > 1 else "")
-        named = {"classname": "clean_exit", "name": _printable(name)}
-        case = ElementTree.SubElement(
-            suite, "testcase", {**named, "time": f"{report.duration_s:.3f}"}
-        )
-        if not report.clean or report.exit_code != 0:
-            kinds = ", ".join(dict.fromkeys(f.id for f in report.findings)) or "exit code"
-            failure = ElementTree.SubElement(
-                case, "failure", {"type": kinds, "message": _printable(summarise(report))}
-            )
-            failure.text = _printable(str(report))
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _printable(text: str) -> str:
-    """Replace the characters that XML cannot contain."""
-    return _NOT_IN_XML.sub("\ufffd", text)
-
-
 def to_github(report: ExitReport) -> str:
-    """Format findings as annotations, which GitHub Actions shows with the run."""
+    """Format findings as annotations, which GitHub Actions shows with the run or in the code."""
     lines = []
     for finding in report.findings[:_MAX_FINDINGS]:
         message = f"{finding.summary}\n{finding.evidence}\nsee {finding.help}"
-        lines.append(github_annotation(message, title=f"clean-exit: {finding.id}"))
+        place = _place(finding.evidence)
+        lines.append(github_annotation(message, **place, title=f"clean-exit: {finding.id}"))
     return "\n".join(lines)
+
+
+def _place(evidence: str) -> dict[str, object]:
+    """Return the innermost file and line of a traceback or stack that is below this folder."""
+    places = list(_PLACE.finditer(evidence))
+    if "most recent call first" in evidence:  # By faulthandler; else the innermost is the last.
+        places.reverse()
+    here = os.getcwd()  # noqa: PTH109  (as os.path below)
+    for match in reversed(places):
+        path = os.path.relpath(match["path"], here)
+        if not path.startswith(os.pardir) and os.path.isfile(path):  # noqa: PTH113
+            return {"file": path, "line": match["line"]}
+    return {}
 
 
 def github_annotation(message: str, **properties: object) -> str:

@@ -46,6 +46,7 @@ class KeeperProcess:
         returncode: As in `subprocess`; None while the program runs.
         ended_s: The end on the monotonic clock, in seconds; None while the program runs.
         is_alone: Whether the program and all its descendants have ended.
+        executable: The path of the program that was started; "" if it is not known.
 
     Raises:
         OSError: The program could not be started.
@@ -67,6 +68,7 @@ class KeeperProcess:
         self.returncode: int | None = None
         self.ended_s: float | None = None
         self.is_alone: bool = False
+        self.executable: str = ""
         self._is_gone = False
         self._rest = b""
         if mask is None:
@@ -103,6 +105,10 @@ class KeeperProcess:
                 raise OSError(int(number), os.strerror(int(number)), command[0])
             self.pid: int = int(number)
             self._program = read_process(self.pid)
+            try:
+                self.executable = os.readlink(f"/proc/{self.pid}/exe")  # noqa: PTH115
+            except OSError:
+                pass  # Not Linux, or it has ended already.
             self._parse()  # It may have ended already.
         except BaseException:  # Raised again: the keeper must not outlive a failure.
             self.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Collection
 from importlib import metadata
@@ -33,17 +34,33 @@ def output_file(text: str) -> str:
     return text
 
 
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """Compile a regular expression.
+
+    Raises:
+        TypeError: The pattern is not a string.
+        ValueError: The pattern is invalid or empty.
+    """
+    if not isinstance(pattern, str):
+        raise TypeError(f"a regular expression must be a string, got {pattern!r}")
+    if not pattern:
+        raise ValueError("a regular expression must not be empty; it would match everything")
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+
+
 def read_table(tool: str, known: Collection[str], folder: Path | None = None) -> dict[str, Any]:
     """Read the table ``[tool.<tool>]`` of the nearest pyproject.toml.
 
     Args:
-        tool: The name of the table with hyphens; the file may have underscores instead.
-        known: The names of the settings, with hyphens.
+        tool: The name of the table.
+        known: The names of the settings.
         folder: Where the search for the file starts; the current folder by default.
 
     Returns:
-        The settings by name, with hyphens, and the path of the file under ``""``. Empty if there
-        is no table.
+        The settings by name, and the path of the file under ``""``. Empty if there is no table.
 
     Raises:
         ValueError: The file cannot be read, or the table has an unknown setting.
@@ -51,27 +68,20 @@ def read_table(tool: str, known: Collection[str], folder: Path | None = None) ->
     path = _find(folder)
     if path is None:
         return {}
-    names = {tool, tool.replace("-", "_")}
-    tables = _load(path, names).get("tool", {})
-    found = sorted(names & tables.keys()) if isinstance(tables, dict) else []
-    if not found:
+    misspelt = tool.replace("-", "_")
+    tables = _load(path, {tool, misspelt}).get("tool", {})
+    if isinstance(tables, dict) and misspelt in tables:
+        raise ValueError(f"{path}: rename [tool.{misspelt}] to [tool.{tool}]")
+    if not isinstance(tables, dict) or tool not in tables:
         return {}
-    if len(found) > 1:
-        raise ValueError(f"{path} has both [tool.{found[0]}] and [tool.{found[1]}]; remove one")
-    table = tables[found[0]]
+    table = tables[tool]
     if not isinstance(table, dict):
-        raise ValueError(f"{path}: tool.{found[0]} must be a table, got {table!r}")
-    settings: dict[str, Any] = {"": path}
-    for key, value in table.items():
-        name = key.replace("_", "-")
+        raise ValueError(f"{path}: tool.{tool} must be a table, got {table!r}")
+    for name in table:
         if name not in known:
-            raise ValueError(
-                f"{path}: unknown setting {key!r} in [tool.{tool}]; use {', '.join(sorted(known))}"
-            )
-        if name in settings:
-            raise ValueError(f"{path}: [tool.{tool}] has {name!r} twice")
-        settings[name] = value
-    return settings
+            settings = ", ".join(sorted(known))
+            raise ValueError(f"{path}: unknown setting {name!r} in [tool.{tool}]; use {settings}")
+    return {"": path, **table}
 
 
 def _find(folder: Path | None) -> Path | None:

@@ -31,10 +31,11 @@ _NOT_PASSED_ON = {"basetemp": None, "cacheclear": False, "log_file": None, "repo
 # Plugins of this session that select tests, repeat them, or wait for a user.
 _LEFT_OUT = ("lfplugin", "nfplugin", "stepwiseplugin", "pdbinvoke", "pdbtrace")
 _MARKER = (
-    "clean_exit(timeout_s=300, max_shutdown_s=5, resource_warnings=False, ignore=()): run this "
-    "test in a fresh interpreter, and fail it if that interpreter does not exit cleanly"
+    "clean_exit(timeout_s=300, max_shutdown_s=5, resource_warnings=False, ignore=(), "
+    "children='count'): run this test in a fresh interpreter, and fail it if that interpreter does "
+    "not exit cleanly"
 )
-_OPTIONS = {"timeout_s", "max_shutdown_s", "resource_warnings", "ignore"}
+_OPTIONS = {"timeout_s", "max_shutdown_s", "resource_warnings", "ignore", "children"}
 _only_test = pytest.StashKey[str]()
 
 
@@ -199,6 +200,7 @@ def _defaults(config: pytest.Config) -> dict[str, Any]:
         "max_shutdown_s": settings.max_shutdown,
         "resource_warnings": settings.resource_warnings,
         "ignore": settings.ignore or (),
+        "children": settings.children,
     }
 
 

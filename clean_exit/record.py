@@ -211,7 +211,9 @@ class _Reader:
         is_program = entry.pid == self._program_pid
         process = "" if is_program else self._commands.get(entry.pid, "a forked process")
         phase = entry.phase if entry.phase in PHASES else ""
-        return Finding(found, summary, evidence, phase, entry.pid, process)
+        # Below a wrapper such as a shell, the first Python is the program that people mean.
+        is_child = not is_program and entry.pid != self._record.pid
+        return Finding(found, summary, evidence, phase, entry.pid, process, is_child)
 
     def _error(
         self,

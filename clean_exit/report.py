@@ -35,6 +35,7 @@ class ExitReport:
         threads_s: The time that the program waited for its threads after its main module, in
             seconds; None if it is not known or the program was stopped by a signal.
         probed: Whether the probe was loaded, which needs a Python program.
+        lacks_probe: Whether it was not, although the program is Python by its command or its file.
         stopped_by: The stop signal, if it was sent.
         timed_out: Whether the program had to be killed.
     """
@@ -50,6 +51,7 @@ class ExitReport:
     shutdown_s: float | None = None
     threads_s: float | None = None
     probed: bool = False
+    lacks_probe: bool = False
     stopped_by: int | None = None
     timed_out: bool = False
 
@@ -85,6 +87,7 @@ class ExitReport:
             "shutdown_s": None if self.shutdown_s is None else round(self.shutdown_s, 4),
             "threads_s": None if self.threads_s is None else round(self.threads_s, 4),
             "probed": self.probed,
+            "lacks_probe": self.lacks_probe,
             "timed_out": self.timed_out,
             "stopped_by": None if self.stopped_by is None else signal_name(self.stopped_by),
             "ignored": self.ignored,
@@ -98,6 +101,7 @@ class ExitReport:
                     "phase": finding.phase or None,
                     "pid": finding.pid,
                     "process": finding.process or None,
+                    "child": finding.child,
                     "help": finding.help,
                 }
                 for finding in self.findings
@@ -113,6 +117,8 @@ def summarise(report: ExitReport) -> str:
     """Return the verdict, the program's own exit code and the times in one line."""
     count = len(report.findings)
     verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean exit"
+    if report.lacks_probe:
+        verdict += ", not probed"
     if report.ignored:
         verdict += f", {report.ignored} ignored"
     if report.timed_out:
@@ -123,6 +129,8 @@ def summarise(report: ExitReport) -> str:
         code = f"the program was killed by {signal_name(-report.returncode)}"
     else:
         code = f"the program's exit code is {report.returncode}"
+        if report.returncode == UNCLEAN and any(map(_is_about_output, report.findings)):
+            code += " by Python itself, which could not write its output"
     took = f"took {report.duration_s:.2f} s"
     parts = []
     if report.threads_s is not None and report.threads_s > _LONG_S:
@@ -132,3 +140,8 @@ def summarise(report: ExitReport) -> str:
     if parts:
         took += f", including {' and '.join(parts)}"
     return f"{verdict}; {code} ({took})"
+
+
+def _is_about_output(finding: Finding) -> bool:
+    text = str(finding)
+    return finding.id == "unraisable" and ("TextIOWrapper" in text or "flushing sys." in text)

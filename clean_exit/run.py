@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import signal
 import time
 from collections.abc import Collection, Mapping
@@ -12,7 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+try:
+    import fcntl
+except ImportError:
+    raise ImportError("clean-exit needs Linux or macOS; on Windows, run it in WSL") from None
+
 from clean_exit.keeper_client import KeeperProcess
+from clean_exit.options import compile_pattern
 from clean_exit.processes import Process, descendants, send_signal
 from clean_exit.record import Record, read_file, read_record
 from clean_exit.signals import Sender
@@ -80,23 +84,6 @@ class Limits:
     def after_stop_s(self) -> float:
         """The time from the stop signal until the program is killed, if there is no timeout."""
         return max(_AFTER_STOP_S, 2 * self.max_shutdown_s)
-
-
-def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Compile a regular expression.
-
-    Raises:
-        TypeError: The pattern is not a string.
-        ValueError: The pattern is invalid or empty.
-    """
-    if not isinstance(pattern, str):
-        raise TypeError(f"a regular expression must be a string, got {pattern!r}")
-    if not pattern:
-        raise ValueError("a regular expression must not be empty; it would match everything")
-    try:
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
 @dataclass

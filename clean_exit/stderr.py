@@ -100,6 +100,15 @@ class Message:
     finding: Finding
     error: str = ""
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the probe, if there is one, records the event as well.
+
+        Python reports the others without a hook: errors of finalizers at exit and of the threads
+        that feed queues by a traceback, and pending tasks by the log.
+        """
+        return bool(self.error) and not self.finding.evidence.startswith(_TRACEBACK)
+
 
 @dataclass
 class _Partial:

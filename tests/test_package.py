@@ -49,23 +49,20 @@ def test_wheel_contains_three_packages(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "code"), [(["rag_demo", "--help"], 2), (["clean_exit", "-c", "pass"], 0)]
-)
-def test_commands_name_another_torch_utils(command: list[str], code: int, tmp_path: Path) -> None:
+def test_command_names_another_torch_utils(tmp_path: Path) -> None:
     """Other projects have a folder of this name, which the current directory puts in front."""
     (tmp_path / "torch_utils").mkdir()
     (tmp_path / "torch_utils" / "__init__.py").write_text("raise OSError('another project')")
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run(
-        [sys.executable, "-m", *command],
+        [sys.executable, "-m", "rag_demo", "--help"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if str(tmp_path / "torch_utils") in line]
     assert len(lines) == 1, done.stderr
     assert "Traceback" not in done.stderr

@@ -24,7 +24,7 @@ _LISTS = ("select", "ignore", "exclude", "paths")
 _TEXTS = ("baseline", "format")
 _EPILOG = """\
 exit codes: 0 no findings; 1 findings; 2 wrong usage or the output failed; 130 Ctrl-C.
-[tool.clean_exit_lint] in pyproject.toml sets defaults.
+[tool.clean-exit-lint] in pyproject.toml sets defaults.
 "# clean-exit-lint: ignore[RULE]" on a line hides its findings."""
 
 
@@ -136,7 +136,7 @@ def _add_settings(options: argparse.Namespace) -> None:
         items = value if key in _LISTS else [value]
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             kind = "a list of strings" if key in _LISTS else "a string"
-            where = f"{file}: [tool.clean_exit_lint] {key}"
+            where = f"{file}: [tool.clean-exit-lint] {key}"
             raise ValueError(f"{where} must be {kind}, got {value!r}")
     if "baseline" in table and not options.baseline:
         options.baseline = _relative(file.parent / table["baseline"])

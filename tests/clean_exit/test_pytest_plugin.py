@@ -187,6 +187,12 @@ def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester
         @pytest.mark.clean_exit(ignore=["ZeroDivision"])
         def test_ignored(): {DIRTY}
 
+        @pytest.mark.clean_exit(children="ignore")
+        def test_crash_of_a_child_that_the_test_expects():
+            import subprocess, sys
+            child = [sys.executable, "-c", "import os; os.abort()"]
+            assert subprocess.run(child).returncode < 0
+
         @pytest.mark.clean_exit(tiemout_s=2)
         def test_unknown(): raise SystemError
 
@@ -198,8 +204,8 @@ def test_marker_takes_options_of_check_and_refuses_others(outer: pytest.Pytester
         """
     )
     result = run(outer)
-    result.assert_outcomes(passed=1, failed=3)
-    there_are = "the options are ignore, max_shutdown_s, resource_warnings, timeout_s"
+    result.assert_outcomes(passed=2, failed=3)
+    there_are = "the options are children, ignore, max_shutdown_s, resource_warnings, timeout_s"
     for message in (
         f"the marker clean_exit has no option 'tiemout_s'; {there_are}",
         f"the marker clean_exit takes options by name only; {there_are}",

@@ -254,21 +254,21 @@ def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> N
     toml = folder / "pyproject.toml"
     if sys.version_info < (3, 11):
         pytest.importorskip("tomli")
-    toml.write_text('[tool.clean_exit_lint]\npaths = ["dirty.py"]\nignore = ["import"]\n')
+    toml.write_text('[tool.clean-exit-lint]\npaths = ["dirty.py"]\nignore = ["import"]\n')
     assert output()[0] == 0
     toml.write_text('[tool.clean-exit-lint]\nexclude = ["dirty.py"]\nformat = "json"\n')
     code, printed, _ = output(".")
     assert (code, json.loads(printed)["findings"]) == (0, [])
     assert output("--format", "github", "dirty.py")[0] == 1
-    toml.write_text('[tool.clean_exit_lint]\nselect = ["log"]\n')
+    toml.write_text('[tool.clean-exit-lint]\nselect = ["log"]\n')
     assert output(".")[0] == 0
     assert output("--select", "import", ".")[0] == 1
     below = folder / "below"
     below.mkdir()
-    toml.write_text('[tool.clean_exit_lint]\nbaseline = "known.json"\npaths = ["dirty.py"]\n')
+    toml.write_text('[tool.clean-exit-lint]\nbaseline = "known.json"\npaths = ["dirty.py"]\n')
     assert output("--write-baseline", "known.json")[0] == 0
     assert output()[0] == 0
-    toml.write_text('[tool.clean_exit_lint]\npaths = ["dirty.py"]\n')
+    toml.write_text('[tool.clean-exit-lint]\npaths = ["dirty.py"]\n')
     os.chdir(below)  # Paths are relative to the file with the settings.
     code, printed, _ = output()
     assert (code, "1 finding in 1 file" in printed) == (1, True)
@@ -277,14 +277,14 @@ def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> N
 @pytest.mark.parametrize(
     "table",
     [
-        "[tool.clean_exit_lint]\nno-such = 1",
-        '[tool.clean_exit_lint]\nselect = "import"',
-        "[tool.clean_exit_lint]\nselect = [1]",
-        '[tool.clean_exit_lint]\nselect = ["no-such"]',
-        "[tool.clean_exit_lint]\nformat = 3",
-        '[tool.clean_exit_lint]\nformat = "xml"',
-        "[tool]\nclean_exit_lint = 1",
-        "[tool.clean_exit_lint]\n[tool.clean-exit-lint]",
+        "[tool.clean-exit-lint]\nno-such = 1",
+        '[tool.clean-exit-lint]\nselect = "import"',
+        "[tool.clean-exit-lint]\nselect = [1]",
+        '[tool.clean-exit-lint]\nselect = ["no-such"]',
+        "[tool.clean-exit-lint]\nformat = 3",
+        '[tool.clean-exit-lint]\nformat = "xml"',
+        "[tool]\nclean-exit-lint = 1",
+        "[tool.clean_exit_lint]",
         "[tool.clean_exit_lint",
     ],
 )
