@@ -12,7 +12,6 @@ from clean_exit.lint.scopes import (
     Function,
     Module,
     Scope,
-    bind_arguments,
     inside,
     lambda_of,
     last_name,
@@ -89,19 +88,38 @@ def finalize_keeps_alive(site: Site, node: ast.Call) -> str:
 
 
 def atexit_keeps_alive(site: Site, node: ast.Call) -> str:
-    """Find ``atexit.register`` with a reference to the object that the class does not take back."""
+    """Find ``atexit.register`` with a reference to an object whose destructor then runs too late.
+
+    Without a destructor, it is a usual way to end an object that exists once in the program.
+    """
     method = site.method
     if not node.args or method is None or method.owner is None or method.self_name is None:
         return ""
     if dotted(site.evaluate(node.func)) != "atexit.register":
+        return ""
+    if not site.evaluator.method(method.owner, "__del__"):
         return ""
     is_metaclass = any(last_name(base) == "type" for base in method.owner.node.bases[:1])
     if is_metaclass or _unregisters(method.owner):
         return ""
     target = _Target.of(ast.Name(method.self_name, ast.Load()))
     if reference := _reference_in_call(site, node, 0, target):
-        return f"{method.self_name} is never collected before exit: atexit holds {reference}"
+        return f"the destructor cannot run before exit: atexit holds {reference}"
     return ""
+
+
+def runs_only_after_exit_callback(evaluator: Evaluator, cls: Class) -> bool:
+    """Whether ``__init__`` registers a method of the object at exit, and nothing takes it back.
+
+    The callback keeps the object, so the destructor finds it closed already.
+    """
+    init = evaluator.method(cls, "__init__")
+    if init is None or init.owner is None or _unregisters(init.owner):
+        return False
+    return any(
+        isinstance(node, ast.Call) and bool(atexit_keeps_alive(Site(evaluator, init), node))
+        for node in inside(init.node)
+    )
 
 
 RULES: Sequence[tuple[str, Callable[[Site, ast.Call], str]]] = (
@@ -166,9 +184,7 @@ def _reference(
     if isinstance(node, ast.Attribute):
         if _is_bound_to(site, node, target, is_callback):
             return "a bound method of it"
-        back = _refers_back(site, node.value, target)
-        is_method = back and _is_method(site, node.value, node.attr, sure=True)
-        return "a bound method of an object that refers to it" if is_method else ""
+        return ""
     if isinstance(node, ast.Lambda):
         function = lambda_of(node, site.scope)
         used = {n.id for n in ast.walk(node.body) if isinstance(n, ast.Name)}
@@ -242,32 +258,6 @@ def _is_bound_to(site: Site, node: ast.Attribute, target: _Target, is_callback: 
         is_holder = isinstance(holder, ast.Name) and holder.id == target.root
         return is_holder and _is_method(site, holder, node.attr, sure=True)
     return _is_method(site, holder, node.attr, sure=not is_callback)
-
-
-def _refers_back(site: Site, holder: ast.expr, target: _Target) -> bool:
-    """Whether an object was made with the target as an argument and stores it in an attribute."""
-    made: list[object] = []
-    if isinstance(holder, ast.Name):
-        made += site.evaluator.named(site.scope, holder.id).bindings
-    elif isinstance(holder, ast.Attribute):
-        owner = site.evaluate(holder.value)
-        if isinstance(owner, Instance):
-            found = site.evaluator.assignments(owner.cls).get(holder.attr, ())
-            made += [assignment.value for _, assignment in found]
-    for call in made:
-        if not isinstance(call, ast.Call):
-            continue
-        cls = site.evaluate(call.func)
-        init = site.evaluator.method(cls, "__init__") if isinstance(cls, Class) else None
-        if not init:
-            continue
-        arguments = bind_arguments(init, call, bound=True)
-        names = {name for name, value in arguments.items() if ast.dump(value) == target.dump}
-        if any(isinstance(one, ast.Assign) and isinstance(one.value, ast.Name)
-               and one.value.id in names and isinstance(one.targets[0], ast.Attribute)
-               for one in inside(init.node)):  # fmt: skip
-            return True
-    return False
 
 
 def _is_method(site: Site, holder: ast.expr, name: str, *, sure: bool) -> bool:

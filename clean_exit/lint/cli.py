@@ -15,13 +15,14 @@ from clean_exit.catalogue import RULES as CATALOGUE
 from clean_exit.lint import baseline
 from clean_exit.lint.files import python_files
 from clean_exit.lint.findings import BY_CODE, RULES, UNUSED
-from clean_exit.lint.formats import WRITERS, counted, summary, to_text
+from clean_exit.lint.formats import WRITERS, counted, summary, to_statistics, to_text
 from clean_exit.lint.linter import Result, check, selected_rules
 from clean_exit.options import nonempty, output_file, read_table, version
 
 FINDINGS, USAGE, INTERRUPTED = 1, 2, 130
 _LISTS = ("select", "ignore", "exclude", "paths")
 _TEXTS = ("baseline", "format")
+_PER_FILE = "per-file-ignores"
 _EPILOG = """\
 exit codes: 0 no findings; 1 findings; 2 wrong usage or the output failed; 130 Ctrl-C.
 [tool.clean-exit-lint] in pyproject.toml sets defaults.
@@ -46,14 +47,20 @@ def make_parser() -> argparse.ArgumentParser:
     add("paths", nargs="*", metavar="PATH", help="files and folders (default .); - for stdin")
     add("--format", choices=WRITERS, help="the format of the report (default text)")
     rules: dict[str, Any] = {"action": "extend", "type": _rules, "default": [], "metavar": "RULE"}
-    add("--select", help="check only these rules; repeat or separate by commas", **rules)
+    chosen = "check only these rules, or all; repeat or separate by commas"
+    add("--select", help=chosen + " (default: those that are not opt-in)", **rules)
     add("--ignore", help="do not check these rules", **rules)
+    hidden: dict[str, Any] = {"action": "append", "type": _file_rules, "default": []}
+    files = "do not check these rules in these files"
+    add(f"--{_PER_FILE}", metavar="GLOB:RULE", help=files, **hidden)
     excluded = "skip these files and folders"
     add("--exclude", action="append", default=[], metavar="GLOB", help=excluded)
     add("--baseline", type=nonempty, metavar="FILE", help="report only findings not in FILE")
     file: dict[str, Any] = {"type": output_file, "metavar": "FILE"}
     add("--write-baseline", help="write the findings to FILE and report none", **file)
     add("--output", help="write the report to FILE and print a summary", **file)
+    add("--statistics", action="store_true", help="print the number of findings of each rule")
+    add("--exit-zero", action="store_true", help="exit with 0 even if there are findings")
     add("--explain", type=nonempty, metavar="RULE", help="explain a rule and exit")
     add("--color", choices=("auto", "always", "never"), default="auto")
     add("-q", "--quiet", action="store_true", help="print no notes and no summary")
@@ -65,6 +72,14 @@ def _rules(value: str) -> list[str]:
     """Return the ids of rules that are separated by commas, written as ids or codes."""
     names = [name.strip() for name in value.split(",") if name.strip()]
     return [BY_CODE.get(name, name) for name in names] or [nonempty("")]
+
+
+def _file_rules(value: str) -> tuple[str, list[str]]:
+    """Return the pattern and the rules of ``GLOB:RULE,RULE``."""
+    pattern, colon, rules = value.rpartition(":")
+    if not colon or not pattern:
+        raise argparse.ArgumentTypeError(f"must be GLOB:RULE, got {value!r}")
+    return pattern, _rules(rules)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +120,12 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     _add_settings(options)
     files = list(python_files(options.paths, options.exclude))
-    result = check(files, select=options.select, ignore=options.ignore)
+    result = check(
+        files,
+        select=options.select,
+        ignore=options.ignore,
+        per_file_ignores=options.per_file_ignores,
+    )
     _note(options, *result.notes)
     if options.write_baseline:
         text = baseline.to_text(result.findings, Path(options.write_baseline))
@@ -121,7 +141,7 @@ def _run(options: argparse.Namespace) -> int:
             how = "run --write-baseline with all paths and rules to remove them"
             _note(options, f"no longer found: {counted(gone, 'finding')} of the baseline; {how}")
     _write(result, options)
-    return FINDINGS if result.findings else 0
+    return FINDINGS if result.findings and not options.exit_zero else 0
 
 
 def _add_settings(options: argparse.Namespace) -> None:
@@ -130,8 +150,16 @@ def _add_settings(options: argparse.Namespace) -> None:
     Raises:
         ValueError: The file cannot be read, or a setting is invalid.
     """
-    table = read_table("clean-exit-lint", (*_LISTS, *_TEXTS))
+    table = read_table("clean-exit-lint", (*_LISTS, *_TEXTS, _PER_FILE))
     file = table.pop("", None)
+    per_file = table.pop(_PER_FILE, {})
+    if not isinstance(per_file, dict) or not all(isinstance(r, list) for r in per_file.values()):
+        where = f"{file}: [tool.clean-exit-lint] {_PER_FILE}"
+        raise ValueError(f"{where} must be a table of lists, got {per_file!r}")
+    options.per_file_ignores = {
+        glob: [one for text in rules for one in _rules(str(text))]
+        for glob, rules in (*per_file.items(), *options.per_file_ignores)
+    }
     for key, value in table.items():
         items = value if key in _LISTS else [value]
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
@@ -167,7 +195,9 @@ def _note(options: argparse.Namespace, *notes: object) -> None:
 
 
 def _write(result: Result, options: argparse.Namespace) -> None:
-    if options.format == "text":
+    if options.statistics:
+        text = to_statistics(result)
+    elif options.format == "text":
         is_terminal = sys.stdout.isatty() and not options.output and "NO_COLOR" not in os.environ
         color = {"always": True, "never": False}.get(options.color, is_terminal)
         text = to_text(result, color=color, sums_up=not options.quiet)

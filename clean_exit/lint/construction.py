@@ -1,20 +1,21 @@
-"""The ways in which the construction of an object can end, and what can raise on the way."""
+"""What ``__init__`` sets and what may fail before it, in the order of the source."""
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from clean_exit.lint.evaluator import Bound, Env, Evaluator, External, Instance, Value, dotted
+from clean_exit.lint.evaluator import Bound, Env, Evaluator, Instance, Value, dotted
 from clean_exit.lint.facts import Facts, states_of
 from clean_exit.lint.handlers import handles
 from clean_exit.lint.scopes import (
     Class,
     Function,
     assignments_in,
-    children,
     decorator_names,
     inside,
     last_name,
@@ -22,272 +23,266 @@ from clean_exit.lint.scopes import (
 )
 
 _FIELDS = {"dataclass", "define", "frozen", "mutable", "attrs", "attr", "s", "pydantic_dataclass"}
+# Calls that fail in ordinary use: a file, a program, a library or a network may be missing.
+_LIKELY = re.compile(
+    r"(.*\.)?(open|fdopen|connect|create_connection|bind|listen|Popen|check_call|check_output|dlopen"
+    r"|mkdir|makedirs|mkdtemp|mkstemp|NamedTemporaryFile|TemporaryFile|TemporaryDirectory|urlopen"
+    r"|ZipFile|TarFile|CDLL|WinDLL|LoadLibrary|mmap|memmap|SharedMemory|import_module|__import__"
+    r"|load|loads|load_library|get_distribution|getaddrinfo|listdir|stat|unlink|remove|rename"
+    r"|read|recv|send|sendall|login|urlretrieve|fromfile|from_file|from_pretrained|tcgetattr)"
+)
+# These load and read from memory, or are methods of dictionaries and lists.
+_UNLIKELY = re.compile(r"(os\.environ|builtins\.(dict|list|set|str))\..*|.*\.(path|stat)\.\w+")
+_MAX_DEPTH = 3  # functions of the project from __init__ to the call that may fail
 
 
-@dataclass(frozen=True)
-class Exit:
-    """A way in which a construction ends: normally, or because `cause` raised in `where`."""
+class Step(NamedTuple):
+    """One thing that a construction does: it sets an attribute, or makes a call that may fail."""
 
-    facts: Facts
-    cause: ast.AST | None = None
-    where: Function | None = None
+    name: str  # the attribute; "" if this may fail
+    node: ast.AST | None
+    where: Function
+    states: tuple[str, ...] = ()
 
 
 @dataclass
 class Construction:
-    """All ways in which the construction of an object can end.
+    """What the construction of an object does, in the order of the source.
+
+    Branches and loops count as if all of them ran. That loses findings, but a finding names a call
+    that comes before the attribute in the source.
 
     Attributes:
-        begin: What holds before ``__init__``.
-        defaults: The attributes of the class, which always exist.
-        assigned: The attributes that methods of the class set.
+        cls: The class.
+        defaults: The attributes of the class, which always exist, with the states of their values.
+        setters: For each attribute, the methods that set it.
         is_known: Whether all code that sets attributes is known.
-        exits: The ways; `Walker` adds them.
+        steps: The steps.
     """
 
     cls: Class
-    begin: Facts
-    defaults: set[str]
-    assigned: set[str]
-    is_known: bool
-    exits: list[Exit] = field(default_factory=list)
+    defaults: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    setters: dict[str, list[str]] = field(default_factory=dict)
+    is_known: bool = True
+    steps: list[Step] = field(default_factory=list)
 
-    def missing(self, name: str, facts: Facts, *, tested: bool) -> Exit | None:
-        """Return a way that ends without an attribute; None if every way sets it.
+    def why_missing(self, name: str, facts: Facts) -> Step | str | None:
+        """Return the step that may fail before an attribute is set.
 
         Args:
             name: The attribute.
             facts: What is known where the destructor uses it.
-            tested: Whether attributes were tested before. Then an attribute that is set under a
-                condition counts as set: the test may be the same condition.
+
+        Returns:
+            The step; the name of a method if ``__init__`` does not set the attribute; else None.
         """
-        set_at = next((at for at, one in enumerate(self.exits) if name in one.facts.possibly_set),
-                      len(self.exits))  # fmt: skip
-        states = [(one, state) for one, state in facts.at_start if one in self.assigned]
-        was_set = {one for one, state in states if state in ("true", "full")
-                   or (state == "there" and one not in self.defaults)}  # fmt: skip
-        ways = [
-            one
-            for at, one in enumerate(self.exits)
-            if not one.facts.has(name)
-            and not (tested and (one.cause is None or at >= set_at))
-            and was_set <= one.facts.possibly_set
-            and not any(one.facts.excludes(*each) for each in states)
-        ]
-        # A failure in the class's own __init__ is a better example than one in a base class.
-        own = [one for one in ways if one.where and one.where.owner is self.cls]
-        return next(iter(own or ways), None)
+        if not self.is_known or name in self.defaults or name not in self.setters:
+            return None
+        names = [step.name for step in self.steps]
+        if name not in names:
+            return self.setters[name][0] if self._is_possible(len(names), facts) else None
+        for at, step in enumerate(self.steps[: names.index(name)]):
+            if not step.name and self._is_possible(at, facts):
+                return step
+        return None
+
+    def _is_possible(self, end: int, facts: Facts) -> bool:
+        """Whether the tests of the destructor hold for an object that was built up to a step."""
+        states = dict(self.defaults)
+        for step in self.steps[:end]:
+            if step.name:
+                states[step.name] = step.states
+        tested = {name for name, _ in facts.at_start if name in self.setters}
+        return all(name in states for name in tested) and not any(
+            (name, state) in facts.at_start
+            for name in tested
+            for known in states[name]
+            for state in _EXCLUDED[known]
+        )
 
 
-def begin_construction(evaluator: Evaluator, cls: Class) -> Construction:
-    """Return what is known about the objects of a class before ``__init__``."""
-    order, _ = evaluator.mro(cls)
-    begin, defaults, assigned = Facts(), set(), set()
-    for one in reversed(order):
-        for name, value in one.members.items():
-            if not _is_field(value):
-                defaults.add(mangle(name, one))
-                begin = begin.storing(mangle(name, one), *states_of(value))
-        for name in one.annotations if _FIELDS & set(decorator_names(one.node)) else ():
-            if not _is_not_init(one.members.get(name)):
-                begin = begin.storing(name)
-        for name, set_by in evaluator.assignments(one).items():
-            assigned.add(name)
-            if any(function.is_of_class for function, _ in set_by):
-                defaults.add(name)  # A class method sets it on the class.
-        new = one.members.get("__new__")
-        for node in inside(new.node) if isinstance(new, Function) else ():
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                begin = begin.storing(mangle(node.attr, one))
-    is_known = all(_is_known(evaluator, one, base) for one in order for base in one.node.bases)
-    return Construction(cls, begin, defaults, assigned | begin.possibly_set, is_known)
+_EXCLUDED = {"none": ("true", "full"), "false": ("true",), "true": ("false", "none"), "full": ()}
 
 
-def _is_known(evaluator: Evaluator, cls: Class, base: ast.expr) -> bool:
-    """Whether the attributes that a base sets are known: it was read, or is Python's own."""
-    base = base.value if isinstance(base, ast.Subscript) else base
-    value = evaluator.evaluate(base, Env(cls.outer or cls.scope))
-    package = dotted(value).partition(".")[0]
-    return isinstance(value, Class) or package in sys.stdlib_module_names
-
-
-def is_dynamic(node: ast.Call, function: Function) -> bool:
-    """Whether a call sets attributes whose names are not in the source."""
-    if last_name(node.func) == "update" and "__dict__" in ast.dump(node.func):
-        return True
-    return last_name(node.func) == "setattr" and not assignments_in(node, function)
-
-
-def _is_field(value: object) -> bool:
-    """Whether a value in a class body is a dataclass field without a default on the class."""
-    if not isinstance(value, ast.Call) or last_name(value.func) not in {"field", "ib", "attrib"}:
-        return False
-    return not any(keyword.arg == "default" for keyword in value.keywords)
-
-
-def _is_not_init(value: object) -> bool:
-    """Whether a dataclass field is one that the generated ``__init__`` does not set."""
-    if not isinstance(value, ast.Call) or not _is_field(value):
-        return False
-    options = {k.arg: k.value for k in value.keywords}
-    off = options.get("init")
-    never = isinstance(off, ast.Constant) and off.value is False
-    return never and "default_factory" not in options and "factory" not in options
-
-
-# Functions and classes of Python and its library that do not raise in ordinary use.
-_SAFE = {
-    "isinstance", "issubclass", "callable", "hasattr", "id", "type", "repr", "str", "bool",
-    "object", "super", "print", "len", "range", "zip", "enumerate", "map", "filter", "dict",
-    "sorted", "max", "min", "sum", "any", "all", "abs", "round", "reversed", "iter", "property",
-    "locals", "globals", "format", "ascii", "slice", "staticmethod", "Lock", "RLock", "Event",
-    "Condition", "Semaphore", "BoundedSemaphore", "Barrier", "local", "Thread", "Timer",
-    "current_thread", "get_ident", "main_thread", "allocate_lock", "current_process", "StringIO",
-    "BytesIO", "deque", "OrderedDict", "defaultdict", "Counter", "ChainMap", "Queue", "SimpleQueue",
-    "LifoQueue", "PriorityQueue", "ref", "proxy", "WeakSet", "WeakValueDictionary",
-    "WeakKeyDictionary", "WeakMethod", "finalize", "time", "monotonic", "perf_counter", "time_ns",
-    "monotonic_ns", "perf_counter_ns", "get_clock_info", "getpid", "getLogger", "count", "partial",
-    "extract_stack", "format_stack", "isclass", "isfunction", "ismethod", "iscoroutinefunction",
-    "isgeneratorfunction", "iscoroutine", "methodcaller", "attrgetter", "itemgetter", "uuid4",
-    "uuid1", "ExitStack", "AsyncExitStack", "nullcontext", "closing", "suppress", "SimpleNamespace",
-    "MappingProxyType", "now", "utcnow", "Path", "PurePath", "getrefcount", "exc_info",
-    "is_finalizing", "vars", "__setattr__", "_current_frames", "_getframe", "warn", "register",
-    "cast", "field",
-}  # fmt: skip
-# The same, if all arguments are constants.
-_SAFE_WITH_CONSTANTS = {
-    "list", "set", "tuple", "frozenset", "bytearray", "bytes", "int", "float", "ThreadPoolExecutor",
-    "ProcessPoolExecutor", "compile", "Struct", "Random", "Decimal", "Fraction", "timedelta",
-    "array",
-}  # fmt: skip
-# Methods of strings, dictionaries, lists and loggers.
-_SAFE_METHODS = {
-    "items", "keys", "values", "copy", "append", "add", "setdefault", "lower", "upper", "strip",
-    "lstrip", "rstrip", "startswith", "endswith", "format", "debug", "info", "warning", "error",
-    "is_set", "acquire", "release", "replace", "split", "join", "encode", "title", "rsplit",
-    "partition", "isdigit", "clear", "discard", "extend", "appendleft",
-}  # fmt: skip
-_SAFE_UNKNOWN = {"partial", "Lock", "RLock", "Event", "Condition", "Queue", "SimpleQueue",
-                 "LifoQueue", "deque"}  # fmt: skip
-_LIKE_A_DICTIONARY = ("kwargs", "kwds", "kw", "options", "opts", "params", "config", "settings",
-                      "environ", "headers", "args", "cfg", "conf", "attrs", "dict")  # fmt: skip
-_NEVER_EMPTY = {"split", "rsplit", "partition", "rpartition", "splitext", "extract_stack",
-                "exc_info", "stack"}  # fmt: skip
-_MAX_DEPTH = 3  # Calls in a row; a function further away counts as one that can raise.
-
-
-class Risks:
-    """Finds the nodes that can raise, and caches the answer for functions of the project."""
+class Constructions:
+    """Reads the construction of each class once."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
-        self._known: dict[tuple[Function, int], bool] = {}
-        self._stack: list[Function] = []
+        self._known: dict[Class, Construction] = {}
+        self._may_fail: dict[tuple[Function, int], bool] = {}
 
-    def within(self, node: ast.AST, env: Env, depth: int = 0) -> Iterator[ast.AST]:
-        """Yield the nodes that can raise in an expression or a simple statement, in order."""
-        annotation = getattr(node, "annotation", None)
-        skipped = set(ast.walk(annotation)) if annotation else set()
-        for one in children([node]):
-            if one not in skipped and self._is_risky(one, env, depth):
-                yield one
+    def of(self, cls: Class) -> Construction:
+        """Return what the construction of an object does."""
+        if cls not in self._known:
+            built = self._known[cls] = Construction(cls)
+            self._read_classes(built)
+            init = self._evaluator.method(cls, "__init__")
+            init = init or self._evaluator.method(cls, "__post_init__")
+            for method in (self._evaluator.method(cls, "__new__"), init):
+                if method:
+                    built.steps += self._steps(built, method, ())
+        return self._known[cls]
 
-    def _is_risky(self, node: ast.AST, env: Env, depth: int) -> bool:
-        """Whether a node can raise, apart from its parts."""
-        if isinstance(node, (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.Await,
-                             ast.Yield, ast.YieldFrom)):  # fmt: skip
-            return True
-        if isinstance(node, ast.Subscript):
-            return isinstance(node.ctx, ast.Load) and _item_may_be_missing(node, env)
-        if isinstance(node, ast.Assign):
-            unpacks = any(isinstance(target, (ast.Tuple, ast.List)) for target in node.targets)
-            return unpacks and not isinstance(node.value, (ast.Tuple, ast.List, ast.Call))
-        return isinstance(node, ast.Call) and self._call_is_risky(node, env, depth)
+    def _read_classes(self, built: Construction) -> None:
+        """Note the defaults and the methods that set attributes, in a class and its bases."""
+        order, _ = self._evaluator.mro(built.cls)
+        for cls in reversed(order):
+            for name, value in cls.members.items():
+                if not _is_set_later(value):
+                    built.defaults[mangle(name, cls)] = tuple(states_of(value))
+            for name in cls.annotations if _FIELDS & set(decorator_names(cls.node)) else ():
+                if not _is_set_later(cls.members.get(name)):
+                    built.defaults[name] = ()
+            for name, set_by in self._evaluator.assignments(cls).items():
+                methods = [function for function, _ in set_by]
+                built.setters.setdefault(name, []).extend(one.name for one in methods)
+                if any(one.is_of_class for one in methods):
+                    built.defaults[name] = ()  # A class method sets it on the class.
+            is_read = all(self._is_read(cls, base) for base in cls.node.bases)
+            is_dynamic = {"__getattr__", "__getattribute__"} & set(cls.members)
+            is_dynamic |= {one.name for one in cls.methods if _sets_unknown_names(one)}
+            built.is_known = built.is_known and is_read and not is_dynamic
 
-    def _call_is_risky(self, node: ast.Call, env: Env, depth: int) -> bool:
-        name, func = last_name(node.func), node.func
-        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if isinstance(func, ast.Attribute):
-            if name in _SAFE_METHODS or isinstance(func.value, (ast.Constant, ast.JoinedStr)):
-                return False
-            if name in {"get", "pop"}:  # Code that omits the default has usually checked before.
-                return not last_name(func.value).endswith(_LIKE_A_DICTIONARY)
-        if name == "getattr" and len(node.args) == 3:
-            return False
-        value = self._evaluator.evaluate(func, env)
-        if value is None and name in {"__init__", "__setattr__"}:
-            return False  # An unknown base: which attributes it sets is not known either.
-        if value is None:
-            return name not in _SAFE_UNKNOWN or bool(arguments and name != "partial")
-        return self._value_is_risky(value, arguments, depth)
+    def _is_read(self, cls: Class, base: ast.expr) -> bool:
+        """Whether the attributes that a base sets are known: it was read, or is Python's own."""
+        base = base.value if isinstance(base, ast.Subscript) else base
+        value = self._evaluator.evaluate(base, Env(cls.outer or cls.scope))
+        package = dotted(value).partition(".")[0]
+        return isinstance(value, Class) or package in sys.stdlib_module_names
 
-    def _value_is_risky(self, value: Value, arguments: list[ast.expr], depth: int) -> bool:
-        if isinstance(value, External):
-            package, name = value.dotted.partition(".")[0], value.dotted.rpartition(".")[2]
-            if package not in sys.stdlib_module_names or package == "multiprocessing":
-                return True
-            # A name in capitals is a constant.
-            plain = all(isinstance(a, ast.Constant) or last_name(a).isupper() for a in arguments)
-            is_error = name.endswith(("Error", "Exception", "Warning"))
-            return not (is_error or name in _SAFE or (plain and name in _SAFE_WITH_CONSTANTS))
+    def _steps(
+        self, built: Construction, function: Function, above: tuple[Function, ...]
+    ) -> Iterator[Step]:
+        """Yield the steps of a method of the object."""
+        env = Env(function, Instance(built.cls, is_self=True))
+        new = function.name == "__new__"
+        for node in _in_order(function.node):
+            for one in assignments_in(node, function):
+                yield Step(one.name, node, function, tuple(states_of(one.value)))
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
+                yield Step(mangle(node.target.attr, function.owner), node, function)
+            if new and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+                name, states = mangle(node.targets[0].attr, built.cls), states_of(node.value)
+                yield Step(name, node, function, tuple(states))
+            if isinstance(node, ast.Call):
+                value = self._evaluator.evaluate(node.func, env)
+                own = value.function if isinstance(value, Bound) else value
+                callers = (*above, function)
+                if isinstance(own, Function) and _is_method_of_object(own, value, node, callers):
+                    yield from self._steps(built, own, callers)
+                    continue
+                if self._call_may_fail(value, node, 0):
+                    yield Step("", node, function)
+            elif _may_raise(node):
+                yield Step("", node, function)
+
+    def _call_may_fail(self, value: Value | None, node: ast.Call, depth: int) -> bool:
         if isinstance(value, Class):
-            return self._construction_is_risky(value, depth)
-        if isinstance(value, Bound):
-            return self._function_is_risky(value.function, value.receiver, depth)
-        return not isinstance(value, Function) or self._function_is_risky(value, None, depth)
+            found = (self._evaluator.method(value, name) for name in ("__init__", "__post_init__"))
+            return any(one and self._function_may_fail(one, depth) for one in found)
+        function = value.function if isinstance(value, Bound) else value
+        if isinstance(function, Function):
+            return self._function_may_fail(function, depth)
+        name = dotted(value) or ast.unparse(node.func)
+        return bool(_LIKELY.fullmatch(name)) and not _UNLIKELY.fullmatch(name)
 
-    def _construction_is_risky(self, cls: Class, depth: int) -> bool:
-        found = {name: self._evaluator.method(cls, name)
-                 for name in ("__new__", "__init__", "__post_init__")}  # fmt: skip
-        risky = any(one and self._function_is_risky(one, Instance(cls), depth)
-                    for one in found.values())  # fmt: skip
-        return risky or not (found["__init__"] or self._evaluator.mro(cls)[1])
-
-    def _function_is_risky(
-        self, function: Function, receiver: Instance | Class | None, depth: int
-    ) -> bool:
-        """Whether a call of one of the project's functions can raise."""
-        if function.is_async or function in self._stack:
-            return False  # In a recursion, another node raises first.
-        key = (function, depth)
-        if depth <= _MAX_DEPTH and key not in self._known:
-            self._stack.append(function)
-            env = Env(function, receiver)
-            handled = {
-                inner
-                for one in inside(function.node)
-                if isinstance(one, ast.Try)
-                for inner in children(one.body)
-                if handles(one.handlers, inner)
-            }
-            risky = any(
-                one not in handled and not _is_abstract(one)
-                for statement in function.body
-                for one in self.within(statement, env, depth + 1)
+    def _function_may_fail(self, function: Function, depth: int) -> bool:
+        """Whether a function of the project raises, or makes a call that may fail."""
+        if function.is_async or depth > _MAX_DEPTH:
+            return False
+        if (function, depth) not in self._may_fail:
+            env = Env(function)
+            self._may_fail[function, depth] = any(
+                self._call_may_fail(self._evaluator.evaluate(node.func, env), node, depth + 1)
+                if isinstance(node, ast.Call)
+                else _may_raise(node)
+                for node in _in_order(function.node)
             )
-            self._stack.pop()
-            self._known[key] = risky
-        return self._known.get(key, True)
+        return self._may_fail[function, depth]
 
 
-def _is_abstract(node: ast.AST) -> bool:
-    """Whether a node raises NotImplementedError, so that a subclass defines the method."""
-    raised = node.exc if isinstance(node, ast.Raise) else None
-    raised = raised.func if isinstance(raised, ast.Call) else raised
-    return last_name(raised) == "NotImplementedError"
+def _in_order(top: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function in the order of evaluation, without what a handler catches.
+
+    Handlers are left out as well, except for what they set: a second failure is too rare.
+    """
+    scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+    def visit(node: ast.AST, handlers: list[ast.ExceptHandler]) -> Iterator[ast.AST]:
+        if isinstance(node, scopes):
+            return
+        if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return):
+            # Another way out; only its test is on the way.
+            node = ast.Module([ast.Expr(node.test), *node.orelse], [])
+        if isinstance(node, ast.Try):
+            for one in node.finalbody:  # What it sets is set in any case.
+                yield from visit(one, handlers)
+            # A handler that raises does so because the body did not set what it should.
+            for handler in node.handlers:
+                kinds = (ast.Assign, ast.AnnAssign, ast.Raise)
+                yield from (part for part in inside(handler) if isinstance(part, kinds))
+            for one in node.body:
+                yield from visit(one, [*node.handlers, *handlers])
+            for one in node.orelse:
+                yield from visit(one, handlers)
+            return
+        parts = list(ast.iter_child_nodes(node))
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            parts = [node.value]  # It is evaluated before the attribute is set.
+        for child in parts:
+            yield from visit(child, handlers)
+        if not (handlers and handles(handlers, node)):
+            yield node
+
+    body = getattr(top, "body", [])
+    for statement in body if isinstance(body, list) else [body]:
+        yield from visit(statement, [])
 
 
-def _item_may_be_missing(node: ast.Subscript, env: Env) -> bool:
-    """Whether a constant index reads an item that the function has not stored."""
-    if not isinstance(node.slice, ast.Constant):
+def _is_method_of_object(
+    own: Function, value: Value | None, node: ast.Call, callers: tuple[Function, ...]
+) -> bool:
+    """Whether a call runs another method of the object that is built."""
+    if own.owner is None or own.is_async or own in callers or len(callers) > _MAX_DEPTH:
         return False
-    if isinstance(node.value, ast.Call) and last_name(node.value.func) in _NEVER_EMPTY:
-        return node.slice.value != 0
-    item = ast.dump(node.value), node.slice.value
-    return not any(
-        isinstance(one, ast.Subscript)
-        and isinstance(one.ctx, ast.Store)
-        and isinstance(one.slice, ast.Constant)
-        and (ast.dump(one.value), one.slice.value) == item
-        for one in inside(env.scope.node if isinstance(env.scope, Function) else node)
-    )
+    if isinstance(value, Bound):
+        return isinstance(value.receiver, Instance) and value.receiver.is_self
+    first = node.args[0] if node.args else None
+    return isinstance(first, ast.Name) and first.id == callers[-1].self_name
+
+
+def _is_set_later(value: object) -> bool:
+    """Whether a value in a class body is a dataclass field that ``__init__`` does not set."""
+    if not isinstance(value, ast.Call) or last_name(value.func) not in {"field", "ib", "attrib"}:
+        return False
+    options = {keyword.arg: keyword.value for keyword in value.keywords}
+    init = options.get("init")
+    is_off = isinstance(init, ast.Constant) and init.value is False
+    return is_off and options.keys().isdisjoint({"default", "default_factory", "factory"})
+
+
+def _may_raise(node: ast.AST) -> bool:
+    """Whether a node raises by itself, apart from abstract methods."""
+    if isinstance(node, ast.Raise):
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        return last_name(raised) not in {"NotImplementedError", "StopIteration"}
+    if isinstance(node, ast.ImportFrom):
+        return not node.level and _is_foreign(node.module or "")
+    return isinstance(node, ast.Import) and any(_is_foreign(alias.name) for alias in node.names)
+
+
+def _is_foreign(module: str) -> bool:
+    """Whether a module may not be installed."""
+    return module.partition(".")[0] not in sys.stdlib_module_names
+
+
+def _sets_unknown_names(function: Function) -> bool:
+    """Whether a method sets attributes whose names are not in the source."""
+    for node in inside(function.node):
+        if isinstance(node, ast.Call):
+            if last_name(node.func) == "update" and "__dict__" in ast.dump(node.func):
+                return True
+            if last_name(node.func) == "setattr" and not assignments_in(node, function):
+                return True
+    return False

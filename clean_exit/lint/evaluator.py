@@ -136,8 +136,6 @@ class Evaluator:
             return self._result(node, env)
         if isinstance(node, ast.Lambda):
             return lambda_of(node, env.scope)
-        if isinstance(node, ast.Starred):
-            return self._element(node.value, env)
         parts: Iterable[ast.expr] = ()
         if isinstance(node, (ast.NamedExpr, ast.Await)):
             parts = [node.value]
@@ -384,24 +382,6 @@ class Evaluator:
                 return External(f"{value.dotted}()")
             return Instance(value) if isinstance(value, Class) else None
         return _first(self.annotated(one, scope, depth + 1) for one in parts)
-
-    def _element(self, node: ast.expr, env: Env) -> Value | None:
-        """Return an element of a value that is annotated ``list[C]``."""
-        annotations: list[tuple[ast.expr | None, Scope]] = []
-        if isinstance(node, ast.Name) and isinstance(env.scope, Function):
-            parameter = env.scope.all_parameters.get(node.id)
-            annotations = [(parameter.annotation, env.scope.module)] if parameter else []
-        elif isinstance(node, ast.Attribute):
-            base = self.evaluate(node.value, env)
-            for cls in self.mro(base.cls)[0] if isinstance(base, Instance) else ():
-                set_by = self.assignments(cls).get(node.attr, ())
-                annotations.append((cls.annotations.get(node.attr), cls))
-                annotations += [(one.annotation, function) for function, one in set_by]
-        held = [(one.slice, scope) for one, scope in annotations if isinstance(one, ast.Subscript)]
-        return _first(
-            self.annotated(one.elts[-1] if isinstance(one, ast.Tuple) else one, scope, env.depth)
-            for one, scope in held
-        )
 
     def _returned(self, function: Function, depth: int) -> Value | None:
         """Return the value of a call by the return annotation of the function."""

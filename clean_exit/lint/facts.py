@@ -24,20 +24,18 @@ class Facts:
 
     Attributes:
         alive: The interpreter is not shutting down.
-        present: The global names, with their file, that are not None.
+        present: The global names that are not None.
         caught: The names of the exceptions that a surrounding handler catches.
         known: What tests, reads and assignments have shown about the object's attributes.
         at_start: The same for the time when the destructor began. Once the destructor has set an
             attribute, a test of it says nothing about the start.
-        possibly_set: The attributes that some way to this point has set.
     """
 
     alive: bool = False
-    present: frozenset[tuple[str, str]] = frozenset()
+    present: frozenset[str] = frozenset()
     caught: frozenset[str] = frozenset()
     known: frozenset[Fact] = frozenset()
     at_start: frozenset[Fact] = frozenset()
-    possibly_set: frozenset[str] = frozenset()
 
     def has(self, name: str | None) -> bool:
         """Whether an attribute of the object exists."""
@@ -52,7 +50,6 @@ class Facts:
             self.caught | other.caught,
             self.known | other.known,
             self.at_start | new,
-            self.possibly_set | other.possibly_set,
         )
 
     def common(self, other: Facts) -> Facts:
@@ -63,14 +60,13 @@ class Facts:
             self.caught & other.caught,
             self.known & other.known,
             self.at_start & other.at_start,
-            self.possibly_set | other.possibly_set,
         )
 
     def storing(self, name: str, *states: str) -> Facts:
         """Return what holds after an attribute was set to a value with these states."""
         new = {(name, state) for state in (_STORED, "there", *states)}
         known = self.forgetting(name).known | new
-        return replace(self, known=known, possibly_set=self.possibly_set | {name})
+        return replace(self, known=known)
 
     def forgetting(self, name: str) -> Facts:
         """Return the facts without those about an attribute or a parameter."""

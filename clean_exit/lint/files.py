@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import fnmatch
 import io
-import itertools
 import os
 import re
 import stat
@@ -23,10 +22,6 @@ STDIN = "-"
 CALLBACK_WORDS = (b".__del__(", b"finalize", b"atexit")
 _LIBRARY = re.compile(r"python3\.\d+")
 _SKIPPED = {"__pycache__", "node_modules"}
-# Searching for a pattern is ten times as fast if it begins with letters.
-_CLASS = re.compile(rb"class[ \t]+([\w\x80-\xff]+)(?:\[[^\]]*\])?[ \t\\\r\n]*\(([^:]*)")
-_LAST_WORD = re.compile(rb"([\w\x80-\xff]+)[ \t]*\Z")
-_WORD = re.compile(rb"[\w\x80-\xff]+")
 _IGNORE = re.compile(r"\bclean-exit-lint\s*:\s*ignore\b\s*(?:\[([^\]]*)\])?")
 
 
@@ -74,11 +69,11 @@ def _files_below(folder: str, exclude: Sequence[str]) -> Iterator[str]:
             name for name in folders
             if not name.startswith(".") and name not in _SKIPPED
             and not os.path.exists(os.path.join(place, name, "pyvenv.cfg"))  # noqa: PTH110, PTH118
-            and not _is_excluded(os.path.join(place, name), exclude)  # noqa: PTH118
+            and not matches(os.path.join(place, name), exclude)  # noqa: PTH118
         )  # fmt: skip
         for name in sorted(files):
             path = os.path.normpath(os.path.join(place, name))  # noqa: PTH118
-            if name.endswith(".py") and not _is_excluded(path, exclude) and _is_file(path):
+            if name.endswith(".py") and not matches(path, exclude) and _is_file(path):
                 yield path
 
 
@@ -90,7 +85,7 @@ def _is_file(path: str) -> bool:
         return True
 
 
-def _is_excluded(path: str, patterns: Sequence[str]) -> bool:
+def matches(path: str, patterns: Sequence[str]) -> bool:
     """Whether a pattern matches a path, its end, or its last part."""
     posix = path.replace(os.sep, "/")
     plain = [pattern.rstrip("/") for pattern in patterns]
@@ -202,13 +197,11 @@ class Survey:
 
     Attributes:
         candidates: The bytes of each file with a word that makes parsing worthwhile.
-        subclasses: For each word among the bases of a class, the classes: file and name.
         streams: The bytes of pipes, which can be read only once.
         notes: The files that could not be read.
     """
 
     candidates: dict[str, bytes] = field(default_factory=dict)
-    subclasses: dict[bytes, list[tuple[str, bytes]]] = field(default_factory=dict)
     streams: dict[str, bytes] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
@@ -216,20 +209,6 @@ class Survey:
         """Return the bytes of a file, from memory if they are there."""
         known = self.candidates.get(path) or self.streams.get(path)
         return read(path) if known is None else known
-
-    def files_below(self, owners: Iterable[tuple[bytes, str]]) -> set[str]:
-        """Return the files with subclasses, by name, of classes of a name and a distribution."""
-        todo = list(owners)
-        seen, files = set(todo), set()
-        while todo:
-            base, package = todo.pop()
-            for path, name in self.subclasses.get(base, ()):
-                if distribution(path) == package:
-                    files.add(path)
-                    if (name, package) not in seen:
-                        seen.add((name, package))
-                        todo.append((name, package))
-        return files
 
 
 def survey(paths: Iterable[str]) -> Survey:
@@ -250,21 +229,6 @@ def survey(paths: Iterable[str]) -> Survey:
         has_callbacks = at_exit or (b"finalize" in data and b"weakref" in data)
         if b"__del__" in data or b"clean-exit-lint" in data or has_callbacks:
             found.candidates[path] = data
-        if b"class" in data and (classes := _CLASS.findall(data)):
-            original = _import_aliases(data)
-            for name, bases in classes:
-                for word in set(_WORD.findall(bases)):
-                    found.subclasses.setdefault(original.get(word, word), []).append((path, name))
-    return found
-
-
-def _import_aliases(data: bytes) -> dict[bytes, bytes]:
-    """Return the original name of each name that ``as`` introduces."""
-    found = {}
-    for before, after in itertools.pairwise(data.split(b" as ")):
-        old, new = _LAST_WORD.search(before[-80:]), _WORD.match(after)
-        if old and new:
-            found[new[0]] = old[1]
     return found
 
 

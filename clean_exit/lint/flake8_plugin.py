@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from clean_exit.lint.files import Source, Survey, read
+from clean_exit.lint.findings import RULES
 from clean_exit.lint.linter import check_project
 from clean_exit.lint.project import Project
 
@@ -22,6 +24,13 @@ class Plugin:
 
     def __init__(self, tree: ast.Module, filename: str = "-", lines: Sequence[str] = ()) -> None:
         self._source = Source(filename, "".join(lines).encode("utf-8", "replace"), tree)
+
+    @staticmethod
+    def add_options(option_manager: Any) -> None:
+        """Leave out the opt-in rules, unless flake8's ``--extend-select`` names them."""
+        option_manager.extend_default_ignore(
+            [rule.code for rule in RULES.values() if not rule.default]
+        )
 
     def run(self) -> Iterator[tuple[int, int, str, type[Plugin]]]:
         """Yield the line, the column from 0, and the text of each finding."""

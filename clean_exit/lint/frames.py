@@ -22,7 +22,6 @@ from clean_exit.lint.evaluator import (
 )
 from clean_exit.lint.facts import ALIVE, NOTHING, Facts, facts_about
 from clean_exit.lint.findings import Step
-from clean_exit.lint.handlers import caught_names, is_suppress, suppressed_names
 from clean_exit.lint.scopes import Class, Function, bind_arguments, last_name, mangle
 
 # The usual names of functions and attributes that tell whether the interpreter is shutting down.
@@ -38,22 +37,18 @@ class Frame:
 
     Attributes:
         receiver: The object of the method, or its class.
-        construction: The ways in which the construction of the destroyed object can end.
+        construction: What the construction of the destroyed object does.
         destroyed: The class of the destroyed object.
         trace: The functions from the destructor to this one.
         facts: What is known at the current node.
         variables: The values of variables in this function and those around it.
         constants: The parameters with a known value, such as ``blocking=False``.
-        quiet: Whether the global name of this function is reported already; then the global
-            names inside are not.
         tested: Whether an attribute of the object was tested on the way.
         aliases: The attribute of the object that each variable was read from.
         tests: The test that each variable holds the result of.
         conditions: The tests around the current statement.
         ends: What is known at each return.
         own_names: The variables of the comprehensions around the current node.
-        is_building: Whether this is a part of the construction, where no rule applies.
-        is_handling: Whether the current node is inside a handler, after a failure.
     """
 
     evaluator: Evaluator
@@ -65,15 +60,12 @@ class Frame:
     facts: Facts
     variables: Variables = field(default_factory=dict)
     constants: dict[str, object] = field(default_factory=dict)
-    quiet: bool = False
     tested: bool = False
     aliases: dict[str, str] = field(default_factory=dict)
     tests: dict[str, ast.expr] = field(default_factory=dict)
     conditions: list[ast.expr] = field(default_factory=list)
     ends: list[Facts] = field(default_factory=list)
     own_names: set[str] = field(default_factory=set)
-    is_building: bool = False
-    is_handling: bool = False
 
     def calling(
         self, function: Function, receiver: Instance | Class | None, **changes: object
@@ -290,8 +282,7 @@ def _not_none(frame: Frame, node: ast.expr) -> Facts:
     if isinstance(node, ast.NamedExpr):
         node = node.value
     if isinstance(node, ast.Name) and frame.named(node.id).kind == "global":
-        place = (frame.function.module.source.path, node.id)
-        return Facts(present=frozenset({place}))
+        return Facts(present=frozenset({node.id}))
     return facts_about(frame.attribute_behind(node), "there")
 
 
@@ -342,6 +333,8 @@ def _call(frame: Frame, node: ast.Call) -> _Branches:
     if name in {"callable", "isinstance"} and node.args:
         return _not_none(frame, node.args[0]), NOTHING
     attribute = frame.own_attribute(node)
+    if name == "hasattr" and not attribute:
+        return NOTHING, None  # What another object gets at its first use is there by now.
     if name == "hasattr" and attribute:
         return facts_about(attribute, "there"), None if frame.facts.has(attribute) else NOTHING
     true, false = _state(frame, node, "true"), _state(frame, node, "false")
@@ -394,40 +387,6 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def unwrap(frame: Frame) -> list[Function]:
-    """Add to the facts what decorators catch, and return the functions that they wrap around."""
-    wrappers: list[Function] = []
-    outside = frame.function.parent or frame.function.module
-    for decorator in getattr(frame.function.node, "decorator_list", ()):
-        called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if last_name(called) in _HARMLESS:
-            continue
-        known = frame.evaluator.evaluate(called, replace(frame.env, scope=outside))
-        wrapper = _wrapper_of(known) if isinstance(known, Function) else None
-        if wrapper is None:  # An unknown decorator may catch any exception.
-            frame.facts = frame.facts.catching({"BaseException"})
-            continue
-        frame.facts = frame.facts.plus(_facts_of_wrapper(wrapper))
-        if isinstance(decorator, ast.Call):
-            wrapper = _wrapper_of(wrapper)  # The call returned the decorator itself.
-        wrappers += [wrapper] if wrapper else []
-    return wrappers
-
-
-def _wrapper_of(decorator: Function) -> Function | None:
-    """Return the function that a decorator defines; None if it defines none."""
-    made = (one for name in decorator.names.values() for one in name if isinstance(one, Function))
-    return next(made, None)
-
-
-def _facts_of_wrapper(wrapper: Function) -> Facts:
-    """Return what holds inside a function that a decorator of the project wraps."""
-    facts = Facts()
-    for node in ast.walk(wrapper.node):
-        if isinstance(node, ast.Try):
-            facts = facts.catching(n for handler in node.handlers for n in caught_names(handler))
-        elif isinstance(node, ast.withitem) and is_suppress(node.context_expr):
-            facts = facts.catching(suppressed_names(node.context_expr))
-        elif isinstance(node, ast.Call) and SHUTDOWN_CHECK.fullmatch(last_name(node.func)):
-            facts = facts.plus(ALIVE)
-    return facts
+def is_wrapped(function: Function) -> bool:
+    """Whether a decorator that is not known may catch any exception."""
+    return not _HARMLESS.issuperset(function.decorators)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from clean_exit.lint import callbacks
 from clean_exit.lint.evaluator import Bound, Env, Evaluator
-from clean_exit.lint.files import CALLBACK_WORDS, Source, Survey, distribution, ignore_comments
+from clean_exit.lint.files import (
+    CALLBACK_WORDS,
+    Source,
+    Survey,
+    ignore_comments,
+    matches,
+)
 from clean_exit.lint.files import survey as survey_files
 from clean_exit.lint.findings import BY_CODE, RULES, UNUSED_IGNORE, Finding, Note, Step
 from clean_exit.lint.frames import Frame
@@ -38,13 +45,15 @@ def check(
     *,
     select: Collection[str] = (),
     ignore: Collection[str] = (),
+    per_file_ignores: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Result:
     """Check files, and follow their imports within the same project.
 
     Args:
         paths: Files, as `python_files` yields them.
-        select: The rules to check; all by default.
+        select: The rules to check; by default those that are not opt-in. "all" means all rules.
         ignore: The rules to leave out.
+        per_file_ignores: The rules to leave out in the files that match a glob pattern.
 
     Returns:
         The findings and notes.
@@ -53,19 +62,23 @@ def check(
         ValueError: A rule does not exist.
     """
     rules, files = selected_rules(select, ignore), list(paths)
+    for names in per_file_ignores.values():
+        selected_rules((), names)
     survey = survey_files(files)
     project = Project(files, survey.read)
     by_path: dict[str, list[Finding]] = {path: [] for path in survey.candidates}
     for finding in check_project(project, survey):
         by_path.setdefault(finding.path, []).append(finding)
-    visible: list[Finding] = []
-    for path, of_file in by_path.items():
-        module = project.module(path)
-        visible += apply_ignores(of_file, module.source, rules) if module else of_file
-    findings = sorted(
-        (one for one in visible if one.rule in rules),
-        key=lambda one: (one.path, one.line, one.column, one.rule),
-    )
+    findings: list[Finding] = []
+    for path, of_file in sorted(by_path.items()):
+        hidden = [names for glob, names in per_file_ignores.items() if matches(path, [glob])]
+        here = rules.difference(*hidden) - (
+            set(RULES) if any("all" in h for h in hidden) else set()
+        )
+        if module := project.module(path):
+            of_file = apply_ignores(of_file, module.source, here)
+            of_file = _one_for_each_statement([f for f in of_file if f.rule in here], module.source)
+        findings += sorted(of_file, key=lambda one: (one.line, one.column, one.rule))
     notes = sorted({*survey.notes, *project.notes}, key=lambda note: (note.path, note.line))
     return Result(tuple(findings), tuple(notes), len(files))
 
@@ -78,9 +91,12 @@ def selected_rules(select: Collection[str], ignore: Collection[str]) -> set[str]
     """
     rules = (*RULES, UNUSED_IGNORE)
     for name in (*select, *ignore):
-        if name not in rules:
+        if name not in (*rules, "all"):
             raise ValueError(f"there is no rule {name!r}; the rules are {', '.join(rules)}")
-    return ({UNUSED_IGNORE} | set(select or RULES)) - set(ignore)
+    chosen = set(select) or {rule.id for rule in RULES.values() if rule.default}
+    if "all" in chosen:
+        chosen = set(RULES)
+    return ({UNUSED_IGNORE} | chosen) - set(RULES if "all" in ignore else ignore)
 
 
 def check_project(project: Project, survey: Survey) -> list[Finding]:
@@ -88,20 +104,16 @@ def check_project(project: Project, survey: Survey) -> list[Finding]:
     evaluator, found = Evaluator(project), _Findings(project)
     modules = [module for path in survey.candidates if (module := project.module(path))]
     assigned = [one for module in modules for one in _assigned_destructors(evaluator, module)]
-    owners = {cls for module in modules for cls in module.classes if "__del__" in cls.members}
-    owners |= {cls for cls, _ in assigned}
-    names = {(cls.name.encode(), distribution(cls.module.source.path)) for cls in owners}
-    below = sorted(survey.files_below(names) - set(survey.candidates))
-    inheriting = [module for path in below if (module := project.module(path))]
     walker = Walker(evaluator, found.add_reached)
     todo = list(assigned)
-    for module in (*modules, *inheriting):
+    for module in modules:
         with found.noting_deep_nesting(module):
             todo += [(c, one) for c in module.classes for one in _destructors(evaluator, c)]
     todo.sort(key=lambda one: len(evaluator.mro(one[0])[0]))
     for cls, function in todo:
         with found.noting_deep_nesting(cls.module):
-            walker.walk_destructor(cls, function)
+            if not callbacks.runs_only_after_exit_callback(evaluator, cls):
+                walker.walk_destructor(cls, function)
     for module in modules:
         if any(word in module.source.data for word in CALLBACK_WORDS):
             with found.noting_deep_nesting(module):
@@ -223,6 +235,16 @@ def apply_ignores(findings: list[Finding], source: Source, rules: set[str]) -> l
             text = source.line(comment.line)
             unused.append(Finding(*place, code_line=text, end_line=comment.line))
     return [one for one in findings if one not in hidden] + unused
+
+
+def _one_for_each_statement(findings: list[Finding], source: Source) -> list[Finding]:
+    """Return the first rule's finding of each statement: one change of the code ends them all."""
+    first: dict[object, Finding] = {}
+    order = [*sorted(RULES, key=lambda rule: not RULES[rule].default), UNUSED_IGNORE]
+    for one in sorted(findings, key=lambda one: (order.index(one.rule), one.line, one.column)):
+        key = _statement_at(source, one.line) if one.rule in RULES else one
+        first.setdefault(key, one)
+    return list(first.values())
 
 
 def _statement_at(source: Source, line: int) -> tuple[int, int]:

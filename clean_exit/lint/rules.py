@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from clean_exit.lint.evaluator import Bound, Value, dotted, is_project_value
+from clean_exit.lint.evaluator import Bound, Super, Value, dotted, is_project_value
 from clean_exit.lint.facts import Facts
 from clean_exit.lint.frames import Frame
 from clean_exit.lint.handlers import ancestors, exception_names, is_suppress, suppressed_names
@@ -41,23 +41,16 @@ def import_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
 
 # global
 
-_NEAR = 2  # The destructor and the functions that it calls itself.
-
 
 def global_name(frame: Frame, node: ast.Name) -> str:
     """Find names that are looked up in a module and were not compared with None first."""
     facts = frame.facts
     is_special = node.id.startswith("__") and node.id.endswith("__")
-    if frame.quiet or facts.alive or is_special or facts.catches("AttributeError", "TypeError"):
+    if facts.alive or is_special or node.id in facts.present:
         return ""
-    place = (frame.function.module.source.path, node.id)
-    rest = (place[0], "*")
-    if frame.named(node.id).kind != "global" or not facts.present.isdisjoint({place, rest}):
+    if frame.named(node.id).kind != "global":
         return ""
-    # One report for each name is enough. Further away, one for the module is: its names all
-    # become None together.
-    reported = {place} if len(frame.trace) <= _NEAR else {place, rest}
-    frame.facts = facts.plus(Facts(present=frozenset(reported)))
+    frame.facts = facts.plus(Facts(present=frozenset({node.id})))  # One finding is enough.
     return f"the global {node.id} may be None during shutdown"
 
 
@@ -66,31 +59,63 @@ def global_name(frame: Frame, node: ast.Name) -> str:
 
 def missing_attribute(frame: Frame, node: ast.expr, name: str) -> str:
     """Find attributes that are used without a guard and may not have been set."""
-    built, facts = frame.construction, frame.facts
-    if not built.is_known or name in built.defaults or name not in built.assigned:
+    if frame.facts.has(name) or frame.facts.catches("AttributeError"):
         return ""
-    if facts.has(name) or facts.catches("AttributeError"):
+    why = frame.construction.why_missing(name, frame.facts)
+    if why is None:
         return ""
-    if any(frame.evaluator.method(frame.destroyed, special)
-           for special in ("__getattr__", "__getattribute__")):  # fmt: skip
-        return ""
-    way = built.missing(name, facts, tested=frame.tested)
-    if way is None:
-        return ""
-    if way.cause is None:
-        return f"some paths through the construction do not set self.{name}"
-    line = f"line {getattr(way.cause, 'lineno', 0)}"
-    if way.where and way.where.module is not frame.function.module:
-        line += f" of {PurePath(way.where.module.source.path).name}"
-    if not isinstance(way.cause, ast.Call):
+    if isinstance(why, str):
+        if len(frame.trace) > _MAX_RAISE_DEPTH:
+            return ""  # Another function on the way may have set it.
+        return f"__init__ does not set self.{name}; {why}() does"
+    line = f"line {getattr(why.node, 'lineno', 0)}"
+    if why.where.module is not frame.function.module:
+        line += f" of {PurePath(why.where.module.source.path).name}"
+    if not isinstance(why.node, ast.Call):
         return f"self.{name} is missing if {line} raises"
-    call = ast.unparse(way.cause.func).replace("\n", " ")
-    call = call if len(call) <= 40 else f"{call[:37]}..."
-    return f"self.{name} is missing if {call}() fails in {line}"
+    return f"self.{name} is missing if {_short_name(why.node)} fails in {line}"
+
+
+# signature
+
+
+def wrong_signature(frame: Frame, node: ast.AST) -> str:
+    """Find a destructor with parameters that Python does not pass."""
+    if node is not frame.function.node or not frame.is_destructor:
+        return ""
+    function = frame.function
+    missing = [*function.parameters[1:], *(one.arg for one in function.node.args.kwonlyargs)]
+    missing = [name for name in missing if name not in function.defaults]
+    if missing:
+        return f"Python calls it without a value for {', '.join(missing)}"
+    takes_object = function.parameters or function.node.args.vararg
+    return "" if takes_object else "it does not take the object, which Python passes"
+
+
+def missing_super(frame: Frame, node: ast.Call, value: Value | None) -> str:
+    """Find ``super().__del__()`` where no base class has a destructor."""
+    func, function = node.func, frame.function
+    if not isinstance(func, ast.Attribute) or func.attr != "__del__" or not function.owner:
+        return ""
+    if not isinstance(frame.evaluate(func.value), Super) or value is not None:
+        return ""
+    _, is_complete = frame.evaluator.mro(frame.destroyed)
+    is_tested = any(
+        isinstance(one, ast.Constant) and one.value == "__del__" for one in inside(function.node)
+    )
+    if not is_complete or is_tested or frame.facts.catches("AttributeError"):
+        return ""
+    return f"no base class of {frame.destroyed.name} has a destructor"
 
 
 # blocking-call
 
+_SLOW = re.compile(
+    r"time\.sleep|os\.(system|popen|spawn\w+)|urllib\.request\.(urlopen|urlretrieve)"
+    r"|subprocess\.(run|call|check_call|check_output|getoutput|getstatusoutput)"
+    r"|(requests|httpx)\.(api\.)?(get|post|put|patch|delete|head|options|request|stream)"
+    r"|socket\.create_connection"
+)
 _WAITING = {"join", "join_thread", "result", "acquire", "wait", "shutdown"}
 _WAITING_FUNCTIONS = {"concurrent.futures.wait", "os.wait", "os.waitpid", "signal.pause",
                       "os.waitid", "multiprocessing.connection.wait"}  # fmt: skip
@@ -101,7 +126,8 @@ _LOCKS = re.compile(
 )
 # Leaving the block of one of these waits for the work that it runs.
 _JOINING = re.compile(r"concurrent\.futures\.\S*Executor\(\)|subprocess\.Popen\(\)")
-# The thread that holds one can take it again, so it blocks only during shutdown.
+_EXECUTOR = re.compile(r"executor|pool", re.I)
+# The thread that holds one can take it again, so a destructor in that thread does not block.
 _REENTRANT = re.compile(r"(threading|multiprocessing)\.(synchronize\.)?(RLock|Condition)\(\)")
 _BLOCKING = re.compile(
     r"(queue|multiprocessing|multiprocessing\.queues)\.\w*Queue\(\)\.(get|join)"
@@ -114,6 +140,8 @@ def waiting_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     if is_project_value(value) or isinstance(value, Module):
         return ""  # The walk enters functions of the project.
     name, target = last_name(node.func), dotted(value)
+    if _SLOW.fullmatch(target):
+        return f"{target}() blocks the thread that drops the object"
     if target in _WAITING_FUNCTIONS:
         is_polling = any("WNOHANG" in ast.unparse(one) for one in node.args)
         return "" if _has_limit(node, 99) or is_polling else f"{target}() has no timeout"
@@ -121,20 +149,22 @@ def waiting_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
         return "" if _has_limit(node, 1) else f"{_short_name(node)} has no timeout"
     if name not in _WAITING or not isinstance(node.func, ast.Attribute):
         return ""
-    if frame.facts.alive and name == "acquire" and _REENTRANT.match(target):
+    if name == "acquire" and _REENTRANT.match(target):
         return ""
     is_coroutine = target.startswith("asyncio.") and "run_coroutine_threadsafe()" not in target
     if target and ("()" not in target or is_coroutine):
         return ""  # A coroutine, or another module's function such as os.path.join.
     if not _waits(name, node) or _was_killed(frame, node.func.value, node.lineno):
         return ""
+    if name == "shutdown" and not _EXECUTOR.search(target or ast.unparse(node.func.value)):
+        return ""  # Of a server or a model, which may not wait.
     return f"{_short_name(node)} has no timeout"
 
 
 def waiting_block(frame: Frame, node: ast.expr, value: Value | None) -> str:
     """Find locks and executors in the head of a with block."""
     target = dotted(value)
-    if is_project_value(value) or (frame.facts.alive and _REENTRANT.fullmatch(target)):
+    if is_project_value(value) or _REENTRANT.fullmatch(target):
         return ""
     if isinstance(node, ast.Call):
         by_name = last_name(node.func) == "get_lock"
@@ -198,8 +228,11 @@ _DEVICE = re.compile(
     r"|torch\.distributed\.(destroy_process_group|barrier|all_reduce)"
     r"|(cupy|pycuda|numba\.cuda|cuda\.bindings)\..*|pynvml\.nvml\w+|gc\.collect"
 )
-# These only query a state.
-_HARMLESS = re.compile(r".*\.(is_initialized|is_built|_is_compiled|is_current_stream_capturing)")
+# These only query a state, or release what the object itself holds.
+_HARMLESS = re.compile(
+    r".*\.(is_initialized|is_built|_is_compiled|is_current_stream_capturing"
+    r"|\w*([Rr]elease|[Dd]eregister|[Uu]nload|[Dd]estroy|[Ff]ree)\w*)"
+)
 _DEVICE_METHODS = re.compile(
     r"synchronize|empty_cache|ipc_collect|cuda"
     r"|(cuda|nccl|nvml|hip)[A-Z]\w*|(cublas|cudnn|cufft|cusparse)\w+"
@@ -252,7 +285,7 @@ def logging_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
 
 # raise
 
-_MAX_RAISE_DEPTH = 4  # A longer trace depends too much on how the functions are called.
+_MAX_RAISE_DEPTH = 2  # A longer trace depends too much on how the functions are called.
 
 
 def raising_statement(frame: Frame, node: ast.AST) -> str:
@@ -261,7 +294,7 @@ def raising_statement(frame: Frame, node: ast.AST) -> str:
         return ""
     if isinstance(node, ast.Assert):
         caught = frame.facts.catches("AssertionError")
-        return "" if caught else "the AssertionError is printed and lost"
+        return "" if caught or not frame.is_destructor else "the AssertionError is printed and lost"
     if not isinstance(node, ast.Raise):
         return ""
     if node.exc is None:
@@ -397,8 +430,10 @@ STATEMENTS: Rules = (
     ("raise", raising_statement),
     ("async", async_destructor),
     ("bare-except", bare_except),
+    ("signature", wrong_signature),
 )
 CALLS: Rules = (
+    ("signature", missing_super),
     ("import", import_call),
     ("blocking-call", waiting_call),
     ("device-call", device_call),

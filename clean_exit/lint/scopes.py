@@ -248,8 +248,7 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 def bindings(top: ast.AST, module: Module) -> dict[str, list[object]]:
     """Return the values that a scope binds to each name, in order.
 
-    A value is a definition, an import, an assigned expression, or None for anything else. The
-    value of a loop variable is a Starred: an element of the iterable.
+    A value is a definition, an import, an assigned expression, or None for anything else.
     """
     found: dict[str, list[object]] = {}
     values: dict[ast.AST, ast.expr] = {}
@@ -265,8 +264,6 @@ def bindings(top: ast.AST, module: Module) -> dict[str, list[object]]:
                 elsewhere.add(one.target)
             else:
                 values[one.target] = one.value
-        elif isinstance(one, (ast.For, ast.AsyncFor)):
-            values[one.target] = ast.Starred(one.iter)
         elif isinstance(one, ast.Name):
             if isinstance(one.ctx, ast.Store) and one not in elsewhere:
                 bound = {one.id: values.get(one)}

@@ -1,14 +1,13 @@
-"""Walk a destructor or an ``__init__`` and the functions that it calls, and apply the rules."""
+"""Walk a destructor and the functions that it calls, and apply the rules."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Union
 
-from clean_exit.lint.construction import Construction, Exit, Risks, begin_construction, is_dynamic
+from clean_exit.lint.construction import Constructions
 from clean_exit.lint.evaluator import Bound, Evaluator, Instance, Variables, dotted
 from clean_exit.lint.facts import NOTHING, Facts, facts_about, states_of
 from clean_exit.lint.files import distribution
@@ -20,22 +19,21 @@ from clean_exit.lint.frames import (
     constants_of,
     is_meta_path,
     is_none_test,
+    is_wrapped,
     plain_test,
-    unwrap,
 )
-from clean_exit.lint.handlers import caught_names, handles, is_suppress, suppressed_names
+from clean_exit.lint.handlers import caught_names, is_suppress, suppressed_names
 from clean_exit.lint.rules import ATTRIBUTES, CALLS, NAMES, STATEMENTS, WITHS, Rules
 from clean_exit.lint.scopes import (
     Class,
     Function,
     assignments_in,
     bind_arguments,
-    children,
     last_name,
 )
 
-_MAX_TRACE = 6  # The destructor and five calls; further away, too much depends on the callers.
-_MAX_CALLS = 400  # Functions entered for one destructor or construction.
+_MAX_TRACE = 4  # The destructor and three calls; further away, too much depends on the callers.
+_MAX_CALLS = 400  # Functions entered for one destructor.
 _UNKNOWN = ast.Name("")  # An unknown value.
 _TESTS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)
 Report = Callable[[str, ast.AST, str, Frame], None]
@@ -47,53 +45,28 @@ class Walker:
     def __init__(self, evaluator: Evaluator, report: Report) -> None:
         self._evaluator = evaluator
         self._report = report
-        self._risks = Risks(evaluator)
-        self._constructions: dict[Class, Construction] = {}
+        self._constructions = Constructions(evaluator)
         self._seen: dict[object, Facts] = {}
 
     def walk_destructor(self, cls: Class, function: Function) -> None:
         """Walk the destructor of a class, which may be inherited."""
-        frame = self._first_frame(self._construction(cls), function, "__del__", NOTHING)
+        self._seen = {}
+        step = Step("__del__", function.module.source.path, function.node.lineno)
+        receiver, built = Instance(cls, is_self=True), self._constructions.of(cls)
+        frame = Frame(self._evaluator, function, receiver, built, cls, (step,), NOTHING)
         frame.constants = constants_of(bind_arguments(function, None, bound=True))
         self._apply(STATEMENTS, frame, function.node)
         if not function.is_async:
             self._run(frame)
 
-    def _construction(self, cls: Class) -> Construction:
-        """Walk ``__init__``, once for each class, and return the ways out of it."""
-        if cls not in self._constructions:
-            built = self._constructions[cls] = begin_construction(self._evaluator, cls)
-            method = self._evaluator.method(cls, "__init__")
-            method = method or self._evaluator.method(cls, "__post_init__")
-            ends = [built.begin]
-            if method:
-                frame = self._first_frame(built, method, method.name, built.begin)
-                frame.is_building = True
-                self._run(frame)
-                ends = frame.ends
-            built.exits += [Exit(end) for end in ends]
-        return self._constructions[cls]
-
-    def _first_frame(
-        self, built: Construction, function: Function, name: str, facts: Facts
-    ) -> Frame:
-        self._seen = {}
-        step = Step(name, function.module.source.path, function.node.lineno)
-        receiver = Instance(built.cls, is_self=True)
-        return Frame(self._evaluator, function, receiver, built, built.cls, (step,), facts)
-
     def _apply(self, rules: Rules, frame: Frame, node: ast.AST, *more: object) -> None:
-        for rule, look in rules if not frame.is_building else ():
+        for rule, look in rules:
             if message := look(frame, node, *more):
                 self._report(rule, node, message, frame)
 
     def _run(self, frame: Frame) -> None:
-        for wrapper in unwrap(frame):
-            facts, variables = frame.facts, frame.variables
-            if wrapper.parameters and frame.receiver:
-                frame.variables = {**variables, (wrapper, wrapper.parameters[0]): frame.receiver}
-            self._follow(frame, wrapper, None, None)
-            frame.facts, frame.variables = facts, variables
+        if is_wrapped(frame.function):
+            frame.facts = frame.facts.catching({"BaseException"})
         stored = frame.function.names
         frame.constants = {k: v for k, v in frame.constants.items() if k not in stored}
         if self._block(frame, frame.function.body):
@@ -108,8 +81,6 @@ class Walker:
     def _statement(self, frame: Frame, node: ast.stmt) -> bool:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             return True
-        if frame.is_building:
-            self._note_risks(frame, node)
         if isinstance(node, (ast.If, ast.While)):
             return self._branch(frame, node)
         if isinstance(node, (ast.For, ast.AsyncFor)):
@@ -140,11 +111,7 @@ class Walker:
             frame.facts = frame.facts.plus(true or NOTHING)
             return True
         self._apply(STATEMENTS, frame, node)
-        if isinstance(node, ast.Raise):  # A missing name would only raise another exception.
-            saved, frame.quiet = frame.quiet, True
-            self._expressions(frame, node)
-            frame.quiet = saved
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if node.value is not None:
                 self._expression(frame, node.value)
@@ -162,24 +129,6 @@ class Walker:
         if isinstance(node, ast.Return):
             frame.ends.append(frame.facts)
         return not isinstance(node, (ast.Raise, ast.Return, ast.Continue, ast.Break))
-
-    def _note_risks(self, frame: Frame, node: ast.stmt) -> None:
-        """Add the ways out of a construction through what a statement evaluates first."""
-        for part in _evaluated_first(node):
-            for one in self._risks.within(part, frame.env):
-                # A second failure inside a handler is too rare to report.
-                counts = not frame.is_handling or isinstance(one, ast.Raise)
-                if counts and not (isinstance(one, ast.Call) and self._enters(frame, one)):
-                    frame.construction.exits.append(Exit(frame.facts, one, frame.function))
-
-    def _enters(self, frame: Frame, node: ast.Call) -> bool:
-        """Whether a call enters a method of the same object, which is walked itself."""
-        value = frame.evaluate(node.func)
-        if isinstance(value, Bound):
-            return value.receiver == frame.object and self._can_follow(frame, value.function)
-        is_self = bool(node.args) and frame.is_object(node.args[0])
-        is_method = isinstance(value, Function) and value.owner is not None
-        return is_self and is_method and self._can_follow(frame, value)  # type: ignore[arg-type]
 
     def _read_target(self, frame: Frame, target: ast.expr) -> None:
         """Walk a target that must exist already, as in ``x += 1`` and ``del x``."""
@@ -258,27 +207,17 @@ class Walker:
         return reached or caught
 
     def _try(self, frame: Frame, node: ast.Try) -> bool:
-        before, exits = frame.facts, frame.construction.exits
-        first, was_handling = len(exits), frame.is_handling
+        before = frame.facts
         frame.facts = before.catching(n for handler in node.handlers for n in caught_names(handler))
         reached = self._block(frame, node.body)
         frame.facts = replace(frame.facts, caught=before.caught)
         reached = reached and self._block(frame, node.orelse)
         ends = [frame.facts] if reached else []
-        raised = _on_any_way(one.facts for one in exits[first:]) or before
-        # A caught exception leaves through the handler, which may raise again.
-        exits[first:] = [one for one in exits[first:] if not handles(node.handlers, one.cause)]
-        frame.is_handling = True
         for handler in node.handlers:
-            frame.facts = raised
+            frame.facts = before
             self._apply(STATEMENTS, frame, handler)
             if self._block(frame, handler.body):
                 ends.append(frame.facts)
-        frame.is_handling = was_handling
-        for at, one in enumerate(exits[first:], first):
-            stored = sorted({assignment.name for part in children(node.finalbody)
-                             for assignment in assignments_in(part, frame.function)})  # fmt: skip
-            exits[at] = replace(one, facts=reduce(Facts.storing, stored, one.facts))
         frame.facts = _on_any_way(ends) or before
         final = self._block(frame, node.finalbody)
         return bool(ends) and final
@@ -403,12 +342,6 @@ class Walker:
         self._apply(CALLS, frame, node, value)
         for stored in assignments_in(node, frame.function):  # setattr(self, "name", value)
             frame.facts = frame.facts.storing(stored.name, *states_of(stored.value))
-        if frame.is_building and is_dynamic(node, frame.function):
-            frame.construction.is_known = False
-        if isinstance(value, Function) and not value.owner:  # Branches may define it again.
-            for other in (value.parent or value.module).names.get(value.name, ()):
-                if isinstance(other, Function) and other is not value:
-                    self._follow(frame, other, None, node)
         if isinstance(value, Class):
             for name in ("__init__", "__post_init__"):
                 self._follow_member(frame, Instance(value), name, node)
@@ -435,17 +368,13 @@ class Walker:
         """Walk a function that the frame's function calls."""
         if not self._can_follow(frame, function):
             return
-        receiver, variables, constants, aliases = _bind_call(frame, function, receiver, node)
+        receiver, variables, constants = _bind_call(frame, function, receiver, node)
         is_self = receiver == frame.object
-        if frame.is_building and not is_self:
-            return  # It sets no attributes, and Risks knows whether it can raise.
         reaches = is_self or frame.object in variables.values()
-        facts = frame.facts.without_parameters()
+        facts = replace(frame.facts.without_parameters(), present=frozenset())
         if not reaches:
             facts = replace(facts, known=frozenset(), at_start=frozenset())
-        quiet = frame.quiet or (node is not None and _is_by_global(frame, node.func))
-        key = (function, receiver, facts, tuple(sorted(constants.items(), key=repr)), quiet,
-               tuple(sorted(aliases.items())))  # fmt: skip
+        key = (function, receiver, facts, tuple(sorted(constants.items(), key=repr)))
         if key not in self._seen:
             self._seen[key] = NOTHING
             bare = is_self and function is self._evaluator.method(frame.destroyed, function.name)
@@ -453,7 +382,7 @@ class Walker:
             step = Step(name, function.module.source.path, function.node.lineno)
             inner = frame.calling(
                 function, receiver, trace=(*frame.trace, step), facts=facts, variables=variables,
-                constants=constants, quiet=quiet, aliases=aliases,
+                constants=constants,
             )  # fmt: skip
             self._run(inner)
             end = _on_any_way(inner.ends)
@@ -466,7 +395,6 @@ class Walker:
                 frame.facts,
                 known=end.known | own,
                 at_start=end.at_start,
-                possibly_set=end.possibly_set,
             )
 
     def _can_follow(self, frame: Frame, function: Function) -> bool:
@@ -481,19 +409,6 @@ class Walker:
         )
 
 
-def _evaluated_first(node: ast.stmt) -> Sequence[ast.AST]:
-    """Return the parts that a statement evaluates before its blocks; all of a simple one."""
-    if isinstance(node, (ast.If, ast.While)):
-        return [node.test]
-    if isinstance(node, (ast.For, ast.AsyncFor)):
-        return [node.iter]
-    if isinstance(node, (ast.With, ast.AsyncWith)):
-        return [item.context_expr for item in node.items]
-    if isinstance(node, ast.Match):
-        return [node.subject]
-    return [] if hasattr(node, "handlers") else [node]
-
-
 def _on_any_way(ends: Iterable[Facts]) -> Facts | None:
     """Return what holds on all of the ways; None if there are no ways."""
     common = None
@@ -502,29 +417,19 @@ def _on_any_way(ends: Iterable[Facts]) -> Facts | None:
     return common
 
 
-def _is_by_global(frame: Frame, node: ast.expr) -> bool:
-    """Whether a function is called by a name that is looked up in its module."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return isinstance(node, ast.Name) and frame.named(node.id).kind == "global"
-
-
-_Binding = tuple[Union[Instance, Class, None], Variables, dict[str, object], dict[str, str]]  # noqa: UP007
+_Binding = tuple[Union[Instance, Class, None], Variables, dict[str, object]]  # noqa: UP007
 
 
 def _bind_call(
     frame: Frame, function: Function, receiver: Instance | Class | None, node: ast.Call | None
 ) -> _Binding:
-    """Return the receiver, variables, constants and aliases that a call passes on."""
+    """Return the receiver, variables and constants that a call passes on."""
     variables = dict(frame.variables)
     if frame.function.self_name and frame.receiver:
         variables[frame.function, frame.function.self_name] = frame.receiver
     arguments = bind_arguments(function, node, bound=receiver is not None)
-    constants, aliases = constants_of(arguments), {}
+    constants = constants_of(arguments)
     for name, argument in arguments.items():
-        attribute = frame.attribute_behind(argument)
-        if attribute and not frame.tested and not frame.facts.states(attribute):
-            aliases[name] = attribute
         if isinstance(argument, ast.Name) and argument.id in frame.constants:
             constants[name] = frame.constants[argument.id]
         elif name not in constants and (value := frame.evaluate(argument)):
@@ -532,4 +437,4 @@ def _bind_call(
     if receiver is None and function.self_name in arguments:
         first = variables.get((function, function.self_name or ""))
         receiver = first if isinstance(first, Instance) else None
-    return receiver, variables, constants, aliases
+    return receiver, variables, constants

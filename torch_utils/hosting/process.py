@@ -309,7 +309,7 @@ class ModelProcess:
         """End the process; its exit code is the reason if ``why`` is empty."""
         if self._pid != getpid():
             return
-        with self._ending:  # Free, where __del__ calls. clean-exit-lint: ignore[blocking-call]
+        with self._ending:  # Free, where __del__ calls.
             if not self._error:
                 self._error = why or "has ended"
                 code = self._end(grace_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -170,17 +171,61 @@ def test_github_format_escapes_paths(folder: Path, output: Output) -> None:
 
 
 def test_select_and_ignore_take_ids_and_codes(folder: Path, output: Output) -> None:
-    (folder / "dirty.py").write_text(DIRTY + "        print(1)\n        assert os\n")
+    (folder / "dirty.py").write_text(DIRTY + "        print(1)\n        raise OSError\n")
 
     def rules(*arguments: str) -> set[str]:
         printed = json.loads(output("--format", "json", *arguments, ".")[1])
         return {finding["rule"] for finding in printed["findings"]}
 
-    assert rules() == {"import", "log", "raise"}
+    assert rules() == {"import", "raise"}
+    assert rules("--select", "all") == {"import", "log", "raise"}
     assert rules("--select", "import,CEX006") == {"import", "log"}
     assert rules("--select", "import", "--select", "raise") == {"import", "raise"}
     assert rules("--ignore", "CEX001,log") == {"raise"}
     assert rules("--select", "log,raise", "--ignore", "log") == {"raise"}
+
+
+def test_one_statement_has_one_finding(folder: Path, output: Output) -> None:
+    """The first rule that is not opt-in; an ignore comment for it shows the next."""
+    line = "        import os\n        assert print(os.wait())"
+    (folder / "dirty.py").write_text(f"class A:\n    def __del__(self):\n{line}\n")
+
+    def rules() -> list[str]:
+        printed = json.loads(output("--format", "json", "--select", "all", ".")[1])
+        return [finding["rule"] for finding in printed["findings"]]
+
+    assert rules() == ["import", "blocking-call"]
+    comment = "# clean-exit-lint: ignore[blocking-call]"
+    (folder / "dirty.py").write_text(f"class A:\n    def __del__(self):\n{line}  {comment}\n")
+    assert rules() == ["import", "raise"]
+
+
+def test_rules_are_left_out_in_some_files(folder: Path, output: Output) -> None:
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test_dirty.py").write_text(DIRTY)
+    assert output("--per-file-ignores", "dirty.py:import,log", ".")[0] == 1
+    arguments = ["--per-file-ignores", "dirty.py:import", "--per-file-ignores", "tests/*:CEX001"]
+    assert output(*arguments, ".")[0] == 0
+    for wrong in ("dirty.py", ":import", "dirty.py:no-such"):
+        with contextlib.suppress(SystemExit):
+            assert output("--per-file-ignores", wrong, ".")[0] == 2
+    if sys.version_info < (3, 11):
+        pytest.importorskip("tomli")
+    table = '[tool.clean-exit-lint.per-file-ignores]\n"dirty.py" = ["import"]\n'
+    (folder / "pyproject.toml").write_text(f'{table}"tests/*" = ["all"]\n')
+    assert output(".")[0] == 0
+    (folder / "pyproject.toml").write_text("[tool.clean-exit-lint]\nper-file-ignores = 1\n")
+    assert output(".")[0] == 2
+
+
+def test_statistics_and_exit_zero(folder: Path, output: Output) -> None:
+    (folder / "dirty.py").write_text(DIRTY + "        raise OSError\n" + DIRTY.replace("A", "B"))
+    code, printed, _ = output("--statistics", "--exit-zero", ".")
+    assert code == 0
+    assert printed.splitlines() == [
+        f"2\tCEX001\timport\t{RULES['import'].summary}",
+        f"1\tCEX007\traise\t{RULES['raise'].summary}",
+    ]
 
 
 IGNORED = """class A:
@@ -204,7 +249,7 @@ def test_ignore_comment_hides_findings_of_its_statement(folder: Path, output: Ou
     code, printed, _ = output("--format", "json", ".")
     found = [(one["rule"], one["line"]) for one in json.loads(printed)["findings"]]
     assert code == 1
-    assert found == [("unused-ignore", line) for line in (5, 10, 11, 12)]
+    assert found == [("unused-ignore", line) for line in (10, 11, 12)]  # 5: log is opt-in.
     code, printed, _ = output("--format", "json", "--ignore", "log,import", ".")
     found = [(one["rule"], one["line"]) for one in json.loads(printed)["findings"]]
     assert ("unused-ignore", 5) not in found  # A rule that was not checked may be needed.
