@@ -43,7 +43,6 @@ class Frame:
         facts: What is known at the current node.
         variables: The values of variables in this function and those around it.
         constants: The parameters with a known value, such as ``blocking=False``.
-        tested: Whether an attribute of the object was tested on the way.
         aliases: The attribute of the object that each variable was read from.
         tests: The test that each variable holds the result of.
         conditions: The tests around the current statement.
@@ -60,7 +59,6 @@ class Frame:
     facts: Facts
     variables: Variables = field(default_factory=dict)
     constants: dict[str, object] = field(default_factory=dict)
-    tested: bool = False
     aliases: dict[str, str] = field(default_factory=dict)
     tests: dict[str, ast.expr] = field(default_factory=dict)
     conditions: list[ast.expr] = field(default_factory=list)
@@ -94,10 +92,6 @@ class Frame:
     def object(self) -> Instance:
         """The object that is destroyed."""
         return Instance(self.destroyed, is_self=True)
-
-    def note_test(self, test: ast.expr) -> None:
-        """Remember whether a test reads an attribute of the object."""
-        self.tested = self.tested or any(self.own_attribute(node) for node in ast.walk(test))
 
     def checks_arguments(self) -> bool:
         """Whether the current node depends on a test of arguments, which the caller chooses."""

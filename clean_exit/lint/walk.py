@@ -111,6 +111,8 @@ class Walker:
             frame.facts = frame.facts.plus(true or NOTHING)
             return True
         self._apply(STATEMENTS, frame, node)
+        if isinstance(node, ast.Raise):
+            return False  # What makes the error runs only after a failure.
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if node.value is not None:
@@ -128,7 +130,7 @@ class Walker:
             self._expressions(frame, node)
         if isinstance(node, ast.Return):
             frame.ends.append(frame.facts)
-        return not isinstance(node, (ast.Raise, ast.Return, ast.Continue, ast.Break))
+        return not isinstance(node, (ast.Return, ast.Continue, ast.Break))
 
     def _read_target(self, frame: Frame, target: ast.expr) -> None:
         """Walk a target that must exist already, as in ``x += 1`` and ``del x``."""
@@ -166,7 +168,6 @@ class Walker:
         true, false = self._test(frame, node.test)
         before, ends = frame.facts, []
         if isinstance(node, ast.If):
-            frame.note_test(node.test)
             frame.conditions.append(node.test)
         if true is not None:
             frame.facts = before.plus(true)
