@@ -118,9 +118,15 @@ def test_signal_to_the_command_and_its_group_arrives_once() -> None:
 
 
 def test_closed_terminal_ends_the_program() -> None:
+    code = """
+import os, time
+try: print(f"pid={os.getpid()}.", flush=True)
+except OSError: pass  # The terminal may be closed before this call returns.
+time.sleep(600)
+"""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execve(sys.executable, [*QUIET, "sh", "-c", "echo pid=$$.; sleep 600; :"], ENVIRONMENT)
+        os.execve(sys.executable, [*QUIET, sys.executable, "-c", code], ENVIRONMENT)
     program = int(read_until(terminal, b".").partition(b"=")[2].partition(b".")[0])
     os.close(terminal)
     _, status = os.waitpid(pid, 0)
