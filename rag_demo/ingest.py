@@ -55,6 +55,7 @@ def ingest(
     *,
     source: str | None = None,
     replace: bool = False,
+    covers_all: bool = True,
     keep: Callable[[Document], bool] = lambda document: False,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Ingested:
@@ -70,6 +71,8 @@ def ingest(
         folder: The folder of the index.
         source: A description of the source, which is stored in the index.
         replace: Whether to replace an index of another source or another model.
+        covers_all: Whether ``documents`` are all that the index should hold. Only then a damaged
+            index of the same source is made again.
         keep: Tells which documents stay at the end although they are not among ``documents``.
         on_progress: Called with the number of documents processed since the last call.
 
@@ -79,6 +82,7 @@ def ingest(
     Raises:
         OtherIndexError: The folder holds an index of another source or another model. Nothing
             was embedded.
+        DamagedIndexError: The index is damaged, and may hold other documents than these.
         IndexFileError: The folder holds something else, another process is writing into it, or
             it cannot be written; or a document is invalid or its id is repeated. The index stays
             as it was after the last commit.
@@ -86,7 +90,9 @@ def ingest(
     folder = Path(folder)
     with ExitStack() as stack:
         stack.enter_context(exit_on_sigterm())
-        writer = stack.enter_context(_open_writer(folder))
+        writer = stack.enter_context(
+            _open_writer(folder, source, replace=replace, covers_all=covers_all)
+        )
         if writer.manifest is not None and not replace and writer.manifest.source != source:
             other = writer.manifest.source
             what = f"the index of {other}" if other else "an index that a program made"
@@ -104,18 +110,22 @@ def ingest(
         return Ingested(run.embedded, run.reused, finished=True)
 
 
-def _open_writer(folder: Path) -> IndexWriter:
-    """Open an index for changes; empty it if any part of it is damaged."""
-    writer = open_or_replace(folder)
+def _open_writer(
+    folder: Path, source: str | None, *, replace: bool, covers_all: bool
+) -> IndexWriter:
+    """Open an index for changes; empty a damaged one only if ``documents`` make it again."""
+    writer = (open_or_replace if replace and covers_all else IndexWriter)(folder)
     if writer.manifest is not None:
         try:
             with closing(SavedIndex(folder)) as saved:
-                saved.check_all()
-        except DamagedIndexError:
+                saved.check_documents()
+                saved.check_vectors()
+        except BaseException as error:  # After an interrupt too, nothing else closes the writer.
+            is_same = covers_all and (replace or writer.manifest.source == source)
+            if not is_same or not isinstance(error, DamagedIndexError):
+                writer.__exit__()
+                raise
             writer.clear(writer.manifest.model, source=writer.manifest.source)
-        except BaseException:  # After an interrupt too, nothing else closes the writer.
-            writer.__exit__()
-            raise
     return writer
 
 

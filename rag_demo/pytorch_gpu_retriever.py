@@ -32,6 +32,8 @@ __all__ = ["PyTorchGPURetriever"]
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 _FEW_ALLOWED = 1 << 12
 _ROUNDED_AT_ONCE = 1 << 11  # new rows before their int8 copies are made
+_ROUNDED_BY_SEARCH = 1 << 13  # rows whose copies one query makes, in 50 ms
+_MOST_FACTOR = 32
 
 
 class PyTorchGPURetriever(Retriever):
@@ -39,7 +41,7 @@ class PyTorchGPURetriever(Retriever):
 
     A search scans rounded vectors, bounds the rounding error, and scores every possible result
     from the float32 vectors; see `rag_demo.exact_search`. With float32 on a CPU it scans an int8
-    copy, which comes from the saved index or is made by the first search.
+    copy. Each search makes the copies of some more rows, so that none of them waits long.
 
     Args:
         embedding_model: The embedding model. The retriever does not own it and does not close it.
@@ -112,7 +114,7 @@ class TensorVectors:
     ======================  ========================  =================  ================
     case                    ``saved`` (its file)      ``host``           ``copy``
     ======================  ========================  =================  ================
-    float32 on a CPU        the first rows, mapped    the other rows     int8, on demand
+    float32 on a CPU        the first rows, mapped    the other rows     int8, by searches
     rounded, exact          the first rows, mapped    the other rows     all rows
     rounded, not exact      none                      rows not copied    the other rows
     float32 on a GPU        none                      rows not copied    the other rows
@@ -280,7 +282,8 @@ class TensorVectors:
                 return candidates_of_batch(rows, queries, top_k, self.take)
         is_direct = self._in_host and self.streamed is None and len(queries) == 1
         if is_direct and (len(self) <= FEW_ROWS or not suits_int8(1)):
-            return candidates_of_one_query(self._floats(), queries[0], top_k, allowed)
+            parts = [part for _, part in self._floats()]
+            return candidates_of_one_query(parts, queries[0], top_k, allowed)
         budget = self.memory_budget
         is_exact = self.exact or self.dtype == "float32"
         return find_candidates(
@@ -288,48 +291,42 @@ class TensorVectors:
             scratch_bytes=None if budget is None else budget // 4,
         )  # fmt: skip
 
-    def _floats(self) -> list[Vectors]:
-        """Return all float32 vectors in host memory, checked."""
-        parts = []
-        if self.saved is not None:
+    def _floats(self, first: int = 0) -> list[tuple[int, Vectors]]:
+        """Return the float32 vectors in host memory from a row on: each part with its row."""
+        parts, start = [], self._host_start
+        if self.saved is not None and first < start and self.streamed is None:
             self.saved.check_vectors()
-            parts.append(self.saved.vectors)
-        return parts if self.host is None else [*parts, self.host.rows]
+            parts.append((first, self.saved.vectors[first:]))
+        if self.host is not None and first < len(self):
+            parts.append((max(first, start), self.host.rows[max(0, first - start) :]))
+        return parts
 
     def _scans(self, queries: int) -> list[Scan]:
         """Return the scans for so many queries: all rows, in order."""
         import torch
 
+        scans: list[Scan] = []
         if self.streamed is not None:
-            scans, start = [self.streamed], len(self.streamed)
-        elif self._in_host and not suits_int8(queries):
-            scans, start = [], 0
-            for part in self._floats():
-                scans.append(Scan.of_floats(torch.from_numpy(part), start))
-                start += len(part)
-        else:
-            copy = self._int8_copy() if self._in_host else self.copy
+            scans.append(self.streamed)
+        elif not self._in_host or suits_int8(queries):
+            copy = self._int8_copy(queries) if self._in_host else self.copy
             assert copy is not None
-            scans, start = ([copy.scan] if len(copy) else []), len(copy)
-        if start < len(self):
-            rest = torch.from_numpy(self.take(np.arange(start, len(self)))).to(self.device)
-            scans.append(Scan.of_floats(rest, start))
+            scans += [copy.scan] if len(copy) else []
+        for start, part in self._floats(sum(map(len, scans))):
+            scans.append(Scan.of_floats(torch.from_numpy(part).to(self.device), start))
         return scans
 
-    def _int8_copy(self) -> GrowingScan:
-        """Return the int8 copies of the first rows; a saved index has them in a file."""
-        import torch
-
-        copy, whole = self.copy, len(self) // BLOCK * BLOCK
-        if copy is None and self.saved is not None:
-            parts: list[Any] = [torch.from_numpy(part) for part in self.saved.scan()]
-            copy = GrowingScan(Scan(*parts))
-        elif copy is None:
-            copy = GrowingScan.of(self._floats()[0][:whole], "int8", "cpu")
-        if whole - len(copy) >= _ROUNDED_AT_ONCE:
-            copy = copy.extended(self.take(np.arange(len(copy), whole)), "int8")
-        # These rows never change, so any search may store their copies.
-        object.__setattr__(self, "copy", copy)
+    def _int8_copy(self, queries: int) -> GrowingScan:
+        """Return the int8 copies of the first rows, and make those of some more."""
+        copy = self.copy or GrowingScan.of(np.empty((0, self.dimension), np.float32), "int8", "cpu")
+        by_search = _ROUNDED_BY_SEARCH * min(queries, _MOST_FACTOR)
+        stop = min(len(self) // BLOCK * BLOCK, len(copy) + by_search)
+        if stop - len(copy) >= _ROUNDED_AT_ONCE:
+            for start in range(len(copy), stop, _ROUNDED_AT_ONCE):
+                rows = np.arange(start, min(start + _ROUNDED_AT_ONCE, stop))
+                copy = copy.extended(self.take(rows), "int8")
+            # These rows never change, so any search may store their copies.
+            object.__setattr__(self, "copy", copy)
         return copy
 
 

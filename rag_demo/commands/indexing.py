@@ -163,6 +163,7 @@ def add(
             folder,
             source=together,
             replace=True,
+            covers_all=False,
             keep=lambda document: document.file is None or document.file not in files,
         )
     say(f"added {run.name} to {folder}: {_count(folder)} texts, {manifest.count} before")

@@ -1,9 +1,8 @@
 """The format of a saved index: its files, its manifest, and the errors of reading and writing.
 
 ``index.sqlite`` holds documents, metadata, the full-text index, and which row of vectors belongs
-to which document. ``vectors-N.f32`` holds the vectors, and ``scan-N.i8`` holds int8 copies that
-are faster to scan. These two files only grow. Each transaction of the database records how many
-of their rows count, so a crash leaves at most bytes that nobody reads. All data have checksums.
+to which document. ``vectors-N.f32`` holds the vectors and only grows. Each transaction of the
+database records how many of its rows count, so a crash leaves at most bytes that nobody reads.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from rag_demo.errors import (
     unwritable,
 )
 from rag_demo.store.document_table import SCHEMA, DamagedRowError
-from rag_demo.vectors import Rows, Vectors
+from rag_demo.vectors import Rows
 
 DATABASE = "index.sqlite"
-VERSION = 1
+VERSION = 2
 GONE = -1
 """The owner of a row whose document was deleted."""
 SEGMENT = 1 << 12
@@ -49,7 +48,7 @@ INDEX_FILES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "vectors-
 TABLES = (
     "CREATE TABLE manifest (value TEXT, checksum INTEGER)",
     "CREATE TABLE segments (number INTEGER PRIMARY KEY, owners BLOB, passages BLOB,"
-    " vector_checksums BLOB, scales BLOB, bounds BLOB, scan_checksum INTEGER, checksum INTEGER)",
+    " vector_checksums BLOB, checksum INTEGER)",
     "CREATE TABLE text_index (name TEXT PRIMARY KEY, content BLOB, checksum INTEGER)",
     *SCHEMA,
 )
@@ -97,11 +96,6 @@ class Manifest:
         """The name of the file of vectors."""
         return f"vectors-{self.file_number}.f32"
 
-    @property
-    def scan_name(self) -> str:
-        """The name of the file of int8 copies."""
-        return f"scan-{self.file_number}.i8"
-
 
 @dataclass
 class Segment:
@@ -111,30 +105,22 @@ class Segment:
         owners: The number of the document of each row, or `GONE`: shape (n,).
         passages: Start and stop of each row's passage: shape (n, 2).
         vector_checksums: One for each block of vectors.
-        scales: One for each block of int8 copies.
-        bounds: The rounding error of each block of int8 copies.
-        scan_checksum: The checksum of all int8 copies.
     """
 
     owners: Rows
     passages: Passages
     vector_checksums: npt.NDArray[np.uint32]
-    scales: Vectors
-    bounds: Vectors
-    scan_checksum: int = 0
 
     def row(self) -> tuple[Any, ...]:
         """Return the values of `SEGMENT_COLUMNS`."""
-        arrays = (self.owners, self.passages, self.vector_checksums, self.scales, self.bounds)
+        arrays = (self.owners, self.passages, self.vector_checksums)
         blobs = [np.ascontiguousarray(array).tobytes() for array in arrays]
-        return (*blobs, self.scan_checksum, checksum_of(*blobs, self.scan_checksum))
+        return (*blobs, checksum_of(*blobs))
 
     @classmethod
     def empty(cls) -> Segment:
         """Return a segment without rows."""
-        none = np.empty(0, np.float32)
-        return cls(np.empty(0, np.int64), np.empty((0, 2), np.int32), none.astype(np.uint32),
-                   none, none)  # fmt: skip
+        return cls(np.empty(0, np.int64), np.empty((0, 2), np.int32), np.empty(0, np.uint32))
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Segment:
@@ -143,18 +129,14 @@ class Segment:
         Raises:
             DamagedRowError: The checksum is wrong.
         """
-        *blobs, scan_checksum, checksum = row
-        if checksum != checksum_of(*blobs, scan_checksum):
+        *blobs, checksum = row
+        if checksum != checksum_of(*blobs):
             raise DamagedRowError("the checksum of a segment is wrong")
-        owners, passages, checksums, scales, bounds = map(
-            np.frombuffer, blobs, (np.int64, np.int32, np.uint32, np.float32, np.float32)
-        )
-        return cls(owners, passages.reshape(-1, 2), checksums, scales, bounds, scan_checksum)
+        owners, passages, checksums = map(np.frombuffer, blobs, (np.int64, np.int32, np.uint32))
+        return cls(owners, passages.reshape(-1, 2), checksums)
 
 
-SEGMENT_COLUMNS = (
-    "owners, passages, vector_checksums, scales, bounds, scan_checksum, checksum FROM segments"
-)
+SEGMENT_COLUMNS = "owners, passages, vector_checksums, checksum FROM segments"
 
 
 def checksum_of(*parts: Any) -> int:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_demo.database import Database
 from rag_demo.errors import IndexFileError, damaged
@@ -95,15 +94,11 @@ class SavedIndex:
         self.owners: Rows = np.concatenate([each.owners for each in segments])
         self.passages: Passages = np.concatenate([each.passages for each in segments])
         self._checksums = np.concatenate([each.vector_checksums for each in segments])
-        self._scales = np.concatenate([each.scales for each in segments])
-        self._bounds = np.concatenate([each.bounds for each in segments])
-        self._scan_checksums = [(len(each.scales), each.scan_checksum) for each in segments]
         if len(self.owners) != manifest.rows or len(self._checksums) != -(-manifest.rows // BLOCK):
             raise damaged(self.folder / DATABASE, "its segments do not match its rows")
         self._is_checked = np.zeros(len(self._checksums), bool)
-        shape, scanned = (manifest.rows, manifest.dimension), len(self._scales) * BLOCK
+        shape = (manifest.rows, manifest.dimension)
         self._file = _MappedFile(self.folder / manifest.vectors_name, 4 * manifest.rows * shape[1])
-        self._scan_file = _MappedFile(self.folder / manifest.scan_name, scanned * shape[1])
         self.vectors: Vectors = np.frombuffer(self._file.memory, np.float32).reshape(shape)
         if pages * page_bytes <= _SMALL_BYTES:
             self.check_documents()
@@ -141,19 +136,17 @@ class SavedIndex:
         """
         self.check_documents()
         self.check_vectors()
-        self.scan()
         if not self.text_index()[0] and self.manifest.text_end:
             raise damaged(self.folder / DATABASE, "its full-text index is missing")
         return self.manifest.count
 
     def check_length(self) -> None:
-        """Check the length of both files; reading mapped memory beyond the end is a SIGBUS.
+        """Check the length of the file; reading mapped memory beyond the end is a SIGBUS.
 
         Raises:
-            IndexFileError: A file was cut off.
+            IndexFileError: The file was cut off.
         """
         self._file.check_length()
-        self._scan_file.check_length()
 
     def check_vectors(self) -> None:
         """Compare all vectors with their checksums; 4 GB take a second.
@@ -214,29 +207,6 @@ class SavedIndex:
             raise damaged(self._file.path, f"the checksum of row {block * BLOCK} is wrong")
         self._is_checked[block] = True
 
-    def scan(self) -> tuple[npt.NDArray[np.int8], Vectors, Vectors]:
-        """Return the int8 copies of all complete blocks, with their scales and bounds.
-
-        Raises:
-            IndexFileError: They differ from what was written.
-        """
-        rows, dimension = len(self._scales) * BLOCK, self.manifest.dimension
-        file = self._scan_file
-        file.check_length()
-        if not rows:
-            return np.empty((0, dimension), np.int8), self._scales, self._bounds
-        codes = np.frombuffer(file.memory, np.int8).reshape(rows, dimension)
-        starts = np.cumsum([0, *(blocks * BLOCK for blocks, _ in self._scan_checksums)]).tolist()
-
-        def check(number: int) -> None:
-            found = zlib.crc32(as_bytes(codes[starts[number] : starts[number + 1]]))
-            if found != self._scan_checksums[number][1]:
-                raise damaged(file.path, f"the checksum of row {starts[number]} is wrong")
-
-        with ThreadPoolExecutor(2) as threads:
-            list(threads.map(check, range(len(self._scan_checksums))))
-        return codes, self._scales, self._bounds
-
     def text_index(self) -> tuple[dict[str, bytes], int]:
         """Return the files of the full-text index, and the first document number it lacks."""
         with self.documents.connection() as connection:
@@ -248,7 +218,6 @@ class SavedIndex:
         self.documents.close()
         self.vectors = np.empty((0, 0), np.float32)
         self._file.close()
-        self._scan_file.close()
 
 
 class _MappedFile:

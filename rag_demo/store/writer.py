@@ -20,7 +20,7 @@ from rag_demo.database import Database
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import DamagedIndexError, IndexFileError, RagDemoError, damaged
-from rag_demo.exact_search.rounding import BLOCK, round_to_int8
+from rag_demo.exact_search.rounding import BLOCK
 from rag_demo.store.document_table import DocumentTable
 from rag_demo.store.index_format import (
     DATABASE,
@@ -180,33 +180,24 @@ class IndexWriter:
                 f"the model's vectors have {dimension} dimensions, "
                 f"but the index has {manifest.dimension}; use the model that made it"
             )
-        with (
-            self._open_file(manifest.vectors_name) as file,
-            self._open_file(manifest.scan_name) as scan_file,
-        ):
+        with self._open_file(manifest.vectors_name) as file:
             done = 0
             while done < len(vectors):
                 row = manifest.rows + done
                 number, place = divmod(row, SEGMENT)
                 some = slice(done, done + min(SEGMENT - place, len(vectors) - done))
                 segment = self._segment(number) if place else Segment.empty()
-                # The last block may be incomplete. Its int8 copy is made when it is complete.
+                # The last block may be incomplete; its checksum changes.
                 before = place % BLOCK
                 checksums = segment.vector_checksums[place // BLOCK :]
                 tail = self._read(file, row - before, (before, dimension), checksums)
                 tail = np.concatenate([tail, vectors[some]])
                 _write_at(file, (row - before) * dimension * 4, tail)
-                complete = tail[: len(tail) // BLOCK * BLOCK]
-                codes, scales, bounds = round_to_int8(complete)
-                _write_at(scan_file, (row - before) * dimension, codes)
                 added = np.asarray(_block_checksums(tail), np.uint32)
                 segment = Segment(
                     np.concatenate([segment.owners, owners[some]]),
                     np.concatenate([segment.passages, passages[some]]),
                     np.concatenate([segment.vector_checksums[: place // BLOCK], added]),
-                    np.concatenate([segment.scales, scales]),
-                    np.concatenate([segment.bounds, bounds]),
-                    zlib.crc32(as_bytes(codes), segment.scan_checksum),
                 )
                 self._put_segment(number, segment)
                 done = some.stop
@@ -312,9 +303,8 @@ class IndexWriter:
         manifest = replace(self._manifest, generation=self._manifest.generation + 1)
         with writing_errors(self.folder):
             if manifest.rows:
-                for name in (manifest.vectors_name, manifest.scan_name):
-                    with self._open_file(name) as file:
-                        os.fsync(file.fileno())
+                with self._open_file(manifest.vectors_name) as file:
+                    os.fsync(file.fileno())
             if self._made_files:
                 _sync_folder(self.folder)
                 self._made_files = False
@@ -342,9 +332,8 @@ class IndexWriter:
             raise IndexFileError(f"another process has replaced the index '{self.folder}'")
 
     def _remove_old_files(self) -> None:
-        names = (self._manifest.vectors_name, self._manifest.scan_name)
         for path in [*self.folder.glob("vectors-*.f32"), *self.folder.glob("scan-*.i8")]:
-            if path.name not in names:
+            if path.name != self._manifest.vectors_name:
                 with contextlib.suppress(OSError):  # The next commit tries again.
                     path.unlink()
 
@@ -386,7 +375,7 @@ class IndexWriter:
         return Segment.of(self._connection.execute(query, (number,)).fetchone())
 
     def _put_segment(self, number: int, segment: Segment) -> None:
-        query = "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        query = "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?)"
         self._connection.execute(query, (number, *segment.row()))
 
     def _open_file(self, name: str) -> IO[bytes]:

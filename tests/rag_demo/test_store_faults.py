@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rag_demo import FaissRetriever, PyTorchGPURetriever, RagDemoError
-from support.rag_command import documents, rag_demo, succeed, write_lines
+from support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]
 
@@ -92,16 +92,32 @@ def test_save_replaces_an_index_that_only_looks_the_same(kind: Any, tmp_path: Pa
         assert ids(loaded) == {"a1", "a2", "a3"}
 
 
-@pytest.mark.slow
-def test_truncated_scan_file_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path / "i", *map(str, range(40_000))).close()
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        retriever.load(tmp_path / "i")
-        retriever.search("x")
-        (scan,) = (tmp_path / "i").glob("scan-*.i8")
-        os.truncate(scan, 100)
-        with pytest.raises(RagDemoError, match=r"scan-1\.i8"):
-            retriever.search("y")
+def test_add_to_a_damaged_index_loses_no_text(tiny_model: Path, tmp_path: Path) -> None:
+    """`index` makes it again, because its source has every text."""
+    write_lines(tmp_path / "s.jsonl", [{"id": str(n), "text": f"text {n}"} for n in range(40)])
+    write_lines(tmp_path / "more.jsonl", [{"id": "more", "text": "one more"}])
+    index = ("index", tmp_path / "s.jsonl", "--out", tmp_path / "i", "--model", tiny_model)
+    succeed(*index)
+    flip(vectors_file(tmp_path / "i"), 100)
+    assert "damaged" in fail("add", tmp_path / "i", tmp_path / "more.jsonl")
+    assert info(tmp_path / "i")["texts"] == 40
+    succeed(*index)
+    succeed("add", tmp_path / "i", tmp_path / "more.jsonl")
+    assert info(tmp_path / "i")["texts"] == 41
+
+
+def test_index_of_another_source_does_not_replace_a_damaged_one(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    write_lines(tmp_path / "s.jsonl", [{"id": str(n), "text": f"text {n}"} for n in range(40)])
+    write_lines(tmp_path / "other.jsonl", [{"id": "other", "text": "another"}])
+    options = ("--out", tmp_path / "i", "--model", tiny_model)
+    succeed("index", tmp_path / "s.jsonl", *options)
+    flip(vectors_file(tmp_path / "i"), 100)
+    assert "damaged" in fail("index", tmp_path / "other.jsonl", *options)
+    assert info(tmp_path / "i")["texts"] == 40
+    succeed("index", tmp_path / "other.jsonl", *options, "--yes")
+    assert info(tmp_path / "i")["texts"] == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
