@@ -84,7 +84,7 @@ def durable(retriever: Any, path: Path, rounds: int) -> dict[str, float]:
 
 
 def filters(retriever: Any, years: Any, rounds: int) -> dict[str, float]:
-    contents = retriever._contents
+    contents = retriever.store._snapshot
 
     def count(where: Any) -> int:
         return int(np.count_nonzero(contents.matching(where)))

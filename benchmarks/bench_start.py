@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results_file import write
-from rag_demo.store.reader import SavedIndex
+from rag_demo.stores.saved_index import SavedIndex
 
 QUESTION = "how do I give cached GPU memory back?"
 ROUNDS = 5

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.errors import RagDemoError
+    from rag_demo.errors import IndexChangedError, RagDemoError
     from rag_demo.faiss_retriever import FaissRetriever
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from rag_demo.reranker import Reranker
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EmbeddingModel",
     "FaissRetriever",
+    "IndexChangedError",
     "PyTorchGPURetriever",
     "RagDemoError",
     "Reranker",
@@ -25,6 +26,7 @@ __all__ = [
 _MODULE_OF = {
     "EmbeddingModel": "embedding_model",
     "FaissRetriever": "faiss_retriever",
+    "IndexChangedError": "errors",
     "PyTorchGPURetriever": "pytorch_gpu_retriever",
     "RagDemoError": "errors",
     "Reranker": "reranker",

@@ -43,6 +43,10 @@ class OtherIndexError(IndexFileError):
     """A folder holds an index of another source or model, and ``replace`` is false."""
 
 
+class IndexChangedError(IndexFileError):
+    """Another program has changed an index since this one loaded or saved it."""
+
+
 class UnreadableIndexError(IndexFileError):
     """A saved index cannot be read at present. It may be intact, so nothing replaces it."""
 
@@ -66,7 +70,9 @@ def damaged(path: Path, reason: object) -> IndexFileError:
         return UnreadableIndexError(
             f"'{path}' cannot be read: {reason.strerror}; fix that, and try again"
         )
-    return DamagedIndexError(f"'{path}' is damaged ({reason}); {HOW_TO_REBUILD} {path.parent}")
+    return DamagedIndexError(
+        f"'{path}' is damaged ({reason}); {HOW_TO_REBUILD} {path.parent} --yes"
+    )
 
 
 def unwritable(folder: Path, error: OSError) -> IndexFileError:

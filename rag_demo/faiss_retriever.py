@@ -13,8 +13,9 @@ from typing import Any, cast
 import numpy as np
 
 from rag_demo.exact_search.exact_scores import Pairs
-from rag_demo.retriever import BasicEmbedder, Retriever
-from rag_demo.store.reader import SavedIndex
+from rag_demo.retriever import BasicEmbedder, LocalRetriever
+from rag_demo.stores.local import LocalStore
+from rag_demo.stores.saved_index import SavedIndex
 from rag_demo.vectors import Mask, Rows, Vectors, rounding
 from torch_utils import release
 from torch_utils.resource import closes_on_error
@@ -25,7 +26,7 @@ _EXTRA = 8  # more rows than wanted, to see whether the last one is a tie
 _FEW_EXCLUDED = 64  # rows that are requested too and dropped: faiss is faster without a selector
 
 
-class FaissRetriever(Retriever):
+class FaissRetriever(LocalRetriever):
     """Exact cosine search with ``faiss.IndexFlatIP`` on the CPU; see `Retriever` for the methods.
 
     Searches take turns with each other and with `add`, because faiss changes the index in place
@@ -37,13 +38,12 @@ class FaissRetriever(Retriever):
 
     @closes_on_error
     def __init__(self, embedding_model: BasicEmbedder) -> None:
-        super().__init__(embedding_model, FaissVectors())
+        super().__init__(embedding_model, LocalStore(FaissVectors()))
 
     def _release(self) -> None:
         # Runs once, while faiss is intact: at close, at garbage collection, or at exit.
-        if hasattr(self, "_contents"):  # `__init__` may have raised.
-            # In place: other variables that refer to the index keep no vectors.
-            release(cast(FaissVectors, self._take_out()).index)
+        # In place: other variables that refer to the index keep no vectors.
+        release(cast(FaissVectors, self.store.close()).index)
 
 
 @dataclass(frozen=True)

@@ -9,27 +9,28 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from rag_demo.documents.document import Document, checked_document
-from rag_demo.encoding.embedder import BasicEmbedder, Embedder, as_embedder
+from rag_demo.encoding.embedder import BasicEmbedder, as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import DamagedIndexError, IndexFileError, OtherIndexError
+from rag_demo.retriever import embed
 from rag_demo.searching.arguments import texts_to_embed
-from rag_demo.store.reader import SavedIndex
-from rag_demo.store.writer import IndexWriter, open_or_replace
-from rag_demo.vectors import normalized
+from rag_demo.stores.index_format import read_manifest
+from rag_demo.stores.writer import IndexWriter
 from torch_utils import exit_on_signals
 
 __all__ = ["Ingested", "exit_on_sigterm", "ingest"]
 
 COMMIT_S = 2.0  # about the time between two commits
 _FEWEST, _MOST = 32, 1024  # documents of a commit
+_CHECKED_BYTES = 1 << 26  # of vectors that every change checks
 _MOST_CHARS = 1 << 21  # of a commit; the last document may exceed it
 
 
@@ -56,7 +57,7 @@ def ingest(
     source: str | None = None,
     replace: bool = False,
     covers_all: bool = True,
-    keep: Callable[[Document], bool] = lambda document: False,
+    files: Callable[[], Collection[str]] | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Ingested:
     """Index documents into a folder.
@@ -73,7 +74,8 @@ def ingest(
         replace: Whether to replace an index of another source or another model.
         covers_all: Whether ``documents`` are all that the index should hold. Only then a damaged
             index of the same source is made again.
-        keep: Tells which documents stay at the end although they are not among ``documents``.
+        files: Returns, at the end, the files whose other documents are removed; by default all
+            other documents are.
         on_progress: Called with the number of documents processed since the last call.
 
     Returns:
@@ -97,14 +99,13 @@ def ingest(
             other = writer.manifest.source
             what = f"the index of {other}" if other else "an index that a program made"
             raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
-        embedder = as_embedder(embedding_model)
-        _use_model(writer, embedder.identity, replace=replace)
-        run = _Run(writer, embedder, source)
+        _use_model(writer, as_embedder(embedding_model).identity, replace=replace)
+        run = _Run(writer, embedding_model, source)
         try:
             for batch in _batches(documents):
                 run.take(batch)
                 on_progress(len(batch))
-            run.finish(keep)
+            run.finish(files)
         except KeyboardInterrupt:
             return Ingested(run.embedded, run.reused, finished=False)
         return Ingested(run.embedded, run.reused, finished=True)
@@ -114,19 +115,35 @@ def _open_writer(
     folder: Path, source: str | None, *, replace: bool, covers_all: bool
 ) -> IndexWriter:
     """Open an index for changes; empty a damaged one only if ``documents`` make it again."""
-    writer = (open_or_replace if replace and covers_all else IndexWriter)(folder)
-    if writer.manifest is not None:
-        try:
-            with closing(SavedIndex(folder)) as saved:
-                saved.check_documents()
-                saved.check_vectors()
-        except BaseException as error:  # After an interrupt too, nothing else closes the writer.
-            is_same = covers_all and (replace or writer.manifest.source == source)
-            if not is_same or not isinstance(error, DamagedIndexError):
-                writer.__exit__()
-                raise
-            writer.clear(writer.manifest.model, source=writer.manifest.source)
+    try:
+        writer = IndexWriter(folder, start_over=replace and covers_all)
+    except DamagedIndexError:
+        if not covers_all or _source_of(folder) != source:
+            raise
+        return IndexWriter(folder, start_over=True)
+    manifest = writer.manifest
+    try:
+        if manifest is not None:
+            is_small = 4 * manifest.rows * manifest.dimension <= _CHECKED_BYTES
+            try:
+                if covers_all or is_small:
+                    writer.check()
+            except DamagedIndexError:
+                if not covers_all or not (replace or manifest.source == source):
+                    raise
+                writer.clear(manifest.model, source=manifest.source)
+    except BaseException:  # After an interrupt too, nothing else closes the writer.
+        writer.__exit__()
+        raise
     return writer
+
+
+def _source_of(folder: Path) -> object:
+    """Return the source of an index, or an object that equals no source."""
+    try:
+        return read_manifest(folder).source
+    except IndexFileError:
+        return object()
 
 
 def exit_on_sigterm() -> AbstractContextManager[object]:
@@ -150,11 +167,11 @@ def _other(folder: Path, what: str) -> OtherIndexError:
 
 
 class _Run:
-    """One run of an ingestion."""
+    """One run of an ingestion: read, embed, write."""
 
-    def __init__(self, writer: IndexWriter, embedder: Embedder, source: str | None) -> None:
+    def __init__(self, writer: IndexWriter, model: BasicEmbedder, source: str | None) -> None:
         self.embedded = self.reused = 0
-        self._writer, self._embedder, self._source = writer, embedder, source
+        self._writer, self._model, self._source = writer, model, source
         self._ids: set[str] = set()
         self._numbers: set[int] = set()
         owners = writer.owners
@@ -167,18 +184,15 @@ class _Run:
             if document.id in self._ids:
                 raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
             self._ids.add(document.id)
-        number_of = dict(writer.documents.find([document.id for document in batch]))
-        numbers = list(number_of.values())
-        known = dict(zip(number_of, writer.documents.get(numbers), strict=True))
-        same = [each for each in batch if self._is_same(each, known, number_of)]
-        kept = {each.id for each in same}
-        new = [each for each in batch if each.id not in kept]
-        for document in same:
-            if _described(document) != _described(known[document.id]):
-                writer.rewrite(number_of[document.id], document)
-        self._embed(new)
-        writer.remove([number_of[each.id] for each in new if each.id in number_of])
-        self._numbers.update(number_of[name] for name in kept)
+        number_of = writer.find([document.id for document in batch])
+        known = dict(zip(number_of, writer.documents.get(list(number_of.values())), strict=True))
+        same = {each.id: each for each in batch if self._is_same(each, known, number_of)}
+        changed = [name for name in same if _described(same[name]) != _described(known[name])]
+        self._numbers.update(number_of[name] for name in same.keys() - set(changed))
+        self._numbers.update(writer.rewrite({number_of[name]: same[name] for name in changed}))
+        new = [each for each in batch if each.id not in same]
+        if new:
+            self._numbers.update(writer.upsert(embed(new, self._model)))
         self.reused += len(same)
         self.embedded += len(new)
         self._commit(finished=False)
@@ -196,34 +210,23 @@ class _Run:
         number = number_of[document.id]
         return number < len(self._rows_of) and len(texts) == self._rows_of[number]
 
-    def _embed(self, documents: list[Document]) -> None:
-        if not documents:
-            return
-        texts, owners, passages = texts_to_embed(documents, passages=True)
-        vectors = normalized(self._embedder.embed_documents(texts), len(texts))
-        manifest = self._writer.manifest
-        assert manifest is not None
-        first, end = manifest.next_number, manifest.next_number + len(documents)
-        pairs = enumerate(documents, first)
-        self._writer.append(pairs, owners + first, passages, [vectors], end)
-        self._numbers.update(range(first, end))
-
-    def finish(self, keep: Callable[[Document], bool]) -> None:
+    def finish(self, files: Callable[[], Collection[str]] | None) -> None:
         """Remove documents that the source no longer has, and commit."""
         writer = self._writer
-        unseen = [
-            number
-            for number, document in writer.documents.stream()
-            if number not in self._numbers and not keep(document)
-        ]
-        writer.remove(unseen)
+        alive = writer.alive
+        if files is None:
+            others = np.flatnonzero(alive).tolist()
+        else:
+            others = [n for n in writer.documents.of_files(list(files())) if alive[n]]
+        writer.remove(number for number in others if number not in self._numbers)
         writer.compact()
         self._commit(finished=True)
 
     def _commit(self, *, finished: bool) -> None:
         self._writer.describe(source=self._source, finished=finished)
         if finished:
-            self._writer.catch_up_text(0)
+            self._writer.catch_up_words()
+        self._writer.prepare()
         self._writer.commit(more=not finished)
 
 

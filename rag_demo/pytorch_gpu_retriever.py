@@ -21,8 +21,9 @@ from rag_demo.exact_search.exact_scores import (
 )
 from rag_demo.exact_search.rounding import BLOCK
 from rag_demo.exact_search.scan import Scan, StreamedScan, make_scan
-from rag_demo.retriever import BasicEmbedder, Retriever
-from rag_demo.store.reader import SavedIndex
+from rag_demo.retriever import BasicEmbedder, LocalRetriever
+from rag_demo.stores.local import LocalStore
+from rag_demo.stores.saved_index import SavedIndex
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
 from torch_utils import get_optimal_device, release
 from torch_utils.resource import closes_on_error
@@ -36,7 +37,7 @@ _ROUNDED_BY_SEARCH = 1 << 13  # rows whose copies one query makes, in 50 ms
 _MOST_FACTOR = 32
 
 
-class PyTorchGPURetriever(Retriever):
+class PyTorchGPURetriever(LocalRetriever):
     """Exact cosine search with PyTorch; see `Retriever` for the methods.
 
     A search scans rounded vectors, bounds the rounding error, and scores every possible result
@@ -81,7 +82,8 @@ class PyTorchGPURetriever(Retriever):
         self.exact = exact
         self.memory_budget = memory_budget
         # The first `add` or `load` creates the tensor in here.
-        super().__init__(embedding_model, TensorVectors(self.device, dtype, exact, memory_budget))
+        vectors = TensorVectors(self.device, dtype, exact, memory_budget)
+        super().__init__(embedding_model, LocalStore(vectors))
 
     @property
     def embeddings_tensor(self) -> Any:
@@ -89,20 +91,13 @@ class PyTorchGPURetriever(Retriever):
 
         The tensor includes all changes so far, which may need a copy.
         """
-        with self._changing:
-            contents = self._contents
-            if not len(contents.vectors) or contents.vectors.stays_in_file or self.closed:
-                return None
-            if not contents.live_rows.all():
-                contents = contents.compact_copy()
-            vectors = cast(TensorVectors, contents.vectors).in_one_tensor()
-            self._contents = replace(contents, vectors=vectors)
-            return vectors.tensor
+        vectors = self.store.compact(lambda rows: cast(TensorVectors, rows).in_one_tensor())
+        return None if vectors is None else cast(TensorVectors, vectors).tensor
 
     def _release(self) -> None:
         # Runs once, while torch is intact: at close, at garbage collection, or at exit.
-        if hasattr(self, "_contents"):  # `__init__` may have raised.
-            tensors = cast(TensorVectors, self._take_out()).tensors
+        if hasattr(self, "store"):  # `__init__` may have raised.
+            tensors = cast(TensorVectors, self.store.close()).tensors
             # As one list: any other reference to a tensor looks like a thread that uses it.
             release(tensors)
 

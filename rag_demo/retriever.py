@@ -1,24 +1,21 @@
-"""The interface of both retrievers: exact cosine search over texts.
+"""The interface of all retrievers: exact cosine search over texts.
 
-A retriever is a `torch_utils.Resource`. Its methods call `ensure_open` before they use what it
-holds, and `_release` runs exactly once and gives that up.
+A retriever is a `torch_utils.Resource`. It checks arguments, embeds, and reranks; a
+`rag_demo.stores.store.Store` keeps and searches the documents. `LocalRetriever` can save them into
+a folder.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_demo.documents.document import Document
 from rag_demo.encoding.embedder import BasicEmbedder, Embedder, as_embedder, check_embedding_model
-from rag_demo.encoding.model_identity import refuse_other_model
 from rag_demo.errors import short_repr
 from rag_demo.searching.arguments import (
     check_documents,
@@ -26,13 +23,10 @@ from rag_demo.searching.arguments import (
     check_queries,
     texts_to_embed,
 )
-from rag_demo.searching.contents import Contents, VectorRows
 from rag_demo.searching.results import SearchResult, Stats
-from rag_demo.searching.search import Search
-from rag_demo.store.filters import Where
-from rag_demo.store.index_format import GONE, Manifest
-from rag_demo.store.reader import SavedIndex
-from rag_demo.store.writer import IndexWriter, open_or_replace
+from rag_demo.stores.filters import Where
+from rag_demo.stores.local import LocalStore
+from rag_demo.stores.store import EmbeddedBatch, Store
 from rag_demo.vectors import normalized
 from torch_utils import Resource
 from torch_utils.resource import closes_on_error
@@ -40,59 +34,68 @@ from torch_utils.resource import closes_on_error
 if TYPE_CHECKING:
     from rag_demo.reranker import Reranker
 
-__all__ = ["BasicEmbedder", "Embedder", "Retriever", "SearchResult", "Stats", "Where"]
+__all__ = [
+    "BasicEmbedder",
+    "Embedder",
+    "LocalRetriever",
+    "Retriever",
+    "SearchResult",
+    "Stats",
+    "Where",
+    "embed",
+]
 
-_ROWS_AT_ONCE = 1 << 13
 _RERANKED = 5  # times as many results are reranked as are wanted
 
 
-class _Saved(NamedTuple):
-    """The folder of the last save or load, and the contents at that moment.
+def embed(
+    documents: Sequence[Document],
+    embedding_model: BasicEmbedder,
+    *,
+    passages: bool = True,
+    on_progress: Callable[[int], object] | None = None,
+) -> EmbeddedBatch:
+    """Embed documents: the step between reading and writing, in any process.
 
-    It does not refer to the contents themselves: that would keep their vectors in memory.
+    Args:
+        documents: Documents with different ids.
+        embedding_model: The embedding model.
+        passages: See `Retriever.add`.
+        on_progress: See `Retriever.add`.
     """
-
-    folder: Path
-    manifest: Manifest
-    origin: object
-    alive: npt.NDArray[np.bool_]
-    rows: int
-
-    @classmethod
-    def of(cls, folder: Path, manifest: Manifest, contents: Contents) -> _Saved:
-        alive, rows = contents.alive.rows, len(contents.owners)
-        return cls(folder.resolve(), manifest, contents.origin, alive, rows)
+    embedder = as_embedder(embedding_model)
+    texts, owners, spans = texts_to_embed(documents, passages=passages)
+    progress = None
+    if on_progress is not None:
+        progress = _of_documents(on_progress, len(documents), len(texts))
+    vectors = normalized(embedder.embed_documents(texts, on_progress=progress), len(texts))
+    return EmbeddedBatch(documents, owners, spans, vectors, embedder.identity)
 
 
 class Retriever(Resource):
-    """Exact cosine search over texts. A subclass stores and releases the vectors.
+    """Exact cosine search over texts. A subclass chooses the store and releases it.
 
     Results are ordered by score, and equal scores by id. Filters are applied inside the search, so
     a search for five results returns five if five documents match. A retriever is closed at exit
     at the latest. Threads may share it: changes take turns, and searches wait neither for each
-    other nor for `save`. Do not fork while another thread uses a retriever.
+    other nor for a change. Do not fork while another thread uses a retriever.
 
-    A change that fails or is interrupted has no effect, because all state is in `_contents`, which
-    is assigned last.
+    A change that fails or is interrupted has no effect.
 
     Args:
         embedding_model: An `EmbeddingModel` or another `BasicEmbedder`. The retriever does not
             own it and does not close it.
-        vectors: An empty store of vectors.
+        store: An empty store, which the retriever owns.
     """
 
     @closes_on_error
-    def __init__(self, embedding_model: BasicEmbedder, vectors: VectorRows) -> None:
+    def __init__(self, embedding_model: BasicEmbedder, store: Store) -> None:
+        self.store = store
         check_embedding_model(embedding_model)
-        self._changing = threading.RLock()
-        self._searching: list[int] = []  # thread ids, one for each running search
-        self._has_searched = threading.Condition()
         self.embedding_model = embedding_model
-        self._contents = Contents(vectors)
-        self._saved: _Saved | None = None
 
     def __len__(self) -> int:
-        return self._contents.count
+        return self.store.count
 
     def add(
         self,
@@ -130,21 +133,9 @@ class Retriever(Resource):
         if not checked:
             return []
         documents = list(map(Document, names or [""] * len(checked), checked, plain))
-        to_embed, owners, spans = texts_to_embed(documents, passages=passages)
-        progress = None
-        if on_progress is not None:
-            progress = _of_documents(on_progress, len(documents), len(to_embed))
-        embedder = as_embedder(self.embedding_model)
-        embedded = embedder.embed_documents(to_embed, on_progress=progress)
-        vectors = normalized(embedded, len(to_embed))
-        with self._changing:
-            self.ensure_open()
-            contents = self._contents
-            if names is None:
-                names, contents = contents.choose_names(len(documents))
-                documents = list(map(Document, names, checked, plain))
-            self._contents = contents.with_documents(documents, owners, spans, vectors)
-            return names
+        batch = embed(documents, self.embedding_model, passages=passages, on_progress=on_progress)
+        self.ensure_open()
+        return self.store.upsert(batch, choose_ids=names is None)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove documents. Unknown ids are ignored.
@@ -155,19 +146,27 @@ class Retriever(Resource):
         Returns:
             How many documents were removed.
         """
-        names = check_ids(ids)
-        with self._changing:
-            self.ensure_open()
-            left = self._contents.without_documents(names)
-            removed = len(self) - left.count
-            self._contents = left
-            return removed
+        self.ensure_open()
+        return self.store.delete(check_ids(ids))
+
+    def get(self, ids: Sequence[str]) -> list[Document | None]:
+        """Return a document for each id; None for an unknown one.
+
+        Args:
+            ids: The ids of the documents.
+        """
+        self.ensure_open()
+        return self.store.get(check_ids(ids))
+
+    def ids(self) -> Iterator[str]:
+        """Yield the ids of all documents, in the order in which they were added."""
+        self.ensure_open()
+        return self.store.ids()
 
     def stats(self) -> Stats:
         """Return the number of documents, and the type and size of their vectors."""
         self.ensure_open()
-        contents = self._contents
-        return Stats(contents.count, contents.vectors.dimension, *contents.vectors.storage())
+        return self.store.stats()
 
     def search(
         self,
@@ -247,8 +246,9 @@ class Retriever(Resource):
         if vectors is not None:
             vectors = normalized(vectors, len(queries))
         wanted = int(top_k) * (1 if rerank is None else _RERANKED)
-        with self._search() as contents:
-            found = Search(queries, vectors, wanted, min_score, where, mode).run(contents)
+        found = self.store.search(queries, vectors, where, wanted, mode)
+        if min_score is not None:
+            found = [[each for each in one if each.score >= min_score] for one in found]
         if rerank is None:
             return found
         return [
@@ -260,20 +260,17 @@ class Retriever(Resource):
         """Run `search` in a thread, without blocking the event loop."""
         return await asyncio.to_thread(self.search, query, top_k, **options)
 
-    @contextlib.contextmanager
-    def _search(self) -> Iterator[Contents]:
-        """Yield the contents. `close` waits until the block ends."""
-        thread = threading.get_ident()
-        try:
-            self._searching.append(thread)  # Before the check: `close` waits for these.
-            self.ensure_open()
-            yield self._contents
-        finally:
-            with self._has_searched, contextlib.suppress(ValueError):  # An interrupt came before.
-                self._searching.remove(thread)
-                self._has_searched.notify_all()
+    def _release(self) -> None:
+        if hasattr(self, "store"):  # `__init__` may have raised.
+            self.store.close()
 
-    def save(self, path: str | Path) -> None:
+
+class LocalRetriever(Retriever):
+    """A `Retriever` over a `LocalStore`, which can be saved and loaded."""
+
+    store: LocalStore
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Save the index into a folder in one transaction. It is durable when this returns.
 
         An existing index in the folder is replaced. If it is the index that was loaded or saved
@@ -281,60 +278,23 @@ class Retriever(Resource):
 
         Args:
             path: The folder. It is created if it is missing.
+            overwrite: Whether to replace an index that is damaged, or that has changed since this
+                retriever loaded or saved it.
 
         Raises:
+            IndexChangedError: Another program has changed the index. Load it and repeat the
+                changes.
             IndexFileError: The folder holds something else, another process is writing into it,
-                or it cannot be written. The old content stays.
+                the index is damaged, or it cannot be written. The old content stays.
         """
-        folder = Path(path)
+        self.ensure_open()
         identity = as_embedder(self.embedding_model).identity
-        with self._changing, open_or_replace(folder) as writer:
-            self.ensure_open()
-            contents, before = self._contents, self._saved
-            if (
-                before is not None
-                and (before.folder, before.manifest) == (folder.resolve(), writer.manifest)
-                and before.origin is contents.origin
-                and 4 * writer.gone_rows <= len(writer.owners)
-            ):
-                gone = before.alive & ~contents.alive.rows[: len(before.alive)]
-                writer.remove(np.flatnonzero(gone).tolist())
-                row, number = before.rows, len(before.alive)
-            else:
-                before, row, number = None, 0, 0
-                writer.clear(identity)
-                if not contents.vectors.stays_in_file and not contents.live_rows.all():
-                    self._contents = contents = contents.compact_copy()
-            self._append(writer, contents, row, number)
-            writer.describe(source=None, finished=True)
-            writer.commit()
-            assert writer.manifest is not None
-            is_same = writer.manifest.rows == len(contents.owners)
-            self._saved = _Saved.of(folder, writer.manifest, contents) if is_same else None
-            if before is not None and contents.saved is not None:
-                with self._has_searched:
-                    if not self._searching:  # A search may still read the older state.
-                        contents.saved.advance(writer.manifest)
-
-    @staticmethod
-    def _append(writer: IndexWriter, contents: Contents, row: int, number: int) -> None:
-        """Write the rows from ``row`` on, and the documents from ``number`` on."""
-        rows = np.arange(row, len(contents.owners))
-        owners = contents.owners.rows[row:]
-        owners = np.where((owners != GONE) & contents.alive.rows[owners], owners, GONE)
-        if row == 0:
-            rows, owners = rows[owners != GONE], owners[owners != GONE]
-        pieces = (
-            contents.vectors.take(rows[start : start + _ROWS_AT_ONCE])
-            for start in range(0, len(rows), _ROWS_AT_ONCE)
-        )
-        writer.append(contents.numbered(number), owners, contents.passages.rows[rows], pieces,
-                      contents.next_number)  # fmt: skip
+        self.store.save(Path(path), identity, overwrite=overwrite)
 
     def load(self, path: str | Path) -> int:
         """Replace the contents by a saved index.
 
-        The index stays in its files, which are checked when they are read. Changes by other
+        The index stays in its files; vectors are checked when they are read. Changes by other
         processes do not affect it.
 
         Args:
@@ -349,32 +309,7 @@ class Retriever(Resource):
             ModelMismatchError: The index was made with another embedding model.
         """
         self.ensure_open()
-        folder = Path(path)
-        identity = as_embedder(self.embedding_model).identity
-        saved = SavedIndex(folder)
-        refuse_other_model(folder, saved.manifest.model, identity)
-        with self._changing:
-            self.ensure_open()
-            contents = Contents.with_saved_rows(self._contents.vectors.empty_copy(), saved)
-            self._saved = _Saved.of(folder, saved.manifest, contents)
-            self._contents = contents
-            return len(self)
-
-    def _release(self) -> None:
-        if hasattr(self, "_contents"):  # `__init__` may have raised.
-            self._take_out()
-
-    def _take_out(self) -> VectorRows:
-        """Wait for other threads, and close documents, full text and files.
-
-        Returns:
-            The vectors, which the subclass releases in place.
-        """
-        with self._changing, self._has_searched:
-            self._has_searched.wait_for(lambda: set(self._searching) <= {threading.get_ident()})
-            contents, self._saved = self._contents, None
-            self._contents = contents.close()
-            return contents.vectors
+        return self.store.load(Path(path), as_embedder(self.embedding_model).identity)
 
 
 def _of_documents(

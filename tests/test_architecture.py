@@ -167,7 +167,7 @@ def test_private_use_is_found() -> None:
     source = """
 from torch_utils import memory_snapshot, release
 import rag_demo.cli
-import rag_demo.store.index_format
+import rag_demo.stores.index_format
 from torch_utils.hosting import host
 def test(monkeypatch):
     monkeypatch.setattr(os, "fsync", fail)

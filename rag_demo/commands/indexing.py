@@ -39,8 +39,8 @@ from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
 from rag_demo.printable import on_one_line
 
 if TYPE_CHECKING:
-    from rag_demo.store.document_table import DocumentTable
-    from rag_demo.store.index_format import Manifest
+    from rag_demo.stores.index_format import Manifest
+    from rag_demo.stores.saved_index import SavedIndex
 
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made
@@ -100,7 +100,7 @@ def index(
     standard input. It reads text, Markdown, reStructuredText, HTML, Python, notebooks, PDF and
     JSON lines, and skips hidden files.
     """
-    from rag_demo.store.index_format import refuse_foreign_folder
+    from rag_demo.stores.index_format import refuse_foreign_folder
 
     if out.is_symlink() and not out.exists():
         raise IndexFileError(
@@ -137,15 +137,15 @@ def add(
     A file that was added before is replaced, and so is a text with the same id.
     """
     from rag_demo.encoding.model_identity import refuse_other_model
-    from rag_demo.store.reader import SavedIndex
+    from rag_demo.stores.saved_index import SavedIndex
 
     manifest = load_manifest(folder)
-    files: set[str | None] = set()  # read to their end
+    files: set[str] = set()  # read to their end
     run = _Run(source, show, {**reading, "lines_are_named": True, "on_read": files.add})
     new = run.documents()
     together = _AND.join(dict.fromkeys([*(manifest.source or _UNKNOWN).split(_AND), run.source]))
     _refuse_unfinished(folder, manifest, together)
-    earlier = SavedIndex(folder).documents
+    earlier = SavedIndex(folder)
 
     def renamed() -> Iterator[Document]:
         for document in new:
@@ -164,16 +164,16 @@ def add(
             source=together,
             replace=True,
             covers_all=False,
-            keep=lambda document: document.file is None or document.file not in files,
+            files=lambda: files,
         )
     say(f"added {run.name} to {folder}: {_count(folder)} texts, {manifest.count} before")
     run.report_skipped()
 
 
-def _has_another(documents: DocumentTable, name: str, file: str | None) -> bool:
+def _has_another(earlier: SavedIndex, name: str, file: str | None) -> bool:
     """Tell whether a document with this id was read from another file."""
-    numbers = [number for _, number in documents.find([name])]
-    return any(each.file != file for each in documents.get(numbers))
+    numbers = list(earlier.documents.find([name], earlier.alive).values())
+    return any(each.file != file for each in earlier.documents.get(numbers))
 
 
 class _Run:
@@ -275,7 +275,7 @@ class _Run:
 
     @staticmethod
     def _report_interrupt(folder: Path) -> None:
-        from rag_demo.store.index_format import DATABASE
+        from rag_demo.stores.index_format import DATABASE
 
         if (folder / DATABASE).exists():
             texts = f"{_count(folder)} texts are in {folder}"

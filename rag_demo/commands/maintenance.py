@@ -22,7 +22,7 @@ def info(folder: Path, as_json: bool) -> None:
     from torch_utils.report import format_bytes
 
     manifest = load_manifest(folder)
-    nbytes = sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
+    nbytes = sum(entry.stat().st_size for entry in folder.rglob("*") if entry.is_file())
     facts: dict[str, Any] = {
         "folder": str(folder),
         "texts": manifest.count,
@@ -47,11 +47,11 @@ def info(folder: Path, as_json: bool) -> None:
 @folder_argument
 def verify(folder: Path) -> None:
     """Compare the index in DIR with its checksums."""
-    from rag_demo.store.reader import SavedIndex
+    from rag_demo.stores.saved_index import SavedIndex
 
     manifest = load_manifest(folder)
     with contextlib.closing(SavedIndex(folder)) as saved:
-        saved.check_all()
+        saved.verify()
     say(f"{folder} is whole: {manifest.count} texts, {manifest.rows} vectors")
 
 
@@ -67,22 +67,22 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     import numpy as np
 
     from rag_demo.ingest import exit_on_sigterm
-    from rag_demo.store.writer import IndexWriter
+    from rag_demo.stores.writer import IndexWriter
 
     if not ids and not conditions:
         raise RagDemoError("nothing to delete; pass ids, or --where KEY=VALUE")
     where = parse_conditions(conditions)
     load_manifest(folder)
     with exit_on_sigterm(), IndexWriter(folder) as writer:
-        found = dict(writer.documents.find(ids))
+        found = writer.find(ids)
         numbers = set(found.values())
         if where is not None:
-            present = np.unique(writer.owners[writer.owners >= 0])
-            matches = writer.documents.matching(where, 0, int(present.max(initial=-1)) + 1)
-            numbers.update(present[matches[present]].tolist())
+            matches = writer.documents.matching(where, writer.alive)
+            numbers.update(np.flatnonzero(matches).tolist())
         if numbers:
-            writer.remove(sorted(numbers))
+            writer.remove(numbers)
             writer.compact()
+            writer.prepare()
             writer.commit()
         remaining = writer.count
     if unknown := set(ids) - found.keys():

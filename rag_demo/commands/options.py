@@ -19,7 +19,7 @@ from rag_demo.searching.arguments import MODES
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.store.index_format import Manifest
+    from rag_demo.stores.index_format import Manifest
 
 
 def _check_device(context: click.Context, option: click.Parameter, device: str | None) -> Any:
@@ -197,7 +197,7 @@ def load_manifest(folder: Path) -> Manifest:
     Raises:
         IndexFileError: The index is missing or damaged.
     """
-    from rag_demo.store.index_format import read_manifest
+    from rag_demo.stores.index_format import read_manifest
 
     if not folder.exists():
         raise IndexFileError(f"the folder '{folder}' was not found; {HOW_TO_CREATE}")

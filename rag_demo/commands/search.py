@@ -167,14 +167,14 @@ class _Neighbours:
         return texts[max(0, place - self._count) : place], texts[place + 1 :][: self._count]
 
     def _of_same_file(self, result: Any) -> list[Any]:
-        from rag_demo.store.reader import SavedIndex
+        from rag_demo.stores.saved_index import SavedIndex
 
         if self._saved is None:
             self._saved = SavedIndex(self._folder)
-        documents = self._saved.documents
-        numbers = [number for _, number in documents.find([result.id])]
+        documents, alive = self._saved.documents, self._saved.alive
+        numbers = list(documents.find([result.id], alive).values())
         files = [each.file for each in documents.get(numbers) if each.file is not None]
-        found = documents.of_file(files[0]) if files else []
+        found = documents.get([n for n in documents.of_files(files) if alive[n]])
         order = ("page", "cell", "start", "line")
         return sorted(found, key=lambda each: [_number(each.metadata.get(name)) for name in order])
 

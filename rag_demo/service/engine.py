@@ -17,10 +17,10 @@ import numpy as np
 from rag_demo.encoding.embedder import as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import ModelMismatchError
-from rag_demo.retriever import Retriever, SearchResult
+from rag_demo.retriever import LocalRetriever, SearchResult
 from rag_demo.service.filters import public_filter
 from rag_demo.service.settings import Settings
-from rag_demo.store.index_format import read_manifest
+from rag_demo.stores.index_format import read_manifest
 from rag_demo.vectors import Vectors
 from torch_utils import ModelHost
 
@@ -181,12 +181,12 @@ class Engine:
             call_timeout_s=call_timeout_s if settings.isolation == "process" else None,
         )
 
-    def _host_index(self) -> ModelHost[Retriever]:
+    def _host_index(self) -> ModelHost[LocalRetriever]:
         # The index is mapped from its file, so an idle index costs little.
         return ModelHost(self._open_index, name="index", keep_alive=-1)
 
-    def _open_index(self) -> Retriever:
-        retriever: Retriever
+    def _open_index(self) -> LocalRetriever:
+        retriever: LocalRetriever
         if self.settings.retriever == "faiss":
             from rag_demo.faiss_retriever import FaissRetriever
 
@@ -273,7 +273,7 @@ class Engine:
         with self.reranker.lease(_LEASE_S) as reranker:
             return [float(score) for score in reranker.score(query, list(texts))]
 
-    def change(self, change: Callable[[Retriever], Any]) -> Any:
+    def change(self, change: Callable[[LocalRetriever], Any]) -> Any:
         """Change the index and save it. A change that cannot be saved is undone."""
         if (
             self.index.status().state == "loaded"

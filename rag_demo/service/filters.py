@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, WrapValidator
 
 from rag_demo.service.problems import Problem, invalid_status
 from rag_demo.service.settings import Limits
-from rag_demo.store.filters import Where as AnyFilter
-from rag_demo.store.filters import parse_filter, predicate
+from rag_demo.stores.filters import Where as AnyFilter
+from rag_demo.stores.filters import parse_filter, predicate
 
 _MAX_FLOAT = 1.7e308
 _PATH_KEYS = frozenset({"path", "source", "file"})

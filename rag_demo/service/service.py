@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 from fastapi import Request
 
 from rag_demo.errors import IndexFileError, ModelError, ModelMismatchError, RagDemoError
-from rag_demo.retriever import Retriever
+from rag_demo.retriever import LocalRetriever
 from rag_demo.service.batcher import Batcher, Job
 from rag_demo.service.engine import Engine, LoadModel
 from rag_demo.service.problems import Problem
 from rag_demo.service.settings import Settings
 from rag_demo.service.threads import DaemonThread
-from rag_demo.store.index_format import read_manifest
+from rag_demo.stores.index_format import read_manifest
 from torch_utils import CleanupReport, ModelInUseError, memory_snapshot
 from torch_utils.report import format_bytes
 
@@ -210,7 +210,7 @@ class Service:
             answer["summary"] += f", in one of {self.settings.workers} processes"
         return answer
 
-    async def change(self, change: Callable[[Retriever], Any]) -> Any:
+    async def change(self, change: Callable[[LocalRetriever], Any]) -> Any:
         """Change the index and save it between two batches.
 
         Returns:

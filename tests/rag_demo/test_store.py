@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_demo import FaissRetriever, RagDemoError, Reranker
+from rag_demo import FaissRetriever, IndexChangedError, RagDemoError, Reranker
 from rag_demo.documents.document import Document
 from rag_demo.errors import ModelError
 from rag_demo.ingest import ingest
@@ -99,17 +99,23 @@ def test_save_after_load_writes_only_the_changes(kind: Any, folder: Path) -> Non
 
 
 @BOTH
-def test_save_after_a_change_by_another_process_writes_everything(kind: Any, folder: Path) -> None:
+def test_save_over_a_change_by_another_program_needs_overwrite(kind: Any, folder: Path) -> None:
     with kind(Hashed()) as first, kind(Hashed()) as second:
         first.load(folder)
         second.load(folder)
         second.delete([str(n) for n in range(50)])
         second.save(folder)
         first.add(["golf golf"], ids=["new"])
-        first.save(folder)
+        for _ in range(2):
+            with pytest.raises(IndexChangedError, match="load it"):
+                first.save(folder)
+        assert answers_of(folder) == answers(second)
+        first.save(folder, overwrite=True)
         assert len(second) == 50
         assert answers_of(folder) == answers(first)
         assert len(first) == 101
+        first.delete(["new"])
+        first.save(folder)
 
 
 @pytest.mark.slow

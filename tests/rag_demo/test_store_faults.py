@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_demo import FaissRetriever, PyTorchGPURetriever, RagDemoError
+from rag_demo import FaissRetriever, IndexChangedError, PyTorchGPURetriever, RagDemoError
 from support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]
@@ -79,17 +80,85 @@ def test_streamed_vectors_are_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_save_replaces_an_index_that_only_looks_the_same(kind: Any, tmp_path: Path) -> None:
-    """Their identities differ."""
+def test_save_notices_an_index_that_only_looks_the_same(kind: Any, tmp_path: Path) -> None:
     first = saved(tmp_path / "i", "a1", "a2", kind=kind)
     shutil.rmtree(tmp_path / "i")
     saved(tmp_path / "i", "b1", "b2", kind=kind).close()
     first.add(["a3"], ids=["a3"])
-    first.save(tmp_path / "i")
+    with pytest.raises(IndexChangedError):
+        first.save(tmp_path / "i")
+    first.save(tmp_path / "i", overwrite=True)
     first.close()
     with kind(Hashed()) as loaded:
         loaded.load(tmp_path / "i")
         assert ids(loaded) == {"a1", "a2", "a3"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_index_made_again_under_a_retriever_is_not_mixed_into_it(kind: Any, tmp_path: Path) -> None:
+    saved(tmp_path / "a", "a1", "a2", kind=kind).close()
+    with kind(Hashed()) as retriever:
+        retriever.load(tmp_path / "a")
+        retriever.save(tmp_path / "b")
+        shutil.rmtree(tmp_path / "a")
+        saved(tmp_path / "a", "b1", "b2", kind=kind).close()
+        retriever.add(["a3"], ids=["a3"])
+        retriever.save(tmp_path / "b")
+        for mode in ("dense", "bm25"):
+            found = [each for text in ("a1", "a2", "a3")
+                     for each in retriever.search(text, 5, mode=mode)]  # fmt: skip
+            assert all(each.id == each.text for each in found), mode
+            assert {each.id for each in found} == {"a1", "a2", "a3"}, mode
+        retriever.save(tmp_path / "c")
+    with kind(Hashed()) as loaded:
+        loaded.load(tmp_path / "c")
+        assert {each.id: each.text for each in loaded.search("x", 9)} == {
+            name: name for name in ("a1", "a2", "a3")
+        }
+
+
+LISTINGS: dict[str, Any] = {}
+
+
+def while_listing(event: str, arguments: Any) -> None:
+    """Call a function when a folder is listed for the Nth time, as what removes files does."""
+    if event in ("os.listdir", "os.scandir") and str(arguments[0]) == LISTINGS.get("folder"):
+        LISTINGS["left"] -= 1
+        if not LISTINGS["left"]:
+            LISTINGS.pop("folder")
+            LISTINGS.pop("call")()
+
+
+@pytest.fixture(scope="module")
+def hooked() -> None:
+    sys.addaudithook(while_listing)
+
+
+@pytest.mark.usefixtures("hooked")
+@pytest.mark.parametrize("listing", range(1, 5))
+def test_writer_that_ends_removes_nothing_of_the_next_one(listing: int, tmp_path: Path) -> None:
+    """It removes files under the lock only, and none that the committed state names."""
+    folder, refused = tmp_path / "i", list[str]()
+    saved(folder, "a1", "a2").close()
+
+    def commit_another() -> None:
+        with PyTorchGPURetriever(Hashed(), device="cpu") as other:
+            other.add(["c1", "c2", "c3"], ids=["c1", "c2", "c3"])
+            try:
+                other.save(folder)
+            except RagDemoError as error:
+                refused.append(str(error))
+
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["b1", "b2"], ids=["b1", "b2"])
+        LISTINGS.update(folder=str(folder), left=listing, call=commit_another)
+        retriever.save(folder)
+        LISTINGS.clear()
+    with PyTorchGPURetriever(Hashed(), device="cpu") as loaded:
+        assert loaded.load(folder) in (2, 3)
+        assert ids(loaded) in ({"b1", "b2"}, {"c1", "c2", "c3"})
+        assert not refused or "another process is writing" in refused[0]
+    assert "is whole" in succeed("verify", folder)
 
 
 def test_add_to_a_damaged_index_loses_no_text(tiny_model: Path, tmp_path: Path) -> None:
@@ -205,7 +274,7 @@ def test_saves_do_not_grow_the_log_without_limit(tmp_path: Path) -> None:
             retriever.add([f"more {number}"], ids=[f"more {number}"])
             retriever.delete([str(number)])
             retriever.save(tmp_path / "i")
-            sizes.append((tmp_path / "i" / "index.sqlite-wal").stat().st_size)
+            sizes.append(sum(path.stat().st_size for path in (tmp_path / "i").glob("*-wal")))
         assert sizes[-1] < 3 * max(sizes[:100]), sizes
         assert len(ids(retriever)) == 1_000
         child = os.fork()

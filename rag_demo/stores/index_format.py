@@ -1,8 +1,16 @@
 """The format of a saved index: its files, its manifest, and the errors of reading and writing.
 
-``index.sqlite`` holds documents, metadata, the full-text index, and which row of vectors belongs
-to which document. ``vectors-N.f32`` holds the vectors and only grows. Each transaction of the
-database records how many of its rows count, so a crash leaves at most bytes that nobody reads.
+============================  ==================================================================
+``index.sqlite``              the manifest, and which row of vectors belongs to which document
+``documents-N.sqlite``        documents and their metadata
+``vectors-N.f32``             float32 vectors
+``words-N-K/``                the full-text index, a folder that never changes
+============================  ==================================================================
+
+Documents and vectors only grow; a transaction of ``index.sqlite`` records how many count. So a
+crash leaves at most data that nobody reads, readers hold no locks, and deleting is a mark. A
+writer that must begin again takes another N. It unlinks only under the lock of ``index.sqlite``,
+and only what the manifest does not name.
 """
 
 from __future__ import annotations
@@ -13,10 +21,8 @@ import os
 import re
 import sqlite3
 import stat
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -35,7 +41,7 @@ from rag_demo.errors import (
     damaged,
     unwritable,
 )
-from rag_demo.store.document_table import SCHEMA, DamagedRowError
+from rag_demo.stores.documents import DamagedRowError
 from rag_demo.vectors import Rows
 
 DATABASE = "index.sqlite"
@@ -44,13 +50,13 @@ GONE = -1
 """The owner of a row whose document was deleted."""
 SEGMENT = 1 << 12
 """Rows of vectors that are described by one row of the table ``segments``."""
-INDEX_FILES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "vectors-*.f32", "scan-*.i8")
+_PARTS = re.compile(r"(documents-\d+\.sqlite(-wal|-shm|-journal)?|vectors-\d+\.f32|words-\d+-\d+"
+                    r"|scan-\d+\.i8)")  # fmt: skip
+_OURS = re.compile(rf"index\.sqlite(-wal|-shm|-journal)?|{_PARTS.pattern}")
 TABLES = (
-    "CREATE TABLE manifest (value TEXT, checksum INTEGER)",
+    "CREATE TABLE manifest (value TEXT)",
     "CREATE TABLE segments (number INTEGER PRIMARY KEY, owners BLOB, passages BLOB,"
-    " vector_checksums BLOB, checksum INTEGER)",
-    "CREATE TABLE text_index (name TEXT PRIMARY KEY, content BLOB, checksum INTEGER)",
-    *SCHEMA,
+    " vector_checksums BLOB)",
 )
 
 # SQLite's messages about a disk, a quota or a permission. The database may be intact.
@@ -71,10 +77,12 @@ class Manifest:
         rows: How many vectors count, including those of deleted documents.
         count: How many documents there are.
         next_number: The number of the next document.
-        text_end: The full-text index has the documents with smaller numbers.
-        generation: Grows with every change.
         file_number: The N in the names of the files.
-        identity: A random string, chosen when the index is created.
+        identity: A random number, chosen when files with another N are begun.
+        words_number: The K in the name of the full-text index; 0 without one.
+        words_end: The full-text index has the documents with smaller numbers.
+        words_files: The checksums of the files of the full-text index.
+        commit: A random string, chosen with every change.
         version: The version of the format.
     """
 
@@ -85,16 +93,33 @@ class Manifest:
     rows: int = 0
     count: int = 0
     next_number: int = 0
-    text_end: int = 0
-    generation: int = 0
     file_number: int = 0
-    identity: str = ""
+    identity: int = 0
+    words_number: int = 0
+    words_end: int = 0
+    words_files: Mapping[str, int] = field(default_factory=dict)
+    commit: str = ""
     version: int = VERSION
+
+    @property
+    def documents_name(self) -> str:
+        """The name of the database of documents."""
+        return f"documents-{self.file_number}.sqlite"
 
     @property
     def vectors_name(self) -> str:
         """The name of the file of vectors."""
         return f"vectors-{self.file_number}.f32"
+
+    @property
+    def words_name(self) -> str:
+        """The name of the folder of the full-text index."""
+        return f"words-{self.file_number}-{self.words_number}"
+
+    def names(self, file: str) -> bool:
+        """Tell whether a file of the index belongs to this state."""
+        whole = file.removesuffix("-wal").removesuffix("-shm").removesuffix("-journal")
+        return whole in (self.documents_name, self.vectors_name, self.words_name)
 
 
 @dataclass
@@ -114,8 +139,7 @@ class Segment:
     def row(self) -> tuple[Any, ...]:
         """Return the values of `SEGMENT_COLUMNS`."""
         arrays = (self.owners, self.passages, self.vector_checksums)
-        blobs = [np.ascontiguousarray(array).tobytes() for array in arrays]
-        return (*blobs, checksum_of(*blobs))
+        return tuple(np.ascontiguousarray(array).tobytes() for array in arrays)
 
     @classmethod
     def empty(cls) -> Segment:
@@ -124,27 +148,12 @@ class Segment:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Segment:
-        """Make a segment of the values of `SEGMENT_COLUMNS`.
-
-        Raises:
-            DamagedRowError: The checksum is wrong.
-        """
-        *blobs, checksum = row
-        if checksum != checksum_of(*blobs):
-            raise DamagedRowError("the checksum of a segment is wrong")
-        owners, passages, checksums = map(np.frombuffer, blobs, (np.int64, np.int32, np.uint32))
+        """Make a segment of the values of `SEGMENT_COLUMNS`."""
+        owners, passages, checksums = map(np.frombuffer, row, (np.int64, np.int32, np.uint32))
         return cls(owners, passages.reshape(-1, 2), checksums)
 
 
-SEGMENT_COLUMNS = "owners, passages, vector_checksums, checksum FROM segments"
-
-
-def checksum_of(*parts: Any) -> int:
-    """Return the CRC-32 of bytes, and of other values written as text."""
-    found = 0
-    for part in parts:
-        found = zlib.crc32(part if isinstance(part, bytes) else str(part).encode(), found)
-    return found
+SEGMENT_COLUMNS = "owners, passages, vector_checksums FROM segments"
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
@@ -159,7 +168,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         IndexFileError: The index is missing, damaged, or of another version.
     """
-    with contextlib.closing(open_for_reading(folder)) as database:
+    with contextlib.closing(open_index(folder)) as database:
         return read_manifest_from(folder, database)
 
 
@@ -180,7 +189,7 @@ def refuse_foreign_folder(folder: Path) -> None:
         raise unwritable(folder, error) from None
     except ValueError as error:
         raise IndexFileError(f"{str(folder)!r} cannot be the name of a folder: {error}") from None
-    are_ours = all(any(fnmatch(name, each) for each in INDEX_FILES) for name in names)
+    are_ours = all(map(_OURS.fullmatch, names))
     is_index = DATABASE in names and not _is_of_another_program(folder / DATABASE)
     if (not are_ours and not is_index) or (names == [DATABASE] and not is_index):
         raise IndexFileError(
@@ -204,76 +213,75 @@ def is_busy(error: sqlite3.Error) -> bool:
     return "lock" in str(error) or "busy" in str(error)
 
 
-def read_text_index(database: sqlite3.Connection) -> dict[str, bytes]:
-    """Return the files of the full-text index by name, or nothing if one is damaged."""
-    rows = database.execute("SELECT name, content, checksum FROM text_index").fetchall()
-    is_whole = all(checksum_of(name, content) == checksum for name, content, checksum in rows)
-    return {name: content for name, content, _ in rows} if is_whole else {}
+def is_part(name: str) -> bool:
+    """Tell whether a file is a part of an index beside ``index.sqlite``."""
+    return _PARTS.fullmatch(name) is not None
 
 
 def read_manifest_from(folder: Path, database: sqlite3.Connection) -> Manifest:
     """Read the manifest of an open index; see `read_manifest`."""
-    with reading_errors(folder):
+    with reading_errors(folder / DATABASE):
         query = "SELECT 1 FROM sqlite_master WHERE name = 'manifest'"
         table = database.execute(query).fetchone()
-        row = table and database.execute("SELECT value, checksum FROM manifest").fetchone()
-    if not row:
-        raise IndexFileError(f"there is no index in '{folder}'; {HOW_TO_CREATE}")
-    value, checksum = row
-    if not isinstance(value, str) or checksum_of(value.encode("utf-8", "replace")) != checksum:
-        raise damaged(folder / DATABASE, "the checksum of its manifest is wrong")
-    manifest = json.loads(value)
-    if manifest.get("version") != VERSION:
-        raise IndexVersionError(
-            f"'{folder}' has index version {manifest.get('version')}, but this program reads "
-            f"version {VERSION}; use a matching rag-demo, or {HOW_TO_REBUILD} {folder} --yes"
-        )
-    return Manifest(**{**manifest, "model": ModelIdentity(**manifest["model"])})
+        row = table and database.execute("SELECT value FROM manifest").fetchone()
+        if not row:
+            raise IndexFileError(f"there is no index in '{folder}'; {HOW_TO_CREATE}")
+        manifest = json.loads(row[0])
+        if manifest.get("version") != VERSION:
+            raise IndexVersionError(
+                f"'{folder}' has index version {manifest.get('version')}, but this program reads "
+                f"version {VERSION}; use a matching rag-demo, or {HOW_TO_REBUILD} {folder} --yes"
+            )
+        return Manifest(**{**manifest, "model": ModelIdentity(**manifest["model"])})
 
 
-def open_for_reading(folder: Path) -> sqlite3.Connection:
-    """Open the database and begin a transaction, which sees the database as it is now.
+def open_index(folder: Path) -> sqlite3.Connection:
+    """Open ``index.sqlite`` and begin a transaction, which sees the index as it is now.
 
     Raises:
         IndexFileError: The index is missing, damaged or unreadable.
     """
     path = folder / DATABASE
     try:
-        # Do not open the file here: closing it would drop SQLite's locks in this process.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise damaged(path, "it is not a regular file")
         os.close(os.open(folder, os.O_RDONLY))  # Its errors are clearer than SQLite's.
+        uri = readable_uri(path)
     except (FileNotFoundError, NotADirectoryError):
         raise IndexFileError(f"there is no index in '{folder}'; {HOW_TO_CREATE}") from None
     except ValueError as error:
         raise IndexFileError(f"{str(folder)!r} cannot be the name of a folder: {error}") from None
     except OSError as error:
         raise damaged(path, error) from None
-    with reading_errors(folder):
-        # A read-only or full volume has no room for the file that readers share.
-        ways = ["mode=rw", "mode=ro"] if os.access(folder, os.W_OK) else ["mode=ro"]
-        if not _has_log(path):  # SQLite would ignore the changes in the log.
-            ways.append("immutable=1")
+    with reading_errors(path):
+        database = sqlite3.connect(uri, uri=True, timeout=5, isolation_level=None)
+        database.execute("BEGIN")
+        return database
+
+
+def readable_uri(path: Path) -> str:
+    """Return the URI by which SQLite can read a database.
+
+    Raises:
+        OSError: The file is missing or cannot be opened.
+        IndexFileError: It is not a regular file, damaged or unreadable.
+    """
+    # Do not open the file here: closing it would drop SQLite's locks in this process.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise damaged(path, "it is not a regular file")
+    # A read-only or full volume has no room for the file that readers share.
+    ways = ["mode=rw", "mode=ro"] if os.access(path.parent, os.W_OK) else ["mode=ro"]
+    if not _has_log(path):  # SQLite would ignore the changes in the log.
+        ways.append("immutable=1")
+    name = quote(os.fsencode(path.resolve()))
+    with reading_errors(path):
         for way in ways:
-            database = sqlite3.connect(
-                f"file:{quote(os.fsencode(path.resolve()))}?{way}",
-                uri=True,
-                timeout=5,
-                isolation_level=None,
-                check_same_thread=False,
-            )
+            uri = f"file:{name}?{way}"
             try:
-                database.execute("PRAGMA query_only = ON")
-                database.execute("BEGIN")
-                database.execute("SELECT 1 FROM sqlite_master").fetchone()
-                return database
+                with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as database:
+                    database.execute("SELECT 1 FROM sqlite_master").fetchone()
+                return uri
             except sqlite3.OperationalError as error:
-                database.close()
                 if way == ways[-1] or is_busy(error):
                     raise
-            except BaseException:  # An interrupt must not leave it open.
-                database.close()
-                raise
     raise AssertionError("the loop returns or raises")
 
 
@@ -294,9 +302,8 @@ def open_regular(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def reading_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of reading the database into this package's."""
-    path = folder / DATABASE
+def reading_errors(path: Path) -> Iterator[None]:
+    """Turn errors of reading a database into this package's."""
     try:
         yield
     except sqlite3.OperationalError as error:

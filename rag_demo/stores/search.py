@@ -1,4 +1,4 @@
-"""A search of a retriever's contents: by vectors, by full text, or by both."""
+"""A search of a retriever's snapshot: by vectors, by full text, or by both."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rag_demo.documents.metadata import copied
-from rag_demo.searching.contents import Contents
-from rag_demo.searching.ranking import FUSED_FROM, Ranked, best_of_each, best_scores, fuse, rank
 from rag_demo.searching.results import SearchResult
-from rag_demo.store.filters import Where
+from rag_demo.stores.filters import Where
+from rag_demo.stores.ranking import FUSED_FROM, Ranked, best_of_each, best_scores, fuse, rank
+from rag_demo.stores.snapshot import Snapshot
 from rag_demo.vectors import Mask, Vectors
 
 
@@ -24,7 +24,6 @@ class Search:
         queries: The queries.
         vectors: Their vectors: shape (b, d); None if only the full text is searched.
         top_k: How many answers at most.
-        min_score: The lowest score of an answer.
         where: The filter that documents must match.
         mode: One of `rag_demo.searching.arguments.MODES`.
     """
@@ -32,66 +31,64 @@ class Search:
     queries: Sequence[str]
     vectors: Vectors | None
     top_k: int
-    min_score: float | None
     where: Where | None
     mode: str
 
-    def run(self, contents: Contents) -> list[list[SearchResult]]:
+    def run(self, snapshot: Snapshot) -> list[list[SearchResult]]:
         """Return the answers to each query."""
-        allowed = contents.matching(self.where)
-        count = contents.count if allowed is None else int(np.count_nonzero(allowed))
+        allowed = snapshot.matching(self.where)
+        count = snapshot.count if allowed is None else int(np.count_nonzero(allowed))
         if not count:
             return [[] for _ in self.queries]
         if self.mode == "bm25":
-            best = self._by_text(contents, allowed, self.top_k)
+            best = self._by_text(snapshot, allowed, self.top_k)
         elif self.mode == "dense":
-            best = self._by_vectors(contents, allowed, min(self.top_k, count))
+            best = self._by_vectors(snapshot, allowed, min(self.top_k, count))
         else:
-            best = self._by_both(contents, allowed, count)
-        if self.min_score is not None:
-            best = best.only(best.scores >= self.min_score)
-        return _results(best, contents)
+            best = self._by_both(snapshot, allowed, count)
+        return _results(best, snapshot)
 
-    def _by_vectors(self, contents: Contents, allowed: Mask | None, wanted: int) -> Ranked:
+    def _by_vectors(self, snapshot: Snapshot, allowed: Mask | None, wanted: int) -> Ranked:
         """Find the ``wanted`` best documents for each query by their vectors."""
         assert self.vectors is not None
-        vectors, rows = contents.vectors, contents.rows_of(allowed)
+        vectors = snapshot.vectors
+        rows = None if allowed is None else snapshot.rows_of(allowed)
         if self.vectors.shape[1] != vectors.dimension:
             raise ValueError(
                 f"the query vectors have {self.vectors.shape[1]} dimensions, "
                 f"but the retriever has {vectors.dimension}"
             )
         available = len(vectors) if rows is None else int(np.count_nonzero(rows))
-        owners = contents.owners.rows
+        owners = snapshot.owners.rows
         depth = wanted
         while True:  # Until the rows belong to as many documents as are wanted.
             pairs = vectors.candidates(self.vectors, depth, rows)
             ranked = rank(vectors.take, self.vectors, pairs, depth,
-                          lambda rows: contents.ids(owners[rows].tolist()))  # fmt: skip
+                          lambda rows: snapshot.ids(owners[rows].tolist()))  # fmt: skip
             best = best_of_each(ranked, owners[ranked.items]).first(wanted)
             if depth == available or (best.widths == wanted).all():
                 return best
             depth = min(4 * depth, available)
 
-    def _by_text(self, contents: Contents, allowed: Mask | None, top_k: int) -> Ranked:
+    def _by_text(self, snapshot: Snapshot, allowed: Mask | None, top_k: int) -> Ranked:
         """Find the best documents for each query by full text."""
         return Ranked.join(
             [
-                best_scores(*contents.search_text(query, allowed, top_k), top_k, contents.ids)
+                best_scores(*snapshot.search_text(query, allowed, top_k), top_k, snapshot.ids)
                 for query in self.queries
             ]
         )
 
-    def _by_both(self, contents: Contents, allowed: Mask | None, count: int) -> Ranked:
+    def _by_both(self, snapshot: Snapshot, allowed: Mask | None, count: int) -> Ranked:
         """Find the best documents by vectors and by full text, and fuse their ranks."""
         depth = max(self.top_k, FUSED_FROM)
-        by_vectors = self._by_vectors(contents, allowed, min(depth, count))
-        by_text = self._by_text(contents, allowed, depth)
+        by_vectors = self._by_vectors(snapshot, allowed, min(depth, count))
+        by_text = self._by_text(snapshot, allowed, depth)
         assert by_vectors.rows is not None
         fused, rows = [], []
         for first, second in zip(by_vectors.each(), by_text.each(), strict=True):
             items = by_vectors.items[first]
-            best = fuse([items, by_text.items[second]], self.top_k, contents.ids)
+            best = fuse([items, by_text.items[second]], self.top_k, snapshot.ids)
             fused.append(best)
             row_of = dict(zip(items.tolist(), by_vectors.rows[first].tolist(), strict=True))
             rows += [row_of.get(number, -1) for number in best[0].tolist()]
@@ -99,14 +96,14 @@ class Search:
         return Ranked(joined.starts, joined.items, joined.scores, np.asarray(rows, np.int64))
 
 
-def _results(best: Ranked, contents: Contents) -> list[list[SearchResult]]:
-    documents = contents.documents(best.items.tolist())
+def _results(best: Ranked, snapshot: Snapshot) -> list[list[SearchResult]]:
+    documents = snapshot.documents.get(best.items.tolist())
     if not documents:
         return [[] for _ in best.each()]
     places = np.arange(1, len(documents) + 1) - np.repeat(best.starts[:-1], best.widths)
     passages: list[tuple[int, int] | None] = [None] * len(documents)
     if best.rows is not None:
-        spans = contents.passages.rows[best.rows].tolist()
+        spans = snapshot.spans.rows[best.rows].tolist()
         passages = [
             (start, stop) if stop and row >= 0 else None
             for (start, stop), row in zip(spans, best.rows.tolist(), strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -14,7 +13,7 @@ import numpy as np
 
 from rag_demo.database import Database
 from rag_demo.documents.document import Document
-from rag_demo.store.filters import (
+from rag_demo.stores.filters import (
     NUMBER,
     TEXT,
     AnyOf,
@@ -28,8 +27,7 @@ from rag_demo.store.filters import (
 from rag_demo.vectors import Mask
 
 SCHEMA = (
-    "CREATE TABLE documents"
-    " (number INTEGER PRIMARY KEY, id, text, metadata, file, checksum INTEGER)",
+    "CREATE TABLE documents (number INTEGER PRIMARY KEY, id, text, metadata, file)",
     "CREATE INDEX documents_by_id ON documents (id)",
     "CREATE INDEX documents_by_file ON documents (file) WHERE file IS NOT NULL",
     # One row for each value, with item 0, and one for each item of a list, with item 1.
@@ -37,7 +35,7 @@ SCHEMA = (
     " PRIMARY KEY (key, item, kind, value, number)) WITHOUT ROWID",
 )
 _BATCH = 500  # parameters of a statement; older versions of SQLite accept 999
-_SELECT = "SELECT number, id, text, metadata, file, checksum FROM documents"
+_SELECT = "SELECT number, id, text, metadata, file FROM documents"
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 _SQL = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
 
@@ -45,30 +43,22 @@ MetadataRow = tuple[Any, int, int, Any, int]
 
 
 class DamagedRowError(Exception):
-    """A row differs from what was written."""
+    """A row is missing or cannot be read."""
 
 
 class DocumentTable:
-    """The documents of one SQLite database, for any number of threads.
+    """The documents of a SQLite database, for any number of threads.
+
+    Rows are only added: a replaced or deleted document stays where it is, so that older snapshots
+    can read it. A mask says which numbers count.
 
     Args:
-        database: A database with the tables of `SCHEMA`.
+        database: A database with the tables of `SCHEMA`. Views in its schema ``temp`` may add the
+            documents of another database with smaller numbers.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    @classmethod
-    def in_memory(cls) -> DocumentTable:
-        """Make an empty table. A forked child gets a copy."""
-
-        def connect() -> sqlite3.Connection:
-            connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
-            for statement in SCHEMA:
-                connection.execute(statement)
-            return connection
-
-        return cls(Database(connect, in_memory=True))
 
     def connection(self) -> AbstractContextManager[sqlite3.Connection]:
         """Yield the connection; other threads wait until the block ends."""
@@ -84,11 +74,11 @@ class DocumentTable:
             pairs, count = iter(documents), 0
             while batch := list(islice(pairs, 4 * _BATCH)):
                 connection.executemany(
-                    "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO main.documents VALUES (?, ?, ?, ?, ?)",
                     [_document_row(number, document) for number, document in batch],
                 )
                 connection.executemany(
-                    "INSERT OR IGNORE INTO metadata VALUES (?, ?, ?, ?, ?)",
+                    "INSERT OR IGNORE INTO main.metadata VALUES (?, ?, ?, ?, ?)",
                     (row for number, document in batch for row in _metadata_rows(number, document)),
                 )
                 count += len(batch)
@@ -101,32 +91,29 @@ class DocumentTable:
                 connection.rollback()  # An interrupt hit the rollback below.
             connection.execute("BEGIN")
             try:
-                query = "SELECT number FROM documents WHERE number >= ?"
-                self.delete([number for (number,) in connection.execute(query, (first,))])
+                self.delete_from(first)
                 self.insert(enumerate(documents, first))
             except BaseException:  # An interrupt must not leave half of the change.
                 connection.rollback()
                 raise
             connection.commit()
 
-    def delete(self, numbers: Sequence[int]) -> None:
-        """Remove documents and their metadata."""
+    def delete_from(self, first: int) -> None:
+        """Remove the documents from a number on, which a change that failed has left."""
         with self.connection() as connection:
-            for number, document in zip(numbers, self.get(numbers), strict=True):
+            for number, document in list(self.stream(first)):
                 connection.executemany(
-                    "DELETE FROM metadata WHERE key = ? AND item = ? AND kind = ? AND value = ?"
-                    " AND number = ?",
+                    "DELETE FROM main.metadata WHERE key = ? AND item = ? AND kind = ?"
+                    " AND value = ? AND number = ?",
                     _metadata_rows(number, document),
                 )
-            connection.executemany(
-                "DELETE FROM documents WHERE number = ?", [(number,) for number in numbers]
-            )
+            connection.execute("DELETE FROM main.documents WHERE number >= ?", (first,))
 
     def get(self, numbers: Sequence[int]) -> list[Document]:
         """Return documents by their numbers.
 
         Raises:
-            DamagedRowError: A document is missing or damaged.
+            DamagedRowError: A document is missing or cannot be read.
         """
         query = f"{_SELECT} WHERE number IN ({{}})"
         with self.connection():
@@ -140,17 +127,22 @@ class DocumentTable:
             found = dict(self._in_batches(query, numbers))
             return [_text(_present(found, number)) for number in numbers]
 
-    def find(self, ids: Sequence[str]) -> Iterator[tuple[str, int]]:
-        """Yield each id that exists with the number of its document."""
-        query = "SELECT id, number FROM documents WHERE id IN ({})"
-        for name, number in self._in_batches(query, list(map(_storable, ids))):
-            yield _text(name), number
+    def find(self, ids: Sequence[str], alive: Mask) -> dict[str, int]:
+        """Return the numbers of the documents with these ids that count.
 
-    def of_file(self, file: str) -> list[Document]:
-        """Return the documents that were read from a file, in any order."""
-        with self.connection() as connection:
-            rows = connection.execute(f"{_SELECT} WHERE file = ?", (_storable(file),)).fetchall()
-            return list(map(_document, rows))
+        Args:
+            ids: The ids; unknown ones are ignored.
+            alive: Whether each number counts.
+        """
+        query = "SELECT id, number FROM documents WHERE id IN ({})"
+        rows = self._in_batches(query, list(map(_storable, ids)))
+        return {_text(name): number for name, number in rows
+                if number < len(alive) and alive[number]}  # fmt: skip
+
+    def of_files(self, files: Sequence[str]) -> list[int]:
+        """Return the numbers of the documents that were read from files."""
+        query = "SELECT number FROM documents WHERE file IN ({})"
+        return [number for (number,) in self._in_batches(query, list(map(_storable, files)))]
 
     def stream(self, start: int = 0) -> Iterator[tuple[int, Document]]:
         """Yield documents in the order of their numbers, from a number on."""
@@ -164,32 +156,28 @@ class DocumentTable:
                 return
             start = rows[-1][0] + 1
 
-    def matching(self, where: Where, first: int, stop: int) -> Mask:
-        """Tell which documents match a filter.
+    def matching(self, where: Where, alive: Mask) -> Mask:
+        """Tell which documents count and match a filter.
 
         Args:
             where: The filter.
-            first: The first document number.
-            stop: The number after the last one.
-
-        Returns:
-            Shape (stop - first,), bool. A number without a document may match too.
+            alive: Whether each number counts.
         """
-        if callable(where):
-            matched = np.zeros(stop - first, bool)
-            for number, document in self.stream(first):
-                if number < stop:
-                    matched[number - first] = bool(where(document.metadata))
-            return matched
-        return self._mask(parse_filter(where), first, stop)
+        if not callable(where):
+            return np.asarray(self._mask(parse_filter(where), len(alive)) & alive, bool)
+        matched = np.zeros(len(alive), bool)
+        for number, document in self.stream():
+            if number < len(alive) and alive[number]:
+                matched[number] = bool(where(document.metadata))
+        return matched
 
-    def _mask(self, part: Filter, first: int, stop: int) -> Mask:
+    def _mask(self, part: Filter, stop: int) -> Mask:
         if isinstance(part, Not):
-            return np.asarray(~self._mask(part.part, first, stop), bool)
+            return np.asarray(~self._mask(part.part, stop), bool)
         if isinstance(part, Condition):
-            return self._fulfilling([part], first, stop)
+            return self._fulfilling([part], stop)
         if isinstance(part, AnyOf):
-            masks = [self._mask(each, first, stop) for each in part.parts]
+            masks = [self._mask(each, stop) for each in part.parts]
             return np.asarray(np.logical_or.reduce(masks), bool)
         # One SQL statement for each key, so that a range is read once.
         by_key: dict[str, list[Condition]] = {}
@@ -199,11 +187,11 @@ class DocumentTable:
                 by_key.setdefault(each.key, []).append(each)
             else:
                 others.append(each)
-        masks = [self._fulfilling(each, first, stop) for each in by_key.values()]
-        masks += [self._mask(each, first, stop) for each in others]
-        return np.asarray(np.logical_and.reduce([np.ones(stop - first, bool), *masks]), bool)
+        masks = [self._fulfilling(each, stop) for each in by_key.values()]
+        masks += [self._mask(each, stop) for each in others]
+        return np.asarray(np.logical_and.reduce([np.ones(stop, bool), *masks]), bool)
 
-    def _fulfilling(self, conditions: Sequence[Condition], first: int, stop: int) -> Mask:
+    def _fulfilling(self, conditions: Sequence[Condition], stop: int) -> Mask:
         """Tell which documents fulfil all conditions, which have the same key."""
         clauses, parameters = [], [_storable(conditions[0].key)]
         for condition in conditions:
@@ -214,8 +202,8 @@ class DocumentTable:
         with self.connection() as connection:
             rows = connection.execute(query, parameters).fetchall()
         numbers = np.fromiter((row[0] for row in rows), np.int64, len(rows))
-        mask = np.zeros(stop - first, bool)
-        mask[numbers[(numbers >= first) & (numbers < stop)] - first] = True
+        mask = np.zeros(stop, bool)
+        mask[numbers[numbers < stop]] = True
         return mask
 
     def _in_batches(self, query: str, values: Sequence[Any]) -> list[Any]:
@@ -226,32 +214,16 @@ class DocumentTable:
                 rows += connection.execute(query.format(",".join("?" * len(batch))), batch)
         return rows
 
-    def check(self) -> int:
-        """Compare all documents with their checksums and with the index of their metadata.
-
-        Returns:
-            How many documents there are.
+    def check(self) -> None:
+        """Check the structure of the database, as SQLite does.
 
         Raises:
-            DamagedRowError: Something differs from what was written.
+            DamagedRowError: The structure is damaged.
         """
         with self.connection() as connection:
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise DamagedRowError(found)
-            count = expected = present = 0
-            for number, document in self.stream():
-                count += 1
-                expected += sum(map(_row_checksum, set(_metadata_rows(number, document))))
-            for row in connection.execute("SELECT key, item, kind, value, number FROM metadata"):
-                present += _row_checksum(row)
-        if expected != present:
-            raise DamagedRowError("the metadata index does not match the documents")
-        return count
-
-
-def _row_checksum(row: MetadataRow) -> int:
-    return zlib.crc32(repr(row).encode("utf-8", "surrogatepass"))
 
 
 def _clause(condition: Condition) -> tuple[str, list[Any]]:
@@ -291,28 +263,16 @@ def _present(found: dict[int, Any], number: int) -> Any:
 
 def _document_row(number: int, document: Document) -> tuple[Any, ...]:
     name, text, file = map(_storable, (document.id, document.text, document.file))
-    metadata = _ENCODE(document.metadata) if document.metadata else "{}"
-    return number, name, text, metadata, file, _checksum(number, name, text, metadata, file)
+    return number, name, text, _ENCODE(document.metadata) if document.metadata else "{}", file
 
 
 def _document(row: tuple[Any, ...]) -> Document:
-    number, *parts, checksum = row
-    name, text, metadata, file = parts
+    number, name, text, metadata, file = row
     try:
-        if checksum != _checksum(number, *parts):
-            raise DamagedRowError(f"the checksum of document {number} is wrong")
         known = {} if metadata == "{}" else json.loads(metadata)
         return Document(_text(name), _text(text), known, None if file is None else _text(file))
     except (TypeError, AttributeError, ValueError, RecursionError) as error:
         raise DamagedRowError(f"document {number} cannot be read: {error}") from None
-
-
-def _checksum(number: int, *parts: Any) -> int:
-    found = number & 0xFFFFFFFF
-    for part in parts:
-        if part is not None:
-            found = zlib.crc32(part if isinstance(part, bytes) else part.encode(), found)
-    return found
 
 
 def _metadata_rows(number: int, document: Document) -> Iterator[MetadataRow]:

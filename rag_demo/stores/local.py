@@ -1,0 +1,258 @@
+"""LocalStore: documents in SQLite, vectors in memory or in a file, and words in tantivy."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_demo.documents.document import Document
+from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
+from rag_demo.errors import IndexChangedError
+from rag_demo.searching.results import SearchResult, Stats
+from rag_demo.stores.filters import Where
+from rag_demo.stores.index_format import GONE, Manifest, read_manifest
+from rag_demo.stores.search import Search
+from rag_demo.stores.snapshot import Snapshot, VectorRows
+from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.writer import IndexWriter
+from rag_demo.vectors import Vectors
+from torch_utils import ResourceClosedError
+
+_ROWS_AT_ONCE = 1 << 13
+
+
+class _Saved(NamedTuple):
+    """A state of a folder, and the snapshot that it holds.
+
+    It does not refer to the snapshot itself: that would keep its vectors in memory.
+    """
+
+    manifest: Manifest
+    origin: object
+    alive: npt.NDArray[np.bool_]
+    rows: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, snapshot: Snapshot) -> _Saved:
+        return cls(manifest, snapshot.origin, snapshot.alive.rows, len(snapshot.owners))
+
+
+class LocalStore:
+    """A `Store` of this process, which can be saved into a folder and loaded from it.
+
+    What was not saved lies in SQLite in a temporary folder. Threads may share a store: changes take
+    turns, and searches wait neither for each other nor for a change. A change that fails or is
+    interrupted has no effect, because all state is in ``_snapshot``, which is assigned last.
+
+    Args:
+        vectors: An empty store of vectors.
+    """
+
+    def __init__(self, vectors: VectorRows) -> None:
+        self._changing = threading.RLock()
+        self._searching: list[int] = []  # thread ids, one for each running search
+        self._has_searched = threading.Condition()
+        self._is_closed = False
+        self._snapshot = Snapshot.empty(vectors)
+        # For each folder its last known state, and the one that a save has tried to write.
+        self._saved: dict[Path, list[_Saved]] = {}
+
+    @property
+    def identity(self) -> ModelIdentity | None:
+        """See `Store`."""
+        return self._snapshot.identity
+
+    @property
+    def count(self) -> int:
+        """See `Store`."""
+        return self._snapshot.count
+
+    @property
+    def vectors(self) -> VectorRows:
+        """The vectors of the current snapshot."""
+        return self._snapshot.vectors
+
+    def stats(self) -> Stats:
+        """See `Store`."""
+        snapshot = self._snapshot
+        return Stats(snapshot.count, snapshot.vectors.dimension, *snapshot.vectors.storage())
+
+    def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
+        """See `Store`."""
+        with self._change() as snapshot:
+            if choose_ids:
+                names, snapshot = snapshot.choose_names(len(batch.documents))
+                pairs = zip(batch.documents, names, strict=True)
+                batch = replace(batch, documents=[each._replace(id=name) for each, name in pairs])
+            self._snapshot = snapshot.with_batch(batch)
+            return [document.id for document in batch.documents]
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """See `Store`."""
+        with self._change() as snapshot:
+            left = snapshot.without(ids)
+            removed = snapshot.count - left.count
+            self._snapshot = left
+            return removed
+
+    def get(self, ids: Sequence[str]) -> list[Document | None]:
+        """See `Store`."""
+        with self._search() as snapshot:
+            found = snapshot.find(ids)
+            documents = dict(zip(found, snapshot.documents.get(list(found.values())), strict=True))
+            return [documents.get(name) for name in ids]
+
+    def ids(self) -> Iterator[str]:
+        """See `Store`."""
+        with self._search() as snapshot:
+            numbers = np.flatnonzero(snapshot.alive.rows).tolist()
+            return iter(snapshot.ids(numbers))
+
+    def search(
+        self,
+        queries: Sequence[str],
+        vectors: Vectors | None,
+        where: Where | None,
+        top_k: int,
+        mode: str,
+    ) -> list[list[SearchResult]]:
+        """See `Store`."""
+        with self._search() as snapshot:
+            return Search(queries, vectors, top_k, where, mode).run(snapshot)
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[Snapshot]:
+        with self._changing:
+            self._ensure_open()
+            yield self._snapshot
+
+    @contextlib.contextmanager
+    def _search(self) -> Iterator[Snapshot]:
+        """Yield the snapshot. `close` waits until the block ends."""
+        thread = threading.get_ident()
+        try:
+            self._searching.append(thread)  # Before the check: `close` waits for these.
+            self._ensure_open()
+            yield self._snapshot
+        finally:
+            with self._has_searched, contextlib.suppress(ValueError):  # An interrupt came before.
+                self._searching.remove(thread)
+                self._has_searched.notify_all()
+
+    def _ensure_open(self) -> None:
+        if self._is_closed:
+            raise ResourceClosedError("this store is closed")
+
+    def compact(self, change: Callable[[VectorRows], VectorRows]) -> VectorRows | None:
+        """Drop the rows of deleted documents, and put the vectors into another form.
+
+        Args:
+            change: Returns the same vectors in another form.
+
+        Returns:
+            The vectors; None without documents, or if they stay in a file.
+        """
+        with self._changing:
+            snapshot = self._snapshot
+            if not snapshot.count or snapshot.vectors.stays_in_file:
+                return None
+            if not snapshot.live_rows.all():
+                snapshot = snapshot.copied()
+            self._snapshot = replace(snapshot, vectors=change(snapshot.vectors))
+            return self._snapshot.vectors
+
+    def save(self, folder: Path, identity: ModelIdentity, *, overwrite: bool = False) -> None:
+        """See `rag_demo.retriever.LocalRetriever.save`."""
+        with self._changing, IndexWriter(folder, start_over=overwrite) as writer:
+            self._ensure_open()
+            place = folder.resolve()
+            before = self._last_state(place, writer.manifest, overwrite=overwrite)
+            snapshot = self._snapshot
+            if (
+                before is not None
+                and before.origin is snapshot.origin
+                and 4 * writer.gone_rows <= len(writer.owners)
+            ):
+                gone = before.alive & ~snapshot.alive.rows[: len(before.alive)]
+                writer.remove(np.flatnonzero(gone).tolist())
+                self._append(writer, snapshot, before.rows, len(before.alive))
+            else:
+                gone_rows = len(snapshot.owners) - int(np.count_nonzero(snapshot.live_rows))
+                if 4 * gone_rows > len(snapshot.owners) and not snapshot.vectors.stays_in_file:
+                    self._snapshot = snapshot = snapshot.copied()
+                writer.clear(identity)
+                self._append(writer, snapshot, 0, 0)
+                writer.catch_up_words(known=snapshot.words.folder(), most_behind=1 << 13)
+            writer.describe(source=None, finished=True)
+            # After an interrupt it is unknown which of the two states the folder has.
+            known = [] if before is None else [before]
+            self._saved[place] = [*known, _Saved.of(writer.prepare(), snapshot)]
+            writer.commit()
+
+    def _last_state(
+        self, place: Path, manifest: Manifest | None, *, overwrite: bool
+    ) -> _Saved | None:
+        """Return the state of a folder that this store knows, if it is still the same.
+
+        Raises:
+            IndexChangedError: Another program has changed the folder.
+        """
+        known = self._saved.get(place, [])
+        for saved in known:
+            if saved.manifest == manifest:
+                return saved
+        if known and manifest is not None and not overwrite:
+            raise IndexChangedError(
+                f"the index in '{place}' has changed since it was loaded or saved here; load it "
+                "and repeat the changes, or replace it with overwrite=True"
+            )
+        return None
+
+    @staticmethod
+    def _append(writer: IndexWriter, snapshot: Snapshot, row: int, number: int) -> None:
+        """Write the rows from ``row`` on, and the documents from ``number`` on."""
+        rows = np.arange(row, len(snapshot.owners))
+        owners = snapshot.owners.rows[row:]
+        alive = snapshot.alive.rows
+        owners = np.where(np.append(alive, False)[owners], owners, GONE)
+        pieces = (
+            snapshot.vectors.take(rows[start : start + _ROWS_AT_ONCE])
+            for start in range(0, len(rows), _ROWS_AT_ONCE)
+        )
+        documents = (each for each in snapshot.documents.stream(number) if alive[each[0]])
+        spans = snapshot.spans.rows[row:]
+        writer.append(documents, owners, spans, pieces, snapshot.next_number)
+
+    def load(self, folder: Path, identity: ModelIdentity) -> int:
+        """See `rag_demo.retriever.LocalRetriever.load`."""
+        self._ensure_open()
+        refuse_other_model(folder, read_manifest(folder).model, identity)
+        snapshot = Snapshot.load(self.vectors, folder)
+        assert snapshot.saved is not None
+        manifest = snapshot.saved.manifest
+        with self._change():
+            self._saved[folder.resolve()] = [_Saved.of(manifest, snapshot)]
+            self._snapshot = snapshot
+            return snapshot.count
+
+    def close(self) -> VectorRows:
+        """Wait for other threads, and close documents, full text and files.
+
+        Returns:
+            The vectors, which the retriever releases in place.
+        """
+        with self._changing, self._has_searched:
+            self._has_searched.wait_for(lambda: set(self._searching) <= {threading.get_ident()})
+            self._is_closed = True
+            snapshot = self._snapshot
+            snapshot.close()
+            self._saved = {}
+            self._snapshot = Snapshot.empty(snapshot.vectors)
+            return snapshot.vectors

@@ -1,0 +1,274 @@
+"""A snapshot of a local store: its documents and their vectors at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.exact_search.exact_scores import Pairs
+from rag_demo.stores.documents import DocumentTable
+from rag_demo.stores.filters import Where
+from rag_demo.stores.saved_index import SavedIndex, documents_in
+from rag_demo.stores.scratch import Scratch
+from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.words import TextIndex
+from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
+
+_AT_ONCE = 1 << 11  # documents that are copied together
+_MOST_GONE = 1 << 10  # rows of deleted documents that are never worth a copy
+
+
+class VectorRows(Protocol):
+    """Rows of vectors of length 1: a snapshot that never changes.
+
+    Snapshots share memory where they can, so extend the newest one only.
+    """
+
+    @property
+    def dimension(self) -> int:
+        """Length of the vectors; 0 without vectors."""
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    def extended(self, vectors: Vectors) -> VectorRows:
+        """Return a snapshot with more vectors at the end: shape (n, d)."""
+
+    def with_saved_rows(self, saved: SavedIndex) -> VectorRows:
+        """Return a snapshot with the vectors of a saved index instead of these."""
+
+    def empty_copy(self) -> VectorRows:
+        """Return a snapshot without vectors."""
+
+    def take(self, rows: Rows) -> Vectors:
+        """Return a copy of the vectors of rows: shape (n, d), float32."""
+
+    def candidates(self, queries: Vectors, top_k: int, allowed: Mask | None) -> Pairs:
+        """Find the ``top_k`` best rows of each query, and all that might tie with them.
+
+        Args:
+            queries: Shape (b, d), each of length 1.
+            top_k: How many, at most as many as are allowed.
+            allowed: Which rows to search: shape (rows,); None for all.
+        """
+
+    @property
+    def stays_in_file(self) -> bool:
+        """Whether the vectors stay in a file because they exceed the memory budget."""
+
+    def storage(self) -> tuple[str, str, int]:
+        """Return the device, the dtype that is searched, and the bytes of the vectors."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Documents, their rows of vectors, and which of them still exist.
+
+    Snapshots never change: `with_batch` and `without` return others, or raise. Each document has a
+    number. Replacing or deleting a document only marks its number. When more than half of the rows
+    belong to such documents, the others are copied and get new numbers.
+
+    Attributes:
+        vectors: One row for each whole document and for each of its passages.
+        scratch: The temporary folder of documents that were not loaded, and of full text.
+        documents: The documents, by number.
+        words: The full-text index. It learns of new documents when it is searched.
+        owners: The number of each row's document: int64.
+        spans: Start and stop of each row's passage; 0 and 0 for the whole: shape (rows, 2).
+        alive: Whether the document of each number exists: bool.
+        count: How many documents exist.
+        next_name: The first integer that was not yet tried as an id.
+        identity: The model that made the vectors.
+        saved: The saved index with the first documents, or None.
+        origin: The same object in all snapshots that share their numbers.
+    """
+
+    vectors: VectorRows
+    scratch: Scratch
+    documents: DocumentTable
+    words: TextIndex
+    owners: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, np.int64)))
+    spans: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty((0, 2), np.int32)))
+    alive: GrowableRows = field(default_factory=lambda: GrowableRows(np.empty(0, bool)))
+    count: int = 0
+    next_name: int = 0
+    identity: ModelIdentity | None = None
+    saved: SavedIndex | None = None
+    origin: object = field(default_factory=object)
+
+    @classmethod
+    def empty(cls, vectors: VectorRows) -> Snapshot:
+        """Return a snapshot without documents."""
+        scratch = Scratch()
+        documents = documents_in(scratch, None, None)
+        return cls(vectors.empty_copy(), scratch, documents, TextIndex(scratch))
+
+    @classmethod
+    def load(cls, vectors: VectorRows, folder: Path) -> Snapshot:
+        """Open a saved index. Its files are read when they are needed."""
+        scratch = Scratch()
+        saved = SavedIndex(folder, scratch)
+        try:
+            vectors = vectors.with_saved_rows(saved)
+        except BaseException:  # An interrupt must not leave it open.
+            saved.close()
+            raise
+        manifest = saved.manifest
+        return cls(
+            vectors,
+            scratch,
+            saved.documents,
+            TextIndex(scratch, saved.words),
+            GrowableRows(saved.owners),
+            GrowableRows(saved.passages),
+            GrowableRows(saved.alive),
+            manifest.count,
+            manifest.next_number,
+            manifest.model if manifest.rows else None,
+            saved,
+        )
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next document."""
+        return len(self.alive)
+
+    def choose_names(self, count: int) -> tuple[list[str], Snapshot]:
+        """Choose ids that no document has."""
+        names: list[str] = []
+        number = self.next_name
+        while len(names) < count:
+            tried = [str(n) for n in range(number, number + count - len(names))]
+            number += len(tried)
+            taken = self.find(tried)
+            names += [name for name in tried if name not in taken]
+        return names, replace(self, next_name=number)
+
+    def with_batch(self, batch: EmbeddedBatch) -> Snapshot:
+        """Add documents; a document replaces an older one with its id.
+
+        Raises:
+            ValueError: The vectors have another dimension than the present ones.
+        """
+        old = list(self.find([document.id for document in batch.documents]).values())
+        here = self._without(old)
+        if not here.count:
+            here = replace(Snapshot.empty(self.vectors), next_name=self.next_name)
+        dimension = here.vectors.dimension
+        if dimension and batch.vectors.shape[1] != dimension:
+            raise ValueError(
+                f"the model's vectors have {batch.vectors.shape[1]} dimensions, "
+                f"but the retriever has {dimension}; use the model that made its vectors"
+            )
+        first = here.next_number
+        here.documents.replace_from(first, batch.documents)
+        return replace(
+            here,
+            vectors=here.vectors.extended(batch.vectors),
+            owners=here.owners.append(batch.owners + first),
+            spans=here.spans.append(batch.spans),
+            alive=here.alive.append(np.ones(len(batch.documents), bool)),
+            count=here.count + len(batch.documents),
+            identity=here.identity or batch.identity,
+        )._tidied()
+
+    def without(self, ids: Sequence[str]) -> Snapshot:
+        """Remove documents; unknown ids are ignored."""
+        return self._without(list(self.find(ids).values()))._tidied()
+
+    def _without(self, numbers: Sequence[int]) -> Snapshot:
+        if not numbers:
+            return self
+        alive = self.alive.rows.copy()
+        alive[numbers] = False
+        return replace(self, alive=GrowableRows(alive), count=self.count - len(numbers))
+
+    def _tidied(self) -> Snapshot:
+        """Copy the documents that exist if most of the rows belong to others."""
+        if not self.count:
+            return replace(Snapshot.empty(self.vectors), next_name=self.next_name)
+        gone = len(self.owners) - int(np.count_nonzero(self.live_rows))
+        if self.vectors.stays_in_file or 2 * gone <= max(len(self.owners), _MOST_GONE):
+            return self
+        return self.copied()
+
+    def copied(self) -> Snapshot:
+        """Return a copy with new numbers and without rows of deleted documents."""
+        new = replace(
+            Snapshot.empty(self.vectors), next_name=self.next_name, identity=self.identity
+        )
+        alive = self.alive.rows
+        numbers = np.flatnonzero(alive)
+        for start in range(0, len(numbers), _AT_ONCE):
+            some = self.documents.get(numbers[start : start + _AT_ONCE].tolist())
+            new.documents.replace_from(start, some)
+        rows = np.flatnonzero(self.live_rows)
+        return replace(
+            new,
+            vectors=new.vectors.extended(self.vectors.take(rows)),
+            owners=GrowableRows((np.cumsum(alive) - 1)[self.owners.rows[rows]]),
+            spans=GrowableRows(self.spans.rows[rows]),
+            alive=GrowableRows(np.ones(len(numbers), bool)),
+            count=len(numbers),
+        )
+
+    @property
+    def live_rows(self) -> Mask:
+        """Whether each row belongs to a document that exists: shape (rows,)."""
+        return self.rows_of(self.alive.rows)
+
+    def rows_of(self, allowed: Mask) -> Mask:
+        """Turn a mask of documents into a mask of rows."""
+        owners = self.owners.rows
+        return np.asarray(np.append(allowed, False)[owners], bool)  # GONE is -1.
+
+    def find(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the numbers of the existing documents with these ids."""
+        return self.documents.find(ids, self.alive.rows) if self.count else {}
+
+    def ids(self, numbers: Sequence[int]) -> list[str]:
+        """Return the ids of documents by their numbers."""
+        return self.documents.ids(numbers)
+
+    def matching(self, where: Where | None) -> Mask | None:
+        """Tell which document numbers exist and match a filter; None if all do."""
+        if where is not None:
+            return self.documents.matching(where, self.alive.rows)
+        alive: Mask = self.alive.rows
+        return None if self.count == len(alive) else alive
+
+    def search_text(
+        self, query: str, allowed: Mask | None, top_k: int
+    ) -> tuple[Rows, npt.NDArray[np.float64]]:
+        """Search the full text; see `rag_demo.stores.words.TextIndex.search`."""
+        self.catch_up_words()
+        return self.words.search(query, self.alive.rows if allowed is None else allowed, top_k)
+
+    def catch_up_words(self) -> None:
+        """Add the missing documents to the full-text index.
+
+        Raises:
+            RagDemoError: tantivy or PyStemmer is not installed, or the disk is full.
+        """
+        self.words.catch_up(
+            self.next_number,
+            lambda start: (
+                (number, each.text)
+                for number, each in self.documents.stream(start)
+                if number < self.next_number and self.alive.rows[number]
+            ),
+        )
+
+    def close(self) -> None:
+        """Close all files and databases. Nothing may be using these."""
+        self.words.close()
+        self.documents.close()
+        if self.saved is not None:
+            self.saved.close()
+        self.scratch.close()

@@ -1,0 +1,265 @@
+"""Full-text search: a tantivy index of the documents' stems, by document number.
+
+A folder of a saved index never changes. What it lacks is added to a copy in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_demo.database import FORK_AWARE
+from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
+from rag_demo.stores.scratch import Scratch
+from rag_demo.stores.tokens import STOP_WORDS, tokenize
+from rag_demo.vectors import Mask, Rows
+
+log = logging.getLogger("rag_demo")
+
+_MEMORY_BYTES = 16 << 20  # that tantivy collects before it writes
+_FEWEST_HITS = 128
+TextsFrom = Callable[[int], Iterable[tuple[int, str]]]
+"""Returns numbers and texts of the documents from a number on."""
+
+
+class WordsFolder(NamedTuple):
+    """A folder with a full-text index.
+
+    Attributes:
+        folder: The folder.
+        end: It has the documents with smaller numbers.
+        files: The checksums of its files.
+    """
+
+    folder: Path
+    end: int
+    files: Mapping[str, int]
+
+    @classmethod
+    def of(cls, folder: Path, end: int) -> WordsFolder:
+        """Describe a folder as it is."""
+        paths = [path for path in folder.iterdir() if path.suffix != ".lock"]
+        return cls(folder, end, {path.name: zlib.crc32(path.read_bytes()) for path in paths})
+
+    def is_whole(self) -> bool:
+        """Tell whether the files are as they were described."""
+        try:
+            found = {name: zlib.crc32((self.folder / name).read_bytes()) for name in self.files}
+        except OSError:
+            return False
+        return found == self.files
+
+    def copy_into(self, folder: Path) -> None:
+        """Link or copy the files into another folder. Tantivy never changes a file in place."""
+        for name in self.files:
+            source, target = self.folder / name, folder / name
+            # It replaces these two by others with new content.
+            if not name.endswith(".json"):
+                with contextlib.suppress(OSError):  # Links do not reach other disks.
+                    os.link(source, target)
+                    continue
+            shutil.copy(source, target)
+
+
+def add_texts(folder: Path, texts: Iterable[tuple[int, str]]) -> Any:
+    """Add texts to the full-text index in a folder, which may be empty, and return it."""
+    tantivy = _tantivy()
+    index = tantivy.Index(_schema(), str(folder))
+    writer = index.writer(_MEMORY_BYTES, 1)
+    for number, text in texts:
+        document = tantivy.Document()
+        for words in tokenize(text):
+            document.add_text("words", " ".join(_stems(words)))
+        document.add_unsigned("number", number)
+        writer.add_document(document)
+    writer.commit()
+    writer.wait_merging_threads()  # The writer is closed: a forked child must not inherit one.
+    index.reload()
+    return index
+
+
+class TextIndex:
+    """The full-text index of a store, for any number of threads.
+
+    Documents are added in the order of their numbers and never removed. A search gets a mask of
+    those that still exist. Scores are tantivy's BM25 with k1 = 1.2 and b = 0.75.
+
+    Args:
+        scratch: Holds the folder that has more documents than the saved one.
+        saved: The saved folder, which is not changed.
+    """
+
+    def __init__(self, scratch: Scratch, saved: WordsFolder | None = None) -> None:
+        self.end = 0
+        self._scratch, self._saved = scratch, saved
+        self._lock = threading.RLock()
+        self._index: Any = None
+        self._folder: Path | None = None  # in the scratch
+        FORK_AWARE.add(self)
+
+    def catch_up(self, end: int, texts_from: TextsFrom) -> None:
+        """Add the missing documents.
+
+        Args:
+            end: Add the documents with smaller numbers.
+            texts_from: See `TextsFrom`.
+
+        Raises:
+            RagDemoError: The full-text index cannot be written.
+        """
+        with self._lock:
+            if self._index is None and self._saved is not None:
+                self._open_saved()
+            if self.end >= end:
+                return
+            folder = self._folder
+            self._folder = None  # After an error it is made again.
+            try:
+                if folder is None:
+                    folder = self._new_folder()
+                texts = texts_from(self.end)
+                index = add_texts(folder, ((n, text) for n, text in texts if n < end))
+            except (ValueError, OSError) as error:
+                raise RagDemoError(f"the full-text index cannot be written: {error}") from None
+            self._index, self._folder, self.end = index, folder, end
+
+    def _open_saved(self) -> None:
+        saved = self._saved
+        assert saved is not None
+        try:
+            if saved.is_whole():
+                self._index, self.end = _tantivy().Index.open(str(saved.folder)), saved.end
+                return
+            log.warning("the full-text index '%s' is damaged; it is made again", saved.folder)
+        except ValueError as error:  # For example, the folder is read-only.
+            log.debug("a full-text index is copied: %s", error)
+            with contextlib.suppress(ValueError, OSError):
+                folder = self._new_folder()
+                self._index, self._folder = _tantivy().Index.open(str(folder)), folder
+                self.end = saved.end
+                return
+        self._saved, self.end = None, 0
+
+    def _new_folder(self) -> Path:
+        """Make a folder with all that is known so far."""
+        folder = self._scratch.folder() / "words"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self.end = 0
+        if self._saved is not None and self._saved.is_whole():
+            self._saved.copy_into(folder)
+            self.end = self._saved.end
+        return folder
+
+    def folder(self) -> WordsFolder | None:
+        """Describe the folder with the most documents, to copy it, or None."""
+        with self._lock:
+            return self._saved if self._folder is None else WordsFolder.of(self._folder, self.end)
+
+    def search(self, query: str, counts: Mask, top_k: int) -> tuple[Rows, npt.NDArray[np.float64]]:
+        """Find the documents that have words of a query.
+
+        Args:
+            query: The query.
+            counts: Whether each document number counts: shape (numbers,).
+            top_k: How many to find; all that tie with the last one are found too.
+
+        Returns:
+            Document numbers and scores, in no order: shape (n,) each.
+        """
+        with self._lock:
+            if self._index is None:
+                return np.empty(0, np.int64), np.empty(0)
+            searcher = self._index.searcher()
+        tantivy = _tantivy()
+        terms = [
+            (tantivy.Occur.Should, tantivy.Query.term_query(_schema(), "words", stem, "freq"))
+            for words in tokenize(query, is_query=True)
+            for stem in _stems(words)
+        ]
+        if not terms:
+            return np.empty(0, np.int64), np.empty(0)
+        parsed = tantivy.Query.boolean_query(terms)
+        limit, available = max(_FEWEST_HITS, 2 * top_k), max(1, searcher.num_docs)
+        while True:
+            limit = min(limit, available)
+            hits = searcher.search(parsed, limit, count=False).hits
+            numbers = np.asarray(
+                searcher.fast_field_values("number", [address for _, address in hits]), np.int64
+            )
+            scores = np.fromiter((score for score, _ in hits), np.float64, len(hits))
+            good = numbers < len(counts)
+            good[good] = counts[numbers[good]]
+            found = scores[good]
+            # Complete if the worst hit is worse than the k-th that counts.
+            if len(hits) < limit or limit == available or (
+                len(found) >= top_k and scores[-1] < found[top_k - 1]
+            ):  # fmt: skip
+                return numbers[good], found
+            limit *= 4
+
+    def close(self) -> None:
+        """Forget the index."""
+        with self._lock:
+            self._saved = self._folder = self._index = None
+            self.end = 0
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, forget the folder and the index of the parent process."""
+        self._lock = threading.RLock()
+        self._folder = self._index = None
+        self.end = 0
+
+
+def _stems(words: Iterable[str]) -> Iterator[str]:
+    return (_stem(word) for word in words if word not in STOP_WORDS)
+
+
+@lru_cache(maxsize=1 << 16)
+def _stem(word: str) -> str:
+    stemmed: str = _stemmer()(word)
+    return stemmed
+
+
+@cache
+def _stemmer() -> Any:
+    with _installed():
+        import Stemmer
+
+        return Stemmer.Stemmer("english", 0).stemWord
+
+
+@cache
+def _tantivy() -> Any:
+    with _installed():
+        import tantivy
+
+        return tantivy
+
+
+@cache
+def _schema() -> Any:
+    builder = _tantivy().SchemaBuilder()
+    builder.add_text_field("words", tokenizer_name="whitespace", index_option="freq")
+    builder.add_unsigned_field("number", fast=True)
+    return builder.build()
+
+
+@contextlib.contextmanager
+def _installed() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        name = "PyStemmer" if error.name == "Stemmer" else error.name
+        raise RagDemoError(f"full-text search needs {name}; {HOW_TO_INSTALL}") from None

@@ -1,0 +1,574 @@
+"""Writing a saved index: one writer at a time, in transactions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rag_demo.database import Database
+from rag_demo.documents.document import Document
+from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import (
+    DamagedIndexError,
+    IndexFileError,
+    IndexVersionError,
+    RagDemoError,
+    damaged,
+)
+from rag_demo.exact_search.rounding import BLOCK
+from rag_demo.stores.documents import SCHEMA, DocumentTable
+from rag_demo.stores.index_format import (
+    DATABASE,
+    GONE,
+    SEGMENT,
+    SEGMENT_COLUMNS,
+    TABLES,
+    Manifest,
+    Passages,
+    Segment,
+    as_bytes,
+    is_part,
+    read_manifest_from,
+    reading_errors,
+    refuse_foreign_folder,
+    writing_errors,
+)
+from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.words import WordsFolder, add_texts
+from rag_demo.vectors import Mask, Rows, Vectors
+
+_MOST_BEHIND = 1 << 13
+"""Documents that a commit may leave out of the full-text index; a reader adds them itself."""
+
+log = logging.getLogger("rag_demo")
+
+
+class IndexWriter:
+    """The only writer of an index. Use it with ``with``; without `commit`, changes are lost.
+
+    Readers are not disturbed. If nothing is committed, a folder that was made is removed.
+
+    Args:
+        folder: The folder of the index. It is created if it is missing.
+        start_over: Whether to replace a damaged index by an empty one.
+
+    Attributes:
+        manifest: What is going to be committed; None in a folder without an index.
+        owners: The number of the document that each row belongs to, or `GONE`.
+
+    Raises:
+        IndexFileError: The folder holds something else, cannot be written, or another process
+            is writing into it; or the index is damaged.
+    """
+
+    def __init__(self, folder: Path, *, start_over: bool = False) -> None:
+        refuse_foreign_folder(folder)
+        self.folder = folder
+        self.manifest: Manifest | None = None
+        self.owners: Rows = np.empty(0, np.int64)
+        self._committed: Manifest | None = None
+        self._made_folders = [each for each in (folder, *folder.parents) if not each.exists()]
+        self._is_read = False  # Remove nothing before it is known what is committed.
+        self._made_files = False
+        self._connection: sqlite3.Connection | None = None
+        self._documents: DocumentTable | None = None
+        try:
+            with writing_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                try:
+                    self._lock()
+                    self._read()
+                except (DamagedIndexError, IndexVersionError, sqlite3.DatabaseError) as error:
+                    # An OperationalError is about the disk or another process.
+                    if not start_over or isinstance(error, sqlite3.OperationalError):
+                        raise
+                    self._unlink_database()
+                    self._lock()
+                    self._read()
+                self._remove_unnamed()
+        except BaseException:  # After an interrupt too, nothing else closes this.
+            self.__exit__()
+            raise
+
+    def _lock(self) -> None:
+        """Begin a transaction of ``index.sqlite``, which is the lock of the folder."""
+        path = self.folder / DATABASE
+        before = _inode(path)
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        self._connection = connection
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            if before is None:  # A full disk: lock what was made, so that it can be removed.
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("BEGIN IMMEDIATE")
+                    self._is_read = not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+            raise
+        if before not in (None, _inode(path)) or not path.exists():
+            connection.close()  # Another writer has failed and removed the file meanwhile.
+            raise sqlite3.OperationalError("the database is locked by another process")
+
+    def _read(self) -> None:
+        """Read the state of the index; in a new database, create the tables."""
+        connection = self._open_connection
+        if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            self._is_read = True
+            for statement in TABLES:
+                connection.execute(statement)
+        self.manifest = self._committed = None
+        with reading_errors(self.folder / DATABASE):
+            has_manifest = connection.execute("SELECT 1 FROM manifest").fetchone()
+            rows = connection.execute(f"SELECT {SEGMENT_COLUMNS} ORDER BY number")
+            owners = [Segment.of(row).owners for row in rows]
+            self.owners = np.concatenate([np.empty(0, np.int64), *owners])
+        if has_manifest:
+            self.manifest = self._committed = read_manifest_from(self.folder, connection)
+            self._open_documents()
+            # What a killed writer has left.
+            self.documents.delete_from(self.manifest.next_number)
+        self._is_read = True
+
+    def _open_documents(self) -> None:
+        """Open the database of documents, which may be new, and begin a transaction."""
+        self._close_documents()
+        manifest = self._manifest
+        path = self.folder / manifest.documents_name
+        is_new = manifest.next_number == 0 and not path.exists()
+        if not is_new and not path.is_file():
+            raise damaged(path, "it is missing")
+        connection = sqlite3.connect(
+            path, timeout=60, isolation_level=None, check_same_thread=False
+        )
+        # Not a method of this writer: the cycle would keep the lock until a collection.
+        self._documents = DocumentTable(Database(lambda: connection))
+        self._made_files |= is_new
+        with self._documents.connection():
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("BEGIN IMMEDIATE")
+            if is_new:
+                for statement in SCHEMA:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {manifest.identity}")
+            elif connection.execute("PRAGMA user_version").fetchone() != (manifest.identity,):
+                raise damaged(path, "it belongs to another index")
+
+    def _close_documents(self) -> None:
+        if self._documents is not None:
+            self._documents.close()  # This rolls back what was not committed.
+            self._documents = None
+
+    @property
+    def documents(self) -> DocumentTable:
+        """The documents as they will be committed; `alive` says which of them count."""
+        assert self._documents is not None
+        return self._documents
+
+    @property
+    def alive(self) -> Mask:
+        """Whether the document of each number exists."""
+        alive = np.zeros(self._manifest.next_number, bool)
+        alive[self.owners[self.owners != GONE]] = True
+        return alive
+
+    def find(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the numbers of the existing documents with these ids."""
+        with writing_errors(self.folder):
+            return self.documents.find(ids, self.alive)
+
+    def clear(self, model: ModelIdentity, *, source: str | None = None) -> None:
+        """Remove everything, and begin new files; the old ones are removed after `commit`."""
+        before = self.manifest or Manifest(model)
+        identity = 1 + int.from_bytes(os.urandom(4), "big") % (2**31 - 2)
+        number = before.file_number + 1
+        with writing_errors(self.folder):
+            self._open_connection.execute("DELETE FROM segments")
+            self.owners = np.empty(0, np.int64)
+            self.manifest = Manifest(model, source, file_number=number, identity=identity)
+            self._open_documents()
+
+    def append(
+        self,
+        documents: Iterable[tuple[int, Document]],
+        owners: Rows,
+        passages: Passages,
+        vectors: Iterable[Vectors],
+        next_number: int,
+    ) -> None:
+        """Append documents and rows of vectors.
+
+        Args:
+            documents: Documents with numbers from ``manifest.next_number`` on.
+            owners: The number of the document of each row, or `GONE`: shape (n,).
+            passages: Start and stop of the passage of each row; 0 and 0 for the whole document:
+                shape (n, 2).
+            vectors: The vectors in pieces of the shape (m, d), float32.
+            next_number: The new ``manifest.next_number``.
+
+        Raises:
+            ValueError: The vectors have another dimension than those of the index.
+        """
+        with writing_errors(self.folder):
+            inserted = self.documents.insert(documents)
+            start = 0
+            for piece in vectors:
+                stop = start + len(piece)
+                self._append_rows(owners[start:stop], passages[start:stop], piece)
+                start = stop
+        count = self._manifest.count + inserted
+        self.manifest = replace(self._manifest, count=count, next_number=next_number)
+
+    def _append_rows(self, owners: Rows, passages: Passages, vectors: Vectors) -> None:
+        manifest = self._manifest
+        dimension = vectors.shape[1]
+        if manifest.rows and dimension != manifest.dimension:
+            raise ValueError(
+                f"the model's vectors have {dimension} dimensions, "
+                f"but the index has {manifest.dimension}; use the model that made it"
+            )
+        with self._open_vectors() as file:
+            done = 0
+            while done < len(vectors):
+                row = manifest.rows + done
+                number, place = divmod(row, SEGMENT)
+                some = slice(done, done + min(SEGMENT - place, len(vectors) - done))
+                segment = self._segment(number) if place else Segment.empty()
+                # The last block may be incomplete; its checksum changes.
+                before = place % BLOCK
+                checksums = segment.vector_checksums[place // BLOCK :]
+                tail = self._read_vectors(file, row - before, (before, dimension), checksums)
+                tail = np.concatenate([tail, vectors[some]])
+                _write_at(file, (row - before) * dimension * 4, tail)
+                added = np.asarray(_block_checksums(tail), np.uint32)
+                segment = Segment(
+                    np.concatenate([segment.owners, owners[some]]),
+                    np.concatenate([segment.passages, passages[some]]),
+                    np.concatenate([segment.vector_checksums[: place // BLOCK], added]),
+                )
+                self._put_segment(number, segment)
+                done = some.stop
+        self.owners = np.concatenate([self.owners, owners])
+        self.manifest = replace(manifest, rows=manifest.rows + len(vectors), dimension=dimension)
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Remove documents by their numbers; their data stay in the files until `compact`."""
+        gone = np.fromiter(numbers, np.int64)
+        if len(gone):
+            self._change_owners(dict.fromkeys(gone.tolist(), GONE))
+            self.manifest = replace(self._manifest, count=self._manifest.count - len(gone))
+
+    def upsert(self, batch: EmbeddedBatch) -> range:
+        """Add documents, replace older ones with their ids, and return their numbers."""
+        self.remove(self.find([document.id for document in batch.documents]).values())
+        first = self._manifest.next_number
+        numbers = range(first, first + len(batch.documents))
+        documents = zip(numbers, batch.documents, strict=True)
+        self.append(documents, batch.owners + first, batch.spans, [batch.vectors], numbers.stop)
+        return numbers
+
+    def rewrite(self, documents: Mapping[int, Document]) -> range:
+        """Replace documents, by their numbers, without changing their texts or vectors.
+
+        Returns:
+            Their new numbers.
+        """
+        first = self._manifest.next_number
+        with writing_errors(self.folder):
+            self.documents.insert(enumerate(documents.values(), first))
+        numbers = range(first, first + len(documents))
+        self.manifest = replace(self._manifest, next_number=numbers.stop)
+        if documents:
+            self._change_owners(dict(zip(documents, numbers, strict=True)))
+        return numbers
+
+    def _change_owners(self, changes: Mapping[int, int]) -> None:
+        new = np.arange(self._manifest.next_number + 1)  # The last one is for `GONE`, which is -1.
+        new[-1] = GONE
+        new[list(changes)] = list(changes.values())
+        owners = new[self.owners]
+        with writing_errors(self.folder):
+            for number in np.unique(np.flatnonzero(owners != self.owners) // SEGMENT).tolist():
+                rows = slice(number * SEGMENT, (number + 1) * SEGMENT)
+                self._put_segment(number, replace(self._segment(number), owners=owners[rows]))
+        self.owners = owners
+
+    def compact(self) -> None:
+        """Write new files without deleted documents, if these have a quarter of all rows."""
+        if 4 * self.gone_rows <= len(self.owners):
+            return
+        before, documents, owners, alive = self._manifest, self.documents, self.owners, self.alive
+        self._documents = None  # It stays open until its documents are copied.
+        try:
+            with writing_errors(self.folder), self._open_vectors() as file:
+                rows = self._open_connection.execute(f"SELECT {SEGMENT_COLUMNS} ORDER BY number")
+                segments = list(map(Segment.of, rows))
+                self.clear(before.model)
+                places = np.cumsum(alive) - 1  # the new numbers
+                live = (each for each in documents.stream() if alive[each[0]])
+                count = self.documents.insert((int(places[n]), each) for n, each in live)
+                for number, segment in enumerate(segments):
+                    shape = (len(segment.owners), before.dimension)
+                    vectors = self._read_vectors(
+                        file, number * SEGMENT, shape, segment.vector_checksums
+                    )
+                    kept = segment.owners != GONE
+                    numbers = places[segment.owners[kept]]
+                    self._append_rows(numbers, segment.passages[kept], vectors[kept])
+                assert len(self.owners) == np.count_nonzero(owners != GONE)
+        finally:
+            documents.close()
+        self.manifest = replace(
+            self._manifest, source=before.source, finished=before.finished, count=count,
+            next_number=count,
+        )  # fmt: skip
+
+    def _read_vectors(
+        self, file: IO[bytes], row: int, shape: tuple[int, int], checksums: Sequence[int] | Any
+    ) -> Vectors:
+        """Read vectors from the first row of a block on, and compare them with their checksums."""
+        vectors = np.empty(shape, np.float32)
+        if not vectors.size:
+            return vectors
+        nbytes = os.preadv(file.fileno(), [as_bytes(vectors)], row * shape[1] * 4)
+        if nbytes != vectors.nbytes or _block_checksums(vectors) != list(checksums):
+            raise damaged(
+                Path(file.name), f"the vectors from row {row} on differ from what was written"
+            )
+        return vectors
+
+    def check(self) -> None:
+        """Check the database of documents, and compare all vectors with their checksums.
+
+        Raises:
+            DamagedIndexError: Something is damaged.
+        """
+        dimension = self._manifest.dimension
+        with writing_errors(self.folder), contextlib.ExitStack() as stack:
+            self.documents.check()
+            file = stack.enter_context(self._open_vectors()) if len(self.owners) else None
+            for number in range(-(-len(self.owners) // SEGMENT)):
+                segment = self._segment(number)
+                shape = (len(segment.owners), dimension)
+                assert file is not None
+                self._read_vectors(file, number * SEGMENT, shape, segment.vector_checksums)
+
+    def catch_up_words(self, most_behind: int = 0, known: WordsFolder | None = None) -> None:
+        """Add new documents to the full-text index, if it lacks more than ``most_behind``.
+
+        Args:
+            most_behind: How many documents may be missing.
+            known: A folder with more documents of this numbering, from which to begin.
+        """
+        manifest = self._manifest
+        folder = WordsFolder(
+            self.folder / manifest.words_name, manifest.words_end, manifest.words_files
+        )
+        if known is None or known.end <= folder.end:
+            known = folder
+        if manifest.next_number - known.end <= most_behind and known is folder:
+            return
+        number = manifest.words_number + 1
+        new = self.folder / replace(manifest, words_number=number).words_name
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            start = 0
+            if known.end and known.is_whole():
+                known.copy_into(new)
+                start = known.end
+            alive = self.alive
+            texts = ((n, each.text) for n, each in self.documents.stream(start) if alive[n])
+            add_texts(new, texts)
+            for path in new.iterdir():
+                shutil.copymode(self.folder / DATABASE, path)
+            made = WordsFolder.of(new, manifest.next_number)
+        except (RagDemoError, ValueError, OSError) as error:
+            log.debug("an index is saved without its full-text index: %s", error)
+            return
+        self.manifest = replace(
+            manifest, words_number=number, words_end=made.end, words_files=made.files
+        )
+
+    def describe(self, *, source: str | None, finished: bool) -> None:
+        """Record what is indexed, and whether all of it is."""
+        self.manifest = replace(self._manifest, source=source, finished=finished)
+
+    def prepare(self) -> Manifest:
+        """Write all but the manifest, and return what `commit` will commit.
+
+        Raises:
+            IndexFileError: The index cannot be written.
+        """
+        self.catch_up_words(_MOST_BEHIND)
+        manifest = replace(self._manifest, commit=os.urandom(8).hex())
+        with writing_errors(self.folder):
+            with self.documents.connection() as connection:
+                connection.execute("COMMIT")
+            if manifest.rows:
+                with self._open_vectors() as file:
+                    os.fsync(file.fileno())
+            if self._made_files:
+                _sync_folder(self.folder)
+                self._made_files = False
+            self._open_connection.execute("DELETE FROM manifest")
+            row = (json.dumps(asdict(manifest)),)
+            self._open_connection.execute("INSERT INTO manifest VALUES (?)", row)
+        self.manifest = manifest
+        return manifest
+
+    def commit(self, *, more: bool = False) -> None:
+        """Make all changes since the last commit durable; call `prepare` before.
+
+        Args:
+            more: Begin another transaction afterwards.
+
+        Raises:
+            IndexFileError: The index cannot be written. It is what it was before.
+        """
+        manifest = self._manifest
+        with writing_errors(self.folder):
+            self._open_connection.execute("COMMIT")
+            self._committed = manifest
+            if more:
+                self._begin_again(manifest)
+
+    def _begin_again(self, manifest: Manifest) -> None:
+        """Begin another transaction; read again what others have written in between."""
+        connection = self._open_connection
+        connection.execute("PRAGMA busy_timeout = 60000")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("PRAGMA busy_timeout = 0")
+        found = read_manifest_from(self.folder, connection)
+        if found.identity != manifest.identity:
+            raise IndexFileError(f"another process has replaced the index '{self.folder}'")
+        if found != manifest:
+            self._read()
+            return
+        with self.documents.connection() as documents:
+            documents.execute("BEGIN IMMEDIATE")
+
+    @property
+    def count(self) -> int:
+        """How many documents there are."""
+        return self._manifest.count
+
+    @property
+    def gone_rows(self) -> int:
+        """How many rows belong to deleted documents."""
+        return int(np.count_nonzero(self.owners == GONE))
+
+    def __enter__(self) -> IndexWriter:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        connection = self._connection
+        try:
+            self._close_documents()
+            if connection is not None and self._is_read:
+                self._remove_when_locked(connection)
+        finally:
+            if connection is not None:
+                connection.close()  # This rolls back what was not committed.
+        if self._is_read and self._committed is None:
+            with contextlib.suppress(OSError):  # Another program has put something into it.
+                for folder in self._made_folders:
+                    folder.rmdir()
+
+    def _remove_when_locked(self, connection: sqlite3.Connection) -> None:
+        """Remove what the committed state does not name, unless another writer is at work."""
+        with contextlib.suppress(sqlite3.Error, IndexFileError, OSError):  # The next one tries.
+            if not connection.in_transaction:
+                if not list(self._unnamed()):
+                    return
+                connection.execute("BEGIN IMMEDIATE")
+                self._committed = read_manifest_from(self.folder, connection)
+            self._remove_unnamed()
+            if self._committed is None:
+                self._unlink_database()
+
+    def _unnamed(self) -> Iterator[Path]:
+        committed = self._committed
+        for path in self.folder.iterdir():
+            if is_part(path.name) and (committed is None or not committed.names(path.name)):
+                yield path
+
+    def _remove_unnamed(self) -> None:
+        """Remove what the committed state does not name. The lock must be held."""
+        for path in list(self._unnamed()):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _unlink_database(self) -> None:
+        """Remove ``index.sqlite``. A writer that waits for its lock notices that."""
+        for suffix in ("", "-wal", "-shm"):
+            (self.folder / f"{DATABASE}{suffix}").unlink(missing_ok=True)
+        if self._connection is not None:
+            self._connection.close()
+
+    @property
+    def _open_connection(self) -> sqlite3.Connection:
+        assert self._connection is not None
+        return self._connection
+
+    @property
+    def _manifest(self) -> Manifest:
+        assert self.manifest is not None, "call clear() first in a folder without an index"
+        return self.manifest
+
+    def _segment(self, number: int) -> Segment:
+        query = f"SELECT {SEGMENT_COLUMNS} WHERE number = ?"
+        return Segment.of(self._open_connection.execute(query, (number,)).fetchone())
+
+    def _put_segment(self, number: int, segment: Segment) -> None:
+        query = "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?)"
+        self._open_connection.execute(query, (number, *segment.row()))
+
+    def _open_vectors(self) -> IO[bytes]:
+        """Open the file of vectors; an index without rows has none yet."""
+        path = self.folder / self._manifest.vectors_name
+        is_new = not self._manifest.rows and not path.exists()
+        self._made_files |= is_new
+        return open(path, "x+b" if is_new else "r+b", buffering=0)  # noqa: PTH123
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _block_checksums(vectors: Vectors) -> list[int]:
+    starts = range(0, len(vectors), BLOCK)
+    return [zlib.crc32(as_bytes(vectors[start : start + BLOCK])) for start in starts]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_at(file: IO[bytes], start: int, array: npt.NDArray[Any]) -> None:
+    view = as_bytes(array)
+    while view:
+        written = os.pwrite(file.fileno(), view, start)
+        view, start = view[written:], start + written

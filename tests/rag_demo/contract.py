@@ -1,0 +1,299 @@
+"""What every retriever and every store must do: a suite for the authors of stores.
+
+A `Place` says how retrievers of one kind are opened and kept. `tests/rag_demo/test_contract.py`
+calls each function of `CHECKS` with an empty place of each kind.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+from rag_demo import IndexChangedError, Retriever
+from support.small_collections import Hashed, are_nearest, text_of
+from support.zygotes import IMPORT_PATH
+from torch_utils import ResourceClosedError
+
+MODES = ("dense", "bm25", "hybrid")
+QUERY = "golf echo"
+DOCUMENTS = {f"d{n:02}": f"{text_of(n)} number{n}" for n in range(40)}
+METADATA = {
+    name: {"n": n, "even": n % 2 == 0, "tags": [text_of(n), n], "of": {"deep": [n, None]}}
+    for n, name in enumerate(DOCUMENTS)
+}
+
+
+class Place(Protocol):
+    """A place that can hold one index; empty at first."""
+
+    source: str
+    """Python source that defines this place as ``place``, for another process."""
+
+    def open(self, model: Any) -> Retriever:
+        """Return a retriever with what the place holds."""
+
+    def keep(self, retriever: Any) -> None:
+        """Make the changes of a retriever durable."""
+
+
+def add(retriever: Any, names: Any = DOCUMENTS) -> None:
+    retriever.add(
+        [DOCUMENTS[name] for name in names], [METADATA[name] for name in names], list(names)
+    )
+
+
+def found(retriever: Any, query: str = QUERY, **options: Any) -> list[str]:
+    return [each.id for each in retriever.search(query, 1_000, **options)]
+
+
+def check_answers_are_exact_and_ties_ordered_by_id(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        add(retriever, list(DOCUMENTS)[::-1])
+        assert are_nearest(retriever.search(QUERY, 9, mode="dense"), DOCUMENTS, QUERY, 9)
+        same = ["tie9", "tie1", "tie5"]
+        retriever.add(["the same text"] * 3, ids=same)
+        for mode in MODES:
+            best = retriever.search("the same text", 3, mode=mode)
+            assert [each.id for each in best] == sorted(same), mode
+            assert [each.rank for each in best] == [1, 2, 3]
+        batch = retriever.search_batch([QUERY, "delta"], 5, mode="hybrid")
+        assert batch == [retriever.search(query, 5, mode="hybrid") for query in (QUERY, "delta")]
+        assert len(retriever.search(QUERY, min_score=0.5, mode="dense")) < len(retriever)
+
+
+def check_documents_come_back_as_they_were(place: Place) -> None:
+    strange = {
+        "emoji \U0001f600": "caf\u00e9 \u4f60\u597d \U0001f600",
+        "line\u2028break\n": "\u202ereversed\x00null",
+        "": "an empty id",
+        "'; DROP TABLE documents; --": "quotes ' \" ` %s {} \\",
+    }
+    with place.open(Hashed()) as retriever:
+        retriever.add(list(strange.values()), [{"\u00e9'": text} for text in strange.values()],
+                      list(strange))  # fmt: skip
+        add(retriever)
+        place.keep(retriever)
+    with place.open(Hashed()) as retriever:
+        assert set(retriever.ids()) == strange.keys() | DOCUMENTS.keys()
+        names = [*strange, "unknown", "d07"]
+        for name, document in zip(names, retriever.get(names), strict=True):
+            if name == "unknown":
+                assert document is None
+            else:
+                assert document is not None
+                text = {**strange, **DOCUMENTS}[name]
+                metadata = METADATA[name] if name in METADATA else {"\u00e9'": text}
+                assert (document.id, document.text, document.metadata) == (name, text, metadata)
+                where = dict(list(metadata.items())[:1])
+                (best,) = retriever.search(text, 1, where=where)
+                assert (best.id, best.metadata) == (name, metadata)
+
+
+FILTERS: dict[str, tuple[Any, Callable[[int], bool]]] = {
+    "equal": ({"n": 7}, lambda n: n == 7),
+    "one of": ({"n": [7, 9, 400]}, lambda n: n in (7, 9)),
+    "range": ({"n": {"$gte": 5, "$lt": 11}}, lambda n: 5 <= n < 11),
+    "true is not 1": ({"even": 1}, lambda n: False),
+    "contains": ({"tags": {"$contains": 3}}, lambda n: n == 3),
+    "not": ({"$not": {"n": {"$gt": 4}}}, lambda n: n <= 4),
+    "or": ({"$or": [{"n": 1}, {"even": True, "n": {"$lt": 5}}]}, lambda n: n in (0, 1, 2, 4)),
+    "deep": ({"of": {"deep": [3, None]}}, lambda n: n == 3),
+    "other key": ({"unknown": None}, lambda n: False),
+}
+
+
+def check_filters_are_applied_inside_the_search(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        add(retriever)
+        for mode in MODES:
+            every = set(found(retriever, mode=mode))
+            for name, (where, fits) in FILTERS.items():
+                wanted = {each for n, each in enumerate(DOCUMENTS) if fits(n)} & every
+                assert set(found(retriever, mode=mode, where=where)) == wanted, (mode, name)
+        assert len(retriever.search(QUERY, 3, where={"even": True})) == 3
+        with pytest.raises(ValueError, match="regex"):
+            retriever.search(QUERY, where={"n": {"$regex": "x"}})
+
+
+def check_change_replaces_and_deletes(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        add(retriever)
+        retriever.add(["an entirely new text"], [{"n": 1000}], ["d03"])
+        assert retriever.delete(["d04", "unknown", "d05"]) == 2
+        place.keep(retriever)
+        expected = [retriever.search(QUERY, 50, mode=mode) for mode in MODES]
+    with place.open(Hashed()) as retriever:
+        assert [retriever.search(QUERY, 50, mode=mode) for mode in MODES] == expected
+        assert len(retriever) == len(DOCUMENTS) - 2
+        assert retriever.search("an entirely new text", 1, mode="dense")[0].id == "d03"
+        assert found(retriever, where={"n": 3}) == []
+        assert found(retriever, where={"n": 1000}) == ["d03"]
+        assert "d03" in found(retriever, "entirely", mode="bm25")
+        assert "d03" not in found(retriever, "number3", mode="bm25")
+        assert retriever.delete(list(retriever.ids())) == len(DOCUMENTS) - 2
+        place.keep(retriever)
+    with place.open(Hashed()) as retriever:
+        assert found(retriever) == []
+
+
+def check_chosen_ids_differ(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        retriever.add(["text"], ids=["1"])
+        names = [*retriever.add(["a", "b"]), *retriever.add(["c"])]
+        assert len({"1", *names}) == 4
+
+
+def check_two_writers_lose_no_update(place: Place) -> None:
+    """The second one gets an error, unless both changes are there."""
+    with place.open(Hashed()) as retriever:
+        add(retriever)
+        place.keep(retriever)
+    with place.open(Hashed()) as first, place.open(Hashed()) as second:
+        first.add(["by the first"], ids=["first"])
+        second.add(["by the second"], ids=["second"])
+        place.keep(first)
+        try:
+            place.keep(second)
+        except IndexChangedError:
+            with place.open(Hashed()) as again:
+                again.add(["by the second"], ids=["second"])
+                place.keep(again)
+    with place.open(Hashed()) as retriever:
+        assert set(retriever.ids()) == {*DOCUMENTS, "first", "second"}
+
+
+OTHER_PROCESS = """
+import runpy, sys
+contract = runpy.run_path(sys.argv[1])
+exec(sys.argv[2])
+with place.open(contract["Hashed"]()) as retriever:
+    contract[sys.argv[3]](place, retriever)
+"""
+
+
+def start(place: Place, function: str) -> subprocess.Popen[str]:
+    """Call a function of this file in another process."""
+    command = [sys.executable, "-c", OTHER_PROCESS, __file__, place.source, function]
+    environment = {"PYTHONPATH": IMPORT_PATH, "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def change_once(place: Place, retriever: Any) -> None:
+    retriever.add(["by another process"], [{"n": -1}], ["d00"])
+    retriever.delete(["d01"])
+    place.keep(retriever)
+
+
+def check_change_by_another_process_mixes_nothing(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        add(retriever)
+        place.keep(retriever)
+        with start(place, "change_once") as process:
+            process.communicate()
+        assert process.returncode == 0
+        texts = {each.id: each.text for each in retriever.search(QUERY, 50, mode="dense")}
+        changed = {**DOCUMENTS, "d00": "by another process"}
+        del changed["d01"]
+        assert texts in (DOCUMENTS, changed)
+        are = [are_nearest(retriever.search(QUERY, 50, mode="dense"), each, QUERY, 50)
+               for each in (DOCUMENTS, changed)]  # fmt: skip
+        assert any(are)
+    with place.open(Hashed()) as retriever:
+        assert are_nearest(retriever.search(QUERY, 50, mode="dense"), changed, QUERY, 50)
+
+
+def check_searches_beside_changes_see_one_state(place: Place) -> None:
+    wrong: list[Any] = []
+    done = threading.Event()
+    rounds = [[f"round{number} {n}" for n in range(20)] for number in range(6)]
+    with place.open(Hashed()) as retriever:
+        names = [f"r{n}" for n in range(20)]
+        retriever.add(rounds[0], ids=names)
+
+        def ask() -> None:
+            while not done.is_set():
+                try:
+                    results = retriever.search("round", 50, mode="dense")
+                except ResourceClosedError:
+                    return
+                if len(results) != 20 or len({each.text.split()[0] for each in results}) != 1:
+                    wrong.append(results)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for texts in rounds[1:]:
+            retriever.add(texts, ids=names)
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def change_until_killed(place: Place, retriever: Any) -> None:
+    for number in range(10_000):
+        retriever.add(
+            [f"round{number} {n}" for n in range(20)],
+            [{"round": number}] * 20,
+            [f"r{n}" for n in range(20)],
+        )
+        place.keep(retriever)
+        sys.stdout.write(f"{number}\n")
+        sys.stdout.flush()
+
+
+def check_killed_writer_leaves_a_whole_state(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        place.keep(retriever)
+    last = -1
+    for wanted in (1, 2, 4):
+        with start(place, "change_until_killed") as process:
+            assert process.stdout is not None
+            for _ in range(wanted):
+                last = int(process.stdout.readline())
+            process.send_signal(signal.SIGKILL)
+        with place.open(Hashed()) as retriever:
+            results = retriever.search("round", 50, mode="dense")
+            (number,) = {each.metadata["round"] for each in results}
+            assert number >= last
+            assert {each.text for each in results} == {f"round{number} {n}" for n in range(20)}
+            scores = [each.score for each in results]
+            assert np.all(np.diff(scores) <= 0)
+            assert len(found(retriever, f"round{number}", mode="bm25")) == 20
+            assert found(retriever, f"round{number + 1}", mode="bm25") == []
+
+
+def check_closed_retriever_raises(place: Place) -> None:
+    retriever = place.open(Hashed())
+    add(retriever)
+    retriever.close()
+    for use in (
+        lambda: retriever.search(QUERY),
+        lambda: retriever.add(["x"]),
+        lambda: retriever.delete(["d00"]),
+        lambda: retriever.get(["d00"]),
+        lambda: retriever.stats(),
+    ):
+        with pytest.raises(ResourceClosedError):
+            use()
+
+
+CHECKS: tuple[Callable[[Place], None], ...] = (
+    check_answers_are_exact_and_ties_ordered_by_id,
+    check_change_by_another_process_mixes_nothing,
+    check_change_replaces_and_deletes,
+    check_chosen_ids_differ,
+    check_closed_retriever_raises,
+    check_documents_come_back_as_they_were,
+    check_filters_are_applied_inside_the_search,
+    check_killed_writer_leaves_a_whole_state,
+    check_searches_beside_changes_see_one_state,
+    check_two_writers_lose_no_update,
+)

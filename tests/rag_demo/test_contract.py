@@ -1,0 +1,55 @@
+"""The retrievers of this package keep the contract of `contract.py`."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.retriever_kinds import KINDS
+
+CHECKS = runpy.run_path(str(Path(__file__).with_name("contract.py")))["CHECKS"]
+SLOW = ("killed", "another_process")  # They start interpreters.
+
+
+class LocalPlace:
+    """A folder, for a kind of `support.retriever_kinds.KINDS`."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
+        self.source = (
+            "import pathlib, runpy\n"
+            f"place = runpy.run_path({__file__!r})['LocalPlace']({kind!r}, "
+            f"pathlib.Path({str(folder)!r}))"
+        )
+
+    def open(self, model: Any) -> Any:
+        retriever = KINDS[self.kind](model)
+        if self.folder.exists():
+            retriever.load(self.folder)
+        return retriever
+
+    def keep(self, retriever: Any) -> None:
+        retriever.save(self.folder)
+
+
+PARAMETERS = [
+    pytest.param(
+        kind,
+        check,
+        id=f"{check.__name__}, {kind}",
+        marks=pytest.mark.slow
+        if kind not in ("default", "faiss")
+        or (kind != "default" and any(word in check.__name__ for word in SLOW))
+        else (),
+    )
+    for kind in KINDS
+    for check in CHECKS
+]
+
+
+@pytest.mark.parametrize(("kind", "check"), PARAMETERS)
+def test_retriever_keeps_the_contract(kind: str, check: Any, tmp_path: Path) -> None:
+    check(LocalPlace(kind, tmp_path / "index"))
