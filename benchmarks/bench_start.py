@@ -1,7 +1,7 @@
 """Measure a search from the start of its process to the answer, and from there to the end.
 
-``rag-demo search`` reads a saved index of torch's docstrings. The peer uses sentence-transformers,
-vectors from a file, and faiss.
+``rag-demo search`` reads a saved index of this project's documentation. The peer uses
+sentence-transformers, vectors from a file, and faiss.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "index")
         subprocess.run(
-            [rag_demo, "index", "torch.nn", "--out", str(folder)], check=True, stdout=sys.stderr
+            [rag_demo, "index", "docs", "--out", str(folder)], check=True, stdout=sys.stderr
         )
         np.save(Path(name, "vectors.npy"), SavedIndex(folder).vectors)
         commands = {

@@ -55,7 +55,7 @@ def main() -> NoReturn:
             raise
         _fail(
             "there is not enough memory; use a smaller --batch-size "
-            f"or fewer --workers ({on_one_line(error) or type(error).__name__})"
+            f"({on_one_line(error) or type(error).__name__})"
         )
     except OSError as error:
         if error.filename is not None:

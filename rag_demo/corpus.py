@@ -1,24 +1,15 @@
-"""Documents from folders, files, standard input, or an installed package's docstrings."""
+"""Documents from folders, files or standard input."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
 import io
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from rag_demo.documents.docstrings import (
-    docstrings_of_file,
-    find_package,
-    is_public,
-    may_register,
-    module_name,
-    opening_paragraph,
-)
 from rag_demo.documents.document import Document
 from rag_demo.documents.extracted_text import ExtractedText, with_lines
 from rag_demo.documents.files import (
@@ -91,7 +82,7 @@ def read_source(
     *,
     stdin: io.BufferedReader | None = None,
 ) -> Iterator[Document]:
-    """Read documents from a folder, a file, standard input, or an installed package.
+    """Read documents from a folder, a file or standard input.
 
     Time and memory are linear in the size of a file, which is at most `MOST_BYTES`. JSON lines are
     read one by one. In a folder, an unreadable file is skipped; a source that is an unreadable
@@ -99,8 +90,7 @@ def read_source(
 
     Args:
         source: A folder; a file of text, Markdown, reStructuredText, Python, HTML or JSON lines,
-            a notebook or a PDF; `STDIN`, for text or JSON lines; or a package's name, whose
-            public docstrings are read without an import.
+            a notebook or a PDF; or `STDIN`, for text or JSON lines.
         skipped: Records what was skipped.
         reading: Options.
         stdin: The stream for `STDIN`.
@@ -114,7 +104,7 @@ def read_source(
     if source == STDIN and stdin is not None:
         return _read_stream(stdin, reading)
     if not source:
-        raise SourceError("the source is empty; name a folder, a file or a package")
+        raise SourceError("the source is empty; name a folder or a file")
     path = Path(source)
     if path.is_dir():
         return _read_folder(path, skipped, reading)
@@ -125,9 +115,7 @@ def read_source(
         return _read_named(path, skipped, reading)
     if path.exists():
         raise SourceError(f"'{path}' is neither a file nor a folder; pipe it to: rag-demo index -")
-    if not all(name.isidentifier() for name in source.split(".")):
-        raise SourceError(f"'{source}' does not exist; name a folder, a file or a package")
-    return _read_package(source, find_package(source), skipped)
+    raise SourceError(f"'{source}' does not exist; name a folder or a file")
 
 
 def size_of_source(source: str, reading: Reading, on_found: Callable[[int], object]) -> int | None:
@@ -216,11 +204,6 @@ def _documents_of(path: Path, name: str, reading: Reading) -> Iterator[Document]
         extracted = read_html(to_text(content))
     else:
         extracted = with_lines(to_text(content))
-        if suffix == ".py":
-            docstrings = list(_docstrings(extracted.text, path.stem, name, reading))
-            if docstrings:
-                yield from docstrings
-                return
     yield from _passages(extracted, name, reading)
 
 
@@ -240,22 +223,6 @@ def _passages(extracted: ExtractedText, source: str, reading: Reading) -> Iterat
         if passage.heading:
             metadata["title"] = passage.heading
         yield Document(f"{source}#{passage.start}", passage.text, metadata)
-
-
-def _docstrings(text: str, module: str, source: str, reading: Reading) -> Iterator[Document]:
-    seen: Counter[str] = Counter()
-    for name, line, docstring in docstrings_of_file(text, module, public_only=False):
-        place = f"{source}:{line}"
-        for passage in cut(docstring, reading.chunk_size):
-            body = f"{name}: {' '.join(passage.text.split())}"
-            metadata = {"source": place, "title": name, "line": line}
-            yield Document(_unique(f"{place}#{passage.start}", seen), body, metadata)
-
-
-def _unique(name: str, counts: Counter[str]) -> str:
-    """Make a name unique, because several docstrings may be on one line."""
-    counts[name] += 1
-    return name if counts[name] == 1 else f"{name}~{counts[name]}"
 
 
 def _read_lines(
@@ -283,26 +250,3 @@ def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Docume
             yield document._replace(file=name)
     except UnreadableError as error:
         raise SourceError(f"standard input cannot be indexed: it is data {error}") from None
-
-
-def _read_package(name: str, root: Path, skipped: Skipped) -> Iterator[Document]:
-    texts: set[str] = set()
-    for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
-        source, seen = path.relative_to(root.parent).as_posix(), Counter[str]()
-        try:
-            content = to_text(read_bytes(path))
-        except UnreadableError as error:
-            skipped.add(source, error.reason, error.detail)
-            continue
-        module = module_name(path, root, name)
-        if not (is_public(module) or may_register(content)):
-            continue
-        for title, line, docstring in docstrings_of_file(content, module):
-            text = opening_paragraph(docstring)
-            # Many overloads have the same sentence.
-            if not is_public(title) or not text or text in texts:
-                continue
-            texts.add(text)
-            place = f"{source}:{line}"
-            metadata = {"source": place, "title": title, "path": str(path), "line": line}
-            yield Document(_unique(place, seen), f"{title}: {text}", metadata)

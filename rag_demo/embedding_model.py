@@ -60,7 +60,6 @@ class EmbeddingModel(Resource):
         trust_remote_code: Whether to run code that comes with the model.
         cache: A file to store embeddings in, see `rag_demo.encoding.embedding_cache`. Embeddings
             are stored if the model's files are known. None stores nothing.
-        workers: How many processes embed; each loads the model. 0 embeds in this process.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -77,15 +76,13 @@ class EmbeddingModel(Resource):
         dtype: str | None = None,
         trust_remote_code: bool = False,
         cache: str | Path | None = None,
-        workers: int = 0,
     ) -> None:
         if not isinstance(model_name_or_path, (str, Path, type(None))):
             raise TypeError(
                 f"model_name_or_path must be a folder or a name, got {model_name_or_path!r}"
             )
-        for name, number in (("batch_size", batch_size or 1), ("workers", workers)):
-            if type(number) is not int:
-                raise TypeError(f"{name} must be a whole number, got {number!r}")
+        if type(batch_size or 1) is not int:
+            raise TypeError(f"batch_size must be a whole number, got {batch_size!r}")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if dtype not in (None, "float32", "bfloat16", "float16"):
@@ -96,9 +93,6 @@ class EmbeddingModel(Resource):
         self.batch_size = batch_size or 32
         self._dtype = dtype or "float32"
         self._trust_remote_code = trust_remote_code
-        if workers < 0:
-            raise ValueError(f"workers must be 0 or more, got {workers}")
-        self._worker_count = workers
         self._cache = None if cache is None else EmbeddingCache(Path(cache))
         self._identity: ModelIdentity | None = None
         self._encoder: Encoder[Any] | None = None
@@ -271,8 +265,7 @@ class EmbeddingModel(Resource):
             truncated = encoder.truncated
             # The longest texts come first, so that a lack of memory shows at once.
             order = sorted(missing, key=lambda row: -len(texts[row]))
-            step = _SLICE * max(1, self._worker_count)
-            slices = [order[start : start + step] for start in range(0, len(order), step)]
+            slices = [order[start : start + _SLICE] for start in range(0, len(order), _SLICE)]
             inputs = _prefetch(
                 lambda rows: encoder.prepare([_encodable(texts[row]) for row in rows], kind), slices
             )
@@ -337,13 +330,13 @@ class EmbeddingModel(Resource):
         return self._encoder
 
     def _load(self, path: str) -> Encoder[Any]:
-        options: dict[str, Any] = {"path": path, "name": self.name, "device": str(self.device)}
-        options |= {"dtype": self._dtype, "trust_remote_code": self._trust_remote_code}
-        if self._worker_count:
-            from rag_demo.encoding.worker_encoder import WorkerEncoder
-
-            return WorkerEncoder(self._worker_count, options)
-        return load_encoder(**options)
+        return load_encoder(
+            path,
+            name=self.name,
+            device=str(self.device),
+            dtype=self._dtype,
+            trust_remote_code=self._trust_remote_code,
+        )
 
 
 def _prefetch(prepare: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:

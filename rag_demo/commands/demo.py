@@ -1,16 +1,18 @@
-"""``rag-demo demo``: compare ways to release a model, then search torch's docstrings."""
+"""``rag-demo demo``: compare ways to release a model, then search the documentation."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
 from rag_demo.commands.options import Count, progress_option, say
+from rag_demo.errors import RagDemoError
 
-PACKAGES = ("torch.autograd", "torch.cuda", "torch.serialization", "torch.utils")
 QUESTIONS = (
     "how do I give cached GPU memory back?",
-    "how do I save an object to a file?",
-    "how do I stop tracking gradients?",
+    "how do I keep a model loaded between requests?",
+    "how do I save an index to a folder?",
 )
 
 
@@ -20,23 +22,25 @@ QUESTIONS = (
 )
 @progress_option
 def demo(top_k: int, show: str) -> None:
-    """Compare ways to release a model, then search torch's docstrings."""
+    """Compare ways to release a model, then search the documentation of this project."""
     from rag_demo.console import Printer, print_releases, progress
-    from rag_demo.corpus import Skipped, read_source
+    from rag_demo.corpus import Reading, Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.memory_comparison import METHODS, compare_releases
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from torch_utils import SafePyTorchCleanup
     from torch_utils.report import format_bytes
 
+    folder = Path(__file__).resolve().parents[2] / "docs"
+    if not folder.is_dir():
+        raise RagDemoError("the demo reads the folder docs; run it in a clone of torch-cleanup")
     say("releasing the same model by three methods, each in a process of its own ...")
     with progress("releasing", len(METHODS), show) as advance:
         releases = compare_releases(advance)
     print_releases(releases)
     say("")
-    every = read_source("torch", Skipped())
-    documents = [each for each in every if each.metadata["title"].startswith(PACKAGES)]
-    say(f"indexing {len(documents)} docstrings of torch ...")
+    documents = list(read_source(str(folder), Skipped(), Reading(include=("*.md",))))
+    say(f"indexing {len(documents)} passages of the documentation ...")
     printer = Printer("table", rank_scores=False)
     with SafePyTorchCleanup() as scope:
         embedder = scope.manage(EmbeddingModel())

@@ -96,9 +96,8 @@ def index(
 ) -> None:
     """Create an index of SOURCE, or update it.
 
-    SOURCE is a folder, a file, the name of an installed package (for its docstrings), or - for
-    standard input. It reads text, Markdown, reStructuredText, HTML, Python, notebooks, PDF and
-    JSON lines, and skips hidden files.
+    SOURCE is a folder, a file, or - for standard input. It reads text, Markdown,
+    reStructuredText, HTML, Python, notebooks, PDF and JSON lines, and skips hidden files.
     """
     from rag_demo.stores.index_format import refuse_foreign_folder
 
@@ -215,7 +214,7 @@ class _Run:
         if first is None:
             skipped = f" ({self._skipped})" if len(self._skipped) else ""
             raise SourceError(
-                f"{self.name} holds no text to index{skipped}; name another folder or package"
+                f"{self.name} holds no text to index{skipped}; name another folder or file"
             )
         begins = f"{first.id}\n{first.text}".encode("utf-8", "surrogatepass")
         self._begins = hashlib.sha256(begins).hexdigest()[:8]

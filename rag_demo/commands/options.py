@@ -107,7 +107,6 @@ class Embedding(NamedTuple):
     """The values of `embedding_options`."""
 
     device: str | None
-    workers: int
     batch_size: int | None
     cache: bool
 
@@ -120,7 +119,6 @@ class Embedding(NamedTuple):
             model,
             dtype=dtype,
             device=self.device,
-            workers=self.workers,
             batch_size=self.batch_size,
             cache=default_cache_path() if self.cache else None,
         )
@@ -137,14 +135,6 @@ def embedding_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     options = (
         device_option,
-        click.option(
-            "--workers",
-            type=Count(min=0),
-            default=0,
-            show_default=True,
-            help="Number of embedding processes, each with its own copy of the model; "
-            "0 embeds in this process.",
-        ),
         click.option(
             "--batch-size",
             type=Count(min=1),

@@ -44,7 +44,7 @@ def shell(script: str, *arguments: str | Path) -> tuple[int, str, str]:
         ('rag-demo info "$1" >&-', 2, "Bad file descriptor"),
         ("rag-demo nosuch >&- 2>&- <&-", 2, ""),
         ('rag-demo index - --out "$1" <&-', 2, "standard input holds no text"),
-        ('rag-demo index json --out "$1" <&-', 2, "--yes"),
+        (f'rag-demo index {__file__} --out "$1" <&-', 2, "--yes"),
         ('rag-demo info "$1" | true; exit ${PIPESTATUS[0]}', 1, ""),
         ("rag-demo info $'/nowhere-\\xff-\\e[31m'", 2, r"/nowhere-\udcff-\x1b[31m"),
         ('(ulimit -f 0; rag-demo delete "$1" two.jsonl#0)', 2, "cannot be written"),

@@ -308,7 +308,7 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
     cases: dict[tuple[str | Path, ...], tuple[str, ...]] = {
         ("index", tmp_path / "nowhere", "--out", out): ("nowhere' does not exist",),
         ("index", empty, "--out", out): ("empty", "holds no text"),
-        ("index", "no_such_package", "--out", out): ("no_such_package", "nor an installed"),
+        ("index", "no_such_package", "--out", out): ("no_such_package", "does not exist"),
         ("index", "json", "--out", tmp_path): ("is not an index",),
         ("index", "json", "--out", tmp_path / "dangling"): ("dangling", "link", "not there"),
         ("search", tmp_path / "nowhere", "q"): ("nowhere' was not found", "rag-demo index"),

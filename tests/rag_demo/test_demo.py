@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from rag_demo import EmbeddingModel, FaissRetriever, PyTorchGPURetriever
-from support.programs import assert_clean, run
+from support.programs import ROOT, assert_clean, run
 from support.rag_command import info, succeed
 from torch_utils import SafePyTorchCleanup
 
 KNOWN = {
-    "how do I give cached GPU memory back?": "torch.cuda.memory.empty_cache",
-    "how much memory is reserved on the device?": "torch.cuda.memory.memory_reserved",
-    "wait until all kernels on the device have finished": "torch.cuda.synchronize",
+    "how are questions about documents answered by vectors and full text?": "retrieval.md",
+    "files of a saved index and their checksums": "storage.md",
+    "keep a model loaded between requests": "hosting.md",
 }
 
 
 def test_known_answers_are_found_and_memory_is_released(tmp_path: Path) -> None:
-    succeed("index", "torch.cuda", "--out", tmp_path / "index")
+    succeed("index", ROOT / "docs", "--include", "*.md", "--out", tmp_path / "index")
     assert info(tmp_path / "index")["texts"] > 100
     with SafePyTorchCleanup() as scope:
         model = scope.manage(EmbeddingModel())
@@ -28,8 +28,9 @@ def test_known_answers_are_found_and_memory_is_released(tmp_path: Path) -> None:
             retriever = scope.manage(kind(model))
             retriever.load(tmp_path / "index")
             for question, answer in KNOWN.items():
-                titles = [r.metadata["title"] for r in retriever.search(question, top_k=3)]
-                assert answer in titles, (question, titles)
+                found = retriever.search(question, top_k=5)
+                files = [Path(each.metadata["path"]).name for each in found]
+                assert answer in files, (question, files)
     report = scope.report
     assert report is not None
     assert report.freed_bytes["host"] > 80_000_000, report
@@ -42,7 +43,7 @@ def test_known_answers_are_found_and_memory_is_released(tmp_path: Path) -> None:
 def test_demo_compares_ways_to_release_memory() -> None:
     result = run("from rag_demo.cli import main; main()", "demo", "--top-k", "3")
     assert_clean(result)
-    assert "torch.cuda.memory.empty_cache" in result.stdout
+    assert "docs/" in result.stdout
     assert "\\n" not in result.stdout, str(result)
     assert re.search(r"released in \d+ ms: .* [\d.]+ MB given back", result.stdout), str(result)
     lines = [line for line in result.stdout.splitlines() if line.count(" MB") > 1]
