@@ -29,12 +29,12 @@ if hasattr(os, "register_at_fork"):
 class Database:
     """A connection that threads take turns to use. It is opened on first use.
 
-    SQLite forbids using or closing a parent's connection in a forked child. The child opens its
-    own instead, unless the database is in memory. Do not fork while another thread uses this.
+    SQLite forbids closing a parent's connection in a forked child. The child opens its own instead.
+    Do not fork while another thread uses this.
 
     Args:
         connect: Opens the connection.
-        in_memory: Whether the database is in memory; a forked child then has a copy.
+        is_temporary: Whether the database has no name; a forked child then copies it on first use.
         translate_errors: A context manager that turns SQLite's errors into others.
     """
 
@@ -42,10 +42,11 @@ class Database:
         self,
         connect: Callable[[], sqlite3.Connection],
         *,
-        in_memory: bool = False,
+        is_temporary: bool = False,
         translate_errors: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._connect, self._in_memory = connect, in_memory
+        self._connect, self._is_temporary = connect, is_temporary
+        self._inherited: sqlite3.Connection | None = None
         self._translate_errors = translate_errors
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
@@ -61,6 +62,9 @@ class Database:
                 # A C function: an interrupt inside a Python finalizer would be lost.
                 self._finalizer = weakref.finalize(self, self._connection.close)
                 self._finalizer.atexit = False
+                if self._inherited is not None:
+                    self._inherited.backup(self._connection)
+                    self._inherited = None
             yield self._connection
 
     def close(self) -> None:
@@ -73,7 +77,8 @@ class Database:
     def leave_to_parent(self) -> None:
         """In a forked child, forget the connection of the parent process."""
         self._lock = threading.RLock()
-        if self._finalizer is not None and self._connection is not None and not self._in_memory:
+        if self._finalizer is not None and self._connection is not None:
             _INHERITED.append(self._connection)
+            self._inherited = self._connection if self._is_temporary else None
             self._finalizer.detach()
             self._connection = self._finalizer = None

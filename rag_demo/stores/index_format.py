@@ -9,8 +9,8 @@
 
 Documents and vectors only grow; a transaction of ``index.sqlite`` records how many count. So a
 crash leaves at most data that nobody reads, readers hold no locks, and deleting is a mark. A
-writer that must begin again takes another N. It unlinks only under the lock of ``index.sqlite``,
-and only what the manifest does not name.
+writer locks the folder, takes another N if it must begin again, and removes only what the manifest
+does not name.
 """
 
 from __future__ import annotations

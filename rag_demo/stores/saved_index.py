@@ -8,15 +8,16 @@ import os
 import sqlite3
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rag_demo.database import Database
-from rag_demo.errors import damaged
+from rag_demo.errors import RagDemoError, damaged
 from rag_demo.exact_search.rounding import BLOCK
 from rag_demo.stores.documents import SCHEMA, DamagedRowError, DocumentTable
 from rag_demo.stores.index_format import (
@@ -34,16 +35,20 @@ from rag_demo.stores.index_format import (
     readable_uri,
     reading_errors,
 )
-from rag_demo.stores.scratch import DATABASE as SCRATCH_DATABASE
-from rag_demo.stores.scratch import Scratch
 from rag_demo.stores.words import WordsFolder
 from rag_demo.vectors import Mask, Rows, Vectors
 
 _ATTEMPTS = 20  # another process may replace the files while they are being opened
 
 
-def documents_in(scratch: Scratch, folder: Path | None, saved: Manifest | None) -> DocumentTable:
-    """Return a table of documents in a temporary folder, after those of a saved index, if any.
+def temporary_documents(folder: Path | None = None, saved: Manifest | None = None) -> DocumentTable:
+    """Return a table in a temporary file, which goes on after the documents of a saved index.
+
+    SQLite makes the file when the table no longer fits into its cache, and removes its name.
+
+    Args:
+        folder: The folder of the saved index, if any.
+        saved: Its manifest.
 
     Raises:
         OSError: The database of the saved index is missing.
@@ -51,16 +56,9 @@ def documents_in(scratch: Scratch, folder: Path | None, saved: Manifest | None) 
     """
 
     def connect() -> sqlite3.Connection:
-        path = scratch.folder() / SCRATCH_DATABASE
-        is_new = not path.exists()
-        connection = sqlite3.connect(
-            path.as_uri(), uri=True, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite3.connect("", uri=True, isolation_level=None, check_same_thread=False)
         try:
-            # Nothing of it needs to survive the process.
-            connection.execute("PRAGMA synchronous = OFF")
-            connection.execute("PRAGMA journal_mode = MEMORY")
-            for statement in SCHEMA if is_new else ():
+            for statement in SCHEMA:
                 connection.execute(statement)
             if saved is not None and folder is not None:
                 uri = readable_uri(folder / saved.documents_name)
@@ -78,8 +76,17 @@ def documents_in(scratch: Scratch, folder: Path | None, saved: Manifest | None) 
             raise
         return connection
 
-    path = folder / saved.documents_name if folder is not None and saved is not None else Path()
-    return DocumentTable(Database(connect, translate_errors=lambda: reading_errors(path)))
+    path = folder / saved.documents_name if folder is not None and saved is not None else None
+    errors = _temporary_errors if path is None else partial(reading_errors, path)
+    return DocumentTable(Database(connect, is_temporary=True, translate_errors=errors))
+
+
+@contextlib.contextmanager
+def _temporary_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise RagDemoError(f"a temporary file cannot be written: {error}") from None
 
 
 class SavedIndex:
@@ -89,7 +96,6 @@ class SavedIndex:
 
     Args:
         folder: The folder of the index.
-        scratch: A temporary folder for further documents; by default one of its own.
 
     Attributes:
         manifest: The manifest.
@@ -103,9 +109,8 @@ class SavedIndex:
         IndexFileError: The index is missing, damaged, or of another version.
     """
 
-    def __init__(self, folder: Path, scratch: Scratch | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._scratch = scratch or Scratch()
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._open()
@@ -146,7 +151,7 @@ class SavedIndex:
             )
             stack.callback(self._file.close)
             self.vectors: Vectors = np.frombuffer(self._file.memory, np.float32).reshape(shape)
-            self.documents = documents_in(self._scratch, self.folder, manifest)
+            self.documents = temporary_documents(self.folder, manifest)
             stack.callback(self.documents.close)
             with self.documents.connection():  # It stays open, even if the file is removed.
                 pass
@@ -251,7 +256,6 @@ class SavedIndex:
     def close(self) -> None:
         """Close all files. Arrays that are still referenced stay readable."""
         self.documents.close()
-        self._scratch.close()
         self.vectors = np.empty((0, 0), np.float32)
         self._file.close()
 

@@ -10,19 +10,15 @@ from typing import Any
 
 from rag_demo.database import FORK_AWARE
 
-DATABASE = "documents.sqlite"
-
 
 class Scratch:
     """A temporary folder, made on first use and removed by `close`, at the latest at exit.
 
-    A forked child gets a folder of its own with a copy of the database. A killed process leaves
-    its folder behind.
+    A forked child gets a folder of its own. A killed process leaves its folder behind.
     """
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._parents: Path | None = None
         self._remove: weakref.finalize[Any, Any] | None = None
         FORK_AWARE.add(self)
 
@@ -31,8 +27,6 @@ class Scratch:
         if self._folder is None:
             folder = Path(tempfile.mkdtemp(prefix="rag-demo-"))
             self._remove = weakref.finalize(self, shutil.rmtree, folder, True)
-            if self._parents is not None:
-                shutil.copy(self._parents / DATABASE, folder)
             self._folder = folder
         return self._folder
 
@@ -40,11 +34,10 @@ class Scratch:
         """Remove the folder."""
         if self._remove is not None:
             self._remove()
-        self._folder = self._parents = None
+        self._folder = None
 
     def leave_to_parent(self) -> None:
         """In a forked child, forget the folder of the parent process."""
         if self._remove is not None:
             self._remove.detach()
-            self._parents = self._folder
         self._folder = None

@@ -14,7 +14,7 @@ from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.exact_search.exact_scores import Pairs
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
-from rag_demo.stores.saved_index import SavedIndex, documents_in
+from rag_demo.stores.saved_index import SavedIndex, temporary_documents
 from rag_demo.stores.scratch import Scratch
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import TextIndex
@@ -76,7 +76,7 @@ class Snapshot:
 
     Attributes:
         vectors: One row for each whole document and for each of its passages.
-        scratch: The temporary folder of documents that were not loaded, and of full text.
+        scratch: The temporary folder of the full text that was not loaded.
         documents: The documents, by number.
         words: The full-text index. It learns of new documents when it is searched.
         owners: The number of each row's document: int64.
@@ -106,14 +106,13 @@ class Snapshot:
     def empty(cls, vectors: VectorRows) -> Snapshot:
         """Return a snapshot without documents."""
         scratch = Scratch()
-        documents = documents_in(scratch, None, None)
-        return cls(vectors.empty_copy(), scratch, documents, TextIndex(scratch))
+        return cls(vectors.empty_copy(), scratch, temporary_documents(), TextIndex(scratch))
 
     @classmethod
     def load(cls, vectors: VectorRows, folder: Path) -> Snapshot:
         """Open a saved index. Its files are read when they are needed."""
         scratch = Scratch()
-        saved = SavedIndex(folder, scratch)
+        saved = SavedIndex(folder)
         try:
             vectors = vectors.with_saved_rows(saved)
         except BaseException:  # An interrupt must not leave it open.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -22,9 +23,9 @@ from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import (
     DamagedIndexError,
-    IndexFileError,
     IndexVersionError,
     RagDemoError,
+    WriterBusyError,
     damaged,
 )
 from rag_demo.exact_search.rounding import BLOCK
@@ -82,49 +83,38 @@ class IndexWriter:
         self._made_folders = [each for each in (folder, *folder.parents) if not each.exists()]
         self._is_read = False  # Remove nothing before it is known what is committed.
         self._made_files = False
+        self._lock = -1
         self._connection: sqlite3.Connection | None = None
         self._documents: DocumentTable | None = None
         try:
             with writing_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
+                self._lock = _locked(folder)
+                has_parts = any(is_part(path.name) for path in folder.iterdir())
+                if has_parts and not start_over and not (folder / DATABASE).exists():
+                    raise damaged(folder / DATABASE, "it is missing")
                 try:
-                    self._lock()
                     self._read()
                 except (DamagedIndexError, IndexVersionError, sqlite3.DatabaseError) as error:
-                    # An OperationalError is about the disk or another process.
+                    # An OperationalError is about the disk or a reader.
                     if not start_over or isinstance(error, sqlite3.OperationalError):
                         raise
                     self._unlink_database()
-                    self._lock()
                     self._read()
                 self._remove_unnamed()
         except BaseException:  # After an interrupt too, nothing else closes this.
             self.__exit__()
             raise
 
-    def _lock(self) -> None:
-        """Begin a transaction of ``index.sqlite``, which is the lock of the folder."""
-        path = self.folder / DATABASE
-        before = _inode(path)
-        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-        self._connection = connection
-        try:
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            if before is None:  # A full disk: lock what was made, so that it can be removed.
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("BEGIN IMMEDIATE")
-                    self._is_read = not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-            raise
-        if before not in (None, _inode(path)) or not path.exists():
-            connection.close()  # Another writer has failed and removed the file meanwhile.
-            raise sqlite3.OperationalError("the database is locked by another process")
-
     def _read(self) -> None:
-        """Read the state of the index; in a new database, create the tables."""
-        connection = self._open_connection
+        """Read the state of the index, and begin a transaction; create a missing database."""
+        path = self.folder / DATABASE
+        self._is_read = not path.exists()
+        connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+        self._connection = connection
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("BEGIN IMMEDIATE")
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
             self._is_read = True
             for statement in TABLES:
@@ -444,22 +434,9 @@ class IndexWriter:
             self._open_connection.execute("COMMIT")
             self._committed = manifest
             if more:
-                self._begin_again(manifest)
-
-    def _begin_again(self, manifest: Manifest) -> None:
-        """Begin another transaction; read again what others have written in between."""
-        connection = self._open_connection
-        connection.execute("PRAGMA busy_timeout = 60000")
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("PRAGMA busy_timeout = 0")
-        found = read_manifest_from(self.folder, connection)
-        if found.identity != manifest.identity:
-            raise IndexFileError(f"another process has replaced the index '{self.folder}'")
-        if found != manifest:
-            self._read()
-            return
-        with self.documents.connection() as documents:
-            documents.execute("BEGIN IMMEDIATE")
+                self._open_connection.execute("BEGIN IMMEDIATE")
+                with self.documents.connection() as documents:
+                    documents.execute("BEGIN IMMEDIATE")
 
     @property
     def count(self) -> int:
@@ -475,30 +452,21 @@ class IndexWriter:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        connection = self._connection
         try:
             self._close_documents()
-            if connection is not None and self._is_read:
-                self._remove_when_locked(connection)
+            if self._connection is not None:
+                self._connection.close()  # This rolls back what was not committed.
+            if self._is_read and self._lock >= 0:
+                with contextlib.suppress(OSError):  # The next writer tries again.
+                    self._remove_unnamed()
+                    if self._committed is None:
+                        self._unlink_database()
+                        for folder in self._made_folders:
+                            folder.rmdir()
         finally:
-            if connection is not None:
-                connection.close()  # This rolls back what was not committed.
-        if self._is_read and self._committed is None:
-            with contextlib.suppress(OSError):  # Another program has put something into it.
-                for folder in self._made_folders:
-                    folder.rmdir()
-
-    def _remove_when_locked(self, connection: sqlite3.Connection) -> None:
-        """Remove what the committed state does not name, unless another writer is at work."""
-        with contextlib.suppress(sqlite3.Error, IndexFileError, OSError):  # The next one tries.
-            if not connection.in_transaction:
-                if not list(self._unnamed()):
-                    return
-                connection.execute("BEGIN IMMEDIATE")
-                self._committed = read_manifest_from(self.folder, connection)
-            self._remove_unnamed()
-            if self._committed is None:
-                self._unlink_database()
+            lock, self._lock = self._lock, -1
+            if lock >= 0:
+                os.close(lock)
 
     def _unnamed(self) -> Iterator[Path]:
         committed = self._committed
@@ -507,7 +475,7 @@ class IndexWriter:
                 yield path
 
     def _remove_unnamed(self) -> None:
-        """Remove what the committed state does not name. The lock must be held."""
+        """Remove what the committed state does not name, while the lock is held."""
         for path in list(self._unnamed()):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -515,11 +483,11 @@ class IndexWriter:
                 path.unlink(missing_ok=True)
 
     def _unlink_database(self) -> None:
-        """Remove ``index.sqlite``. A writer that waits for its lock notices that."""
-        for suffix in ("", "-wal", "-shm"):
-            (self.folder / f"{DATABASE}{suffix}").unlink(missing_ok=True)
+        """Remove ``index.sqlite``."""
         if self._connection is not None:
             self._connection.close()
+        for suffix in ("", "-wal", "-shm"):
+            (self.folder / f"{DATABASE}{suffix}").unlink(missing_ok=True)
 
     @property
     def _open_connection(self) -> sqlite3.Connection:
@@ -547,11 +515,20 @@ class IndexWriter:
         return open(path, "x+b" if is_new else "r+b", buffering=0)  # noqa: PTH123
 
 
-def _inode(path: Path) -> int | None:
+def _locked(folder: Path) -> int:
+    """Lock a folder, and return the descriptor that holds the lock. A killed process loses it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise WriterBusyError(
+            f"another process is writing into '{folder}'; try again when it has finished"
+        ) from None
+    except BaseException:  # A network volume may refuse the lock.
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _block_checksums(vectors: Vectors) -> list[int]:
