@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import io
 import os
 import signal
 import sys
@@ -30,7 +31,10 @@ def main() -> NoReturn:
 
         # All files are closed at exit, so a last garbage collection would only take time.
         atexit.register(gc.freeze)
-        _open_streams()
+        sys.stdin = sys.stdin or io.TextIOWrapper(io.BytesIO())  # It may be closed.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # Names of files may have any bytes.
+                stream.reconfigure(errors="backslashreplace")
         # Without the extra ``rag`` this raises ModuleNotFoundError for click.
         from rag_demo.commands import run
 
@@ -75,29 +79,6 @@ def _check_torch_utils() -> None:
             f"Python finds another torch_utils at {str(other)!r}; rename it, or remove its folder "
             "from PYTHONPATH and the current directory"
         )
-
-
-def _open_streams() -> None:
-    """Replace closed standard streams, and let the output streams accept every character.
-
-    Otherwise the next file would get the number of a closed stream, and with it the output.
-    Writing to a closed stdout stays an error; output to a closed stderr is dropped.
-    """
-    for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, flags)
-    if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    streams: list[TextIO] = []
-    for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
-        if stream is None:
-            stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-        streams.append(stream)
-    sys.stdout, sys.stderr = streams
 
 
 def _fail(message: str) -> NoReturn:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
 from rag_demo.printable import on_one_line
 from rag_demo.searching.results import SearchResult
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from rag_demo.memory_comparison import MemoryRelease
 
 _TABLE_CHARS = 300  # of a result's text in a table
-_Context = Mapping[str, tuple[list[str], list[str]]]
 
 
 @contextlib.contextmanager
@@ -39,59 +37,34 @@ def progress(
     Args:
         label: What is being done.
         total: How much there is to do, or None if that is unknown.
-        show: "auto" shows it on stderr if that is a terminal. "terminal" shows it on the
-            controlling terminal, if this is the foreground program. "none" shows nothing.
+        show: "auto" shows it on stderr if that is a terminal. "none" shows nothing.
         transient: Whether to remove the bar at the end.
     """
-    with _stream(show) as stream:
-        if stream is None:
-            yield lambda count, part=None: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    if show == "none" or not sys.stderr.isatty():
+        yield lambda count, part=None: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(file=stream), transient=transient) as bar:
-            task = bar.add_task(_as_markup(label), total=total, state="")
-            done, started_s = 0, time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=transient) as bar:
+        task = bar.add_task(_as_markup(label), total=total, state="")
+        done, started_s = 0, time.monotonic()
 
-            def advance(count: int, part: int | None = None) -> None:
-                nonlocal done
-                done += count
-                of = "" if part is not None or total is None else f"/{total:,}"
-                rate = done / max(time.monotonic() - started_s, 1e-3)
-                state = f"{done:,}{of} {rate:,.0f}/s"
-                bar.update(task, advance=count if part is None else part, state=state)
+        def advance(count: int, part: int | None = None) -> None:
+            nonlocal done
+            done += count
+            of = "" if part is not None or total is None else f"/{total:,}"
+            rate = done / max(time.monotonic() - started_s, 1e-3)
+            state = f"{done:,}{of} {rate:,.0f}/s"
+            bar.update(task, advance=count if part is None else part, state=state)
 
-            yield advance
-
-
-@contextlib.contextmanager
-def _stream(show: str) -> Iterator[TextIO | None]:
-    stream: TextIO | None = sys.stderr if show == "auto" else None
-    with contextlib.ExitStack() as stack:
-        if show == "terminal":
-            stream = _open_terminal()
-            if stream is not None:
-                stack.enter_context(stream)
-        yield stream if stream is not None and stream.isatty() else None
-
-
-def _open_terminal() -> TextIO | None:
-    """Open the controlling terminal, if this is the program in its foreground."""
-    try:
-        terminal = Path("/dev/tty").open("w", encoding="utf-8")  # noqa: SIM115  (the caller does)
-    except OSError:
-        return None
-    if os.tcgetpgrp(terminal.fileno()) == os.getpgrp():
-        return terminal
-    terminal.close()
-    return None
+        yield advance
 
 
 def _as_markup(text: object) -> str:
@@ -120,7 +93,6 @@ class Printer:
         self,
         query: str,
         results: Sequence[SearchResult],
-        context: _Context | None = None,
         *,
         with_query: bool = False,
     ) -> None:
@@ -129,12 +101,10 @@ class Printer:
         Args:
             query: The query.
             results: The results.
-            context: The texts before and after results, by their ids.
             with_query: Whether plain lines begin with the query.
         """
-        context = context or {}
         if self._layout == "json":
-            self._json(query, results, context)
+            self._json(query, results)
         elif not results:
             message = f"nothing was found for: {on_one_line(query)}\n"
             if self._layout == "table":
@@ -143,32 +113,24 @@ class Printer:
                 sys.stdout.write(f"# {on_one_line(query)}\n" * with_query)
                 sys.stderr.write(f"rag-demo: {message}")
         elif self._layout == "table":
-            self._table(query, results, context)
+            self._table(query, results)
         else:
-            self._plain(query, results, context, with_query)
+            self._plain(query, results, with_query)
         sys.stdout.flush()
 
-    def _json(self, query: str, results: Sequence[SearchResult], context: _Context) -> None:
-        records: list[dict[str, Any]] = []
-        for result in results:
-            record = {**result._asdict(), "place": _place(result)}
-            if result.id in context:
-                record["before"], record["after"] = context[result.id]
-            records.append(record)
+    def _json(self, query: str, results: Sequence[SearchResult]) -> None:
+        records = [{**result._asdict(), "place": _place(result)} for result in results]
         sys.stdout.write(json.dumps({"question": query, "results": records}) + "\n")
 
-    def _plain(
-        self, query: str, results: Sequence[SearchResult], context: _Context, with_query: bool
-    ) -> None:
+    def _plain(self, query: str, results: Sequence[SearchResult], with_query: bool) -> None:
         sys.stdout.write(f"# {on_one_line(query)}\n" * with_query)
         for result in results:
-            before, after = context.get(result.id, ([], []))
-            text = on_one_line("\n".join([*before, _text(result), *after]))
+            text = on_one_line(_text(result))
             place = on_one_line(_place(result))
             score = f"{result.score:.{self._digits}f}"
             sys.stdout.write(f"{result.rank}\t{score}\t{place}\t{text}\n")
 
-    def _table(self, query: str, results: Sequence[SearchResult], context: _Context) -> None:
+    def _table(self, query: str, results: Sequence[SearchResult]) -> None:
         from rich.table import Table
         from rich.text import Text
 
@@ -180,18 +142,11 @@ class Printer:
         table.add_column("source", ratio=2, overflow="fold")
         for result in results:
             text = on_one_line(_text(result))
-            shortened = Text(
-                text if len(text) <= _TABLE_CHARS else f"{text[: _TABLE_CHARS - 3]}..."
-            )
-            before, after = context.get(result.id, ([], []))
-            if before or after:
-                shortened.stylize("bold")
-            parts = [Text(on_one_line(each), style="not bold") for each in (*before, *after)]
-            parts.insert(len(before), shortened)
+            short = text if len(text) <= _TABLE_CHARS else f"{text[: _TABLE_CHARS - 3]}..."
             table.add_row(
                 str(result.rank),
                 f"{result.score:.{self._digits}f}",
-                Text("\n").join(parts),
+                Text(short),
                 Text(on_one_line(_place(result))),
             )
         _console().print(table)

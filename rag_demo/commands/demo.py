@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rag_demo.commands.options import Count, progress_option, say
+from rag_demo.commands.options import progress_option, say
 from rag_demo.errors import RagDemoError
 
 QUESTIONS = (
@@ -18,7 +18,11 @@ QUESTIONS = (
 
 @click.command()
 @click.option(
-    "--top-k", type=Count(1), default=3, show_default=True, help="Results for each question."
+    "--top-k",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Results for each question.",
 )
 @progress_option
 def demo(top_k: int, show: str) -> None:

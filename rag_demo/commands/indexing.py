@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rag_demo.commands.options import (
-    Count,
     Embedding,
     dtype_option,
     embedding_options,
@@ -56,7 +55,7 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--chunk-size",
-            type=Count(min=100),
+            type=click.IntRange(min=100),
             default=PASSAGE_CHARS,
             show_default=True,
             help="Length of a passage, in characters.",

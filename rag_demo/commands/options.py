@@ -51,10 +51,10 @@ dtype_option = click.option(
 progress_option = click.option(
     "--progress",
     "show",
-    type=click.Choice(["auto", "terminal", "none"]),
+    type=click.Choice(["auto", "none"]),
     default="auto",
     show_default=True,
-    help="auto: on stderr if it is a terminal; terminal: even if stderr is redirected.",
+    help="auto: on stderr if it is a terminal.",
 )
 retriever_option = click.option(
     "--retriever",
@@ -73,34 +73,11 @@ mode_option = click.option(
 folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
 
-class Number(click.FloatRange):
-    """A finite number on the command line."""
-
-    name = "number"
-
-    def _describe_range(self) -> str:  # click writes "x<=None" without an upper end.
-        return "" if self.min is None and self.max is None else super()._describe_range()
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert the value; NaN would pass any range."""
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number", param, ctx)
-        return number
-
-
-class Count(click.IntRange):
-    """A whole number on the command line; the error tells the range."""
-
-    name = "integer"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert the value."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            taken = f"{self.min} or more" if self.max is None else f"from {self.min} to {self.max}"
-            self.fail(f"{value!r} is not valid; pass a whole number, {taken}", param, ctx)
+def finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Refuse NaN, which passes any range, and infinity."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number")
+    return value
 
 
 class Embedding(NamedTuple):
@@ -137,7 +114,7 @@ def embedding_options(command: Callable[..., Any]) -> Callable[..., Any]:
         device_option,
         click.option(
             "--batch-size",
-            type=Count(min=1),
+            type=click.IntRange(min=1),
             help="Number of texts embedded at once. [default: 32]",
         ),
         click.option(

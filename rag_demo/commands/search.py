@@ -7,14 +7,12 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from rag_demo.commands.options import (
-    Count,
-    Number,
     device_option,
+    finite,
     folder_argument,
     load_manifest,
     made_by_option,
@@ -32,7 +30,11 @@ _BATCH = 256  # queries from a pipe that are searched together
 @folder_argument
 @click.argument("questions", nargs=-1, metavar="[QUESTION]...")
 @click.option(
-    "--top-k", type=Count(1), default=5, show_default=True, help="Results for each question."
+    "--top-k",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Results for each question.",
 )
 @where_option(
     "Search only documents whose metadata match: lang=en, 'year>=2020', tags~news (a list has "
@@ -40,15 +42,9 @@ _BATCH = 256  # queries from a pipe that are searched together
 )
 @click.option(
     "--min-score",
-    type=Number(),
+    type=float,
+    callback=finite,
     help="Lowest score of a result. Makes --mode dense the default, whose scores are cosines.",
-)
-@click.option(
-    "--context",
-    type=Count(min=0),
-    default=0,
-    metavar="N",
-    help="Show N passages before and after each result.",
 )
 @mode_option
 @retriever_option
@@ -78,7 +74,6 @@ def search(
     as_json: bool,
     model: str | None,
     device: str | None,
-    context: int,
 ) -> None:
     """Search the index in DIR for each QUESTION.
 
@@ -98,7 +93,6 @@ def search(
     batch = next(batches, None)
     if batch is None:
         raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
-    neighbours = _Neighbours(folder, context)
     printer = Printer("json" if as_json else layout, rank_scores=mode == "hybrid")
     with (
         EmbeddingModel(model or made_by.name, device=device, dtype=made_by.dtype) as embedder,
@@ -109,7 +103,7 @@ def search(
             found = opened.search_batch(batch, top_k, min_score, where, mode=mode)
             for question, results in zip(batch, found, strict=True):
                 several = len(questions) != 1
-                printer.show(question, results, neighbours.of(results), with_query=several)
+                printer.show(question, results, with_query=several)
             batch = next(batches, None)
 
 
@@ -136,48 +130,3 @@ def _prompt() -> str | None:
     except EOFError:
         click.echo()
         return None
-
-
-class _Neighbours:
-    """The passages around a result: of its long text, or else of its file."""
-
-    def __init__(self, folder: Path, count: int) -> None:
-        self._folder, self._count = folder, count
-        self._saved: Any = None
-
-    def of(self, results: Sequence[Any]) -> dict[str, tuple[list[str], list[str]]]:
-        """Return the texts before and after each result, by its id."""
-        if not self._count:
-            return {}
-        return {result.id: self._around(result) for result in results}
-
-    def _around(self, result: Any) -> tuple[list[str], list[str]]:
-        from rag_demo.documents.passages import passages_of
-
-        if result.passage is not None:
-            names: list[Any] = [passage[:2] for passage in passages_of(result.text)]
-            texts, name = [result.text[start:stop] for start, stop in names], result.passage
-        else:
-            documents = self._of_same_file(result)
-            names, texts = [each.id for each in documents], [each.text for each in documents]
-            name = result.id
-        if name not in names:
-            return [], []
-        place = names.index(name)
-        return texts[max(0, place - self._count) : place], texts[place + 1 :][: self._count]
-
-    def _of_same_file(self, result: Any) -> list[Any]:
-        from rag_demo.stores.saved_index import SavedIndex
-
-        if self._saved is None:
-            self._saved = SavedIndex(self._folder)
-        documents, alive = self._saved.documents, self._saved.alive
-        numbers = list(documents.find([result.id], alive).values())
-        files = [each.file for each in documents.get(numbers) if each.file is not None]
-        found = documents.get([n for n in documents.of_files(files) if alive[n]])
-        order = ("page", "cell", "start", "line")
-        return sorted(found, key=lambda each: [_number(each.metadata.get(name)) for name in order])
-
-
-def _number(value: object) -> float:
-    return value if isinstance(value, (int, float)) else 0

@@ -13,9 +13,8 @@ from typing import Any, Literal, cast
 import click
 
 from rag_demo.commands.options import (
-    Count,
-    Number,
     device_option,
+    finite,
     load_manifest,
     made_by_option,
     retriever_option,
@@ -57,7 +56,7 @@ def _without_hangups() -> Iterator[None]:
     "--port",
     default=8000,
     show_default=True,
-    type=Count(0, 65535),
+    type=click.IntRange(0, 65535),
     help="Port to listen on; 0 for a free port.",
 )
 @click.option(
@@ -75,12 +74,13 @@ def _without_hangups() -> Iterator[None]:
 )
 @click.option(
     "--call-timeout",
-    type=Number(0, 60, min_open=True),
+    type=click.FloatRange(0, 60, min_open=True),
+    callback=finite,
     help="Seconds for one call of a model; needs --isolation process. [default: 60]",
 )
 @click.option(
     "--workers",
-    type=Count(1),
+    type=click.IntRange(1),
     default=1,
     show_default=True,
     help="Number of processes that serve, each with its own model.",
@@ -115,13 +115,14 @@ def _without_hangups() -> Iterator[None]:
 )
 @click.option(
     "--drain",
-    type=Number(0, 3600),
+    type=click.FloatRange(0, 3600),
+    callback=finite,
     default=0.0,
     help="Seconds to accept requests after a signal to stop, while /readyz returns 503.",
 )
 @click.option(
     "--batch",
-    type=Count(1),
+    type=click.IntRange(1),
     default=64,
     show_default=True,
     help="Maximum number of texts from several clients to embed together; 1 disables batching.",
