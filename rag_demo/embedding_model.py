@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from torch_utils.resource import closes_on_error
 
 __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
-_SLICE = 256  # texts between two calls of on_progress
+_SLICE = 64  # texts that are embedded before another thread may take its turn
+_SLICE_CHARS = 1 << 15  # about a second of work
 
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")  # Every model has one.
 
@@ -48,7 +49,8 @@ class EmbeddingModel(Resource):
     of float32.
 
     The model is closed at exit at the latest; see `torch_utils.Resource`. Threads take turns to
-    encode, because tokenizers are not thread-safe, and `close` waits for them.
+    encode about a second's worth of texts, so a query does not wait for a large batch, and `close`
+    waits for the current turn.
 
     Args:
         model_name_or_path: A folder, or a name on the hub. By default the weights of
@@ -99,6 +101,8 @@ class EmbeddingModel(Resource):
         self._was_unloaded = False
         # Reentrant: a signal handler may close the model in the thread that is encoding.
         self._in_use = threading.RLock()
+        self._next = threading.Lock()  # A thread that waits for its turn holds it.
+        self._tokenizing = threading.RLock()
 
     @property
     def is_loaded(self) -> bool:
@@ -189,7 +193,7 @@ class EmbeddingModel(Resource):
         Returns:
             A report of what was freed and what is still held; empty if nothing was loaded.
         """
-        with self._in_use:
+        with self._in_use, self._tokenizing:
             encoder, self._encoder = self._encoder, None
             self._was_unloaded = self._was_unloaded or encoder is not None
             return release(encoder)
@@ -251,34 +255,52 @@ class EmbeddingModel(Resource):
                 raise TypeError(f"texts[{row}] must be str, got {type(text).__name__}")
         with self._in_use:
             encoder = self._loaded()
-            vectors = np.empty((len(texts), encoder.dimension), np.float32)
-            keys = self._look_up(texts, kind, vectors)
-            missing = [row for row in range(len(texts)) if keys.get(row, b"") is not None]
-            if on_progress is not None and len(missing) < len(texts):
-                on_progress(len(texts) - len(missing))
+        vectors = np.empty((len(texts), encoder.dimension), np.float32)
+        keys = self._look_up(texts, kind, vectors)
+        missing = [row for row in range(len(texts)) if keys.get(row, b"") is not None]
+        if on_progress is not None and len(missing) < len(texts):
+            on_progress(len(texts) - len(missing))
 
-            # When memory runs out, the batch is halved for this and the following texts.
-            @find_batch_size(starting_batch_size=self.batch_size)
-            def encode(batch_size: int, prepared: Any) -> Vectors:
-                return encoder.encode(prepared, batch_size)
+        # When memory runs out, the batch is halved for this and the following texts.
+        @find_batch_size(starting_batch_size=self.batch_size)
+        def encode(batch_size: int, prepared: Any) -> Vectors:
+            return encoder.encode(prepared, batch_size)
 
-            truncated = encoder.truncated
-            # The longest texts come first, so that a lack of memory shows at once.
-            order = sorted(missing, key=lambda row: -len(texts[row]))
-            slices = [order[start : start + _SLICE] for start in range(0, len(order), _SLICE)]
-            inputs = _prefetch(
-                lambda rows: encoder.prepare([_encodable(texts[row]) for row in rows], kind), slices
-            )
-            with contextlib.closing(inputs):
-                for rows, prepared in zip(slices, inputs, strict=True):
-                    self.ensure_open()  # Another thread may have called `close`.
+        def prepare(rows: Sequence[int]) -> Any:
+            with self._tokenizing:
+                self._ensure_loaded(encoder)
+                return encoder.prepare([_encodable(texts[row]) for row in rows], kind)
+
+        truncated = encoder.truncated
+        # The longest texts come first, so that a lack of memory shows at once.
+        slices = list(_slices(sorted(missing, key=lambda row: -len(texts[row])), texts))
+        inputs = _prefetch(prepare, slices)
+        with contextlib.closing(inputs):
+            for rows, prepared in zip(slices, inputs, strict=True):
+                with self._turn():
+                    self._ensure_loaded(encoder)  # Another thread may have called `close`.
                     vectors[rows] = encode(prepared)
-                    self._store([keys.get(row) for row in rows], vectors[rows])
-                    if on_progress is not None:
-                        on_progress(len(rows))
-            cut_off = encoder.truncated - truncated
-            log.debug("embedded %d texts, of which %d were cut off", len(texts), cut_off)
+                self._store([keys.get(row) for row in rows], vectors[rows])
+                if on_progress is not None:
+                    on_progress(len(rows))
+        cut_off = encoder.truncated - truncated
+        log.debug("embedded %d texts, of which %d were cut off", len(texts), cut_off)
         return vectors
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Use the model. Threads take turns: one that has had its turn goes behind the others."""
+        with self._next:
+            self._in_use.acquire()
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def _ensure_loaded(self, encoder: Encoder[Any]) -> None:
+        self.ensure_open()
+        if self._encoder is not encoder:
+            raise ModelError(f"{self.name} was unloaded while it was embedding")
 
     def _look_up(
         self, texts: Sequence[str], kind: Kind, vectors: Vectors
@@ -351,6 +373,20 @@ def _prefetch(prepare: Callable[[Any], Any], items: Sequence[Any]) -> Generator[
             waiting = thread.submit(prepare, item)
             yield prepared
         yield waiting.result()
+
+
+def _slices(rows: Sequence[int], texts: Sequence[str]) -> Iterator[list[int]]:
+    """Cut rows into slices that take about a second."""
+    some: list[int] = []
+    chars = 0
+    for row in rows:
+        some.append(row)
+        chars += len(texts[row])
+        if len(some) == _SLICE or chars >= _SLICE_CHARS:
+            yield some
+            some, chars = [], 0
+    if some:
+        yield some
 
 
 def _encodable(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rag_demo.documents.document import Document
+from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import SourceError
 from rag_demo.vectors import Vectors
 
@@ -43,10 +44,17 @@ class Score:
 
 
 class NoEmbeddings:
-    """A stand-in for a model when only the full text is searched: all vectors are equal."""
+    """A stand-in for a model when only the full text is searched: all vectors are equal.
+
+    Args:
+        identity: The model of the index that is searched.
+    """
 
     name = "none"
     dimension = 1
+
+    def __init__(self, identity: ModelIdentity | None = None) -> None:
+        self.identity = identity
 
     def embed_query(self, text: str) -> Vectors:
         """Return a vector: shape (1,)."""

@@ -19,7 +19,7 @@ import numpy as np
 from rag_demo.documents.document import Document, checked_document
 from rag_demo.encoding.embedder import BasicEmbedder, as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import DamagedIndexError, IndexFileError, OtherIndexError
+from rag_demo.errors import DamagedIndexError, IndexFileError, ModelError, OtherIndexError
 from rag_demo.retriever import embed
 from rag_demo.searching.arguments import texts_to_embed
 from rag_demo.stores.index_format import read_manifest
@@ -41,12 +41,10 @@ class Ingested:
     Attributes:
         embedded: How many documents were embedded.
         reused: How many documents the index already had.
-        finished: False if an interrupt ended it.
     """
 
     embedded: int
     reused: int
-    finished: bool
 
 
 def ingest(
@@ -79,9 +77,10 @@ def ingest(
         on_progress: Called with the number of documents processed since the last call.
 
     Returns:
-        How many documents were embedded and reused. After Ctrl-C, ``finished`` is False.
+        How many documents were embedded and reused.
 
     Raises:
+        ModelError: The model returned vectors that are zero, not finite, or too few.
         OtherIndexError: The folder holds an index of another source or another model. Nothing
             was embedded.
         DamagedIndexError: The index is damaged, and may hold other documents than these.
@@ -101,14 +100,11 @@ def ingest(
             raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
         _use_model(writer, as_embedder(embedding_model).identity, replace=replace)
         run = _Run(writer, embedding_model, source)
-        try:
-            for batch in _batches(documents):
-                run.take(batch)
-                on_progress(len(batch))
-            run.finish(files)
-        except KeyboardInterrupt:
-            return Ingested(run.embedded, run.reused, finished=False)
-        return Ingested(run.embedded, run.reused, finished=True)
+        for batch in _batches(documents):
+            run.take(batch)
+            on_progress(len(batch))
+        run.finish(files)
+        return Ingested(run.embedded, run.reused)
 
 
 def _open_writer(
@@ -192,7 +188,11 @@ class _Run:
         self._numbers.update(writer.rewrite({number_of[name]: same[name] for name in changed}))
         new = [each for each in batch if each.id not in same]
         if new:
-            self._numbers.update(writer.upsert(embed(new, self._model)))
+            try:
+                embedded = embed(new, self._model)
+            except ValueError as error:
+                raise ModelError(f"the documents cannot be embedded: {error}") from error
+            self._numbers.update(writer.upsert(embedded))
         self.reused += len(same)
         self.embedded += len(new)
         self._commit(finished=False)

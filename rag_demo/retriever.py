@@ -24,7 +24,7 @@ from rag_demo.searching.arguments import (
     texts_to_embed,
 )
 from rag_demo.searching.results import SearchResult, Stats
-from rag_demo.stores.filters import Where
+from rag_demo.stores.filters import Where, parse_filter
 from rag_demo.stores.local import LocalStore
 from rag_demo.stores.store import EmbeddedBatch, Store
 from rag_demo.vectors import normalized
@@ -115,7 +115,7 @@ class Retriever(Resource):
             ids: A different id for each document; by default "0", "1", ...
             passages: Embed texts of more than 1,000 characters by passage too, because a model
                 reads only the beginning of a text. A document scores as the best of its passages
-                and the whole text. The "title" in the metadata is put before each passage.
+                and the whole text. The "title" in the metadata is put before each of them.
             on_progress: Called with the number of documents embedded since the last call. If the
                 model reports no progress, it is called once, at the end.
 
@@ -237,6 +237,8 @@ class Retriever(Resource):
                 f"vectors must have the shape ({len(queries)}, d), one for each query, "
                 f"got {np.shape(vectors)}"
             )
+        if where is not None and not callable(where):
+            parse_filter(where)  # A mistake is an error in an empty retriever too.
         if not len(self) or not queries:
             return [[] for _ in queries]
         if mode == "bm25":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ from rag_demo.corpus import (
     read_source,
     size_of_source,
 )
+from rag_demo.documents.files import full_path
 from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
 from rag_demo.printable import on_one_line
@@ -162,10 +164,16 @@ def add(
             source=together,
             replace=True,
             covers_all=False,
-            files=lambda: files,
+            files=lambda: files | _missing_files(earlier, source),
         )
     say(f"added {run.name} to {folder}: {_count(folder)} texts, {manifest.count} before")
     run.report_skipped()
+
+
+def _missing_files(earlier: SavedIndex, source: str) -> set[str]:
+    """Return the files of a folder whose texts are in the index, and that are gone."""
+    folder = f"{full_path(source)}{os.sep}"
+    return {file for file in earlier.documents.files_in(folder) if not Path(file).exists()}
 
 
 def _has_another(earlier: SavedIndex, name: str, file: str | None) -> bool:
@@ -259,17 +267,18 @@ class _Run:
         from rag_demo.console import progress
         from rag_demo.ingest import ingest
 
-        with progress("embedding", self._total, self._show) as advance:
+        try:
+            with progress("embedding", self._total, self._show) as advance:
 
-            def on_progress(count: int) -> None:
-                part, self._bytes = self._bytes, 0
-                advance(count, part if self._counts_bytes else None)
+                def on_progress(count: int) -> None:
+                    part, self._bytes = self._bytes, 0
+                    advance(count, part if self._counts_bytes else None)
 
-            done = ingest(documents, embedder, folder, on_progress=on_progress, **options)
-        if not done.finished:
+                done = ingest(documents, embedder, folder, on_progress=on_progress, **options)
+                return done.reused
+        except KeyboardInterrupt:
             self._report_interrupt(folder)
-            raise click.Abort
-        return done.reused
+            raise click.Abort from None
 
     @staticmethod
     def _report_interrupt(folder: Path) -> None:

@@ -18,10 +18,13 @@ from rag_demo.errors import RagDemoError
 @folder_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def info(folder: Path, as_json: bool) -> None:
-    """Show the model, the source and the size of the index in DIR."""
+    """Show the model, the source, the size and the metadata keys of the index in DIR."""
+    from rag_demo.stores.saved_index import SavedIndex
     from torch_utils.report import format_bytes
 
     manifest = load_manifest(folder)
+    with contextlib.closing(SavedIndex(folder)) as saved:
+        keys = saved.documents.kinds()
     nbytes = sum(entry.stat().st_size for entry in folder.rglob("*") if entry.is_file())
     facts: dict[str, Any] = {
         "folder": str(folder),
@@ -33,11 +36,13 @@ def info(folder: Path, as_json: bool) -> None:
         "source": manifest.source,
         "finished": manifest.finished,
         "version": manifest.version,
+        "keys": sorted(keys),
         "bytes": nbytes,
     }
     if as_json:
         click.echo(json.dumps(facts))
         return
+    facts |= {"keys": ", ".join(facts["keys"])}
     facts |= {"bytes": format_bytes(nbytes), "finished": "yes" if manifest.finished else "no"}
     for name, value in facts.items():
         say(f"{name:10} {value}")

@@ -7,6 +7,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,8 +20,9 @@ from rag_demo.commands.options import (
     mode_option,
     open_retriever,
     retriever_option,
+    warn,
 )
-from rag_demo.commands.where_option import parse_conditions, where_option
+from rag_demo.commands.where_option import explain, parse_conditions, where_option
 from rag_demo.errors import RagDemoError
 
 _BATCH = 256  # queries from a pipe that are searched together
@@ -81,6 +83,7 @@ def search(
     """
     from rag_demo.console import Printer
     from rag_demo.embedding_model import EmbeddingModel
+    from rag_demo.evaluate import NoEmbeddings
 
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; write some words between the quotes")
@@ -88,19 +91,27 @@ def search(
     source = ctx.get_parameter_source("mode")
     if min_score is not None and source is click.core.ParameterSource.DEFAULT:
         mode = "dense"
-    made_by = load_manifest(folder).model
+    manifest = load_manifest(folder)
+    made_by = manifest.model
+    if not manifest.finished:
+        warn(f"{folder} is incomplete, because the command that makes it was interrupted")
     batches = _read_questions(questions)
     batch = next(batches, None)
     if batch is None:
         raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
     printer = Printer("json" if as_json else layout, rank_scores=mode == "hybrid")
-    with (
-        EmbeddingModel(model or made_by.name, device=device, dtype=made_by.dtype) as embedder,
-        open_retriever(retriever, embedder, device) as opened,
-    ):
+    with contextlib.ExitStack() as stack:
+        embedder: Any = NoEmbeddings(made_by)
+        if mode != "bm25":
+            name = model or made_by.name
+            embedder = EmbeddingModel(name, device=device, dtype=made_by.dtype)
+            stack.enter_context(embedder)
+        opened = stack.enter_context(open_retriever(retriever, embedder, device))
         opened.load(folder)
         while batch is not None:
             found = opened.search_batch(batch, top_k, min_score, where, mode=mode)
+            if where is not None and not any(found):
+                explain(where, folder)
             for question, results in zip(batch, found, strict=True):
                 several = len(questions) != 1
                 printer.show(question, results, with_query=several)

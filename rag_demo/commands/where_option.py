@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
+
+from rag_demo.commands.options import warn
 
 _CONDITION = re.compile(r"\s*([^=<>!~]+?)\s*(<=|>=|!=|=|<|>|~)(?![=<>~])(.*)", re.DOTALL)
 _OPERATORS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", "~": "$contains"}
@@ -38,6 +42,8 @@ def parse_conditions(conditions: Sequence[str]) -> dict[str, dict[str, Any]] | N
                 "put a value that begins with an operator in double quotes"
             )
         key, sign, value = found[1], found[2], found[3].strip()
+        if not value and sign in _OPERATORS:
+            raise click.BadParameter(f"{condition!r} has no value after {sign}")
         if key.startswith("$"):
             raise click.BadParameter(f"{condition!r}: a key of metadata cannot be {key!r}")
         wanted, of_key = _typed(value), where.setdefault(key, {})
@@ -58,3 +64,21 @@ def _typed(value: str) -> str | int | float | bool:
     except (ValueError, RecursionError):
         return value
     return typed if isinstance(typed, (str, int, float)) else value
+
+
+def explain(where: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """Warn of conditions that no document of an index can fulfil."""
+    from rag_demo.stores.filters import TEXT, encode
+    from rag_demo.stores.saved_index import SavedIndex
+
+    with contextlib.closing(SavedIndex(folder)) as saved:
+        kinds = saved.documents.kinds()
+    for key, conditions in where.items():
+        if key not in kinds:
+            known = ", ".join(sorted(kinds)) or "there is none"
+            warn(f"no document has the metadata key {key!r}; the keys are: {known}")
+            continue
+        for name, wanted in conditions.items():
+            is_text = name in ("$gt", "$gte", "$lt", "$lte") and encode(wanted)[0] == TEXT
+            if is_text and TEXT not in kinds[key]:
+                warn(f"{key!r} is compared with {wanted!r}, but no document has text there")

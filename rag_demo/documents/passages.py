@@ -125,6 +125,13 @@ def _end_of_piece(paragraph: str, start: int, stop: int) -> int:
     return space if space > start else stop
 
 
+def with_title(text: str, title: object) -> str:
+    """Put a title before a text that does not begin with it. Marks of headings do not count."""
+    if not isinstance(title, str) or text.lstrip("# ").startswith(title):
+        return text
+    return f"{title}\n{text}"
+
+
 def passages_of(text: str, title: object = None) -> list[Passage]:
     """Return the passages of a long text to embed. A short text has none.
 
@@ -134,10 +141,5 @@ def passages_of(text: str, title: object = None) -> list[Passage]:
     """
     if _letters(text) <= _LONG_CHARS:
         return []
-    named = title if isinstance(title, str) else ""
-    found = []
-    for passage in cut(text):
-        if not passage.text.startswith(named):
-            passage = passage._replace(text=f"{named}\n{passage.text}")
-        found.append(passage)
+    found = [each._replace(text=with_title(each.text, title)) for each in cut(text)]
     return found if len(found) > 1 else []

@@ -13,16 +13,10 @@ from pathlib import Path
 
 from rag_demo.errors import HOW_TO_NAME_MODEL, HOW_TO_REBUILD, ModelMismatchError
 
-# Files that cannot change a vector. An unknown file counts: a needless embedding is better than
-# a wrong result.
-_IDLE_SUFFIXES = frozenset(
-    {
-        *(".md", ".rst", ".html", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf"),
-        *(".csv", ".tsv", ".log", ".lock", ".pyc"),
-        # Weights of frameworks that are not used here.
-        *(".onnx", ".h5", ".ot", ".msgpack", ".tflite", ".mlmodel", ".gguf"),
-    }
-)
+# Weights, configurations and modules, tokenizers, and code.
+_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".json", ".model", ".spm", ".jinja", ".py"})
+_VOCABULARIES = re.compile(r"(?!license|readme|requirements|notice).*\.txt", re.IGNORECASE)
+_OTHER_WEIGHTS = frozenset({".bin", ".pt"})  # They are not read beside .safetensors.
 _IDLE_FOLDERS = re.compile(r"__pycache__|onnx|openvino|checkpoint-\d+")
 
 
@@ -88,7 +82,7 @@ def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return the SHA-256 of all files in a model's folder that can change its vectors.
+    """Return the SHA-256 of the weights, configurations, tokenizer and modules of a model.
 
     Unchanged files are read once in a process, at 1 GB a second or more. Links are followed.
 
@@ -143,12 +137,15 @@ def _files(
     here = (status.st_dev, status.st_ino)
     if here in above:
         return  # A link leads back to a parent folder.
-    for path in folder.iterdir():
-        name = f"{inside}{path.name}"
+    paths = list(folder.iterdir())
+    idle = _OTHER_WEIGHTS if any(path.suffix == ".safetensors" for path in paths) else frozenset()
+    for path in paths:
+        name, suffix = f"{inside}{path.name}", path.suffix.lower()
         if path.name.startswith("."):
             continue
         mode = path.stat().st_mode if path.exists() else 0
         if stat.S_ISDIR(mode) and not _IDLE_FOLDERS.fullmatch(path.name):
             yield from _files(path, f"{name}/", above | {here})
-        elif stat.S_ISREG(mode) and path.suffix.lower() not in _IDLE_SUFFIXES:
+        counts = suffix in _SUFFIXES - idle or _VOCABULARIES.fullmatch(path.name)
+        if stat.S_ISREG(mode) and counts:
             yield name, path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from rag_demo.documents.document import Document
 from rag_demo.documents.metadata import checked_metadata
-from rag_demo.documents.passages import passages_of
+from rag_demo.documents.passages import passages_of, with_title
 from rag_demo.errors import short_repr
 from rag_demo.vectors import Rows
 
@@ -40,7 +41,7 @@ def check_documents(
             raise ValueError(f"got {len(texts)} texts but {len(values)} {what}; pass one for each")
     copied = [_text(text, f"texts[{number}]") for number, text in enumerate(texts)]
     if names is not None and len(set(names)) < len(names):
-        repeated = next(name for place, name in enumerate(names) if name in names[:place])
+        ((repeated, _),) = Counter(names).most_common(1)
         raise ValueError(f"the id {short_repr(repeated)} appears twice; ids must differ")
     known: Sequence[Mapping[str, Any]] = [{}] * len(copied) if metadata is None else metadata
     plain = [
@@ -56,7 +57,7 @@ def texts_to_embed(
     """Return the texts to embed: each document, and the passages of long ones.
 
     Args:
-        documents: The documents. The "title" in their metadata is put before passages.
+        documents: The documents. The "title" in their metadata is put before texts.
         passages: Whether long texts are cut into passages.
 
     Returns:
@@ -67,8 +68,9 @@ def texts_to_embed(
     owners: list[int] = []
     spans: list[tuple[int, int]] = []
     for place, document in enumerate(documents):
-        parts = passages_of(document.text, document.metadata.get("title")) if passages else []
-        texts += [document.text, *(part.text for part in parts)]
+        title = document.metadata.get("title")
+        parts = passages_of(document.text, title) if passages else []
+        texts += [with_title(document.text, title), *(part.text for part in parts)]
         owners += [place] * (1 + len(parts))
         spans += [(0, 0), *((part.start, part.stop) for part in parts)]
     return texts, np.asarray(owners, np.int64), np.asarray(spans, np.int32).reshape(-1, 2)

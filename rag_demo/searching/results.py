@@ -18,7 +18,8 @@ class SearchResult(NamedTuple):
         id: The document's id.
         text: The document's text.
         metadata: A copy of the document's metadata.
-        passage: Start and stop of the best passage in the text. None if the document has no
+        passage: Start and stop of the best passage in the text: the nearest one, or for a result
+            that only words have found, the one with most of them. None if the document has no
             passages or the whole text scored higher.
     """
 

@@ -144,6 +144,13 @@ class DocumentTable:
         query = "SELECT number FROM documents WHERE file IN ({})"
         return [number for (number,) in self._in_batches(query, list(map(_storable, files)))]
 
+    def files_in(self, prefix: str) -> list[str]:
+        """Return the files whose names begin with a prefix that ends with a separator."""
+        bounds = (_storable(prefix), _storable(prefix[:-1] + chr(ord(prefix[-1]) + 1)))
+        query = "SELECT DISTINCT file FROM documents WHERE file >= ? AND file < ?"
+        with self.connection() as connection:
+            return [_text(file) for (file,) in connection.execute(query, bounds)]
+
     def stream(self, start: int = 0) -> Iterator[tuple[int, Document]]:
         """Yield documents in the order of their numbers, from a number on."""
         query = f"{_SELECT} WHERE number >= ? ORDER BY number LIMIT ?"
@@ -183,7 +190,7 @@ class DocumentTable:
         by_key: dict[str, list[Condition]] = {}
         others: list[Filter] = []
         for each in part.parts:
-            if isinstance(each, Condition) and each.operator != "$contains":
+            if isinstance(each, Condition) and each.operator in _SQL:
                 by_key.setdefault(each.key, []).append(each)
             else:
                 others.append(each)
@@ -205,6 +212,15 @@ class DocumentTable:
         mask = np.zeros(stop, bool)
         mask[numbers[numbers < stop]] = True
         return mask
+
+    def kinds(self) -> dict[str, set[int]]:
+        """Return the keys of metadata, each with the kinds of its values."""
+        found: dict[str, set[int]] = {}
+        with self.connection() as connection:
+            rows = connection.execute("SELECT DISTINCT key, kind FROM metadata WHERE item = 0")
+            for key, kind in rows:
+                found.setdefault(_text(key), set()).add(kind)
+        return found
 
     def _in_batches(self, query: str, values: Sequence[Any]) -> list[Any]:
         rows: list[Any] = []

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rag_demo.documents.document import Document
 from rag_demo.documents.metadata import copied
 from rag_demo.searching.results import SearchResult
 from rag_demo.stores.filters import Where
 from rag_demo.stores.ranking import FUSED_FROM, Ranked, best_of_each, best_scores, fuse, rank
 from rag_demo.stores.snapshot import Snapshot
+from rag_demo.stores.words import stems_of
 from rag_demo.vectors import Mask, Vectors
 
 
@@ -46,7 +48,7 @@ class Search:
             best = self._by_vectors(snapshot, allowed, min(self.top_k, count))
         else:
             best = self._by_both(snapshot, allowed, count)
-        return _results(best, snapshot)
+        return _results(self.queries, best, snapshot)
 
     def _by_vectors(self, snapshot: Snapshot, allowed: Mask | None, wanted: int) -> Ranked:
         """Find the ``wanted`` best documents for each query by their vectors."""
@@ -96,7 +98,35 @@ class Search:
         return Ranked(joined.starts, joined.items, joined.scores, np.asarray(rows, np.int64))
 
 
-def _results(best: Ranked, snapshot: Snapshot) -> list[list[SearchResult]]:
+def _add_passages_of_words(
+    queries: Sequence[str],
+    best: Ranked,
+    snapshot: Snapshot,
+    documents: Sequence[Document],
+    passages: list[tuple[int, int] | None],
+) -> None:
+    """Find the passages with most words of the query, for hits that only words have found."""
+    rows = best.rows
+    places = [n for n in range(len(documents)) if rows is None or rows[n] < 0]
+    if not places:
+        return
+    owners = snapshot.owners.rows
+    found = np.flatnonzero(np.isin(owners, best.items[places]))
+    spans_of: dict[int, list[tuple[int, int]]] = {}
+    for owner, (start, stop) in zip(owners[found], snapshot.spans.rows[found], strict=True):
+        if stop:
+            spans_of.setdefault(int(owner), []).append((int(start), int(stop)))
+    query_of = np.repeat(np.arange(len(queries)), best.widths)
+    for place in places:
+        spans = spans_of.get(int(best.items[place]))
+        if spans:
+            words = stems_of(queries[query_of[place]], is_query=True)
+            text = documents[place].text
+            counts = [sum(stem in words for stem in stems_of(text[a:b])) for a, b in spans]
+            passages[place] = spans[int(np.argmax(counts))]
+
+
+def _results(queries: Sequence[str], best: Ranked, snapshot: Snapshot) -> list[list[SearchResult]]:
     documents = snapshot.documents.get(best.items.tolist())
     if not documents:
         return [[] for _ in best.each()]
@@ -108,6 +138,7 @@ def _results(best: Ranked, snapshot: Snapshot) -> list[list[SearchResult]]:
             (start, stop) if stop and row >= 0 else None
             for (start, stop), row in zip(spans, best.rows.tolist(), strict=True)
         ]
+    _add_passages_of_words(queries, best, snapshot, documents, passages)
     ids, texts, metadata, _ = zip(*documents, strict=True)
     copies = map(copied, metadata)
     fields = zip(places.tolist(), best.scores.tolist(), ids, texts, copies, passages, strict=True)

@@ -75,7 +75,7 @@ class WordsFolder(NamedTuple):
 def add_texts(folder: Path, texts: Iterable[tuple[int, str]]) -> Any:
     """Add texts to the full-text index in a folder, which may be empty, and return it."""
     tantivy = _tantivy()
-    index = tantivy.Index(_schema(), str(folder))
+    index = _quiet(tantivy.Index(_schema(), str(folder)))
     writer = index.writer(_MEMORY_BYTES, 1)
     for number, text in texts:
         document = tantivy.Document()
@@ -85,6 +85,13 @@ def add_texts(folder: Path, texts: Iterable[tuple[int, str]]) -> Any:
         writer.add_document(document)
     writer.commit()
     writer.wait_merging_threads()  # The writer is closed: a forked child must not inherit one.
+    index.reload()
+    return index
+
+
+def _quiet(index: Any) -> Any:
+    """Return an index that starts no thread to watch its folder."""
+    index.config_reader("manual")
     index.reload()
     return index
 
@@ -139,14 +146,14 @@ class TextIndex:
         assert saved is not None
         try:
             if saved.is_whole():
-                self._index, self.end = _tantivy().Index.open(str(saved.folder)), saved.end
+                self._index, self.end = _quiet(_tantivy().Index.open(str(saved.folder))), saved.end
                 return
             log.warning("the full-text index '%s' is damaged; it is made again", saved.folder)
         except ValueError as error:  # For example, the folder is read-only.
             log.debug("a full-text index is copied: %s", error)
             with contextlib.suppress(ValueError, OSError):
                 folder = self._new_folder()
-                self._index, self._folder = _tantivy().Index.open(str(folder)), folder
+                self._index, self._folder = _quiet(_tantivy().Index.open(str(folder))), folder
                 self.end = saved.end
                 return
         self._saved, self.end = None, 0
@@ -224,6 +231,11 @@ class TextIndex:
 
 def _stems(words: Iterable[str]) -> Iterator[str]:
     return (_stem(word) for word in words if word not in STOP_WORDS)
+
+
+def stems_of(text: str, *, is_query: bool = False) -> list[str]:
+    """Return the stems of a text's words."""
+    return [stem for words in tokenize(text, is_query=is_query) for stem in _stems(words)]
 
 
 @lru_cache(maxsize=1 << 16)

@@ -152,3 +152,15 @@ def test_nan_and_infinity_are_refused(here: Path, value: str) -> None:
     succeed("index", "f", "--out", "i", *TINY)
     assert texts("i") == ["good"]
     assert "min-score" in fail("search", "i", "good", "--min-score", "nan")
+
+
+def test_file_that_is_gone_from_an_added_folder_is_removed(here: Path) -> None:
+    for name in ("one/a.md", "two/b.md", "two/c.md"):
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(f"words of {name}")
+    succeed("index", "one", "--out", "i", *TINY)
+    succeed("add", "i", "two")
+    (here / "two" / "b.md").unlink()
+    (here / "one" / "a.md").unlink()
+    succeed("add", "i", "two")
+    assert texts("i") == ["words of one/a.md", "words of two/c.md"]

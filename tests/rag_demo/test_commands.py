@@ -327,3 +327,20 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
         for text in wanted:
             assert text in said, arguments
     assert not out.exists()
+
+
+def test_conditions_that_nothing_can_fulfil_are_explained(index: Path) -> None:
+    said = rag_demo("search", index, "Paris", "--mode", "dense", "--where", "nosuch=1").stderr
+    assert "no document has the metadata key 'nosuch'; the keys are: " in said
+    assert "source" in said
+    for condition in ("line>=", "source~"):
+        assert "has no value" in fail("search", index, "Paris", "--where", condition)
+    said = rag_demo("search", index, "Paris", "--mode", "dense", "--where", "line>=abc").stderr
+    assert "no document has text there" in said
+
+
+def test_search_by_words_needs_no_model(index: Path) -> None:
+    options = ("--mode", "bm25", "--model", "no/such/model")
+    assert succeed("search", index, "Paris", *options) == succeed(
+        "search", index, "Paris", "--mode", "bm25"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,23 @@ def test_scope_manages_a_plain_sentence_transformer() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def test_query_does_not_wait_for_a_whole_batch(tiny_model: Path) -> None:
+    """It takes its turn between two parts of the batch."""
+    with EmbeddingModel(tiny_model, device="cpu") as model:
+        begun, counts, after = threading.Event(), list[int](), list[int]()
+
+        def progress(count: int) -> None:
+            counts.append(count)
+            begun.set()
+
+        texts = [f"{n} the cache of the city" for n in range(6_000)]
+        batch = threading.Thread(target=model.embed_documents, args=(texts,),
+                                 kwargs={"on_progress": progress})  # fmt: skip
+        batch.start()
+        assert begun.wait(60)
+        model.embed_query("the cache")
+        after.append(sum(counts))
+        batch.join()
+        assert after[0] < sum(counts) == len(texts)

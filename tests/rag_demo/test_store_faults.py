@@ -14,6 +14,7 @@ import pytest
 
 from rag_demo import FaissRetriever, IndexChangedError, PyTorchGPURetriever, RagDemoError
 from support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
+from support.waiting import wait_for
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]
 
@@ -292,3 +293,54 @@ def test_full_text_of_saved_documents_is_not_added_twice(tmp_path: Path) -> None
         retriever.save(tmp_path / "i")
         found = [each.id for each in retriever.search("beta", 20_000, mode="bm25")]
         assert len(found) == len(set(found)) == 9_000
+
+
+def test_result_that_words_have_found_has_its_passage() -> None:
+    long = "A sentence about nothing at all. " * 60 + "The port is 8443. " + "More of it. " * 120
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add([long, "short"], ids=["long", "short"])
+        (found,) = retriever.search("port 8443", mode="bm25")
+        assert found.passage is not None
+        start, stop = found.passage
+        assert "8443" in long[start:stop] and stop - start < 1_000
+
+
+def test_more_excluded_values_than_sqlite_takes() -> None:
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["a", "b"], [{"n": 1}, {"n": 70_000}], ["a", "b"])
+        assert ids(retriever, where={"n": {"$nin": list(range(60_000))}}) == {"b"}
+
+
+def test_wrong_filter_is_an_error_in_an_empty_retriever() -> None:
+    with (
+        PyTorchGPURetriever(Hashed(), device="cpu") as retriever,
+        pytest.raises(ValueError, match="regex"),
+    ):
+        retriever.search("x", where={"n": {"$regex": "a"}})
+
+
+def test_closed_retriever_leaves_no_thread() -> None:
+    def threads() -> set[str]:
+        return set(os.listdir("/proc/self/task"))
+
+    def use(texts: list[str]) -> None:
+        with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+            retriever.add(texts)
+            retriever.search("x", mode="hybrid")
+
+    use(["a", "b"])
+    before = threads()
+    for _ in range(5):
+        use(["a", "b"])
+    wait_for(lambda: len(threads()) <= len(before))
+
+
+def test_replaced_documents_do_not_take_memory_for_ever() -> None:
+    names = [str(n) for n in range(100)]
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        sizes = []
+        for number in range(60):
+            retriever.add([f"{number} {name}" for name in names], ids=names)
+            sizes.append(retriever.stats().nbytes)
+        assert max(sizes) < 20 * sizes[0]
+        assert ids(retriever, "59 7") == set(names)

@@ -89,8 +89,18 @@ def test_each_file_that_changes_vectors_changes_the_identity(
 
 
 def test_other_files_do_not_change_the_identity(folder: Path, index: Path) -> None:
-    """A readme, hidden files, weights of other frameworks, a link to a parent folder."""
-    names = ("README.md", ".git/HEAD", ".cache/x.json", "onnx/model.json", "tf_model.h5")
+    """A readme, hidden files, weights that are not read, a link to a parent folder."""
+    names = (
+        "README.md",
+        "LICENSE",
+        "LICENSE.txt",
+        "pytorch_model.bin",
+        "training.log",
+        ".git/HEAD",
+        ".cache/x.json",
+        "onnx/model.json",
+        "tf_model.h5",
+    )
     for name in (*names, "checkpoint-500/x.bin"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("anything")
