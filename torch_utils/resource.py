@@ -210,7 +210,7 @@ def add_note(error: BaseException, note: str) -> None:
 def closes_on_error(init: I) -> I:
     """Decorate an ``__init__`` so that the resource is closed if it raises.
 
-    Without this, the destructor closes the partial-init resource and warns that it was unclosed.
+    Without this, the destructor closes the half-built resource and warns that it was unclosed.
     """
 
     @functools.wraps(init)
