@@ -75,8 +75,9 @@ def explain(where: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
         kinds = saved.documents.kinds()
     for key, conditions in where.items():
         if key not in kinds:
-            known = ", ".join(sorted(kinds)) or "there is none"
-            warn(f"no document has the metadata key {key!r}; the keys are: {known}")
+            known = ", ".join(sorted(kinds))
+            keys = f"the keys are: {known}" if kinds else "the documents have no metadata"
+            warn(f"no document has the metadata key {key!r}; {keys}")
             continue
         for name, wanted in conditions.items():
             is_text = name in ("$gt", "$gte", "$lt", "$lte") and encode(wanted)[0] == TEXT
