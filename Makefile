@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: demo recording test test-slow test-often test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples docs clean
+.PHONY: demo recording test test-slow test-often test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples figures docs clean
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
@@ -160,6 +160,10 @@ examples: .venv/.installed
 # The picture in README.md.
 recording: .venv/.installed
 	$(BIN)/python docs/record.py
+
+# Writes the tables, the help texts and the examples into the pages again.
+figures: .venv/.installed
+	PYTHONPATH=. $(BIN)/python docs/figures.py
 
 # Builds the site in build/docs, and checks that it loads nothing from other machines.
 docs: .venv/.installed

@@ -1,8 +1,9 @@
-"""Draw resident memory over two rounds of load, encode and unload: docs/memory.svg.
+"""Draw docs/memory.svg, memory over time, and docs/memory-left-*.svg, the memory that remains.
 
 Usage: plot_memory.py [--redraw]
 
---redraw draws the last result again and measures nothing.
+--redraw draws the last results again and measures nothing. The second picture shows a result of
+bench_release.
 """
 
 from __future__ import annotations
@@ -91,6 +92,40 @@ def draw(curves: dict[str, Any]) -> None:
     save(figure, "memory.svg")
 
 
+def result(name: str) -> Any:
+    """Return the last result of a benchmark."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def draw_left(minilm: dict[str, Any]) -> None:
+    """Draw docs/memory-left-*.svg: what remains of MiniLM after each way to free it."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    left = {way: row["grown_mb"] * (1 - row["percent"] / 100) for way, row in minilm.items()}
+    labels = {
+        "del": "del model",
+        "del+gc": "del model; gc.collect()",
+        "accelerate": "accelerate.release_memory",
+        "torch_utils": "torch_utils.release",
+    }
+    for theme, colour in {"light": "#1c2430", "dark": "#e6edf3"}.items():
+        figure, axes = plt.subplots(figsize=(7.2, 1.9))
+        colours = ["#8b949e" if way != "torch_utils" else "#2c9a4b" for way in labels]
+        bars = axes.barh(list(labels.values()), [left[way] for way in labels], color=colours)
+        axes.bar_label(bars, fmt="%.0f MB", padding=4, color=colour, fontsize=9)
+        axes.invert_yaxis()
+        axes.set_title("Memory that remains of an embedding model", fontsize=10, color=colour)
+        axes.tick_params(left=False, bottom=False, labelbottom=False, labelsize=9, colors=colour)
+        axes.spines[:].set_visible(False)
+        axes.margins(x=0.12)
+        figure.tight_layout()
+        name = f"memory-left-{theme}.svg"
+        figure.savefig(DOCS / name, transparent=True, metadata={"Date": None})
+
+
 if __name__ == "__main__":
-    last = RESULTS / "memory_curve.json"
-    draw(json.loads(last.read_text())["curves"] if "--redraw" in sys.argv[1:] else measure())
+    draw(result("memory_curve")["curves"] if "--redraw" in sys.argv[1:] else measure())
+    draw_left(result("release")["minilm"])

@@ -3,10 +3,8 @@
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-import figures
 from sphinx.util import inspect
 
 from torch_utils import __version__
@@ -15,10 +13,9 @@ project = "torch-cleanup"
 copyright = "the authors of torch-cleanup, Apache-2.0"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-myst_enable_extensions = ["colon_fence", "substitution"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-myst_substitutions = figures.substitutions()
 
 html_theme = "furo"
 smartquotes = False

@@ -1,12 +1,22 @@
-"""Tables for the documentation, made from benchmarks/results/ whenever the site is built.
+"""Write the parts of the documentation that come from elsewhere: ``make figures``.
 
-Each function below makes the table that ``{{ its_name }}`` stands for in a page. A missing file or
-key is an error, so a page can only show figures that were measured.
+A page has them between two comments, so that it is also whole without a build of the site::
+
+    <!-- table: release_minilm -->
+    <!-- end -->
+
+``table: NAME`` is the result of a function below, mostly a table made from benchmarks/results/. A
+missing file or key is an error, so a page can only show figures that were measured. ``file: PATH``
+is an example, ``help: COMMAND`` what a command prints with ``--help``, and ``names: PACKAGE`` the
+list of its public names. tests/test_docs.py fails if a page is not up to date.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -478,10 +488,18 @@ def example_report() -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "report.json")
         command = ["clean_exit", "-q", "--report-json", str(file), "-c", program]
-        run = [sys.executable, "-m", *command]
-        subprocess.run(run, cwd=RESULTS.parents[1], check=False, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=RESULTS.parents[1],
+            check=False,
+            capture_output=True,
+        )
         report = json.loads(file.read_text(encoding="utf-8"))
-    report["runs"][0]["command"][0] = "python"  # not the path of this machine's Python
+    run = report["runs"][0]
+    run["command"][0] = "python"  # not the path of this machine's Python
+    run |= {"duration_s": 0.05, "shutdown_s": 0.01, "threads_s": 0.0}
+    for finding in run["findings"]:
+        finding["pid"] = 12345
     return f"```json\n{json.dumps(report, indent=2)}\n```"
 
 
@@ -495,12 +513,53 @@ def example_lint_report() -> str:
     return f"```json\n{json.dumps(json.loads(done.stdout), indent=2)}\n```"
 
 
-def substitutions() -> dict[str, str]:
-    """Return all tables, and the help of each command, by the name that pages use."""
-    found = {name: make() for name, make in TABLES.items()}
-    found |= {"help_clean_exit": help_of("clean-exit"), "help_lint": help_of("clean-exit-lint")}
-    found |= {make.__name__: make() for make in (example_report, example_lint_report)}
-    found["help_rag_demo"] = help_of("rag-demo")
-    for name in ("index", "add", "delete", "search", "serve", "info", "verify", "evaluate", "demo"):
-        found[f"help_rag_demo_{name}"] = help_of("rag-demo", name)
-    return found
+TABLES |= {"example_report": example_report, "example_lint_report": example_lint_report}
+
+
+def names_of(package: str) -> str:
+    """Return the public names of a package with the first line of each docstring."""
+    module = importlib.import_module(package)
+    values = ((name, getattr(module, name)) for name in module.__all__)
+    lines = ((f"`{name}`", inspect.getdoc(value).partition("\n")[0]) for name, value in values)
+    return table(["name", "purpose"], lines).replace("--:", ":--")
+
+
+def example(path: Path) -> str:
+    """Return a file as a block; of a notebook, its code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    return f"```python\n{text.rstrip()}\n```"
+
+
+def made(kind: str, name: str, folder: Path) -> str:
+    """Return what a comment names."""
+    if kind == "file":
+        return example(folder / name)
+    if kind == "help":
+        return help_of(*name.split())
+    return names_of(name) if kind == "names" else TABLES[name]()
+
+
+def filled(page: Path) -> str:
+    """Return the text of a page with what its comments name."""
+    return re.sub(
+        r"<!-- (file|help|names|table): (.+?) -->\n(?:.*?\n)??<!-- end -->",
+        lambda match: (
+            f"<!-- {match[1]}: {match[2]} -->\n"
+            f"{made(match[1], match[2], page.parent)}\n<!-- end -->"
+        ),
+        page.read_text(encoding="utf-8"),
+        flags=re.DOTALL,
+    )
+
+
+def main() -> None:
+    """Write all pages again."""
+    for page in sorted(Path(__file__).parent.rglob("*.md")):
+        page.write_text(filled(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Record what clean-exit says of the README's first two programs: ``make recording``."""
+"""Record what clean-exit says of two programs of the README: ``make recording``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "clean-exit.svg"
-WIDTH = 100
+WIDTH = 88
 
 
 def main() -> None:
     """Run both programs and write the picture."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, after = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[:2]
+    programs = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    before, after = (program for program in programs if "class Trainer" in program)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "before.py").write_text(before, encoding="utf-8")
         Path(folder, "after.py").write_text(after, encoding="utf-8")
@@ -33,6 +34,7 @@ def main() -> None:
                 check=False,
             )
             said = (done.stdout + done.stderr).replace(f"{folder}/", "")
+            said = re.sub(r" at 0x\w+| in [\d.]+ s| \([\d.]+ s [^)]*\)", "", said)
             screen.print(Text(f"$ clean-exit {name}", style="bold green"))
             screen.print(Text(said.rstrip()))
             screen.print(Text("$ echo $?", style="bold green"))

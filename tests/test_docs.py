@@ -6,6 +6,7 @@ import ast
 import importlib
 import os
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from support.programs import ROOT, assert_clean, run, run_forked
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-SLOW = ("SentenceTransformer", "rag_demo")
+SLOW = ("SentenceTransformer", "rag_demo", "transformers import")
 """Blocks with these words load a model, which takes seconds."""
 
 
@@ -29,6 +30,7 @@ def python_blocks() -> list[Any]:
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
+        text = re.sub(r"<!-- file: .*?<!-- end -->", "", text, flags=re.DOTALL)  # has its own test
         blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         for number, block in enumerate(blocks):
             if not block.startswith("# not run") and "def __del__" not in block:
@@ -69,6 +71,18 @@ def test_python_block_runs(block: str, pytester: pytest.Pytester) -> None:
     result = run_forked(block, env={"TQDM_DISABLE": "1"})
     assert_clean(result)
     assert result.stdout.endswith(expected_output(block))
+
+
+GENERATED = [page for page in PAGES if "<!-- end -->" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="help texts vary with Python's version")
+@pytest.mark.parametrize("page", GENERATED, ids=lambda page: page.stem)
+def test_page_is_up_to_date(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make figures` writes it again."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    figures = importlib.import_module("figures")
+    assert page.read_text(encoding="utf-8") == figures.filled(page)
 
 
 @pytest.mark.slow
@@ -115,7 +129,8 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_measured_tables_are_generated() -> None:
     """A page that cites a file of results by hand would not follow it."""
     texts = {page.name: page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")}
-    assert [name for name, text in texts.items() if "Measured on" in text] == []
+    generated = re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL)
+    assert [n for n, text in texts.items() if "Measured on" in generated.sub("", text)] == []
 
 
 def test_gpu_page_names_tests_that_exist() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from applications.harness import run_application
+from support.programs import ROOT, assert_clean, run
 
 pytestmark = pytest.mark.slow  # The import of peft takes ten seconds of processor time.
 
@@ -60,3 +64,14 @@ def test_sees_a_broken_product(applications_python: str, mutant: str) -> None:
 def test_prompts_see_a_broken_product(applications_python: str, mutant: str) -> None:
     with pytest.raises(AssertionError):
         check_prompt(applications_python, mutant=mutant)
+
+
+def test_program_of_the_documentation_runs(applications_python: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "howto" / "peft.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "program.py").write_text(block)
+    done = run(
+        tmp_path / "program.py", python=applications_python, env={"PYTHONWARNINGS": "ignore"}
+    )
+    assert_clean(done)
+    assert done.stdout == "['mood'] torch.Size([1, 2])\n"

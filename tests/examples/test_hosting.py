@@ -176,6 +176,87 @@ def test_threads_example_releases_both_models(tmp_path: Path) -> None:
     assert problems(tmp_path, models=2) == [], output_of(report)
 
 
+@pytest.mark.slow
+@pytest.mark.real
+def test_flask_example_releases_its_model_in_a_gunicorn_worker(tmp_path: Path) -> None:
+    need("flask", "gunicorn")
+    port = free_port()
+    client = Client(port, [("/embed", b'["a text"]')])
+    command = (BIN / "gunicorn", "--threads", "2", "--access-logfile", "-", "flask_service:app")
+    report = run(
+        tmp_path, *command, "--bind", f"127.0.0.1:{port}", stop_signal=signal.SIGTERM, **STOP
+    )
+    client.join(TIMEOUT_S)
+    assert [len(vectors[0]) for vectors in client.answers] == [384], output_of(report)
+    assert report.clean, output_of(report)
+    assert problems(tmp_path) == [], output_of(report)
+
+
+GRADIO_CLIENT = """
+import sys
+from gradio_client import Client
+
+print(Client(f"http://127.0.0.1:{sys.argv[1]}", verbose=False).predict(
+    "a text", "a text", api_name="/similarity"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_gradio_example_releases_its_model_on_sigterm(tmp_path: Path) -> None:
+    need("gradio")
+    port = free_port()
+    answers: list[str] = []
+
+    def ask() -> None:
+        wait_for(lambda: listens(port))
+        command = [sys.executable, "-c", GRADIO_CLIENT, str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        answers.append(done.stdout + done.stderr)
+        (tmp_path / "answered").touch()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    text = (EXAMPLES / "gradio_app.py").read_text()
+    waiting = """app.launch(server_name="127.0.0.1", server_port=port, prevent_thread_lock=True)
+        import os, signal, time
+        while not os.path.exists("answered"):
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        app.block_thread()"""
+    launch = 'app.launch(server_name="127.0.0.1", server_port=port)'
+    assert launch in text
+    (tmp_path / "app.py").write_text(text.replace(launch, waiting))
+    report = run(tmp_path, sys.executable, tmp_path / "app.py", str(port))
+    asking.join(TIMEOUT_S)
+    assert answers == ["1.0\n"], output_of(report)
+    assert report.exit_code == 128 + signal.SIGTERM, output_of(report)
+    assert problems(tmp_path) == [], output_of(report)
+
+
+STREAMLIT_SESSION = """
+import sys
+from streamlit.testing.v1 import AppTest
+
+app = AppTest.from_file(sys.argv[1], default_timeout=600).run()
+app.text_input[1].set_value("a cat").run()
+assert not app.exception, app.exception
+print(app.markdown[0].value)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_streamlit_example_loads_one_model_for_two_runs(tmp_path: Path) -> None:
+    need("streamlit")
+    (tmp_path / "session.py").write_text(STREAMLIT_SESSION)
+    command = (sys.executable, tmp_path / "session.py", EXAMPLES / "streamlit_app.py")
+    report = run(tmp_path, *command)
+    assert report.stdout == "similarity: 1.000\n", output_of(report)
+    assert report.exit_code == 0, output_of(report)
+    assert problems(tmp_path) == [], output_of(report)
+
+
 CELERY_JOB = """
 from celery.signals import worker_ready
 from celery_tasks import embed

@@ -1,0 +1,28 @@
+"""A model in a Gradio app: gradio_app.py [PORT]"""
+
+import sys
+
+import gradio as gr
+
+from rag_demo import EmbeddingModel
+from torch_utils import ModelHost, exit_on_signals
+
+
+def load_model():
+    model = EmbeddingModel()
+    model.load_model()
+    return model
+
+
+def similarity(first, second):
+    with host.lease(timeout_s=60) as model:  # loads it on first use
+        a, b = model.embed_documents([first, second])
+    return round(float(a @ b), 3)
+
+
+if __name__ == "__main__":
+    exit_on_signals()  # SIGTERM ends the program normally, like Ctrl-C
+    with ModelHost(load_model, keep_alive="10m") as host:
+        app = gr.Interface(similarity, ["text", "text"], "number", api_name="similarity")
+        port = int(sys.argv[1]) if sys.argv[1:] else None
+        app.launch(server_name="127.0.0.1", server_port=port)
