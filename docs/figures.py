@@ -62,14 +62,15 @@ def short(value: float) -> str:
 
 @from_file("release")
 def release_tensors(result: Result) -> str:
-    """Percent of resident memory returned, and milliseconds, for each size of tensors."""
+    """MB of 640 MB that remain resident, and milliseconds, for each size of tensors."""
     methods = ("del", "del+gc", "accelerate", "torch_utils")
+
+    def cell(row: Result) -> str:
+        return f"{6.4 * (100 - row['percent']):.0f} MB, {row['ms']:.0f} ms"
+
     return table(
         ["tensors", "`del`", "`del` and `gc.collect()`", "accelerate", "`torch_utils`"],
-        (
-            [row["sizes"], *(f"{row[m]['percent']:.1f}% in {row[m]['ms']:.0f} ms" for m in methods)]
-            for row in result["tensors"]
-        ),
+        ([row["sizes"], *(cell(row[m]) for m in methods)] for row in result["tensors"]),
     )
 
 
@@ -78,12 +79,12 @@ def release_minilm(result: Result) -> str:
     """What each way returns of MiniLM after it has encoded 5,000 texts."""
     rounds = {way: row.get("rounds") for way, row in result["minilm"].items()}
     return table(
-        ["way", "returned", "of", "time", "full collections", "growth in a round"],
+        ["way", "taken", "left", "time", "full collections", "growth in a round"],
         (
             [
                 f"`{way}`",
-                f"{row['percent']:.0f}%",
                 f"{row['grown_mb']:.0f} MB",
+                f"{row['grown_mb'] * (1 - row['percent'] / 100):.0f} MB",
                 f"{row['ms']:.0f} ms",
                 row["full_collections"],
                 f"{rounds[way]['growth_mb_per_round']:.2f} MB" if rounds[way] else "",
