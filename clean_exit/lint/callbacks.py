@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clean_exit.lint.evaluator import Env, Evaluator, Instance, Super, Value, dotted
@@ -16,8 +16,6 @@ from clean_exit.lint.scopes import (
     lambda_of,
     last_name,
 )
-
-_MAX_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,14 @@ def finalize_keeps_alive(site: Site, node: ast.Call) -> str:
     """Find ``weakref.finalize`` with a callback or argument that refers to the object."""
     if len(node.args) < 2 or not _is_finalize(site, node.func):
         return ""
-    reference = _reference_in_call(site, node, 1, _Target.of(node.args[0]))
-    target = ast.unparse(node.args[0])
-    return f"{target} is never collected: its finalizer holds {reference}" if reference else ""
+    target = node.args[0]
+    is_named = isinstance(target, (ast.Name, ast.Attribute))
+    reference = _reference_in_call(site, node, 1, target) if is_named else ""
+    return (
+        f"{ast.unparse(target)} is never collected: its finalizer holds {reference}"
+        if reference
+        else ""
+    )
 
 
 def atexit_keeps_alive(site: Site, node: ast.Call) -> str:
@@ -102,7 +105,7 @@ def atexit_keeps_alive(site: Site, node: ast.Call) -> str:
     is_metaclass = any(last_name(base) == "type" for base in method.owner.node.bases[:1])
     if is_metaclass or _unregisters(method.owner):
         return ""
-    target = _Target.of(ast.Name(method.self_name, ast.Load()))
+    target = ast.Name(method.self_name, ast.Load())
     if reference := _reference_in_call(site, node, 0, target):
         return f"the destructor cannot run before exit: atexit holds {reference}"
     return ""
@@ -145,129 +148,65 @@ def _unregisters(owner: Class) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Target:
-    """The object that must not stay alive: the dump of its expression, and the first variable."""
-
-    dump: str
-    root: str
-
-    @classmethod
-    def of(cls, node: ast.expr) -> _Target | None:
-        """Return the target of a variable, or of an attribute of one."""
-        inner = node
-        while isinstance(inner, ast.Attribute):
-            inner = inner.value
-        return cls(ast.dump(node), inner.id) if isinstance(inner, ast.Name) else None
-
-
-def _reference_in_call(site: Site, node: ast.Call, callback: int, target: _Target | None) -> str:
+def _reference_in_call(site: Site, node: ast.Call, callback: int, target: ast.expr) -> str:
     """Describe how the callback of a call, or one of its arguments, refers to an object."""
     arguments = [*node.args[callback:], *(keyword.value for keyword in node.keywords)]
-    found = (_reference(site, one, target, is_callback=one is node.args[callback])
-             for one in arguments if target)  # fmt: skip
+    found = (_reference(site, one, target, one is node.args[callback]) for one in arguments)
     return next(filter(None, found), "")
 
 
-def _reference(
-    site: Site, node: ast.AST, target: _Target, depth: int = 0, *, is_callback: bool = False
-) -> str:
-    """Describe how an expression refers to an object; "" if no reference is known.
+def _reference(site: Site, node: ast.expr, target: ast.expr, is_callback: bool = False) -> str:
+    """Describe how an expression refers to an object, a variable or an attribute of one."""
+    if ast.dump(node) == ast.dump(target):
+        return "the object itself"
+    if isinstance(node, ast.Attribute) and _is_bound_to(site, node, target, is_callback):
+        return "a bound method of it"
+    if isinstance(node, ast.Call) and last_name(node.func) in {"partial", "MethodType"}:
+        inner = [*node.args, *(keyword.value for keyword in node.keywords)]
+        held = any(_reference(site, one, target, one is inner[0]) for one in inner)
+        return "a partial that contains it" if held else ""
+    function: object = None
+    if isinstance(node, ast.Lambda):
+        function = lambda_of(node, site.scope)
+    elif isinstance(node, ast.Name):
+        named = site.evaluator.named(site.scope, node.id)
+        function = named.bindings[-1] if named.bindings and named.kind != "global" else None
+        if isinstance(function, (ast.Attribute, ast.Lambda, ast.Call)):
+            return _reference(site, function, target)
+    if not isinstance(function, Function) or not (function.parent or function.name == "lambda"):
+        return ""
+    used = {n.id for part in function.body for n in ast.walk(part) if isinstance(n, ast.Name)}
+    if _root(target) in used - function.local_names:
+        what = "lambda" if function.name == "lambda" else "closure"
+        return f"a {what} that uses it"
+    return next(
+        filter(None, (_reference(site, one, target) for one in function.defaults.values())), ""
+    )
+
+
+def _root(node: ast.expr) -> str:
+    """Return the variable at the start of a chain of attributes."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return last_name(node)
+
+
+def _is_bound_to(site: Site, node: ast.Attribute, target: ast.expr, is_callback: bool) -> bool:
+    """Whether an attribute is a bound method of the object, or of the object that holds it.
 
     If nothing else is known, an attribute is a method where it is the callback, and a value where
     it is an argument.
     """
-    if depth > _MAX_STEPS:
-        return ""
-    if ast.dump(node) == target.dump:
-        return "the object itself"
-    if isinstance(node, ast.Attribute):
-        if _is_bound_to(site, node, target, is_callback):
-            return "a bound method of it"
-        return ""
-    if isinstance(node, ast.Lambda):
-        function = lambda_of(node, site.scope)
-        used = {n.id for n in ast.walk(node.body) if isinstance(n, ast.Name)}
-        if _names(site, target) & (used - set(function.all_parameters)):
-            return "a lambda that uses it"
-        return _first_reference(site, function.defaults.values(), target, depth)
-    if isinstance(node, ast.Call) and last_name(node.func) in {"partial", "MethodType"}:
-        inner = [*node.args, *(keyword.value for keyword in node.keywords)]
-        return "a partial that contains it" if _first_reference(site, inner, target, depth) else ""
-    if isinstance(node, ast.Name):
-        return _variable(site, node, target, depth)
-    if isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Starred)):
-        held = node.values if isinstance(node, ast.Dict) else ast.iter_child_nodes(node)
-        return _first_reference(site, held, target, depth)
-    return ""
-
-
-def _first_reference(site: Site, nodes: Iterable[ast.AST], target: _Target, depth: int) -> str:
-    return next(filter(None, (_reference(site, one, target, depth + 1) for one in nodes)), "")
-
-
-def _variable(site: Site, node: ast.Name, target: _Target, depth: int) -> str:
-    found = site.evaluator.named(site.scope, node.id)
-    if found.kind not in {"local", "closure"}:
-        return ""
-    for binding in found.bindings:
-        if isinstance(binding, Function) and any(
-            _closes_over(binding, name) for name in _names(site, target)
-        ):
-            return "a closure that uses it"
-        if isinstance(binding, ast.expr) and (
-            reference := _reference(site, binding, target, depth + 1)
-        ):
-            return reference
-    return ""
-
-
-def _names(site: Site, target: _Target) -> set[str]:
-    """Return the variables that hold the object: ``me`` after ``me = self``."""
-    names = site.function.names if site.function else {}
-    return {target.root} | {
-        name
-        for name, bound in names.items()
-        if any(isinstance(one, ast.expr) and ast.dump(one) == target.dump for one in bound)
-    }
-
-
-def _closes_over(function: Function, name: str, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether an inner function uses a variable of the outer one, or calls one that does."""
-    if name in function.local_names or function.parent is None or function.name in seen:
+    holder, value = ast.dump(node.value), site.evaluate(node.value)
+    is_unknown = is_callback and holder == ast.dump(target)
+    if isinstance(value, Super):
+        return isinstance(target, ast.Name)
+    if holder not in (ast.dump(target), ast.dump(ast.Name(_root(target), ast.Load()))):
         return False
-    names = {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name)}
-    if name in names:
-        return True
-    around = function.parent.names
-    return any(
-        isinstance(other, Function) and _closes_over(other, name, seen | {function.name})
-        for used in names & set(around)
-        for other in around[used]
-    )
-
-
-def _is_bound_to(site: Site, node: ast.Attribute, target: _Target, is_callback: bool) -> bool:
-    """Whether an attribute is a bound method of the object."""
-    holder = node.value
-    if isinstance(site.evaluate(holder), Super):
-        own = ast.Name(site.method.self_name or "", ast.Load()) if site.method else holder
-        return ast.dump(own) == target.dump
-    if ast.dump(holder) != target.dump:
-        # A method of the object that holds the target, as self.close does for self.pool.
-        is_holder = isinstance(holder, ast.Name) and holder.id == target.root
-        return is_holder and _is_method(site, holder, node.attr, sure=True)
-    return _is_method(site, holder, node.attr, sure=not is_callback)
-
-
-def _is_method(site: Site, holder: ast.expr, name: str, *, sure: bool) -> bool:
-    value = site.evaluate(holder)
     if not isinstance(value, Instance):
-        return not sure and not isinstance(value, Class)
-    if method := site.evaluator.method(value.cls, name):
+        return is_unknown and not isinstance(value, Class)
+    if method := site.evaluator.method(value.cls, node.attr):
         return not (method.is_static or method.is_property or method.is_of_class)
     order, complete = site.evaluator.mro(value.cls)
-    known = site.evaluator.member(value.cls, name) or any(
-        name in site.evaluator.assignments(cls) for cls in order
-    )
-    return not (known or complete or sure)
+    known = any(node.attr in site.evaluator.assignments(cls) for cls in order)
+    return is_unknown and not (known or complete)

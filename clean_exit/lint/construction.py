@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from clean_exit.lint.evaluator import Bound, Env, Evaluator, Instance, Value, dotted
-from clean_exit.lint.facts import Facts, states_of
-from clean_exit.lint.handlers import handles
 from clean_exit.lint.scopes import (
     Class,
     Function,
@@ -33,16 +31,18 @@ _LIKELY = re.compile(
 )
 # These load and read from memory, or are methods of dictionaries and lists.
 _UNLIKELY = re.compile(r"(os\.environ|builtins\.(dict|list|set|str))\..*|.*\.(path|stat)\.\w+")
-_MAX_DEPTH = 3  # functions of the project from __init__ to the call that may fail
+_EMPTY = {"dict", "list", "set", "deque", "defaultdict", "OrderedDict", "WeakSet",
+          "WeakValueDictionary", "WeakKeyDictionary"}  # fmt: skip
+_MAX_METHODS = 2  # methods of the object on the way from __init__
 
 
 class Step(NamedTuple):
     """One thing that a construction does: it sets an attribute, or makes a call that may fail."""
 
     name: str  # the attribute; "" if this may fail
-    node: ast.AST | None
+    node: ast.AST
     where: Function
-    states: tuple[str, ...] = ()
+    is_first_value: bool = False
 
 
 @dataclass
@@ -53,55 +53,47 @@ class Construction:
     that comes before the attribute in the source.
 
     Attributes:
-        cls: The class.
-        defaults: The attributes of the class, which always exist, with the states of their values.
+        defaults: The attributes of the class, which always exist.
+        first_values: The constants that attributes have first.
         setters: For each attribute, the methods that set it.
         is_known: Whether all code that sets attributes is known.
         steps: The steps.
     """
 
-    cls: Class
-    defaults: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    defaults: set[str] = field(default_factory=set)
+    first_values: dict[str, object] = field(default_factory=dict)
     setters: dict[str, list[str]] = field(default_factory=dict)
     is_known: bool = True
     steps: list[Step] = field(default_factory=list)
 
-    def why_missing(self, name: str, facts: Facts) -> Step | str | None:
+    def why_missing(
+        self, name: str, there: frozenset[str], changed: frozenset[str]
+    ) -> Step | str | None:
         """Return the step that may fail before an attribute is set.
 
         Args:
             name: The attribute.
-            facts: What is known where the destructor uses it.
+            there: The attributes that exist where the destructor uses it, with a dot.
+            changed: The attributes that have not their first value there, with a dot.
 
         Returns:
             The step; the name of a method if ``__init__`` does not set the attribute; else None.
         """
         if not self.is_known or name in self.defaults or name not in self.setters:
             return None
-        names = [step.name for step in self.steps]
-        if name not in names:
-            return self.setters[name][0] if self._is_possible(len(names), facts) else None
-        for at, step in enumerate(self.steps[: names.index(name)]):
-            if not step.name and self._is_possible(at, facts):
-                return step
-        return None
-
-    def _is_possible(self, end: int, facts: Facts) -> bool:
-        """Whether the tests of the destructor hold for an object that was built up to a step."""
-        states = dict(self.defaults)
-        for step in self.steps[:end]:
-            if step.name:
-                states[step.name] = step.states
-        tested = {name for name, _ in facts.at_start if name in self.setters}
-        return all(name in states for name in tested) and not any(
-            (name, state) in facts.at_start
-            for name in tested
-            for known in states[name]
-            for state in _EXCLUDED[known]
-        )
-
-
-_EXCLUDED = {"none": ("true", "full"), "false": ("true",), "true": ("false", "none"), "full": ()}
+        steps = list(enumerate(self.steps))[::-1]
+        first = {step.name: at for at, step in steps if step.name}
+        others = {step.name: at for at, step in steps if step.name and not step.is_first_value}
+        # What a test or a use has shown was set before this point.
+        shown = [first.get(one[1:]) for one in there if one[1:] not in self.defaults]
+        shown += [others.get(one[1:]) for one in changed]
+        if None in shown:
+            return None  # Another method sets it, after the construction.
+        if name not in first:
+            # If a base's __init__ sets it, a class that inherits from both may call that.
+            return None if "__init__" in self.setters[name] else self.setters[name][0]
+        start = max((at for at in shown if at is not None), default=-1) + 1
+        return next((step for step in self.steps[start : first[name]] if not step.name), None)
 
 
 class Constructions:
@@ -110,37 +102,38 @@ class Constructions:
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator
         self._known: dict[Class, Construction] = {}
-        self._may_fail: dict[tuple[Function, int], bool] = {}
 
     def of(self, cls: Class) -> Construction:
         """Return what the construction of an object does."""
         if cls not in self._known:
-            built = self._known[cls] = Construction(cls)
-            self._read_classes(built)
+            built = self._known[cls] = Construction()
+            self._read_classes(built, cls)
             init = self._evaluator.method(cls, "__init__")
             init = init or self._evaluator.method(cls, "__post_init__")
-            for method in (self._evaluator.method(cls, "__new__"), init):
-                if method:
-                    built.steps += self._steps(built, method, ())
+            if init is None:  # A class that inherits from this one sets what is annotated here.
+                for one in self._evaluator.mro(cls)[0]:
+                    built.defaults.update(one.annotations)
+            else:
+                built.steps += self._steps(built, cls, init, ())
         return self._known[cls]
 
-    def _read_classes(self, built: Construction) -> None:
+    def _read_classes(self, built: Construction, top: Class) -> None:
         """Note the defaults and the methods that set attributes, in a class and its bases."""
-        order, _ = self._evaluator.mro(built.cls)
+        order, _ = self._evaluator.mro(top)
         for cls in reversed(order):
-            for name, value in cls.members.items():
+            is_dataclass = _FIELDS & set(decorator_names(cls.node))
+            for name in {**cls.members, **(cls.annotations if is_dataclass else {})}:
+                value = cls.members.get(name)
                 if not _is_set_later(value):
-                    built.defaults[mangle(name, cls)] = tuple(states_of(value))
-            for name in cls.annotations if _FIELDS & set(decorator_names(cls.node)) else ():
-                if not _is_set_later(cls.members.get(name)):
-                    built.defaults[name] = ()
+                    built.defaults.add(mangle(name, cls))
+                    _note_first(built, mangle(name, cls), value)
             for name, set_by in self._evaluator.assignments(cls).items():
                 methods = [function for function, _ in set_by]
                 built.setters.setdefault(name, []).extend(one.name for one in methods)
-                if any(one.is_of_class for one in methods):
-                    built.defaults[name] = ()  # A class method sets it on the class.
+                if any(one.is_of_class or one.name == "__new__" for one in methods):
+                    built.defaults.add(name)  # It is set on the class, or before __init__.
             is_read = all(self._is_read(cls, base) for base in cls.node.bases)
-            is_dynamic = {"__getattr__", "__getattribute__"} & set(cls.members)
+            is_dynamic = {"__getattr__", "__getattribute__", "__new__"} & set(cls.members)
             is_dynamic |= {one.name for one in cls.methods if _sets_unknown_names(one)}
             built.is_known = built.is_known and is_read and not is_dynamic
 
@@ -152,99 +145,96 @@ class Constructions:
         return isinstance(value, Class) or package in sys.stdlib_module_names
 
     def _steps(
-        self, built: Construction, function: Function, above: tuple[Function, ...]
+        self, built: Construction, cls: Class, function: Function, above: tuple[Function, ...]
     ) -> Iterator[Step]:
         """Yield the steps of a method of the object."""
-        env = Env(function, Instance(built.cls, is_self=True))
-        new = function.name == "__new__"
+        env, callers = Env(function, Instance(cls, is_self=True)), (*above, function)
         for node in _in_order(function.node):
             for one in assignments_in(node, function):
-                yield Step(one.name, node, function, tuple(states_of(one.value)))
+                yield Step(one.name, node, function, _note_first(built, one.name, one.value))
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
                 yield Step(mangle(node.target.attr, function.owner), node, function)
-            if new and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-                name, states = mangle(node.targets[0].attr, built.cls), states_of(node.value)
-                yield Step(name, node, function, tuple(states))
             if isinstance(node, ast.Call):
                 value = self._evaluator.evaluate(node.func, env)
                 own = value.function if isinstance(value, Bound) else value
-                callers = (*above, function)
                 if isinstance(own, Function) and _is_method_of_object(own, value, node, callers):
-                    yield from self._steps(built, own, callers)
-                    continue
-                if self._call_may_fail(value, node, 0):
+                    yield from self._steps(built, cls, own, callers)
+                elif self._call_may_fail(value, node, function, 0):
                     yield Step("", node, function)
-            elif _may_raise(node):
+            elif _may_raise(node, function):
                 yield Step("", node, function)
 
-    def _call_may_fail(self, value: Value | None, node: ast.Call, depth: int) -> bool:
+    def _call_may_fail(
+        self, value: Value | None, node: ast.Call, caller: Function, depth: int
+    ) -> bool:
+        """Whether a call often fails: by its name, or as a function with such a call or a raise."""
         if isinstance(value, Class):
-            found = (self._evaluator.method(value, name) for name in ("__init__", "__post_init__"))
-            return any(one and self._function_may_fail(one, depth) for one in found)
+            value = self._evaluator.method(value, "__init__")
         function = value.function if isinstance(value, Bound) else value
-        if isinstance(function, Function):
-            return self._function_may_fail(function, depth)
-        name = dotted(value) or ast.unparse(node.func)
-        return bool(_LIKELY.fullmatch(name)) and not _UNLIKELY.fullmatch(name)
-
-    def _function_may_fail(self, function: Function, depth: int) -> bool:
-        """Whether a function of the project raises, or makes a call that may fail."""
-        if function.is_async or depth > _MAX_DEPTH:
+        if not isinstance(function, Function):
+            name = dotted(value) or ast.unparse(node.func)
+            return bool(_LIKELY.fullmatch(name)) and not _UNLIKELY.fullmatch(name)
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        is_constant = bool(arguments) and not any(
+            isinstance(part, ast.Name) and part.id in caller.local_names
+            for one in arguments
+            for part in ast.walk(one)
+        )
+        if function.is_async or depth or is_constant:
             return False
-        if (function, depth) not in self._may_fail:
-            env = Env(function)
-            self._may_fail[function, depth] = any(
-                self._call_may_fail(self._evaluator.evaluate(node.func, env), node, depth + 1)
-                if isinstance(node, ast.Call)
-                else _may_raise(node)
-                for node in _in_order(function.node)
+        return any(
+            self._call_may_fail(
+                self._evaluator.evaluate(one.func, Env(function)), one, function, depth + 1
             )
-        return self._may_fail[function, depth]
+            if isinstance(one, ast.Call)
+            else _may_raise(one, function)
+            for one in _in_order(function.node)
+        )
 
 
-def _in_order(top: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function in the order of evaluation, without what a handler catches.
+def _note_first(built: Construction, name: str, value: object) -> bool:
+    """Note the first value of an attribute if it is a constant; return whether it is this one."""
+    if isinstance(value, ast.Call) and last_name(value.func) in _EMPTY:
+        value = ast.Tuple([], ast.Load())  # An empty container is false.
+    try:
+        known = ast.literal_eval(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return bool(built.first_values.setdefault(name, known) == known)
 
-    Handlers are left out as well, except for what they set: a second failure is too rare.
+
+def _in_order(node: ast.AST, is_caught: bool = False) -> Iterator[ast.AST]:
+    """Yield a node and those below it in the order of evaluation, without other scopes.
+
+    What a handler may catch does not fail, but what it sets is set. Handlers are left out as well,
+    except for what they set and raise: a second failure is too rare.
     """
-    scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-
-    def visit(node: ast.AST, handlers: list[ast.ExceptHandler]) -> Iterator[ast.AST]:
-        if isinstance(node, scopes):
-            return
-        if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return):
-            # Another way out; only its test is on the way.
-            node = ast.Module([ast.Expr(node.test), *node.orelse], [])
-        if isinstance(node, ast.Try):
-            for one in node.finalbody:  # What it sets is set in any case.
-                yield from visit(one, handlers)
-            # A handler that raises does so because the body did not set what it should.
-            for handler in node.handlers:
-                kinds = (ast.Assign, ast.AnnAssign, ast.Raise)
-                yield from (part for part in inside(handler) if isinstance(part, kinds))
-            for one in node.body:
-                yield from visit(one, [*node.handlers, *handlers])
-            for one in node.orelse:
-                yield from visit(one, handlers)
-            return
-        parts = list(ast.iter_child_nodes(node))
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            parts = [node.value]  # It is evaluated before the attribute is set.
-        for child in parts:
-            yield from visit(child, handlers)
-        if not (handlers and handles(handlers, node)):
-            yield node
-
-    body = getattr(top, "body", [])
-    for statement in body if isinstance(body, list) else [body]:
-        yield from visit(statement, [])
+    parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return):
+        parts = [node.test, *node.orelse]  # Another way out; only its test is on the way.
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        parts = [node.value]  # It is evaluated before the attribute is set.
+    elif isinstance(node, ast.Try):
+        for handler in node.handlers:  # One that sets something has made up for the failure.
+            sets = [
+                part for part in inside(handler) if isinstance(part, (ast.Assign, ast.AnnAssign))
+            ]
+            yield from sets or (part for part in inside(handler) if isinstance(part, ast.Raise))
+        for part in (*node.finalbody, *node.body):
+            yield from _in_order(part, is_caught or bool(node.handlers))
+        parts = node.orelse
+    for one in parts:
+        if not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield from _in_order(one, is_caught)
+    if not (is_caught and isinstance(node, (ast.Call, ast.Raise, ast.Import, ast.ImportFrom))):
+        yield node
 
 
 def _is_method_of_object(
     own: Function, value: Value | None, node: ast.Call, callers: tuple[Function, ...]
 ) -> bool:
     """Whether a call runs another method of the object that is built."""
-    if own.owner is None or own.is_async or own in callers or len(callers) > _MAX_DEPTH:
+    if own.owner is None or own.is_async or own in callers or len(callers) > _MAX_METHODS:
         return False
     if isinstance(value, Bound):
         return isinstance(value.receiver, Instance) and value.receiver.is_self
@@ -262,19 +252,21 @@ def _is_set_later(value: object) -> bool:
     return is_off and options.keys().isdisjoint({"default", "default_factory", "factory"})
 
 
-def _may_raise(node: ast.AST) -> bool:
+def _may_raise(node: ast.AST, where: Function) -> bool:
     """Whether a node raises by itself, apart from abstract methods."""
     if isinstance(node, ast.Raise):
         raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
         return last_name(raised) not in {"NotImplementedError", "StopIteration"}
-    if isinstance(node, ast.ImportFrom):
-        return not node.level and _is_foreign(node.module or "")
-    return isinstance(node, ast.Import) and any(_is_foreign(alias.name) for alias in node.names)
-
-
-def _is_foreign(module: str) -> bool:
-    """Whether a module may not be installed."""
-    return module.partition(".")[0] not in sys.stdlib_module_names
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        names = [node.module or ""]
+    own = where.module.name.partition(".")[0]
+    return any(
+        top != own and top not in sys.stdlib_module_names
+        for top in (name.partition(".")[0] for name in names)
+    )
 
 
 def _sets_unknown_names(function: Function) -> bool:

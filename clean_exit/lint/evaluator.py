@@ -33,10 +33,17 @@ _WITHOUT_MEMBERS = {"object", "Generic", "Protocol", "ABC"}
 
 @dataclass(frozen=True)
 class Instance:
-    """An object of a class of the project; `is_self` for the object that is destroyed."""
+    """An object of a class of the project.
+
+    Attributes:
+        cls: Its class.
+        is_self: Whether it is the object that is destroyed.
+        is_new: Whether the code that was followed creates it, so that others may not know it.
+    """
 
     cls: Class
     is_self: bool = False
+    is_new: bool = False
 
 
 @dataclass(frozen=True)
@@ -320,6 +327,8 @@ class Evaluator:
             found = self.member(base, name)
         else:
             found = self.member(base.receiver.cls, name, base.after)
+        if found is None and isinstance(base, Class):  # What a class method sets.
+            return self._attribute(Instance(base), name, env.depth)
         owner, value = found or (None, None)
         if isinstance(value, Function):
             return self._bind(value, base if isinstance(base, Class) else base.receiver)
@@ -408,7 +417,7 @@ class Evaluator:
             return self.evaluate(read, env)
         called = self.evaluate(node.func, env)
         if isinstance(called, Class):
-            return Instance(called)
+            return Instance(called, is_new=True)
         if isinstance(called, External):
             return External(f"{called.dotted}()")
         function = called.function if isinstance(called, Bound) else called

@@ -26,18 +26,20 @@ RULES: dict[str, Rule] = {
     rule.id: rule
     for rule in (
         Rule("import", "CEX001", "an import that a destructor reaches"),
-        Rule("global", "CEX002", "a global name that may be None at exit", default=False),
+        Rule("global", "CEX002", "a global name that may be None at exit", False),
         Rule("partial-init", "CEX003", "an attribute that is missing if __init__ failed"),
         Rule("blocking-call", "CEX004", "a destructor that may wait forever"),
         Rule("device-call", "CEX005", "a device call or a garbage collection in a destructor"),
-        Rule("log", "CEX006", "logging or printing in a destructor", default=False),
+        Rule("log", "CEX006", "logging or printing in a destructor", False),
         Rule("raise", "CEX007", "an exception that no code can catch"),
         Rule("register", "CEX008", "a destructor that starts work or registers a callback"),
-        Rule("explicit-call", "CEX009", "an explicit call of __del__, which then runs twice"),
+        Rule(
+            "explicit-call", "CEX009", "an explicit call of __del__, which then runs twice", False
+        ),
         Rule("finalize-keeps-alive", "CEX010", "a finalizer that keeps its own object alive"),
-        Rule("atexit-keeps-alive", "CEX011", "an exit callback that keeps an object alive"),
+        Rule("atexit-keeps-alive", "CEX011", "an exit callback that keeps an object alive", False),
         Rule("async", "CEX012", "a coroutine in a destructor, which nothing awaits"),
-        Rule("bare-except", "CEX013", "a handler that catches every exception", default=False),
+        Rule("bare-except", "CEX013", "a handler that catches every exception", False),
         Rule("signature", "CEX014", "a destructor that raises whenever it is called"),
     )
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from clean_exit.lint.files import Source, Survey, read
 from clean_exit.lint.findings import RULES
-from clean_exit.lint.linter import check_project
+from clean_exit.lint.linter import check_project, one_for_each_statement
 from clean_exit.lint.project import Project
 
 
@@ -37,5 +37,6 @@ class Plugin:
         project = Project([], read)
         project.add(self._source)
         survey = Survey(candidates={self._source.path: self._source.data})
-        for one in sorted(check_project(project, survey), key=lambda one: (one.line, one.column)):
+        found = one_for_each_statement(check_project(project, survey), self._source)
+        for one in sorted(found, key=lambda one: (one.line, one.column)):
             yield one.line, one.column - 1, f"{one.code} {one.rule}: {one.message}", Plugin

@@ -1,13 +1,13 @@
-"""The functions that a destructor reaches: their variables, and what their tests show."""
+"""The functions that a destructor reaches, and what is known at the current node of each."""
 
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Union
 
 from clean_exit.lint.construction import Construction
 from clean_exit.lint.evaluator import (
@@ -20,7 +20,6 @@ from clean_exit.lint.evaluator import (
     Variables,
     dotted,
 )
-from clean_exit.lint.facts import ALIVE, NOTHING, Facts, facts_about
 from clean_exit.lint.findings import Step
 from clean_exit.lint.scopes import Class, Function, bind_arguments, last_name, mangle
 
@@ -29,6 +28,55 @@ SHUTDOWN_CHECK = re.compile(
     r"_*(is_|interpreter_|python_)*(finalizing|shutting_?down|exiting|shutdown_started)"
     r"|_*(is_)?(interpreter_shutdown|python_exit_status)"
 )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What holds at a point of a destructor.
+
+    Attributes:
+        alive: The interpreter is not shutting down.
+        caught: The names of the exceptions that a surrounding handler catches.
+        there: The attributes of the object that exist, with a dot before the name, and the global
+            names that are not None.
+        changed: The attributes whose value is not their first one any more.
+    """
+
+    alive: bool = False
+    caught: frozenset[str] = frozenset()
+    there: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
+
+    def plus(self, other: Facts) -> Facts:
+        """Return what holds if both hold."""
+        return Facts(self.alive or other.alive, *(
+            mine | theirs for mine, theirs in zip(self._sets(), other._sets(), strict=True)
+        ))  # fmt: skip
+
+    def common(self, other: Facts) -> Facts:
+        """Return what holds on both of two ways to a point."""
+        return Facts(self.alive and other.alive, *(
+            mine & theirs for mine, theirs in zip(self._sets(), other._sets(), strict=True)
+        ))  # fmt: skip
+
+    def _sets(self) -> tuple[frozenset[str], ...]:
+        return self.caught, self.there, self.changed
+
+    def has(self, *names: str) -> Facts:
+        """Return what holds if attributes or global names are there as well."""
+        return replace(self, there=self.there.union(names))
+
+    def catching(self, names: Iterable[str]) -> Facts:
+        """Return what holds inside a try statement that catches exceptions."""
+        return replace(self, caught=self.caught.union(names))
+
+    def catches(self, *names: str) -> bool:
+        """Whether an exception of one of these classes is caught."""
+        return not self.caught.isdisjoint({"Exception", "BaseException", *names})
+
+
+NOTHING = Facts()
+ALIVE = Facts(alive=True)
 
 
 @dataclass(eq=False)
@@ -41,13 +89,11 @@ class Frame:
         destroyed: The class of the destroyed object.
         trace: The functions from the destructor to this one.
         facts: What is known at the current node.
-        variables: The values of variables in this function and those around it.
+        variables: The values of parameters in this function and those around it.
         constants: The parameters with a known value, such as ``blocking=False``.
         aliases: The attribute of the object that each variable was read from.
-        tests: The test that each variable holds the result of.
-        conditions: The tests around the current statement.
+        conditions: The number of tests around the current statement.
         ends: What is known at each return.
-        own_names: The variables of the comprehensions around the current node.
     """
 
     evaluator: Evaluator
@@ -56,27 +102,34 @@ class Frame:
     construction: Construction
     destroyed: Class
     trace: tuple[Step, ...]
-    facts: Facts
+    facts: Facts = NOTHING
     variables: Variables = field(default_factory=dict)
     constants: dict[str, object] = field(default_factory=dict)
-    aliases: dict[str, str] = field(default_factory=dict)
-    tests: dict[str, ast.expr] = field(default_factory=dict)
-    conditions: list[ast.expr] = field(default_factory=list)
+    aliases: dict[str, ast.expr] = field(default_factory=dict)
+    conditions: int = 0
     ends: list[Facts] = field(default_factory=list)
-    own_names: set[str] = field(default_factory=set)
 
     def calling(
-        self, function: Function, receiver: Instance | Class | None, **changes: object
+        self, function: Function, receiver: Instance | Class | None, node: ast.Call | None
     ) -> Frame:
-        """Return the frame of a function that this function calls."""
-        fresh: dict[str, object] = {"aliases": {}, "tests": {}, "conditions": [], "ends": [],
-                                    "own_names": set(), **changes}  # fmt: skip
-        return replace(self, function=function, receiver=receiver, **fresh)  # type: ignore[arg-type]
-
-    @property
-    def env(self) -> Env:
-        """The environment of the function's expressions."""
-        return Env(self.function, self.receiver, 0, self.variables)
+        """Return the frame of a function that this function calls, with the arguments."""
+        variables, constants = dict(self.variables), dict[str, object]()
+        if self.function.self_name and self.receiver:
+            variables[self.function, self.function.self_name] = self.receiver
+        for name, argument in bind_arguments(function, node, bound=receiver is not None).items():
+            if isinstance(argument, ast.Constant):
+                constants[name] = argument.value
+            elif isinstance(argument, ast.Name) and argument.id in self.constants:
+                constants[name] = self.constants[argument.id]
+            elif value := self.evaluate(argument):
+                variables[function, name] = value
+                if receiver is None and name == function.self_name and isinstance(value, Instance):
+                    receiver = value
+        constants = {k: v for k, v in constants.items() if k not in function.names}
+        return replace(
+            self, function=function, receiver=receiver, variables=variables, constants=constants,
+            aliases={}, conditions=0, ends=[],
+        )  # fmt: skip
 
     @property
     def is_destructor(self) -> bool:
@@ -84,48 +137,30 @@ class Frame:
         return len(self.trace) == 1
 
     @property
-    def self_name(self) -> str | None:
-        """The name of the parameter for the object."""
-        return self.function.self_name
-
-    @property
     def object(self) -> Instance:
         """The object that is destroyed."""
         return Instance(self.destroyed, is_self=True)
 
-    def checks_arguments(self) -> bool:
-        """Whether the current node depends on a test of arguments, which the caller chooses."""
-        own = set(self.function.all_parameters) - {self.self_name, *self.aliases}
-        names = {
-            n.id for test in self.conditions for n in ast.walk(test) if isinstance(n, ast.Name)
-        }
-        return not self.is_destructor and not own.isdisjoint(names)
-
     def evaluate(self, node: ast.AST) -> Value | None:
         """Return the value of an expression of the function, if it is known."""
-        return self.evaluator.evaluate(node, self.env)
+        return self.evaluator.evaluate(node, Env(self.function, self.receiver, 0, self.variables))
 
     def named(self, name: str) -> Named:
         """Return the bindings of a name."""
-        if name in self.own_names:
-            return Named("local", self.function)
         return self.evaluator.named(self.function, name)
 
     def is_object(self, node: ast.AST) -> bool:
         """Whether an expression is the object that is destroyed."""
         return isinstance(node, ast.Name) and self.evaluate(node) == self.object
 
-    def mangled(self, name: str) -> str:
-        """Return a private attribute's name as Python stores it."""
-        function: Function | None = self.function
-        while function and not function.owner:
-            function = function.parent
-        return mangle(name, function.owner if function else None)
-
     def own_attribute(self, node: ast.AST) -> str | None:
         """Return the attribute of the destroyed object that an expression reads or checks."""
         if isinstance(node, ast.Attribute):
-            return self.mangled(node.attr) if self.is_object(node.value) else None
+            function: Function | None = self.function
+            while function and not function.owner:
+                function = function.parent
+            owner = function.owner if function else None
+            return mangle(node.attr, owner) if self.is_object(node.value) else None
         if not isinstance(node, ast.Call) or not node.args:
             return None
         name, holder, key = last_name(node.func), node.args[0], node.args[-1]
@@ -141,246 +176,147 @@ class Frame:
             return key.value
         return None
 
-    def attribute_behind(self, node: ast.expr) -> str | None:
-        """Return the attribute that an expression, or a variable, was read from."""
-        if isinstance(node, ast.Name):
-            return self.aliases.get(node.id)
-        return self.own_attribute(node)
-
-    def state_name(self, node: ast.expr) -> str | None:
-        """Return the name in facts of an attribute, a parameter or a call without arguments."""
-        if name := self.attribute_behind(node):
-            return name
-        if isinstance(node, ast.Name) and node.id in self.function.all_parameters:
-            return f"({node.id})"
-        if not isinstance(node, ast.Call) or node.args or node.keywords:
-            return None
-        name = self.own_attribute(node.func)
-        return f"{name}()" if name else None
-
-    def test_behind(self, node: ast.expr) -> tuple[Frame, ast.expr] | None:
-        """Return the test that a variable, property or short function stands for, and its frame."""
-        if isinstance(node, ast.Name):
-            return (self, self.tests[node.id]) if node.id in self.tests else None
-        function = self._tested_function(node)
-        if function is None or function.is_async or (test := _only_return(function)) is None:
-            return None
-        if set(function.all_parameters) - {function.self_name} - set(function.defaults):
-            return None
-        receiver = self.object if function.owner else None
-        constants = constants_of(bind_arguments(function, None, bound=True))
-        return self.calling(function, receiver, constants=constants), test
-
-    def _tested_function(self, node: ast.expr) -> Function | None:
-        """Return the property, method or function that a test evaluates."""
-        if isinstance(node, ast.Attribute) and self.is_object(node.value):
-            method = self.evaluator.method(self.destroyed, self.mangled(node.attr))
-            return method if method and method.is_property else None
-        if not isinstance(node, ast.Call) or node.args or node.keywords:
-            return None
-        value = self.evaluate(node.func)
-        if isinstance(value, Bound) and value.receiver == self.object:
-            return value.function
-        return value if isinstance(value, Function) and value.owner is None else None
-
     def checks_shutdown(self, node: ast.Call) -> bool:
         """Whether a call tells if the interpreter is shutting down."""
-        value = self.evaluate(node.func)
-        if SHUTDOWN_CHECK.fullmatch(last_name(node.func)) or dotted(value) == "sys.is_finalizing":
-            return True
-        test = _only_return(value) if isinstance(value, Function) else None
-        text = ast.unparse(test) if test else ""
-        return "is_finalizing()" in text and " not " not in f" {text} "
+        is_named = SHUTDOWN_CHECK.fullmatch(last_name(node.func))
+        return bool(is_named) or dotted(self.evaluate(node.func)) == "sys.is_finalizing"
 
 
-def constants_of(arguments: Mapping[str, ast.expr]) -> dict[str, object]:
-    """Return the parameters with a constant argument, and its value."""
-    return {name: one.value for name, one in arguments.items() if isinstance(one, ast.Constant)}
+# Tests
 
-
-def _only_return(function: Function) -> ast.expr | None:
-    """Return the returned expression of a function that does nothing else."""
-    body = function.body
-    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-        body = body[1:]
-    only = body[0] if len(body) == 1 else None
-    return only.value if isinstance(only, ast.Return) else None
-
-
-_MAX_TEST_DEPTH = 40  # Nested tests.
-_INDIRECTION = 15  # The depth that a test in a variable or a function adds.
-_META_PATH = re.compile(r"getattr\(_?sys, 'meta_path', None\)")
-_Branch = Union[Facts, None]  # noqa: UP007
-_Branches = tuple[_Branch, _Branch]
-
-
-def branches(frame: Frame, node: ast.expr, depth: int = 0) -> _Branches:
-    """Return what holds if a test is true and if it is false; None for an impossible branch."""
-    if depth > _MAX_TEST_DEPTH:
-        return NOTHING, NOTHING
-    node = plain_test(node)
-    true, false = _branches(frame, node, depth)
-    behind = frame.test_behind(node)
-    if behind is None:
-        return true, false
-    more = branches(*behind, depth + _INDIRECTION)
-    return _both(true, more[0]), _both(false, more[1])
-
-
-def _both(first: _Branch, second: _Branch) -> _Branch:
-    return None if first is None or second is None else first.plus(second)
-
-
-def _either(first: _Branch, second: _Branch) -> _Branch:
-    """Return what holds on either of two ways; None if neither is possible."""
-    return first.common(second) if first and second else first or second
-
-
-def _branches(frame: Frame, node: ast.expr, depth: int) -> _Branches:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return branches(frame, node.operand, depth + 1)[::-1]
-    if isinstance(node, ast.BoolOp):
-        # "or" does for false what "and" does for true.
-        step = 1 if isinstance(node.op, ast.And) else -1
-        parts = [branches(frame, one, depth + 1)[::step] for one in node.values]
-        joined = (
-            reduce(_both, (all_of for all_of, _ in parts)),
-            reduce(_either, (one_of for _, one_of in parts)),
-        )
-        return joined[::step]  # type: ignore[return-value]
-    if isinstance(node, ast.NamedExpr):
-        return branches(frame, node.value, depth + 1)
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return _compare(frame, node)
-    if isinstance(node, ast.Constant):
-        return _decided(bool(node.value))
-    if isinstance(node, ast.Name) and node.id in frame.constants:
-        return _decided(bool(frame.constants[node.id]))
-    if isinstance(node, ast.Call):
-        return _call(frame, node)
-    return _both(_state(frame, node, "true"), _not_none(frame, node)), _state(frame, node, "false")
-
-
-def _decided(truth: bool) -> _Branches:
-    return (NOTHING, None) if truth else (None, NOTHING)
-
-
-def _state(frame: Frame, node: ast.expr, what: str) -> _Branch:
-    """Return what a test shows about an attribute; None if its state is known to be another."""
-    name = frame.state_name(node)
-    return None if name and frame.facts.excludes(name, what) else facts_about(name, what)
-
-
-def _not_none(frame: Frame, node: ast.expr) -> Facts:
-    """Return what holds if an expression has a value other than None."""
-    if isinstance(node, ast.NamedExpr):
-        node = node.value
-    if isinstance(node, ast.Name) and frame.named(node.id).kind == "global":
-        return Facts(present=frozenset({node.id}))
-    return facts_about(frame.attribute_behind(node), "there")
-
-
-def _compare(frame: Frame, node: ast.Compare) -> _Branches:
-    left, right, how = node.left, node.comparators[0], node.ops[0]
-    if isinstance(how, (ast.In, ast.NotIn)):
-        facts = _contained(frame, left, right)
-        return (facts, NOTHING) if isinstance(how, ast.In) else (NOTHING, facts)
-    same = isinstance(how, (ast.Is, ast.Eq))
-    if isinstance(left, ast.Constant) and left.value is None:
-        left, right = right, left
-    there = _not_none(frame, left)
-    if not isinstance(right, ast.Constant) or not isinstance(
-        how, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)
-    ):  # None has no order, so a comparison by size shows another value.
-        is_positive = isinstance(how, ast.Gt) and isinstance(right, ast.Constant)
-        if is_positive and right.value == 0:  # type: ignore[attr-defined]
-            return _both(there, _state(frame, left, "true")), NOTHING
-        return there, there
-    if right.value is None and is_meta_path(left):
-        return (NOTHING, ALIVE) if same else (ALIVE, NOTHING)
-    if isinstance(left, ast.Name) and left.id in frame.constants:
-        return _decided((frame.constants[left.id] == right.value) == same)
-    equal: _Branch
-    other: _Branch
-    if right.value is None:
-        equal, other = _state(frame, left, "none"), _both(there, _state(frame, left, "full"))
-    elif right.value:
-        equal, other = _both(there, _state(frame, left, "true")), NOTHING
-    else:
-        equal, other = _state(frame, left, "false"), _both(there, _state(frame, left, "true"))
-    return (equal, other) if same else (other, equal)
-
-
-def _contained(frame: Frame, left: ast.expr, right: ast.expr) -> Facts:
-    """Return what ``"name" in self.__dict__``, ``vars(self)`` or ``dir(self)`` shows."""
-    if isinstance(left, ast.Constant) and isinstance(left.value, str):
-        me = frame.self_name
-        if ast.unparse(right) in {f"{me}.__dict__", f"vars({me})", f"dir({me})"}:
-            return facts_about(left.value, "there")
-    return NOTHING
-
-
-def _call(frame: Frame, node: ast.Call) -> _Branches:
-    if frame.checks_shutdown(node):
-        return NOTHING, ALIVE
-    name = last_name(node.func)
-    if name in {"callable", "isinstance"} and node.args:
-        return _not_none(frame, node.args[0]), NOTHING
-    attribute = frame.own_attribute(node)
-    if name == "hasattr" and not attribute:
-        return NOTHING, None  # What another object gets at its first use is there by now.
-    if name == "hasattr" and attribute:
-        return facts_about(attribute, "there"), None if frame.facts.has(attribute) else NOTHING
-    true, false = _state(frame, node, "true"), _state(frame, node, "false")
-    if name in {"getattr", "get"} and attribute:
-        default = node.args[2 if name == "getattr" else 1 :][:1]
-        there = facts_about(attribute, "there")
-        if default and isinstance(default[0], ast.Constant) and default[0].value:
-            return NOTHING, _both(there, false)  # Where it is missing, this is true.
-        return _both(there, true), false
-    return true, false
-
-
-def plain_test(node: ast.expr) -> ast.expr:
-    """Return ``all((a, b))``, ``any(...)`` and ``None in (a, b)`` as an ``and`` or ``or``."""
-    if isinstance(node, ast.Call) and last_name(node.func) in {"all", "any"} and node.args:
-        parts, op = node.args[0], ast.And() if last_name(node.func) == "all" else ast.Or()
-        if isinstance(parts, (ast.Tuple, ast.List)) and len(parts.elts) > 1:
-            return ast.copy_location(ast.BoolOp(op, parts.elts), node)
-    if isinstance(node, ast.Compare) and isinstance(node.comparators[0], (ast.Tuple, ast.List)):
-        left, how, parts = node.left, node.ops[0], node.comparators[0]
-        is_none = isinstance(left, ast.Constant) and left.value is None
-        if is_none and isinstance(how, (ast.In, ast.NotIn)) and len(parts.elts) > 1:
-            same = isinstance(how, ast.In)
-            test = ast.Is() if same else ast.IsNot()
-            each: list[ast.expr] = [
-                ast.copy_location(ast.Compare(one, [test], [left]), one) for one in parts.elts
-            ]
-            return ast.copy_location(ast.BoolOp(ast.Or() if same else ast.And(), each), node)
-    return node
-
-
-def is_none_test(node: ast.expr) -> bool:
-    """Whether a test compares a value with None, which a name that is None survives."""
-    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-        return False
-    sides = (node.left, *node.comparators)
-    return any(isinstance(one, ast.Constant) and one.value is None for one in sides)
-
-
-def is_meta_path(node: ast.expr) -> bool:
-    """Whether an expression is `sys.meta_path`, which is None or missing at the end."""
-    text = ast.unparse(node)
-    return text.endswith("sys.meta_path") or bool(_META_PATH.match(text))
-
-
-_HARMLESS = {
-    "override", "final", "no_type_check", "wraps", "staticmethod", "classmethod", "property",
-    "abstractmethod", "overload", "cached_property", "deprecated", "contextmanager", "lru_cache",
-    "cache", "setter", "getter",
+_MAX_DEPTH = 40  # of nested tests
+_INDIRECTION = 15  # the depth that a test in a property or a function adds
+_META_PATH = re.compile(r"(getattr\()?_?sys(\.|, ')meta_path(', None\))?")
+_OPERATORS: dict[type[ast.cmpop], Callable[..., bool]] = {
+    ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
 
 
-def is_wrapped(function: Function) -> bool:
-    """Whether a decorator that is not known may catch any exception."""
-    return not _HARMLESS.issuperset(function.decorators)
+def outcome(frame: Frame, node: ast.expr, truth: bool, depth: int = 0) -> Facts | None:
+    """Return what holds if a test is true or false; None if arguments rule that out."""
+    if depth > _MAX_DEPTH:
+        return NOTHING
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return outcome(frame, node.operand, not truth, depth + 1)
+    if isinstance(node, ast.NamedExpr):
+        return outcome(frame, node.value, truth, depth + 1)
+    if isinstance(node, ast.BoolOp):
+        parts = [outcome(frame, one, truth, depth + 1) for one in node.values]
+        known = [part for part in parts if part is not None]
+        if isinstance(node.op, ast.And) == truth:
+            return reduce(Facts.plus, known) if len(known) == len(parts) else None
+        return reduce(Facts.common, known) if known else None
+    if isinstance(node, ast.Call) and frame.checks_shutdown(node):
+        return NOTHING if truth else ALIVE
+    is_hasattr = isinstance(node, ast.Call) and last_name(node.func) == "hasattr"
+    if is_hasattr and not truth and not frame.own_attribute(node):
+        return None  # What another object gets at its first use is there by now.
+    if isinstance(node, ast.Compare) and _META_PATH.fullmatch(ast.unparse(node.left)):
+        return ALIVE if isinstance(node.ops[0], ast.IsNot) == truth else NOTHING
+    if _differs(frame, node, truth, _argument):
+        return None
+    # A property or a short function stands for the test that it returns.
+    behind = _test_behind(frame, node)
+    more = outcome(*behind, truth, depth + _INDIRECTION) if behind else NOTHING
+    if isinstance(node, ast.Name) and node.id in frame.aliases:
+        more = outcome(frame, frame.aliases[node.id], truth, depth + _INDIRECTION)
+    there = _differs(frame, node, truth, _missing) | _exists(frame, node, truth)
+    changed = _differs(frame, node, truth, _first_value)
+    own = Facts(there=there, changed=changed)
+    return None if more is None else own.plus(more)
+
+
+Assumption = Callable[[Frame, ast.expr], "tuple[str, object] | None"]
+"""The name and the supposed value of an expression; None if it has none."""
+
+
+def _argument(frame: Frame, node: ast.expr) -> tuple[str, object] | None:
+    """Suppose that a parameter has the value that the call passes."""
+    if isinstance(node, ast.Name) and node.id in frame.constants:
+        return node.id, frame.constants[node.id]
+    return None
+
+
+def _missing(frame: Frame, node: ast.expr) -> tuple[str, object] | None:
+    """Suppose that a global name is None, or that an attribute is missing."""
+    if isinstance(node, ast.Name) and frame.named(node.id).kind == "global":
+        return node.id, None
+    name = frame.own_attribute(node)
+    if not name or not isinstance(node, ast.Call) or last_name(node.func) == "hasattr":
+        return None
+    default = node.args[2 if last_name(node.func) == "getattr" else 1 :]
+    if default and not isinstance(default[0], ast.Constant):
+        return None
+    return f".{name}", default[0].value if default else None  # type: ignore[attr-defined]
+
+
+def _first_value(frame: Frame, node: ast.expr) -> tuple[str, object] | None:
+    """Suppose that an attribute has its first value."""
+    name = frame.own_attribute(node)
+    if not name or name not in frame.construction.first_values:
+        return None
+    return f".{name}", frame.construction.first_values[name]
+
+
+def _differs(frame: Frame, node: ast.expr, truth: bool, suppose: Assumption) -> frozenset[str]:
+    """Return the names whose supposed values give a test another outcome."""
+    names: set[str] = set()
+
+    def value(part: ast.expr) -> object:
+        if isinstance(part, ast.Name) and part.id in frame.aliases:
+            part = frame.aliases[part.id]
+        if isinstance(part, ast.NamedExpr):
+            part = part.value
+        if supposed := suppose(frame, part):
+            names.add(supposed[0])
+            return supposed[1]
+        if isinstance(part, ast.Call) and last_name(part.func) in {"callable", "isinstance"}:
+            if part.args and value(part.args[0]) is None:
+                return False
+            raise LookupError
+        if isinstance(part, ast.Compare) and len(part.ops) == 1 and type(part.ops[0]) in _OPERATORS:
+            return _OPERATORS[type(part.ops[0])](value(part.left), value(part.comparators[0]))
+        try:
+            return ast.literal_eval(part)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            raise LookupError from None
+
+    try:
+        result = bool(value(node))
+    except LookupError:
+        return frozenset()
+    except TypeError:  # None has no order, so a comparison by size shows another value.
+        return frozenset(names)
+    return frozenset(names) if result != truth else frozenset()
+
+
+def _exists(frame: Frame, node: ast.expr, truth: bool) -> frozenset[str]:
+    """Return the attribute that ``hasattr`` or ``"name" in self.__dict__`` shows."""
+    name = None
+    if isinstance(node, ast.Call) and last_name(node.func) == "hasattr":
+        name = frame.own_attribute(node)
+    elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        truth = truth == isinstance(node.ops[0], ast.In)
+        holder, me = ast.unparse(node.comparators[0]), frame.function.self_name
+        if holder in {f"{me}.__dict__", f"vars({me})", f"dir({me})"}:
+            name = getattr(node.left, "value", None)
+    return frozenset({f".{name}"}) if truth and name else frozenset()
+
+
+def _test_behind(frame: Frame, node: ast.expr) -> tuple[Frame, ast.expr] | None:
+    """Return the test that a property, a method or a function without arguments returns."""
+    value: object = None
+    if isinstance(node, ast.Attribute) and (name := frame.own_attribute(node)):
+        method = frame.evaluator.method(frame.destroyed, name)
+        value = method if method and method.is_property else None
+    elif isinstance(node, ast.Call) and not node.args and not node.keywords:
+        value = frame.evaluate(node.func)
+    is_own = not isinstance(value, Bound) or value.receiver == frame.object
+    function = value.function if isinstance(value, Bound) else value
+    if not isinstance(function, Function) or not is_own:
+        return None
+    last = function.body[-1]
+    if not isinstance(last, ast.Return) or not last.value or len(function.body) > 2:
+        return None
+    return frame.calling(function, frame.object if function.owner else None, None), last.value

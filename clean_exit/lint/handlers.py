@@ -8,8 +8,6 @@ import builtins
 from clean_exit.lint.evaluator import Value, dotted
 from clean_exit.lint.scopes import children, last_name
 
-_SYSTEM_ERRORS = {"OSError", "IOError", "EnvironmentError", "error"}
-
 
 def exception_names(handler: ast.ExceptHandler) -> set[str]:
     """Return the names in the head of a handler."""
@@ -45,20 +43,3 @@ def ancestors(name: str) -> set[str]:
     if isinstance(cls, type) and issubclass(cls, BaseException):
         return {one.__name__ for one in cls.__mro__ if one is not object}
     return {name, "Exception", "BaseException"}
-
-
-def handles(handlers: list[ast.ExceptHandler], cause: ast.AST | None) -> bool:
-    """Whether one of the handlers catches the usual error of a node."""
-    names = {name for handler in handlers for name in exception_names(handler)}
-    if names & {"Exception", "BaseException"}:
-        return True
-    if isinstance(cause, (ast.Import, ast.ImportFrom)):
-        return bool(names & {"ImportError", "ModuleNotFoundError"})
-    if isinstance(cause, ast.Subscript):
-        return bool(names & {"KeyError", "IndexError", "LookupError"})
-    if isinstance(cause, ast.Raise):
-        raised = cause.exc.func if isinstance(cause.exc, ast.Call) else cause.exc
-        return raised is not None and bool(names & ancestors(last_name(raised)))
-    if isinstance(cause, ast.Call) and last_name(cause.func) in {"int", "float"}:
-        return "ValueError" in names
-    return isinstance(cause, ast.Call) and bool(names & _SYSTEM_ERRORS)

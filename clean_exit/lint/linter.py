@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,7 +22,7 @@ from clean_exit.lint.files import survey as survey_files
 from clean_exit.lint.findings import BY_CODE, RULES, UNUSED_IGNORE, Finding, Note, Step
 from clean_exit.lint.frames import Frame
 from clean_exit.lint.project import Project
-from clean_exit.lint.scopes import Class, Function, Module, statements
+from clean_exit.lint.scopes import Class, Function, Module
 from clean_exit.lint.walk import Walker
 
 
@@ -77,7 +78,7 @@ def check(
         )
         if module := project.module(path):
             of_file = apply_ignores(of_file, module.source, here)
-            of_file = _one_for_each_statement([f for f in of_file if f.rule in here], module.source)
+            of_file = one_for_each_statement([f for f in of_file if f.rule in here], module.source)
         findings += sorted(of_file, key=lambda one: (one.line, one.column, one.rule))
     notes = sorted({*survey.notes, *project.notes}, key=lambda note: (note.path, note.line))
     return Result(tuple(findings), tuple(notes), len(files))
@@ -103,16 +104,11 @@ def check_project(project: Project, survey: Survey) -> list[Finding]:
     """Return the findings of all files, before ignore comments are applied."""
     evaluator, found = Evaluator(project), _Findings(project)
     modules = [module for path in survey.candidates if (module := project.module(path))]
-    assigned = [one for module in modules for one in _assigned_destructors(evaluator, module)]
     walker = Walker(evaluator, found.add_reached)
-    todo = list(assigned)
-    for module in modules:
-        with found.noting_deep_nesting(module):
-            todo += [(c, one) for c in module.classes for one in _destructors(evaluator, c)]
-    todo.sort(key=lambda one: len(evaluator.mro(one[0])[0]))
-    for cls, function in todo:
+    for cls in (cls for module in modules for cls in module.classes):
         with found.noting_deep_nesting(cls.module):
-            if not callbacks.runs_only_after_exit_callback(evaluator, cls):
+            function = _destructor(evaluator, cls)
+            if function and not callbacks.runs_only_after_exit_callback(evaluator, cls):
                 walker.walk_destructor(cls, function)
     for module in modules:
         if any(word in module.source.data for word in CALLBACK_WORDS):
@@ -160,6 +156,9 @@ class _Findings:
         end_offset = getattr(node, "end_col_offset", 0) or 0
         is_one_line = end == getattr(node, "end_lineno", line) == line
         way = " -> ".join(step.name for step in trace)
+        if trace and trace[0].path != source.path:
+            name = trace[0].path.replace(os.sep, "/").rpartition("/")[2]
+            way = f"{name}:{trace[0].line}: {way}"
         self.by_place[key] = Finding(
             rule,
             source.path,
@@ -173,44 +172,13 @@ class _Findings:
         )
 
 
-def _destructors(evaluator: Evaluator, cls: Class) -> list[Function]:
+def _destructor(evaluator: Evaluator, cls: Class) -> Function | None:
     """Return the destructor of a class: its own or inherited, a method or an assigned function."""
     owner, found = evaluator.member(cls, "__del__") or (cls, None)
-    if isinstance(found, Function):
-        return [found]
-    return _functions(evaluator, found, Env(owner)) if isinstance(found, ast.expr) else []
-
-
-def _functions(evaluator: Evaluator, node: ast.expr, env: Env) -> list[Function]:
-    value = evaluator.evaluate(node, env)
-    function = value.function if isinstance(value, Bound) else value
-    return [function] if isinstance(function, Function) else []
-
-
-def _assigned_destructors(evaluator: Evaluator, module: Module) -> list[tuple[Class, Function]]:
-    """Return the destructors that ``Class.__del__ = function`` sets outside of the class."""
-    found: list[tuple[Class, Function]] = []
-    if b".__del__" not in module.source.data:
-        return found
-    scopes = [(Env(module), module.source.tree.body)]
-    scopes += [(Env(function), function.body) for function in module.functions]
-    for env, body in scopes:
-        for node in statements(body):
-            for target in node.targets if isinstance(node, ast.Assign) else ():
-                if isinstance(target, ast.Attribute) and target.attr == "__del__":
-                    cls = evaluator.evaluate(target.value, env)
-                    if cls is None and isinstance(target.value, ast.Name):
-                        cls = _unknown_class(target.value.id, module)
-                    if isinstance(cls, Class):
-                        functions = _functions(evaluator, node.value, env)  # type: ignore[attr-defined]
-                        found += [(cls, one) for one in functions]
-    return found
-
-
-def _unknown_class(name: str, module: Module) -> Class:
-    """Return a class with an unknown base, for a name such as a decorator's argument."""
-    base: ast.expr = ast.Constant(None)
-    return Class(ast.ClassDef(name, [base], [], [], []), module, name)
+    if isinstance(found, ast.expr):
+        found = evaluator.evaluate(found, Env(owner))
+    function = found.function if isinstance(found, Bound) else found
+    return function if isinstance(function, Function) else None
 
 
 def apply_ignores(findings: list[Finding], source: Source, rules: set[str]) -> list[Finding]:
@@ -237,12 +205,14 @@ def apply_ignores(findings: list[Finding], source: Source, rules: set[str]) -> l
     return [one for one in findings if one not in hidden] + unused
 
 
-def _one_for_each_statement(findings: list[Finding], source: Source) -> list[Finding]:
+def one_for_each_statement(findings: list[Finding], source: Source) -> list[Finding]:
     """Return the first rule's finding of each statement: one change of the code ends them all."""
     first: dict[object, Finding] = {}
     order = [*sorted(RULES, key=lambda rule: not RULES[rule].default), UNUSED_IGNORE]
     for one in sorted(findings, key=lambda one: (order.index(one.rule), one.line, one.column)):
-        key = _statement_at(source, one.line) if one.rule in RULES else one
+        key: object = _statement_at(source, one.line) if one.rule in RULES else one
+        if len(one.trace) > 2:  # One change of the destructor ends all that it reaches below.
+            key = one.rule, one.trace[0]
         first.setdefault(key, one)
     return list(first.values())
 

@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from clean_exit.lint.evaluator import Bound, Super, Value, dotted, is_project_value
-from clean_exit.lint.facts import Facts
+from clean_exit.lint.evaluator import Bound, Instance, Super, Value, dotted, is_project_value
 from clean_exit.lint.frames import Frame
 from clean_exit.lint.handlers import ancestors, exception_names, is_suppress, suppressed_names
 from clean_exit.lint.scopes import Class, Function, Module, children, inside, last_name
@@ -44,13 +43,12 @@ def import_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
 
 def global_name(frame: Frame, node: ast.Name) -> str:
     """Find names that are looked up in a module and were not compared with None first."""
-    facts = frame.facts
     is_special = node.id.startswith("__") and node.id.endswith("__")
-    if facts.alive or is_special or node.id in facts.present:
+    if frame.facts.alive or is_special or node.id in frame.facts.there:
         return ""
     if frame.named(node.id).kind != "global":
         return ""
-    frame.facts = facts.plus(Facts(present=frozenset({node.id})))  # One finding is enough.
+    frame.facts = frame.facts.has(node.id)  # One finding is enough.
     return f"the global {node.id} may be None during shutdown"
 
 
@@ -59,14 +57,15 @@ def global_name(frame: Frame, node: ast.Name) -> str:
 
 def missing_attribute(frame: Frame, node: ast.expr, name: str) -> str:
     """Find attributes that are used without a guard and may not have been set."""
-    if frame.facts.has(name) or frame.facts.catches("AttributeError"):
+    facts = frame.facts
+    if f".{name}" in facts.there or facts.catches("AttributeError"):
         return ""
-    why = frame.construction.why_missing(name, frame.facts)
+    why = frame.construction.why_missing(name, facts.there, facts.changed)
     if why is None:
         return ""
     if isinstance(why, str):
-        if len(frame.trace) > _MAX_RAISE_DEPTH:
-            return ""  # Another function on the way may have set it.
+        if len(frame.trace) > 2 or why in {step.name for step in frame.trace}:
+            return ""  # A function on the way may have set it.
         return f"__init__ does not set self.{name}; {why}() does"
     line = f"line {getattr(why.node, 'lineno', 0)}"
     if why.where.module is not frame.function.module:
@@ -116,6 +115,7 @@ _SLOW = re.compile(
     r"|(requests|httpx)\.(api\.)?(get|post|put|patch|delete|head|options|request|stream)"
     r"|socket\.create_connection"
 )
+_SHORT_S = 0.1
 _WAITING = {"join", "join_thread", "result", "acquire", "wait", "shutdown"}
 _WAITING_FUNCTIONS = {"concurrent.futures.wait", "os.wait", "os.waitpid", "signal.pause",
                       "os.waitid", "multiprocessing.connection.wait"}  # fmt: skip
@@ -140,21 +140,24 @@ def waiting_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     if is_project_value(value) or isinstance(value, Module):
         return ""  # The walk enters functions of the project.
     name, target = last_name(node.func), dotted(value)
-    if _SLOW.fullmatch(target):
+    if _SLOW.fullmatch(target) and not _is_short(target, node):
         return f"{target}() blocks the thread that drops the object"
     if target in _WAITING_FUNCTIONS:
         is_polling = any("WNOHANG" in ast.unparse(one) for one in node.args)
-        return "" if _has_limit(node, 99) or is_polling else f"{target}() has no timeout"
+        return "" if _has_limit(frame, node, 99) or is_polling else f"{target}() has no timeout"
     if _BLOCKING.fullmatch(target):
-        return "" if _has_limit(node, 1) else f"{_short_name(node)} has no timeout"
+        return "" if _has_limit(frame, node, 1) else f"{_short_name(node)} has no timeout"
     if name not in _WAITING or not isinstance(node.func, ast.Attribute):
         return ""
-    if name == "acquire" and _REENTRANT.match(target):
-        return ""
+    if name == "acquire":
+        holder = node.func.value
+        is_lock = _LOCK_NAME.search(last_name(holder)) or target.endswith("().acquire")
+        if not is_lock or _REENTRANT.match(target) or _is_own_lock(frame, holder):
+            return ""
     is_coroutine = target.startswith("asyncio.") and "run_coroutine_threadsafe()" not in target
     if target and ("()" not in target or is_coroutine):
         return ""  # A coroutine, or another module's function such as os.path.join.
-    if not _waits(name, node) or _was_killed(frame, node.func.value, node.lineno):
+    if not _waits(frame, name, node) or _was_killed(frame, node.func.value, node.lineno):
         return ""
     if name == "shutdown" and not _EXECUTOR.search(target or ast.unparse(node.func.value)):
         return ""  # Of a server or a model, which may not wait.
@@ -164,51 +167,68 @@ def waiting_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
 def waiting_block(frame: Frame, node: ast.expr, value: Value | None) -> str:
     """Find locks and executors in the head of a with block."""
     target = dotted(value)
-    if is_project_value(value) or _REENTRANT.fullmatch(target):
+    if is_project_value(value) or _REENTRANT.fullmatch(target) or _is_own_lock(frame, node):
         return ""
-    if isinstance(node, ast.Call):
-        by_name = last_name(node.func) == "get_lock"
-    else:
-        by_name = bool(_LOCK_NAME.search(last_name(node)))
-    if by_name or _LOCKS.fullmatch(target):
+    if _LOCK_NAME.search(last_name(node)) or _LOCKS.fullmatch(target):
         return f"with {ast.unparse(node)} waits as long as another thread holds it"
     joins = _JOINING.fullmatch(target)
     return f"with {ast.unparse(node)} waits until all of its work is done" if joins else ""
 
 
-def _waits(name: str, node: ast.Call) -> bool:
+def _is_short(target: str, node: ast.Call) -> bool:
+    first = node.args[0] if node.args else None
+    seconds = first.value if isinstance(first, ast.Constant) else None
+    return target == "time.sleep" and isinstance(seconds, float) and seconds <= _SHORT_S
+
+
+def _is_own_lock(frame: Frame, node: ast.expr) -> bool:
+    """Whether a lock belongs to the destroyed object, or to one that it has made.
+
+    Nobody else holds that lock by then.
+    """
+    owner = frame.evaluate(node.value) if isinstance(node, ast.Attribute) else None
+    if not isinstance(owner, Instance) or not (owner.is_self or owner.is_new):
+        return False
+    is_shared = frame.evaluator.member(owner.cls, node.attr)  # type: ignore[attr-defined]
+    return not is_shared and bool(_LOCKS.fullmatch(dotted(frame.evaluate(node))))
+
+
+def _waits(frame: Frame, name: str, node: ast.Call) -> bool:
     keywords = {keyword.arg: keyword.value for keyword in node.keywords}
     if None in keywords or any(isinstance(one, ast.Starred) for one in node.args):
         return False
     option = {"shutdown": "wait", "acquire": "blocking"}.get(name)
     if option is None:
-        return not _has_limit(node, 0)
+        return not _has_limit(frame, node, 0)
     first = node.args[0] if node.args else keywords.get(option)
-    waits = first is None or (isinstance(first, ast.Constant) and first.value is True)
-    return waits and (name == "shutdown" or not _has_limit(node, 1))
+    waits = first is None or _constant(frame, first) is True
+    return waits and (name == "shutdown" or not _has_limit(frame, node, 1))
 
 
-def _has_limit(node: ast.Call, position: int) -> bool:
+def _has_limit(frame: Frame, node: ast.Call, position: int) -> bool:
     """Whether a call has a timeout, as a keyword or as the argument at a position."""
     for keyword in node.keywords:
         if keyword.arg in {"timeout", "timeout_s", "blocking", "block", None}:
-            value = keyword.value
             # By identity: 1 is a timeout and True is not.
-            never = isinstance(value, ast.Constant) and (value.value is None or value.value is True)
-            return not never or keyword.arg is None
-    if len(node.args) <= position:
-        return False
-    value = node.args[position]
-    return not (isinstance(value, ast.Constant) and value.value is None)
+            value = _constant(frame, keyword.value)
+            return keyword.arg is None or not (value is None or value is True)
+    return len(node.args) > position and _constant(frame, node.args[position]) is not None
+
+
+def _constant(frame: Frame, node: ast.expr) -> object:
+    """Return the value of a constant, or of a parameter with a known one; else the node."""
+    if isinstance(node, ast.Name):
+        return frame.constants.get(node.id, node)
+    return node.value if isinstance(node, ast.Constant) else node
 
 
 def _was_killed(frame: Frame, receiver: ast.expr, line: int) -> bool:
-    """Whether a process is killed before the call that waits for it."""
+    """Whether a process is told to end before the call that waits for it."""
     dump = ast.dump(receiver)
     return any(
         isinstance(one, ast.Call)
         and isinstance(one.func, ast.Attribute)
-        and one.func.attr == "kill"
+        and one.func.attr in {"kill", "terminate"}
         and one.lineno <= line
         and ast.dump(one.func.value) == dump
         for one in inside(frame.function.node)
@@ -231,7 +251,7 @@ _DEVICE = re.compile(
 # These only query a state, or release what the object itself holds.
 _HARMLESS = re.compile(
     r".*\.(is_initialized|is_built|_is_compiled|is_current_stream_capturing"
-    r"|\w*([Rr]elease|[Dd]eregister|[Uu]nload|[Dd]estroy|[Ff]ree)\w*)"
+    r"|\w*([Rr]elease|[Dd]eregister|[Uu]nregister|[Uu]nload|[Dd]estroy|[Ff]ree)\w*)"
 )
 _DEVICE_METHODS = re.compile(
     r"synchronize|empty_cache|ipc_collect|cuda"
@@ -245,8 +265,8 @@ def device_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     if frame.facts.alive:
         return ""
     target = dotted(value)
-    if isinstance(value, Function):  # In torch's own files these are functions of the project.
-        target = f"{value.module.name}.{value.name}"
+    if isinstance(value, Function) and value.module.name.startswith("torch."):
+        target = f"{value.module.name}.{value.name}"  # In torch's own files.
     if not _DEVICE.fullmatch(target) or _HARMLESS.fullmatch(target):
         method = getattr(node.func, "attr", "")
         if is_project_value(value) or not _DEVICE_METHODS.fullmatch(method):
@@ -285,20 +305,18 @@ def logging_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
 
 # raise
 
-_MAX_RAISE_DEPTH = 2  # A longer trace depends too much on how the functions are called.
-
 
 def raising_statement(frame: Frame, node: ast.AST) -> str:
     """Find ``raise`` and ``assert`` that no handler on the way catches."""
-    if len(frame.trace) > _MAX_RAISE_DEPTH or frame.checks_arguments():
-        return ""
+    if not frame.is_destructor and (frame.conditions or len(frame.trace) > 2):
+        return ""  # It depends on the arguments, or on what the destructor has tested.
     if isinstance(node, ast.Assert):
         caught = frame.facts.catches("AssertionError")
         return "" if caught or not frame.is_destructor else "the AssertionError is printed and lost"
     if not isinstance(node, ast.Raise):
         return ""
     if node.exc is None:
-        return "the exception raised again is printed and lost" if frame.is_destructor else ""
+        return ""  # Without the handler, Python would print the error as well.
     raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
     name = last_name(raised)
     if not frame.is_destructor and name in {"NotImplementedError", "StopIteration"}:
@@ -330,7 +348,7 @@ _STARTING = re.compile(
     r"|concurrent\.futures\.\S*Executor\(\)\.(submit|map)"
 )
 _STARTING_METHODS = re.compile(
-    r".*\.(create_task|ensure_future|run_in_executor|call_soon_threadsafe|start_soon)"
+    r".*\.(create_task|ensure_future|run_in_executor|start_soon)"
     r"|(.*\.)?\w*(executor|pool)\.submit", re.I | re.S
 )  # fmt: skip
 
@@ -376,7 +394,7 @@ def async_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
     if not value and isinstance(node.func, ast.Attribute):
         target = ast.unparse(node.func)
     runs = _RUNNING.fullmatch(target) and not frame.facts.alive
-    return f"{target}() needs an event loop that still runs" if runs else ""
+    return f"{target}() fails if this thread's loop runs, or has ended" if runs else ""
 
 
 def _is_dropped(frame: Frame, node: ast.Call) -> bool:

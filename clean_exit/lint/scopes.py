@@ -13,7 +13,6 @@ from clean_exit.lint.files import Source
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _NOT_READ = {"setter", "deleter", "overload"}  # Reading the attribute does not run these.
 
 # The names of all supported Python versions, and names that older code uses.
@@ -251,21 +250,15 @@ def bindings(top: ast.AST, module: Module) -> dict[str, list[object]]:
     A value is a definition, an import, an assigned expression, or None for anything else.
     """
     found: dict[str, list[object]] = {}
-    values: dict[ast.AST, ast.expr] = {}
-    elsewhere: set[ast.AST] = set()  # The variables of a comprehension are local to it.
+    values: dict[ast.AST, ast.expr | None] = {}
     for one in inside(top):
         bound: dict[str, object] = {}
-        if isinstance(one, _COMPREHENSIONS):
-            elsewhere |= {n for part in one.generators for n in ast.walk(part.target)}
-        elif isinstance(one, ast.Assign):
+        if isinstance(one, ast.Assign):
             values.update((target, one.value) for target in one.targets)
         elif isinstance(one, (ast.AnnAssign, ast.NamedExpr)):
-            if one.value is None:
-                elsewhere.add(one.target)
-            else:
-                values[one.target] = one.value
+            values[one.target] = one.value
         elif isinstance(one, ast.Name):
-            if isinstance(one.ctx, ast.Store) and one not in elsewhere:
+            if isinstance(one.ctx, ast.Store):
                 bound = {one.id: values.get(one)}
         elif one in module.definitions:
             bound = {module.definitions[one].name: module.definitions[one]}
