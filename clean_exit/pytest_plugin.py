@@ -76,24 +76,41 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
-    """Keep the test of an inner pytest: the session has selected it."""
+    """Keep the test of an inner pytest: the session has selected it and seen its skip marks."""
     every = list(items)
     yield
     if config.stash[_only_test]:
         items[:] = every
+        for node in {node for item in every for node in item.listchain()}:
+            node.own_markers[:] = [m for m in node.own_markers if m.name not in ("skip", "skipif")]
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Replace the body of a marked test, and its setup, by a run in an inner pytest."""
     marker, config = item.get_closest_marker("clean_exit"), item.config
-    if marker is None or config.stash[_only_test] or config.getoption("setuponly", False):
+    if config.stash[_only_test]:
+        yield from _refuse_to_skip(item)
         return
+    if marker is not None and not config.getoption("setuponly", False):
+        item.setup = item.teardown = lambda: None  # type: ignore[method-assign]
+        item.runtest = lambda: _run_in_inner_pytest(item, marker)  # type: ignore[method-assign]
+    yield
 
-    def runtest() -> None:
-        _run_in_inner_pytest(item, marker)
 
-    item.setup = item.teardown = lambda: None  # type: ignore[method-assign]
-    item.runtest = runtest  # type: ignore[method-assign]
+def _refuse_to_skip(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that a plugin skips before its setup: in the session that plugin did not."""
+    setup, begun = item.setup, []
+
+    def begin() -> None:
+        begun.append(item)
+        setup()
+
+    item.setup = begin  # type: ignore[method-assign]
+    outcome: Any = yield
+    if outcome.excinfo and issubclass(outcome.excinfo[0], pytest.skip.Exception) and not begun:
+        reason = f"a plugin skips it in the fresh interpreter only: {outcome.excinfo[1]}"
+        outcome.force_exception(pytest.fail.Exception(reason, pytrace=False))
 
 
 def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:
@@ -128,7 +145,7 @@ def _run_in_inner_pytest(item: pytest.Item, marker: pytest.Mark) -> None:
         text = f"the interpreter of this test did not exit cleanly\n{report}"
         pytest.fail(text + _output(report), pytrace=False)
     if outcome == "pytest.skip":
-        pytest.skip(message)
+        raise pytest.skip.Exception(message, _use_item_location=True)
     if outcome == "pytest.xfail":
         pytest.xfail(message)
     if outcome == "passed" and report.returncode != 0:
@@ -174,7 +191,7 @@ def _outcome(results: Path) -> tuple[str, str]:
     skipped: list[tuple[str, str]] = []
     for case in cases:  # One for the test, and one for each of its subtests.
         for element in case.iter():
-            message = element.get("message") or element.tag
+            message = element.get("message") or ""
             if element.tag in ("failure", "error"):
                 # This session applies the xfail mark itself.
                 is_strict = message.startswith("[XPASS(strict)]")

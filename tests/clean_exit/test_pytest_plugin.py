@@ -140,6 +140,21 @@ def test_errors_of_destructors_cycles_and_threads_in_the_body_count(
     result.stdout.fnmatch_lines_random(found)
 
 
+@pytest.mark.parametrize("holder", ["", "sys.modules['keep'] = "])
+def test_resource_that_a_test_does_not_close_counts(outer: pytest.Pytester, holder: str) -> None:
+    outer.makepyfile(
+        f"""
+        import os, pytest, sys
+
+        @pytest.mark.clean_exit(resource_warnings=True)
+        def test_open(): {holder}open(os.devnull)
+        """
+    )
+    result = run(outer)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["resource-warning: *"])
+
+
 def test_suite_below_the_command_counts_the_same_errors(outer: pytest.Pytester) -> None:
     suite = IN_BODY.replace("@pytest.mark.clean_exit", "")
     path = outer.makepyfile(suite)
@@ -442,6 +457,31 @@ def test_test_runs_although_a_plugin_of_the_session_selects_others(outer: pytest
         "def test_one(): pass\ndef test_two(): assert False\n"
     )
     run(outer, "--second-half").assert_outcomes(failed=1)
+
+
+def test_skip_that_only_the_inner_pytest_has_is_a_failure(outer: pytest.Pytester) -> None:
+    """As pytest-dependency, and marks that depend on the other tests of the session."""
+    outer.makeconftest(
+        """
+        import pytest
+        done = []
+        def pytest_runtest_setup(item):
+            if item.name == "test_second" and not done:
+                pytest.skip("it depends on test_first")
+            done.append(item)
+        def pytest_collection_modifyitems(items):
+            if len(items) == 1:
+                items[0].add_marker(pytest.mark.skip)
+        """
+    )
+    outer.makepyfile(
+        "import pytest\ndef test_first(): pass\n"
+        "@pytest.mark.clean_exit\ndef test_second(): pass\n"
+        "@pytest.mark.clean_exit\ndef test_third(): assert 0\n"
+    )
+    result = run(outer)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["a plugin skips it in the fresh interpreter only: it depends on*"])
 
 
 def test_reports_and_folders_of_the_session_are_left_alone(outer: pytest.Pytester) -> None:
