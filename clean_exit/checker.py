@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -24,9 +23,9 @@ from clean_exit.signals import ForwardedSignals
 from clean_exit.stderr import Message
 
 _COUNTED = ("leaked-semaphore", "leaked-shared-memory", "process-group-not-destroyed")
-_PYTHON = re.compile(r"(^|[/\s])(python|pypy)[\d.]*(\s|$)")
-# The exit code of a shell, or another wrapper, after its child has crashed.
-_CRASHED = {128 + number: number for number in (4, 6, 7, 8, 11)}
+# The exit code of a shell after its child has crashed, and of sys.exit(process.returncode).
+_CRASHED = {base + sign * number: number for base, sign in ((128, 1), (256, -1))
+            for number in (4, 6, 7, 8, 11)}  # fmt: skip
 
 
 def check(
@@ -67,7 +66,7 @@ def check(
             Python programs then run with PYTHONUNBUFFERED; others must flush their output.
         resource_warnings: Whether to report ResourceWarnings too.
         ignore: Regular expressions. A finding whose text matches one is only counted.
-        children: "ignore" leaves out findings about child processes, such as crashes that a test
+        children: "ignore" only counts findings about child processes, such as crashes that a test
             expects. Processes that outlive the program still count. If the program is not Python,
             the first Python below it is not a child.
         env: The program's environment; by default this process's.
@@ -94,22 +93,27 @@ def check(
         raise ValueError(f'children must be "count" or "ignore", got {children!r}')
     if stdin == subprocess.PIPE:
         raise ValueError("stdin must be a file, DEVNULL or None, got PIPE; nothing writes into it")
+    if stdin is not None and not isinstance(stdin, int) and not hasattr(stdin, "fileno"):
+        raise TypeError(f"stdin must be a file, DEVNULL or None, got {stdin!r}")
     if isinstance(ignore, (str, bytes)):  # As patterns, its letters would match every finding.
         raise TypeError(f"ignore must be a list, got a string; pass ignore=[{ignore!r}]")
     patterns = [compile_pattern(pattern) for pattern in ignore]
 
     def is_ignored(finding: Finding) -> bool:
+        if finding.child and children == "ignore":
+            return True
         return any(pattern.search(str(finding)) for pattern in patterns)
 
     environment = dict(os.environ if env is None else env)
-    if resource_warnings:
-        earlier = environment.get("PYTHONWARNINGS")
-        added = "default::ResourceWarning"
-        environment["PYTHONWARNINGS"] = f"{earlier},{added}" if earlier else added
     with _folder() as folder:
         if folder is not None:
-            unbuffered = limits.stop_when is not None
-            environment = add_probe(environment, folder, max_shutdown_s, unbuffered=unbuffered)
+            environment = add_probe(
+                environment,
+                folder,
+                max_shutdown_s,
+                unbuffered=limits.stop_when is not None,
+                resource_warnings=resource_warnings,
+            )
         run = Run(
             words,
             environment,
@@ -145,7 +149,6 @@ def check(
         shutdown_s=outcome.shutdown_s,
         threads_s=outcome.threads_s,
         probed=outcome.record.pid is not None,
-        lacks_probe=outcome.record.pid is None and _is_python([run.keeper.executable, *words]),
         stopped_by=limits.stop_signal if outcome.stopped_s is not None else None,
         timed_out=outcome.timed_out,
     )
@@ -168,11 +171,6 @@ def _folder() -> Iterator[str | None]:
         return
     with made as name:
         yield name
-
-
-def _is_python(words: list[str]) -> bool:
-    """Whether a word is a Python, or a script of a shell that mentions one."""
-    return any(map(_PYTHON.search, words))
 
 
 def _note(outcome: Outcome) -> str:
@@ -216,8 +214,7 @@ def _findings(
     if remaining:
         summary = f"{len(remaining)} untracked blocks still exist: {', '.join(remaining)}"
         found.append(Finding("leaked-shared-memory", summary, pid=record.pid))
-    found += _orphans(outcome)
-    return [one for one in found if not one.child] if children == "ignore" else found
+    return found + _orphans(outcome)
 
 
 def _is_recorded(message: Message, errors: Counter[str], ids: Counter[str]) -> bool:

@@ -70,6 +70,7 @@ def add_probe(
     max_shutdown_s: float,
     *,
     unbuffered: bool = False,
+    resource_warnings: bool = False,
 ) -> dict[str, str]:
     """Return an environment in which Python programs load the probe.
 
@@ -78,6 +79,7 @@ def add_probe(
         folder: The folder of the probe's record.
         max_shutdown_s: The time after which the probe records the stacks of a shutdown.
         unbuffered: Whether Python must not buffer the program's output.
+        resource_warnings: Whether Python must print ResourceWarnings.
     """
     events = os.path.join(folder, "events")
     changed = {**environment, "CLEAN_EXIT_EVENTS": f"{max_shutdown_s}:{events}"}
@@ -86,7 +88,13 @@ def add_probe(
     earlier = changed.get("PYTHONPATH")  # "" means no entry, but an empty entry is a folder.
     path = [p for p in earlier.split(os.pathsep) if p != str(STARTUP)] if earlier else []
     changed["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *path])
+    own = _PYTEST_OPTIONS
+    if resource_warnings:
+        earlier = changed.get("PYTHONWARNINGS")
+        added = "default::ResourceWarning"
+        changed["PYTHONWARNINGS"] = f"{earlier},{added}" if earlier else added
+        own += " -W error::ResourceWarning"  # pytest only lists warnings; it cannot list these.
     # First, so that the user's options win: -p unraisableexception loads the plugin again.
     options = changed.get("PYTEST_ADDOPTS", "").removeprefix(_PYTEST_OPTIONS).lstrip()
-    changed["PYTEST_ADDOPTS"] = f"{_PYTEST_OPTIONS} {options}".rstrip()
+    changed["PYTEST_ADDOPTS"] = f"{own} {options}".rstrip()
     return changed

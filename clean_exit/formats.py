@@ -83,14 +83,14 @@ def to_github(report: ExitReport) -> str:
 
 
 def _place(evidence: str) -> dict[str, object]:
-    """Return the innermost file and line of a traceback or stack that is below this folder."""
+    """Return the innermost file and line of a traceback or stack below GitHub's or this folder."""
     places = list(_PLACE.finditer(evidence))
     if "most recent call first" in evidence:  # By faulthandler; else the innermost is the last.
         places.reverse()
-    here = os.getcwd()  # noqa: PTH109  (as os.path below)
+    here = os.environ.get("GITHUB_WORKSPACE") or os.getcwd()  # noqa: PTH109  (as os.path below)
     for match in reversed(places):
         path = os.path.relpath(match["path"], here)
-        if not path.startswith(os.pardir) and os.path.isfile(path):  # noqa: PTH113
+        if not path.startswith(os.pardir) and os.path.isfile(match["path"]):  # noqa: PTH113
             return {"file": path, "line": match["line"]}
     return {}
 

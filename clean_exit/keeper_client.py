@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from clean_exit.processes import read_process, send_signal
+from clean_exit.processes import Process, read_process, send_signal
 from clean_exit.signals import Sender
 
 _SCRIPT = Path(__file__).with_name("keeper.py")
@@ -46,7 +46,6 @@ class KeeperProcess:
         returncode: As in `subprocess`; None while the program runs.
         ended_s: The end on the monotonic clock, in seconds; None while the program runs.
         is_alone: Whether the program and all its descendants have ended.
-        executable: The path of the program that was started; "" if it is not known.
 
     Raises:
         OSError: The program could not be started.
@@ -68,8 +67,8 @@ class KeeperProcess:
         self.returncode: int | None = None
         self.ended_s: float | None = None
         self.is_alone: bool = False
-        self.executable: str = ""
         self._is_gone = False
+        self._program: Process | None = None
         self._rest = b""
         if mask is None:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -105,10 +104,6 @@ class KeeperProcess:
                 raise OSError(int(number), os.strerror(int(number)), command[0])
             self.pid: int = int(number)
             self._program = read_process(self.pid)
-            try:
-                self.executable = os.readlink(f"/proc/{self.pid}/exe")  # noqa: PTH115
-            except OSError:
-                pass  # Not Linux, or it has ended already.
             self._parse()  # It may have ended already.
         except BaseException:  # Raised again: the keeper must not outlive a failure.
             self.close()
@@ -178,8 +173,7 @@ class KeeperProcess:
                 self._receive()
                 self._parse()
         except KeeperLostError:
-            if self._program is not None:
-                send_signal(self._program, signal.SIGKILL)
+            pass  # close() ends the program.
 
     def close(self) -> None:
         """End the remaining processes and the keeper. May be called again."""
@@ -189,4 +183,5 @@ class KeeperProcess:
         except OSError:
             pass  # The keeper was killed, or this is the second call.
         self._socket.close()
-        self._process.wait()
+        if self._process.wait() < 0 and self._program is not None and self.returncode is None:
+            send_signal(self._program, signal.SIGKILL)  # The keeper was killed.

@@ -68,10 +68,7 @@ def read_table(tool: str, known: Collection[str], folder: Path | None = None) ->
     path = _find(folder)
     if path is None:
         return {}
-    misspelt = tool.replace("-", "_")
-    tables = _load(path, {tool, misspelt}).get("tool", {})
-    if isinstance(tables, dict) and misspelt in tables:
-        raise ValueError(f"{path}: rename [tool.{misspelt}] to [tool.{tool}]")
+    tables = _load(path, tool).get("tool", {})
     if not isinstance(tables, dict) or tool not in tables:
         return {}
     table = tables[tool]
@@ -94,12 +91,12 @@ def _find(folder: Path | None) -> Path | None:
     return next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113
 
 
-def _load(path: Path, names: Collection[str]) -> dict[str, Any]:
+def _load(path: Path, name: str) -> dict[str, Any]:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    if not any(name.encode() in data for name in names):
+    if name.encode() not in data:
         return {}  # Saves 5 ms for the parser.
     try:
         if sys.version_info >= (3, 11):

@@ -238,6 +238,8 @@ class _Reader:
                 where = where or event.partition("atexit callback")[2].strip(" :")
             elif "thread started by" in event:
                 found = "thread-error"
+            elif name == "ResourceWarning":
+                found = "resource-warning"
             elif in_finalizer or what.startswith("weakref."):
                 found = "finalizer-error"
         first = (error.splitlines() or [""])[0]

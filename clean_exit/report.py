@@ -35,7 +35,6 @@ class ExitReport:
         threads_s: The time that the program waited for its threads after its main module, in
             seconds; None if it is not known or the program was stopped by a signal.
         probed: Whether the probe was loaded, which needs a Python program.
-        lacks_probe: Whether it was not, although the program is Python by its command or its file.
         stopped_by: The stop signal, if it was sent.
         timed_out: Whether the program had to be killed.
     """
@@ -51,7 +50,6 @@ class ExitReport:
     shutdown_s: float | None = None
     threads_s: float | None = None
     probed: bool = False
-    lacks_probe: bool = False
     stopped_by: int | None = None
     timed_out: bool = False
 
@@ -87,7 +85,6 @@ class ExitReport:
             "shutdown_s": None if self.shutdown_s is None else round(self.shutdown_s, 4),
             "threads_s": None if self.threads_s is None else round(self.threads_s, 4),
             "probed": self.probed,
-            "lacks_probe": self.lacks_probe,
             "timed_out": self.timed_out,
             "stopped_by": None if self.stopped_by is None else signal_name(self.stopped_by),
             "ignored": self.ignored,
@@ -117,7 +114,7 @@ def summarise(report: ExitReport) -> str:
     """Return the verdict, the program's own exit code and the times in one line."""
     count = len(report.findings)
     verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean exit"
-    if report.lacks_probe:
+    if not report.probed:
         verdict += ", not probed"
     if report.ignored:
         verdict += f", {report.ignored} ignored"

@@ -341,7 +341,7 @@ WRONG = [
     ({"stop_signal": True, "stop_after_s": 1}, TypeError, "signal.SIGTERM, got True"),
     ({"ignore": ["a{99999999999}"]}, ValueError, "is not a regular expression"),
     ({"stop_signal": 999, "stop_after_s": 1}, ValueError, "such as signal.SIGTERM, got 999"),
-    ({"stdin": "hello"}, AttributeError, "fileno"),
+    ({"stdin": "hello"}, TypeError, "stdin must be a file, DEVNULL or None, got 'hello'"),
     ({"env": {"A=B": "1"}}, ValueError, "illegal environment variable name"),
     ({"env": {"A": "\0"}}, ValueError, "embedded null byte"),
     ({"command": ["true", "\0"]}, ValueError, "embedded null byte"),

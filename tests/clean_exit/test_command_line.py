@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -193,9 +194,12 @@ def test_findings_about_children_can_be_left_out(code: str) -> None:
 
 def test_summary_tells_when_no_probe_was_loaded() -> None:
     silent = "import atexit; atexit.register(print)"
-    isolated = clean_exit("--", sys.executable, "-I", "-c", silent)
-    assert "clean exit, not probed; the program's exit code is 0 (took " in isolated.stderr
-    for command in (["-c", silent], ["--", "sh", "-c", "exit 0"]):
+    python = shlex.join([sys.executable, "-c", silent])
+    isolated = shlex.join([sys.executable, "-I", "-c", silent])
+    for script in (isolated, f"PYTHONPATH=src {python}", "exit 0"):
+        done = clean_exit("--", "sh", "-c", script)
+        assert "clean exit, not probed; the program's exit code is 0 (took " in done.stderr
+    for command in (["-c", silent], ["--", "sh", "-c", python]):
         assert ", not probed" not in clean_exit(*command).stderr
 
 
@@ -245,13 +249,15 @@ def test_report_has_child_processes_and_notes(tmp_path: Path) -> None:
 
 
 def test_killed_keeper_is_a_checker_error(tmp_path: Path) -> None:
-    """The reports of earlier runs are still written."""
+    """The reports of earlier runs are still written, and the program ends."""
     path = tmp_path / "r.json"
-    script = "[ -e again ] && kill -9 $PPID; touch again"
+    script = "[ -e again ] && { sleep 1; kill -9 $PPID; sleep 2; touch on; }; touch again"
     done = clean_exit("--report-json", str(path), "--repeat", "3", "--", "sh", "-c", script)
     assert done.returncode == 125
     first, second = done.stderr.splitlines()
-    assert first.startswith("clean-exit: clean exit; ")
+    assert first.startswith("clean-exit: clean exit, not probed; ")
+    time.sleep(3)
+    assert not Path("on").exists()
     assert second.startswith("clean-exit: the ")  # supervising process was killed
     assert [run["clean"] for run in json.loads(path.read_text())["runs"]] == [True]
 
@@ -525,7 +531,6 @@ WRONG_VALUES = {
 WRONG_TABLES = {
     "[tool]\nclean-exit = 3\n": "tool.clean-exit must be a table, got 3",
     "[[tool.clean-exit]]\ntimeout = 3\n": "tool.clean-exit must be a table",
-    "[tool.clean_exit]\n": "rename [tool.clean_exit] to [tool.clean-exit]",
     **{f"[tool.clean-exit]\n{text}\n": printed for text, printed in WRONG_VALUES.items()},
 }
 
