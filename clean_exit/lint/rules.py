@@ -176,9 +176,11 @@ def waiting_block(frame: Frame, node: ast.expr, value: Value | None) -> str:
 
 
 def _is_short(target: str, node: ast.Call) -> bool:
+    """Whether a call sleeps for a moment, or for a time that is computed, as a loop does."""
     first = node.args[0] if node.args else None
-    seconds = first.value if isinstance(first, ast.Constant) else None
-    return target == "time.sleep" and isinstance(seconds, float) and seconds <= _SHORT_S
+    seconds = getattr(first, "value", None)
+    is_long = isinstance(seconds, (int, float)) and seconds > _SHORT_S
+    return target == "time.sleep" and not is_long
 
 
 def _is_own_lock(frame: Frame, node: ast.expr) -> bool:
@@ -269,7 +271,8 @@ def device_call(frame: Frame, node: ast.Call, value: Value | None) -> str:
         target = f"{value.module.name}.{value.name}"  # In torch's own files.
     if not _DEVICE.fullmatch(target) or _HARMLESS.fullmatch(target):
         method = getattr(node.func, "attr", "")
-        if is_project_value(value) or not _DEVICE_METHODS.fullmatch(method):
+        is_known = is_project_value(value) or method.endswith("Unregister")
+        if is_known or not _DEVICE_METHODS.fullmatch(method):
             return ""
         target = ast.unparse(node.func)
     return f"{target}() {'collects garbage' if target == 'gc.collect' else 'calls the device'}"
