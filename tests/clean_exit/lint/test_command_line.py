@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from support.clean_exit import ENVIRONMENT, LINT, LINT_MODULE, RULES, lint, lint_main, run_command
+from support.programs import ROOT
 from support.sarif_schema import SCHEMA
 
 DIRTY = """class A:
@@ -329,8 +331,7 @@ def test_settings_are_defaults_of_the_options(folder: Path, output: Output) -> N
         "[tool.clean-exit-lint]\nformat = 3",
         '[tool.clean-exit-lint]\nformat = "xml"',
         "[tool]\nclean-exit-lint = 1",
-        "[tool.clean_exit_lint]",
-        "[tool.clean_exit_lint",
+        "[tool.clean-exit-lint",
     ],
 )
 def test_wrong_setting_is_a_usage_error(table: str, folder: Path, output: Output) -> None:
@@ -502,3 +503,25 @@ def test_file_with_two_names_is_checked_once(folder: Path, output: Output) -> No
     (folder / "spread.py").write_text(SPREAD.format("global"))
     code, printed, _ = output("spread.py", str(folder / "spread.py"))
     assert (code, printed) == (0, "clean-exit-lint: nothing found in 1 file\n")
+
+
+def test_rule_of_the_contributing_guide_works_when_pasted(tmp_path: Path) -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code = guide.partition("# not run: a part of rules.py\n")[2].partition("```")[0]
+    added = guide.partition("1. Add `")[2].partition("`")[0]
+    copy = tmp_path / "clean_exit"
+    shutil.copytree(ROOT / "clean_exit", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in (
+        ("rules.py", None, code),
+        ("findings.py", '        Rule("signature"', f'        {added},\n        Rule("signature"'),
+    ):
+        text = (copy / "lint" / name).read_text(encoding="utf-8")
+        text = text.replace(old, new) if old else f"{text}\n\n{new}"
+        (copy / "lint" / name).write_text(text, encoding="utf-8")
+    (tmp_path / "dirty.py").write_text(
+        "import tempfile\nclass A:\n    def __del__(self):\n        tempfile.mkdtemp()\n"
+    )
+    words = [sys.executable, "-m", "clean_exit.lint", "dirty.py"]
+    done = run_command(words, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "dirty.py:4:9: temporary: __del__: tempfile.mkdtemp() creates" in done.stdout
