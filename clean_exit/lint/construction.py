@@ -168,6 +168,7 @@ class Constructions:
         self, value: Value | None, node: ast.Call, caller: Function, depth: int
     ) -> bool:
         """Whether a call often fails: by its name, or as a function with such a call or a raise."""
+        is_class = isinstance(value, Class)
         if isinstance(value, Class):
             value = self._evaluator.method(value, "__init__")
         function = value.function if isinstance(value, Bound) else value
@@ -175,7 +176,7 @@ class Constructions:
             name = dotted(value) or ast.unparse(node.func)
             return bool(_LIKELY.fullmatch(name)) and not _UNLIKELY.fullmatch(name)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-        is_constant = bool(arguments) and not any(
+        is_constant = bool(arguments or is_class) and not any(
             isinstance(part, ast.Name) and part.id in caller.local_names
             for one in arguments
             for part in ast.walk(one)
@@ -196,8 +197,10 @@ def _note_first(built: Construction, name: str, value: object) -> bool:
     """Note the first value of an attribute if it is a constant; return whether it is this one."""
     if isinstance(value, ast.Call) and last_name(value.func) in _EMPTY:
         value = ast.Tuple([], ast.Load())  # An empty container is false.
+    if not isinstance(value, ast.expr):
+        return False
     try:
-        known = ast.literal_eval(value)  # type: ignore[arg-type]
+        known = ast.literal_eval(value)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return bool(built.first_values.setdefault(name, known) == known)

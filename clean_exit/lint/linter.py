@@ -207,14 +207,16 @@ def apply_ignores(findings: list[Finding], source: Source, rules: set[str]) -> l
 
 def one_for_each_statement(findings: list[Finding], source: Source) -> list[Finding]:
     """Return the first rule's finding of each statement: one change of the code ends them all."""
-    first: dict[object, Finding] = {}
+    kept, seen = [], set[object]()
     order = [*sorted(RULES, key=lambda rule: not RULES[rule].default), UNUSED_IGNORE]
     for one in sorted(findings, key=lambda one: (order.index(one.rule), one.line, one.column)):
-        key: object = _statement_at(source, one.line) if one.rule in RULES else one
+        keys: set[object] = {_statement_at(source, one.line) if one.rule in RULES else one}
         if len(one.trace) > 2:  # One change of the destructor ends all that it reaches below.
-            key = one.rule, one.trace[0]
-        first.setdefault(key, one)
-    return list(first.values())
+            keys.add((one.rule, one.trace[0]))
+        if keys.isdisjoint(seen):
+            kept.append(one)
+            seen |= keys
+    return kept
 
 
 def _statement_at(source: Source, line: int) -> tuple[int, int]:
