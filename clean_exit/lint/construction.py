@@ -23,10 +23,11 @@ from clean_exit.lint.scopes import (
 _FIELDS = {"dataclass", "define", "frozen", "mutable", "attrs", "attr", "s", "pydantic_dataclass"}
 # Calls that fail in ordinary use: a file, a program, a library or a network may be missing.
 _LIKELY = re.compile(
-    r"(.*\.)?(open|fdopen|connect|create_connection|bind|listen|Popen|check_call|check_output|dlopen"
+    r"os\.(listdir|stat|remove|rename)|socket\..*\.(bind|listen)"
+    r"|(.*\.)?(open|fdopen|connect|create_connection|Popen|check_call|check_output|dlopen"
     r"|mkdir|makedirs|mkdtemp|mkstemp|NamedTemporaryFile|TemporaryFile|TemporaryDirectory|urlopen"
     r"|ZipFile|TarFile|CDLL|WinDLL|LoadLibrary|mmap|memmap|SharedMemory|import_module|__import__"
-    r"|load|loads|load_library|get_distribution|getaddrinfo|listdir|stat|unlink|remove|rename"
+    r"|load|loads|load_library|get_distribution|getaddrinfo|unlink"
     r"|read|recv|send|sendall|login|urlretrieve|fromfile|from_file|from_pretrained|tcgetattr)"
 )
 # These load and read from memory, or are methods of dictionaries and lists.

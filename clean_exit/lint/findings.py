@@ -37,7 +37,7 @@ RULES: dict[str, Rule] = {
             "explicit-call", "CEX009", "an explicit call of __del__, which then runs twice", False
         ),
         Rule("finalize-keeps-alive", "CEX010", "a finalizer that keeps its own object alive"),
-        Rule("atexit-keeps-alive", "CEX011", "an exit callback that keeps an object alive", False),
+        Rule("atexit-keeps-alive", "CEX011", "an exit callback that keeps an object alive"),
         Rule("async", "CEX012", "a coroutine in a destructor, which nothing awaits"),
         Rule("bare-except", "CEX013", "a handler that catches every exception", False),
         Rule("signature", "CEX014", "a destructor that raises whenever it is called"),
