@@ -107,10 +107,10 @@ def filled(retriever: Any, model: GivenVectors) -> Float64Index:
 def check_all(retriever: Any, index: Float64Index, top_k: int, **options: Any) -> None:
     """Compare a batch of all queries with the reference, and the first query by itself."""
     queries = numbered(len(index.model.queries))
-    batch = retriever.search_batch(queries, top_k, **options)
+    batch = retriever.search_batch(queries, top_k, mode="dense", **options)
     assert len(batch) == len(queries) > 0
     index.check(batch, queries, top_k, **options)
-    assert retriever.search("0", top_k, **options) == batch[0]
+    assert retriever.search("0", top_k, mode="dense", **options) == batch[0]
 
 
 def normal(count: int, dimension: int, seed: int = 0) -> Any:

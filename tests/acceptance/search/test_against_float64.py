@@ -194,10 +194,11 @@ def test_answers_do_not_depend_on_other_queries(kind: str, dimension: int) -> No
     shuffled = random.Random(3).sample(queries, 70)
     with KINDS[kind](model) as retriever:
         filled(retriever, model)
-        batch = dict(zip(queries, retriever.search_batch(queries, 9), strict=True))
-        again = dict(zip(shuffled, retriever.search_batch(shuffled, 9), strict=True))
+        batch = dict(zip(queries, retriever.search_batch(queries, 9, mode="dense"), strict=True))
+        again = dict(zip(shuffled, retriever.search_batch(shuffled, 9, mode="dense"), strict=True))
         assert again == batch
-        assert [retriever.search(query, 9) for query in queries[:8]] == list(batch.values())[:8]
+        alone = [retriever.search(query, 9, mode="dense") for query in queries[:8]]
+        assert alone == list(batch.values())[:8]
 
 
 def test_no_queries_have_no_answers() -> None:
@@ -220,7 +221,7 @@ def test_saved_index_of_many_bytes_is_exact_from_the_first_search_on(
     with KINDS[kind](model) as retriever:
         assert retriever.load(tmp_path / "index") == 36_000
         for query in numbered(24):
-            index.check([retriever.search(query, 7)], [query], 7)
+            index.check([retriever.search(query, 7, mode="dense")], [query], 7)
             if query == "3":
                 retriever.add(["5"], [{}], ["new"])
                 index.add(["5"], [{}], ["new"])
@@ -279,7 +280,8 @@ class Changes(RuleBasedStateMachine):
 
     @rule(query=st.integers(0, 7), top_k=st.sampled_from([1, 7, 5_000]))
     def ask(self, query: int, top_k: int) -> None:
-        self.index.check([self.retriever.search(f"{query}", top_k)], [f"{query}"], top_k)
+        results = self.retriever.search(f"{query}", top_k, mode="dense")
+        self.index.check([results], [f"{query}"], top_k)
 
     @rule(min_score=st.sampled_from([None, 0.4]))
     def ask_all(self, min_score: float | None) -> None:
@@ -288,7 +290,7 @@ class Changes(RuleBasedStateMachine):
     @invariant()
     def some_answers_are_exact(self) -> None:
         assert len(self.retriever) == len(self.index.documents)
-        results = self.retriever.search("1", 4, where={"odd": 1})
+        results = self.retriever.search("1", 4, where={"odd": 1}, mode="dense")
         self.index.check([results], ["1"], 4, where={"odd": 1})
 
 
@@ -316,7 +318,9 @@ class Stub:
     def add(self, texts: Any, metadata: Any, ids: Any) -> None:
         self.documents += zip(ids, texts, metadata, strict=True)
 
-    def search(self, query: str, top_k: int, where: Any = None) -> list[SearchResult]:
+    def search(
+        self, query: str, top_k: int, where: Any = None, mode: str = ""
+    ) -> list[SearchResult]:
         names, texts, metadata = zip(*self.documents, strict=True)
         scores = self.scores(self.model.embed_documents(texts), self.model.embed_query(query))
         order = [n for n in self.order(names, scores) if not where or matches(metadata[n], where)]
@@ -342,7 +346,9 @@ class TiesByPlace(Stub):
 
 
 class FiltersAfterwards(Stub):
-    def search(self, query: str, top_k: int, where: Any = None) -> list[SearchResult]:
+    def search(
+        self, query: str, top_k: int, where: Any = None, mode: str = ""
+    ) -> list[SearchResult]:
         return [each for each in super().search(query, top_k) if matches(each.metadata, where)]
 
 

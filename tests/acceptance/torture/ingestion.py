@@ -111,7 +111,7 @@ class Source:
 def ask(retriever: PyTorchGPURetriever) -> dict[str, tuple[str, list[float]]]:
     """Return the text of each document, and its score for each probe."""
     found: dict[str, tuple[str, list[float]]] = {}
-    for results in retriever.search_batch(PROBES, top_k=10 * len(retriever)):
+    for results in retriever.search_batch(PROBES, top_k=10 * len(retriever), mode="dense"):
         assert len(results) == len({each.id for each in results}) == len(retriever)
         for each in results:
             found.setdefault(each.id, (each.text, []))[1].append(each.score)

@@ -71,7 +71,7 @@ def check_whole(folder: Path, count: int) -> int:
     """Ask an index by vectors, words and filters; return the save that all of it belongs to."""
     with PyTorchGPURetriever(Model(), device="cpu") as retriever:
         assert retriever.load(folder) == count
-        found = retriever.search_batch(PROBES, top_k=2 * count)
+        found = retriever.search_batch(PROBES, top_k=2 * count, mode="dense")
         number = int(found[0][0].metadata["save"])
         texts = [f"save{number} document {row}" for row in range(count)]
         expected = {
