@@ -5,33 +5,48 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rag_demo.documents.document import Document
     from rag_demo.embedding_model import EmbeddingModel
-    from rag_demo.errors import IndexChangedError, RagDemoError
+    from rag_demo.encoding.model_identity import ModelIdentity
+    from rag_demo.errors import IndexChangedError, ModelMismatchError, RagDemoError
     from rag_demo.faiss_retriever import FaissRetriever
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from rag_demo.reranker import Reranker
-    from rag_demo.retriever import Retriever, SearchResult
+    from rag_demo.retriever import Retriever, SearchResult, embed
+    from rag_demo.stores.store import EmbeddedBatch, Store
 
 __all__ = [
+    "Document",
+    "EmbeddedBatch",
     "EmbeddingModel",
     "FaissRetriever",
     "IndexChangedError",
+    "ModelIdentity",
+    "ModelMismatchError",
     "PyTorchGPURetriever",
     "RagDemoError",
     "Reranker",
     "Retriever",
     "SearchResult",
+    "Store",
+    "embed",
 ]
 
 _MODULE_OF = {
+    "Document": "documents.document",
+    "EmbeddedBatch": "stores.store",
     "EmbeddingModel": "embedding_model",
     "FaissRetriever": "faiss_retriever",
     "IndexChangedError": "errors",
+    "ModelIdentity": "encoding.model_identity",
+    "ModelMismatchError": "errors",
     "PyTorchGPURetriever": "pytorch_gpu_retriever",
     "RagDemoError": "errors",
     "Reranker": "reranker",
     "Retriever": "retriever",
     "SearchResult": "retriever",
+    "Store": "stores.store",
+    "embed": "retriever",
 }
 
 

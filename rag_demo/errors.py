@@ -11,6 +11,7 @@ HOW_TO_NAME_MODEL = "--model FOLDER, or EmbeddingModel(FOLDER)"
 HOW_TO_INSTALL = (
     "install what is missing with: pip install '.[rag,model]', in a clone of torch-cleanup"
 )
+HOW_TO_INSTALL_ARROW = "install it with: pip install '.[arrow]', in a clone of torch-cleanup"
 
 _MOST_CHARS = 200  # of a quoted value
 

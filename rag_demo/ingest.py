@@ -23,6 +23,7 @@ from rag_demo.errors import DamagedIndexError, IndexFileError, ModelError, Other
 from rag_demo.retriever import embed
 from rag_demo.searching.arguments import texts_to_embed
 from rag_demo.stores.index_format import read_manifest
+from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.writer import IndexWriter
 from torch_utils import exit_on_signals
 
@@ -185,7 +186,10 @@ class _Run:
         same = {each.id: each for each in batch if self._is_same(each, known, number_of)}
         changed = [name for name in same if _described(same[name]) != _described(known[name])]
         self._numbers.update(number_of[name] for name in same.keys() - set(changed))
-        self._numbers.update(writer.rewrite({number_of[name]: same[name] for name in changed}))
+        if changed:
+            self._numbers.update(
+                writer.upsert(EmbeddedBatch.without_vectors([same[name] for name in changed]))
+            )
         new = [each for each in batch if each.id not in same]
         if new:
             try:

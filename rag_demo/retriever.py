@@ -21,6 +21,7 @@ from rag_demo.searching.arguments import (
     check_documents,
     check_ids,
     check_queries,
+    check_weights,
     texts_to_embed,
 )
 from rag_demo.searching.results import SearchResult, Stats
@@ -103,6 +104,7 @@ class Retriever(Resource):
         metadata: Sequence[Mapping[str, Any]] | None = None,
         ids: Sequence[str] | None = None,
         *,
+        vectors: Any = None,
         passages: bool = True,
         on_progress: Callable[[int], object] | None = None,
     ) -> list[str]:
@@ -113,6 +115,8 @@ class Retriever(Resource):
             metadata: A mapping of JSON values for each document. They are copied; filters
                 compare them, and results contain them.
             ids: A different id for each document; by default "0", "1", ...
+            vectors: A vector for each text, shape (n, d), to save the embedding. Then texts have
+                no passages.
             passages: Embed texts of more than 1,000 characters by passage too, because a model
                 reads only the beginning of a text. A document scores as the best of its passages
                 and the whole text. The "title" in the metadata is put before each of them.
@@ -133,9 +137,51 @@ class Retriever(Resource):
         if not checked:
             return []
         documents = list(map(Document, names or [""] * len(checked), checked, plain))
-        batch = embed(documents, self.embedding_model, passages=passages, on_progress=on_progress)
+        if vectors is not None:
+            batch = self._with_vectors(documents, vectors)
+        else:
+            batch = embed(
+                documents, self.embedding_model, passages=passages, on_progress=on_progress
+            )
         self.ensure_open()
         return self.store.upsert(batch, choose_ids=names is None)
+
+    def _with_vectors(self, documents: Sequence[Document], vectors: Any) -> EmbeddedBatch:
+        count = len(documents)
+        if np.shape(vectors)[:-1] != (count,):
+            raise ValueError(
+                f"vectors must have the shape ({count}, d), one for each text, "
+                f"got {np.shape(vectors)}"
+            )
+        spans = np.zeros((count, 2), np.int32)
+        identity = as_embedder(self.embedding_model).identity
+        return EmbeddedBatch(
+            documents, np.arange(count), spans, normalized(vectors, count), identity
+        )
+
+    def update_metadata(self, ids: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> int:
+        """Replace the metadata of documents. Unknown ids are ignored.
+
+        Nothing is embedded again. A new "title" counts only after the document is added again.
+
+        Args:
+            ids: The ids of the documents, all different.
+            metadata: The new metadata of each document.
+
+        Returns:
+            How many documents were changed.
+        """
+        self.ensure_open()
+        _, plain, names = check_documents([""] * len(ids), metadata, ids)
+        assert names is not None
+        changed = [
+            before._replace(metadata=after)
+            for before, after in zip(self.store.get(names), plain, strict=True)
+            if before is not None
+        ]
+        if changed:
+            self.store.upsert(EmbeddedBatch.without_vectors(changed))
+        return len(changed)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove documents. Unknown ids are ignored.
@@ -170,18 +216,20 @@ class Retriever(Resource):
 
     def search(
         self,
-        query: str,
+        query: str | None,
         top_k: int = 5,
         min_score: float | None = None,
         where: Where | None = None,
+        mode: str = "hybrid",
         *,
-        mode: str = "dense",
+        vector: Any = None,
+        weights: tuple[float, float] = (1.0, 1.0),
         rerank: Reranker | None = None,
     ) -> list[SearchResult]:
-        """Find the documents nearest to a query.
+        """Find the documents that answer a query best.
 
         Args:
-            query: The query.
+            query: The query; None to search only by ``vector``.
             top_k: How many results at most.
             min_score: The lowest score of a result.
             where: Search only documents whose metadata match: ``{"lang": "en"}``,
@@ -189,6 +237,8 @@ class Retriever(Resource):
             mode: "dense" compares vectors, and scores are cosines. "bm25" searches the full
                 text. "hybrid" fuses the first 100 results of both (or ``top_k``, if that is
                 more) by their ranks.
+            vector: The vector of the query, shape (d,), to save the embedding.
+            weights: How much the ranks by vectors and by full text count in the mode "hybrid".
             rerank: Scores and orders five times ``top_k`` results. ``min_score`` still applies
                 to the scores of the search.
 
@@ -196,11 +246,18 @@ class Retriever(Resource):
             The results, the best first.
 
         Raises:
-            ValueError: ``top_k`` is not positive, the mode is unknown, or the model's vectors
-                have another dimension than the documents' vectors.
+            ValueError: ``top_k`` is not positive, the mode is unknown, no score can reach
+                ``min_score``, or the vectors have another dimension than the documents' vectors.
             ResourceClosedError: This retriever or its embedding model is closed.
         """
-        found = self.search_batch([query], top_k, min_score, where, mode=mode, rerank=rerank)
+        if query is None:
+            if vector is None:
+                raise TypeError("search needs a query or a vector")
+            query, mode = "", "dense"
+        vectors = None if vector is None else np.asarray(vector)[None]
+        found = self.search_batch(
+            [query], top_k, min_score, where, mode, vectors=vectors, weights=weights, rerank=rerank
+        )
         return found[0]
 
     def search_batch(
@@ -209,12 +266,13 @@ class Retriever(Resource):
         top_k: int = 5,
         min_score: float | None = None,
         where: Where | None = None,
+        mode: str = "hybrid",
         *,
-        mode: str = "dense",
         vectors: Any = None,
+        weights: tuple[float, float] = (1.0, 1.0),
         rerank: Reranker | None = None,
     ) -> list[list[SearchResult]]:
-        """Find the documents nearest to each of several queries; see `search`.
+        """Find the documents that answer each of several queries best; see `search`.
 
         Args:
             queries: The queries.
@@ -223,6 +281,7 @@ class Retriever(Resource):
             where: See `search`.
             mode: See `search`.
             vectors: The vectors of the queries, shape (b, d), to save the embedding.
+            weights: See `search`.
             rerank: See `search`.
 
         Returns:
@@ -230,6 +289,7 @@ class Retriever(Resource):
         """
         self.ensure_open()
         queries = check_queries(queries, top_k, min_score, mode)
+        weights = check_weights(weights, min_score, mode)
         if rerank is not None and (isinstance(rerank, type) or not hasattr(rerank, "rerank")):
             raise TypeError(f"rerank must be a Reranker, got {short_repr(rerank)}")
         if vectors is not None and np.shape(vectors)[:-1] != (len(queries),):
@@ -248,7 +308,7 @@ class Retriever(Resource):
         if vectors is not None:
             vectors = normalized(vectors, len(queries))
         wanted = int(top_k) * (1 if rerank is None else _RERANKED)
-        found = self.store.search(queries, vectors, where, wanted, mode)
+        found = self.store.search(queries, vectors, where, wanted, mode, weights)
         if min_score is not None:
             found = [[each for each in one if each.score >= min_score] for one in found]
         if rerank is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,21 @@ def normalized(vectors: Any, count: int | None = None) -> Vectors:
             "cosine search needs finite, nonzero vectors"
         )
     result: Vectors = (array / lengths[:, None]).astype(np.float32)
+    return result
+
+
+def renumbered(owners: Rows, changes: Mapping[int, int], stop: int) -> Rows:
+    """Return owners of rows with other numbers; -1 stays.
+
+    Args:
+        owners: Shape (n,).
+        changes: The new numbers.
+        stop: All numbers in ``owners`` are smaller.
+    """
+    new = np.arange(stop + 1)
+    new[-1] = -1
+    new[list(changes)] = list(changes.values())
+    result: Rows = new[owners]
     return result
 
 

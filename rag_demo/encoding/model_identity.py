@@ -60,6 +60,18 @@ def refuse_other_model(folder: Path, made_by: ModelIdentity, wanted: ModelIdenti
         )
 
 
+def refuse_other_vectors(made_by: ModelIdentity | None, new: ModelIdentity | None) -> None:
+    """Refuse to mix vectors of two models; None is an unknown one.
+
+    Raises:
+        ModelMismatchError: The models differ.
+    """
+    if made_by is not None and new is not None and not made_by.is_same(new):
+        raise ModelMismatchError(
+            f"the present vectors were made with the model {made_by}, not with {new}; use that one"
+        )
+
+
 def identify(path: str, dtype: str, name: str | None = None) -> ModelIdentity:
     """Identify the model in a folder, or in the hub's local cache. Makes no request.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from rag_demo.errors import short_repr
 from rag_demo.vectors import Rows
 
 MODES = ("dense", "bm25", "hybrid")
+RANK_CONSTANT = 60  # of a hybrid search: Cormack, Clarke and Buettcher, SIGIR 2009
 _MOST_BITS = 1000  # of an integer that fits into a float
 
 
@@ -108,6 +110,29 @@ def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[s
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {short_repr(mode)}")
     return [_text(query, f"queries[{number}]") for number, query in enumerate(queries)]
+
+
+def check_weights(weights: Any, min_score: Any, mode: str) -> tuple[float, float]:
+    """Check the weights of a hybrid search, and that a score can reach ``min_score``.
+
+    Raises:
+        TypeError: The weights are not two numbers.
+        ValueError: A weight is negative or not finite, or both are 0; or ``min_score`` is higher
+            than all scores of a hybrid search.
+    """
+    try:
+        dense, words = map(float, weights)
+    except (TypeError, ValueError):
+        raise TypeError(f"weights must be two numbers, got {short_repr(weights)}") from None
+    if not (0 <= dense < math.inf and 0 <= words < math.inf and dense + words):
+        raise ValueError(f"weights must be finite and not negative, one above 0, got {weights}")
+    highest = (dense + words) / (RANK_CONSTANT + 1)
+    if mode == "hybrid" and min_score is not None and min_score > highest:
+        raise ValueError(
+            f"min_score is {short_repr(min_score)}, but scores of the mode 'hybrid' end at "
+            f"{highest:.4f}; use mode='dense', whose scores are cosines"
+        )
+    return dense, words
 
 
 def _text(value: Any, what: str) -> str:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
 from rag_demo.errors import IndexChangedError
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
-from rag_demo.stores.index_format import GONE, Manifest, read_manifest
+from rag_demo.stores.index_format import Manifest, read_manifest
 from rag_demo.stores.search import Search
 from rag_demo.stores.snapshot import Snapshot, VectorRows
 from rag_demo.stores.store import EmbeddedBatch
@@ -36,12 +35,12 @@ class _Saved(NamedTuple):
 
     manifest: Manifest
     origin: object
-    alive: npt.NDArray[np.bool_]
     rows: int
+    next_number: int
 
     @classmethod
     def of(cls, manifest: Manifest, snapshot: Snapshot) -> _Saved:
-        return cls(manifest, snapshot.origin, snapshot.alive.rows, len(snapshot.owners))
+        return cls(manifest, snapshot.origin, len(snapshot.owners), snapshot.next_number)
 
 
 class LocalStore:
@@ -117,15 +116,16 @@ class LocalStore:
 
     def search(
         self,
-        queries: Sequence[str],
+        texts: Sequence[str],
         vectors: Vectors | None,
         where: Where | None,
         top_k: int,
         mode: str,
+        weights: tuple[float, float] = (1.0, 1.0),
     ) -> list[list[SearchResult]]:
         """See `Store`."""
         with self._search() as snapshot:
-            return Search(queries, vectors, top_k, where, mode).run(snapshot)
+            return Search(texts, vectors, top_k, where, mode, weights).run(snapshot)
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[Snapshot]:
@@ -180,9 +180,7 @@ class LocalStore:
                 and before.origin is snapshot.origin
                 and 4 * writer.gone_rows <= len(writer.owners)
             ):
-                gone = before.alive & ~snapshot.alive.rows[: len(before.alive)]
-                writer.remove(np.flatnonzero(gone).tolist())
-                self._append(writer, snapshot, before.rows, len(before.alive))
+                self._append(writer, snapshot, before.rows, before.next_number)
             else:
                 gone_rows = len(snapshot.owners) - int(np.count_nonzero(snapshot.live_rows))
                 if 4 * gone_rows > len(snapshot.owners) and not snapshot.vectors.stays_in_file:
@@ -219,16 +217,14 @@ class LocalStore:
     def _append(writer: IndexWriter, snapshot: Snapshot, row: int, number: int) -> None:
         """Write the rows from ``row`` on, and the documents from ``number`` on."""
         rows = np.arange(row, len(snapshot.owners))
-        owners = snapshot.owners.rows[row:]
         alive = snapshot.alive.rows
-        owners = np.where(np.append(alive, False)[owners], owners, GONE)
         pieces = (
             snapshot.vectors.take(rows[start : start + _ROWS_AT_ONCE])
             for start in range(0, len(rows), _ROWS_AT_ONCE)
         )
         documents = (each for each in snapshot.documents.stream(number) if alive[each[0]])
         spans = snapshot.spans.rows[row:]
-        writer.append(documents, owners, spans, pieces, snapshot.next_number)
+        writer.append(documents, snapshot.live_owners, spans, pieces, snapshot.next_number)
 
     def load(self, folder: Path, identity: ModelIdentity) -> int:
         """See `rag_demo.retriever.LocalRetriever.load`."""

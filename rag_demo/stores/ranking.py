@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rag_demo.exact_search.exact_scores import Pairs, Scores, exact_scores
+from rag_demo.searching.arguments import RANK_CONSTANT
 from rag_demo.vectors import Mask, Rows, Vectors
 
 Names = Callable[[Sequence[int]], list[str]]
 
 FUSED_FROM = 100  # of each ranking
-_RANK_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 
 
 @dataclass(frozen=True)
@@ -141,15 +141,19 @@ def best_scores(numbers: Rows, scores: Scores, top_k: int, names_of: Names) -> t
     return np.asarray(best[:top_k], np.int64), scores[: min(top_k, len(best))]
 
 
-def fuse(rankings: Sequence[Rows], top_k: int, names_of: Names) -> tuple[Rows, Scores]:
-    """Fuse rankings: a document's score is the sum of 1 / (60 + rank) over the rankings.
+def fuse(
+    rankings: Sequence[Rows], weights: Sequence[float], top_k: int, names_of: Names
+) -> tuple[Rows, Scores]:
+    """Fuse rankings: a document's score is the sum of weight / (60 + rank) over the rankings.
+
+    A ranking with the weight 0 adds no documents.
 
     Returns:
         The best documents with their scores, equal scores ordered by id.
     """
     scores: dict[int, float] = {}
-    for ranking in rankings:
-        for place, item in enumerate(ranking.tolist(), start=1):
-            scores[item] = scores.get(item, 0.0) + 1 / (_RANK_CONSTANT + place)
+    for ranking, weight in zip(rankings, weights, strict=True):
+        for place, item in enumerate(ranking.tolist() if weight else [], start=1):
+            scores[item] = scores.get(item, 0.0) + weight / (RANK_CONSTANT + place)
     numbers = np.fromiter(scores.keys(), np.int64, len(scores))
     return best_scores(numbers, np.fromiter(scores.values(), float, len(scores)), top_k, names_of)

@@ -28,6 +28,7 @@ class Search:
         top_k: How many answers at most.
         where: The filter that documents must match.
         mode: One of `rag_demo.searching.arguments.MODES`.
+        weights: Of the ranks by vectors and by full text.
     """
 
     queries: Sequence[str]
@@ -35,6 +36,7 @@ class Search:
     top_k: int
     where: Where | None
     mode: str
+    weights: tuple[float, float] = (1.0, 1.0)
 
     def run(self, snapshot: Snapshot) -> list[list[SearchResult]]:
         """Return the answers to each query."""
@@ -90,7 +92,8 @@ class Search:
         fused, rows = [], []
         for first, second in zip(by_vectors.each(), by_text.each(), strict=True):
             items = by_vectors.items[first]
-            best = fuse([items, by_text.items[second]], self.top_k, snapshot.ids)
+            rankings = [items, by_text.items[second]]
+            best = fuse(rankings, self.weights, self.top_k, snapshot.ids)
             fused.append(best)
             row_of = dict(zip(items.tolist(), by_vectors.rows[first].tolist(), strict=True))
             rows += [row_of.get(number, -1) for number in best[0].tolist()]

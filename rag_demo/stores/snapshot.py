@@ -10,15 +10,16 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
 from rag_demo.exact_search.exact_scores import Pairs
 from rag_demo.stores.documents import DocumentTable
 from rag_demo.stores.filters import Where
+from rag_demo.stores.index_format import GONE
 from rag_demo.stores.saved_index import SavedIndex, temporary_documents
 from rag_demo.stores.scratch import Scratch
-from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.store import EmbeddedBatch, places_of_older
 from rag_demo.stores.words import TextIndex
-from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors
+from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, renumbered
 
 _AT_ONCE = 1 << 11  # documents that are copied together
 _MOST_GONE = 1 << 10  # rows of deleted documents that are never worth a copy
@@ -153,24 +154,31 @@ class Snapshot:
         """Add documents; a document replaces an older one with its id.
 
         Raises:
-            ValueError: The vectors have another dimension than the present ones.
+            ValueError, ModelMismatchError: See `Store.upsert`.
         """
-        old = list(self.find([document.id for document in batch.documents]).values())
-        here = self._without(old)
-        if not here.count:
+        refuse_other_vectors(self.identity if self.count else None, batch.identity)
+        older = self.find([document.id for document in batch.documents])
+        taken = places_of_older(batch, older, self.documents.get)
+        here = self._without(list(taken))
+        if not here.count and all(place < 0 for place in taken.values()):
             here = replace(Snapshot.empty(self.vectors), next_name=self.next_name)
+            taken = {}
         dimension = here.vectors.dimension
-        if dimension and batch.vectors.shape[1] != dimension:
+        if dimension and len(batch.vectors) and batch.vectors.shape[1] != dimension:
             raise ValueError(
                 f"the model's vectors have {batch.vectors.shape[1]} dimensions, "
                 f"but the retriever has {dimension}; use the model that made its vectors"
             )
         first = here.next_number
         here.documents.replace_from(first, batch.documents)
+        new_owners = {number: first + place for number, place in taken.items() if place >= 0}
+        owners = here.owners
+        if new_owners:
+            owners = GrowableRows(renumbered(owners.rows, new_owners, first))
         return replace(
             here,
-            vectors=here.vectors.extended(batch.vectors),
-            owners=here.owners.append(batch.owners + first),
+            vectors=here.vectors.extended(batch.vectors) if len(batch.vectors) else here.vectors,
+            owners=owners.append(batch.owners + first),
             spans=here.spans.append(batch.spans),
             alive=here.alive.append(np.ones(len(batch.documents), bool)),
             count=here.count + len(batch.documents),
@@ -221,6 +229,11 @@ class Snapshot:
     def live_rows(self) -> Mask:
         """Whether each row belongs to a document that exists: shape (rows,)."""
         return self.rows_of(self.alive.rows)
+
+    @property
+    def live_owners(self) -> Rows:
+        """The number of each row's document, or `GONE`: shape (rows,)."""
+        return np.where(self.live_rows, self.owners.rows, GONE)
 
     def rows_of(self, allowed: Mask) -> Mask:
         """Turn a mask of documents into a mask of rows."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import HOW_TO_INSTALL_ARROW, RagDemoError, short_repr
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
 from rag_demo.vectors import Rows, Vectors
+
+_COLUMNS = ("id", "text", "metadata", "file", "spans", "vectors")
 
 
 @dataclass(frozen=True)
@@ -19,9 +25,9 @@ class EmbeddedBatch:
 
     Attributes:
         documents: Documents with different ids.
-        owners: The place in ``documents`` of each vector's document: shape (n,).
+        owners: The place in ``documents`` of each vector's document: shape (n,), int64.
         spans: Start and stop of each vector's passage; 0 and 0 for the whole: shape (n, 2), int32.
-        vectors: Shape (n, d), float32, each of length 1. Each document has one at least.
+        vectors: Shape (n, d), float32, each of length 1.
         identity: The model that made the vectors; None if it is unknown.
     """
 
@@ -30,6 +36,124 @@ class EmbeddedBatch:
     spans: Any
     vectors: Vectors
     identity: ModelIdentity | None
+
+    @classmethod
+    def without_vectors(cls, documents: Sequence[Document]) -> EmbeddedBatch:
+        """Return a batch that only replaces metadata and files; see `Store.upsert`."""
+        spans, vectors = np.empty((0, 2), np.int32), np.empty((0, 1), np.float32)
+        return cls(documents, np.empty(0, np.int64), spans, vectors, None)
+
+    @property
+    def has_vectors(self) -> Any:
+        """Whether each document has a vector: shape (len(documents),), bool."""
+        return np.bincount(self.owners, minlength=len(self.documents)) > 0
+
+    def to_arrow(self) -> Any:
+        """Return a `pyarrow.Table` with one row for each document.
+
+        The columns are ``id``, ``text``, ``metadata`` (JSON), ``file``, ``spans`` and ``vectors``,
+        two lists of equal length. The schema's metadata have the identity.
+
+        Raises:
+            RagDemoError: pyarrow is not installed.
+            ValueError: A text contains lone surrogates, which Arrow cannot store.
+        """
+        pa = arrow()
+        order = np.argsort(self.owners, kind="stable")
+        counts = np.bincount(self.owners, minlength=len(self.documents))
+        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+        dimension = self.vectors.shape[1]
+        parts = [(self.spans[order], 2), (self.vectors[order], dimension)]
+        spans, vectors = (
+            pa.ListArray.from_arrays(
+                offsets, pa.FixedSizeListArray.from_arrays(pa.array(part.ravel()), width)
+            )
+            for part, width in parts
+        )
+        ids, texts, metadata, files = zip(*self.documents, strict=True)
+        columns = [
+            pa.array(ids, pa.string()),
+            pa.array(texts, pa.string()),
+            pa.array(map(json.dumps, metadata), pa.string()),
+            pa.array(files, pa.string()),
+            spans,
+            vectors,
+        ]
+        identity = None if self.identity is None else asdict(self.identity)
+        table = pa.Table.from_arrays(columns, names=list(_COLUMNS))
+        return table.replace_schema_metadata({"identity": json.dumps(identity)})
+
+    @classmethod
+    def from_arrow(cls, table: Any) -> EmbeddedBatch:
+        """Return the batch of a table that `to_arrow` made.
+
+        Raises:
+            ValueError: The table lacks a column.
+        """
+        missing = set(_COLUMNS) - set(table.column_names)
+        if missing:
+            raise ValueError(f"the table has no column {', '.join(sorted(missing))}")
+        columns = {name: table.column(name).combine_chunks() for name in _COLUMNS}
+        documents = [
+            Document(name, text, json.loads(metadata), file)
+            for name, text, metadata, file in zip(
+                *(columns[name].to_pylist() for name in _COLUMNS[:4]), strict=True
+            )
+        ]
+        owners = np.repeat(np.arange(len(documents)), columns["spans"].value_lengths().to_numpy())
+        spans, vectors = (columns[name].flatten() for name in _COLUMNS[4:])
+        identity = json.loads((table.schema.metadata or {}).get(b"identity", b"null"))
+        return cls(
+            documents,
+            owners,
+            spans.flatten().to_numpy().astype(np.int32).reshape(-1, 2),
+            vectors.flatten().to_numpy().astype(np.float32).reshape(-1, vectors.type.list_size),
+            None if identity is None else ModelIdentity(**identity),
+        )
+
+
+def places_of_older(
+    batch: EmbeddedBatch, older: Mapping[str, int], get: Callable[[Sequence[int]], list[Document]]
+) -> dict[int, int]:
+    """Find what becomes of the older documents with the ids of a batch.
+
+    Args:
+        batch: Documents that are going to be stored.
+        older: The numbers of the older documents, by id.
+        get: Returns documents by number.
+
+    Returns:
+        For each number the place in the batch of the document that takes over its vectors; -1 if
+        the vectors are dropped.
+
+    Raises:
+        ValueError: A document without vectors has no older one with its id and text.
+    """
+    bare = np.flatnonzero(~batch.has_vectors).tolist()
+    names = [batch.documents[place].id for place in bare if batch.documents[place].id in older]
+    texts = {each.id: each.text for each in get([older[name] for name in names])}
+    for place in bare:
+        name, text, *_ = batch.documents[place]
+        if texts.get(name) != text:
+            raise ValueError(
+                f"the document {short_repr(name)} has no vectors, and the store has no document "
+                "with this id and text; embed it"
+            )
+    takes_over = {batch.documents[place].id: place for place in bare}
+    return {number: takes_over.get(name, -1) for name, number in older.items()}
+
+
+def arrow() -> Any:
+    """Return the package pyarrow.
+
+    Raises:
+        RagDemoError: It is not installed.
+    """
+    try:
+        import pyarrow
+    except ImportError:
+        raise RagDemoError(f"Arrow and Parquet need pyarrow; {HOW_TO_INSTALL_ARROW}") from None
+    return pyarrow
 
 
 class Store(Protocol):
@@ -53,15 +177,21 @@ class Store(Protocol):
     def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
         """Add documents. A document replaces an older one with its id.
 
+        A document without vectors only replaces the metadata and the file of the older one, which
+        must have the same text and keeps its vectors.
+
         Args:
             batch: The documents.
-            choose_ids: Whether to give each document an id that no document has.
+            choose_ids: Whether to give each document an id that no document has: a whole number,
+                in decimal digits.
 
         Returns:
             The ids.
 
         Raises:
-            ValueError: The vectors have another dimension than the present ones.
+            ValueError: The vectors have another dimension than the present ones, or a document
+                without vectors has no older one with its id and text. Nothing was changed.
+            ModelMismatchError: Another model made the present vectors.
         """
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -71,24 +201,27 @@ class Store(Protocol):
         """Return a document for each id; None for an unknown one."""
 
     def ids(self) -> Iterator[str]:
-        """Yield the ids of all documents, in the order in which they were added."""
+        """Yield the ids of all documents, each once."""
 
     def search(
         self,
-        queries: Sequence[str],
+        texts: Sequence[str],
         vectors: Vectors | None,
         where: Where | None,
         top_k: int,
         mode: str,
+        weights: tuple[float, float] = (1.0, 1.0),
     ) -> list[list[SearchResult]]:
         """Find the best documents for each query; equal scores are ordered by id.
 
         Args:
-            queries: The queries.
+            texts: The queries.
             vectors: Their vectors: shape (b, d), each of length 1; None in the mode "bm25".
             where: The filter that documents must match.
             top_k: How many results at most.
             mode: "dense", "bm25" or "hybrid"; see `rag_demo.Retriever.search`.
+            weights: Of the ranks by vectors and by words in the mode "hybrid"; see
+                `rag_demo.stores.ranking.fuse`.
         """
 
     def close(self) -> object:

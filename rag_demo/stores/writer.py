@@ -10,7 +10,7 @@ import os
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
@@ -46,9 +46,9 @@ from rag_demo.stores.index_format import (
     refuse_foreign_folder,
     writing_errors,
 )
-from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.store import EmbeddedBatch, places_of_older
 from rag_demo.stores.words import WordsFolder, add_texts
-from rag_demo.vectors import Mask, Rows, Vectors
+from rag_demo.vectors import Mask, Rows, Vectors, renumbered
 
 _MOST_BEHIND = 1 << 13
 """Documents that a commit may leave out of the full-text index; a reader adds them itself."""
@@ -199,28 +199,30 @@ class IndexWriter:
         vectors: Iterable[Vectors],
         next_number: int,
     ) -> None:
-        """Append documents and rows of vectors.
+        """Append documents and rows of vectors, and change the owners of present rows.
 
         Args:
             documents: Documents with numbers from ``manifest.next_number`` on.
-            owners: The number of the document of each row, or `GONE`: shape (n,).
-            passages: Start and stop of the passage of each row; 0 and 0 for the whole document:
-                shape (n, 2).
-            vectors: The vectors in pieces of the shape (m, d), float32.
+            owners: The number of the document of each row, also of present rows, or `GONE`:
+                shape (rows + n,).
+            passages: Start and stop of the passage of each new row; 0 and 0 for the whole
+                document: shape (n, 2).
+            vectors: The new vectors in pieces of the shape (m, d), float32.
             next_number: The new ``manifest.next_number``.
 
         Raises:
             ValueError: The vectors have another dimension than those of the index.
         """
         with writing_errors(self.folder):
-            inserted = self.documents.insert(documents)
+            self.documents.insert(documents)
+            rows = len(self.owners)
+            self._set_owners(owners[:rows])
             start = 0
             for piece in vectors:
                 stop = start + len(piece)
-                self._append_rows(owners[start:stop], passages[start:stop], piece)
+                self._append_rows(owners[rows + start : rows + stop], passages[start:stop], piece)
                 start = stop
-        count = self._manifest.count + inserted
-        self.manifest = replace(self._manifest, count=count, next_number=next_number)
+        self.manifest = replace(self._manifest, next_number=next_number)
 
     def _append_rows(self, owners: Rows, passages: Passages, vectors: Vectors) -> None:
         manifest = self._manifest
@@ -256,44 +258,31 @@ class IndexWriter:
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Remove documents by their numbers; their data stay in the files until `compact`."""
-        gone = np.fromiter(numbers, np.int64)
-        if len(gone):
-            self._change_owners(dict.fromkeys(gone.tolist(), GONE))
-            self.manifest = replace(self._manifest, count=self._manifest.count - len(gone))
+        gone = dict.fromkeys(numbers, GONE)
+        with writing_errors(self.folder):
+            self._set_owners(renumbered(self.owners, gone, self._manifest.next_number))
 
     def upsert(self, batch: EmbeddedBatch) -> range:
-        """Add documents, replace older ones with their ids, and return their numbers."""
-        self.remove(self.find([document.id for document in batch.documents]).values())
+        """Add documents and return their numbers; see `rag_demo.stores.store.Store.upsert`."""
+        older = self.find([document.id for document in batch.documents])
         first = self._manifest.next_number
+        taken = places_of_older(batch, older, self.documents.get)
+        changes = {number: first + at if at >= 0 else GONE for number, at in taken.items()}
+        owners = renumbered(self.owners, changes, first)
         numbers = range(first, first + len(batch.documents))
-        documents = zip(numbers, batch.documents, strict=True)
-        self.append(documents, batch.owners + first, batch.spans, [batch.vectors], numbers.stop)
+        self.append(
+            zip(numbers, batch.documents, strict=True),
+            np.concatenate([owners, batch.owners + first]),
+            batch.spans,
+            [batch.vectors] if len(batch.vectors) else [],
+            numbers.stop,
+        )
         return numbers
 
-    def rewrite(self, documents: Mapping[int, Document]) -> range:
-        """Replace documents, by their numbers, without changing their texts or vectors.
-
-        Returns:
-            Their new numbers.
-        """
-        first = self._manifest.next_number
-        with writing_errors(self.folder):
-            self.documents.insert(enumerate(documents.values(), first))
-        numbers = range(first, first + len(documents))
-        self.manifest = replace(self._manifest, next_number=numbers.stop)
-        if documents:
-            self._change_owners(dict(zip(documents, numbers, strict=True)))
-        return numbers
-
-    def _change_owners(self, changes: Mapping[int, int]) -> None:
-        new = np.arange(self._manifest.next_number + 1)  # The last one is for `GONE`, which is -1.
-        new[-1] = GONE
-        new[list(changes)] = list(changes.values())
-        owners = new[self.owners]
-        with writing_errors(self.folder):
-            for number in np.unique(np.flatnonzero(owners != self.owners) // SEGMENT).tolist():
-                rows = slice(number * SEGMENT, (number + 1) * SEGMENT)
-                self._put_segment(number, replace(self._segment(number), owners=owners[rows]))
+    def _set_owners(self, owners: Rows) -> None:
+        for number in np.unique(np.flatnonzero(owners != self.owners) // SEGMENT).tolist():
+            rows = slice(number * SEGMENT, (number + 1) * SEGMENT)
+            self._put_segment(number, replace(self._segment(number), owners=owners[rows]))
         self.owners = owners
 
     def compact(self) -> None:
@@ -322,9 +311,8 @@ class IndexWriter:
         finally:
             documents.close()
         self.manifest = replace(
-            self._manifest, source=before.source, finished=before.finished, count=count,
-            next_number=count,
-        )  # fmt: skip
+            self._manifest, source=before.source, finished=before.finished, next_number=count
+        )
 
     def _read_vectors(
         self, file: IO[bytes], row: int, shape: tuple[int, int], checksums: Sequence[int] | Any
@@ -404,7 +392,7 @@ class IndexWriter:
             IndexFileError: The index cannot be written.
         """
         self.catch_up_words(_MOST_BEHIND)
-        manifest = replace(self._manifest, commit=os.urandom(8).hex())
+        manifest = replace(self._manifest, commit=os.urandom(8).hex(), count=self.count)
         with writing_errors(self.folder):
             with self.documents.connection() as connection:
                 connection.execute("COMMIT")
@@ -441,7 +429,7 @@ class IndexWriter:
     @property
     def count(self) -> int:
         """How many documents there are."""
-        return self._manifest.count
+        return int(np.count_nonzero(self.alive))
 
     @property
     def gone_rows(self) -> int:

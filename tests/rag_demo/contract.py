@@ -11,13 +11,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import pytest
 
-from rag_demo import IndexChangedError, Retriever
-from support.small_collections import Hashed, are_nearest, text_of
+from rag_demo import (
+    Document,
+    EmbeddedBatch,
+    IndexChangedError,
+    ModelIdentity,
+    ModelMismatchError,
+    Retriever,
+    embed,
+)
+from support.small_collections import DIMENSION, Hashed, are_nearest, text_of, vector_of
 from support.zygotes import IMPORT_PATH
 from torch_utils import ResourceClosedError
 
@@ -28,6 +37,13 @@ METADATA = {
     name: {"n": n, "even": n % 2 == 0, "tags": [text_of(n), n], "of": {"deep": [n, None]}}
     for n, name in enumerate(DOCUMENTS)
 }
+
+
+class Silent(Hashed):
+    """The same model, which cannot answer."""
+
+    def embed_documents(self, texts: Any) -> Any:
+        raise AssertionError("the model was called")
 
 
 class Place(Protocol):
@@ -50,7 +66,7 @@ def add(retriever: Any, names: Any = DOCUMENTS) -> None:
 
 
 def found(retriever: Any, query: str = QUERY, **options: Any) -> list[str]:
-    return [each.id for each in retriever.search(query, 1_000, **options)]
+    return [each.id for each in retriever.search(query, 1_000, **{"mode": "dense", **options})]
 
 
 def check_answers_are_exact_and_ties_ordered_by_id(place: Place) -> None:
@@ -141,6 +157,72 @@ def check_change_replaces_and_deletes(place: Place) -> None:
         place.keep(retriever)
     with place.open(Hashed()) as retriever:
         assert found(retriever) == []
+
+
+def check_metadata_change_embeds_nothing(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        add(retriever)
+        place.keep(retriever)
+    with place.open(Hashed()) as retriever:
+        expected = retriever.search(QUERY, 50, mode="dense")
+        retriever.embedding_model = Silent()
+        assert retriever.update_metadata(["d03", "unknown"], [{"n": 1000}, {}]) == 1
+        retriever.embedding_model = Hashed()
+        place.keep(retriever)
+    with place.open(Hashed()) as retriever:
+        again = retriever.search(QUERY, 50, mode="dense")
+        assert [(each.id, each.score) for each in again] == [
+            (each.id, each.score) for each in expected
+        ]
+        assert len(retriever) == len(DOCUMENTS)
+        assert found(retriever, where={"n": 1000}) == ["d03"]
+        assert found(retriever, where={"n": 3}) == []
+        assert "d03" in found(retriever, "number3", mode="bm25")
+        (document,) = retriever.get(["d03"])
+        assert document == Document("d03", DOCUMENTS["d03"], {"n": 1000})
+
+
+def check_refused_batch_changes_nothing(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        add(retriever)
+        expected = retriever.search(QUERY, 50)
+        new = Document("new", "text", {})
+        for documents in ([new], [Document("d00", "another text", {})]):
+            with pytest.raises(ValueError, match="vectors"):
+                retriever.store.upsert(EmbeddedBatch.without_vectors(documents))
+        wide = np.ones((1, DIMENSION + 1), np.float32) / np.sqrt(np.float32(DIMENSION + 1))
+        with pytest.raises(ValueError, match="dimension"):
+            retriever.add(["wide"], ids=["d00"], vectors=wide)
+        batch = embed([new], Hashed())
+        with pytest.raises(ModelMismatchError):
+            retriever.store.upsert(replace(batch, identity=ModelIdentity("another model")))
+        assert retriever.search(QUERY, 50) == expected
+        assert len(retriever) == len(DOCUMENTS)
+
+
+def check_vectors_of_the_caller_are_used(place: Place) -> None:
+    with place.open(Silent()) as retriever:
+        vectors = np.stack([vector_of(text) for text in DOCUMENTS.values()])
+        retriever.add(list(DOCUMENTS.values()), ids=list(DOCUMENTS), vectors=vectors)
+        results = retriever.search(None, 9, vector=vector_of(QUERY))
+        assert are_nearest(results, DOCUMENTS, QUERY, 9)
+        assert retriever.search(QUERY, 9, mode="dense", vector=vector_of(QUERY)) == results
+
+
+def check_hybrid_search_weighs_both_rankings(place: Place) -> None:
+    with place.open(Hashed()) as retriever:
+        add(retriever)
+        ranks = {mode: {each.id: each.rank for each in retriever.search(QUERY, 100, mode=mode)}
+                 for mode in ("dense", "bm25")}  # fmt: skip
+        for weights in ((1.0, 1.0), (3.0, 0.5), (1.0, 0.0), (0.0, 1.0)):
+            scores: dict[str, float] = {}
+            for mode, weight in zip(ranks, weights, strict=True):
+                for name, rank in ranks[mode].items() if weight else ():
+                    scores[name] = scores.get(name, 0.0) + weight / (60 + rank)
+            best = sorted(scores, key=lambda name: (-scores[name], name))[:20]
+            results = retriever.search(QUERY, 20, weights=weights)
+            assert [each.id for each in results] == best, weights
+            assert [each.score for each in results] == pytest.approx([scores[n] for n in best])
 
 
 def check_chosen_ids_differ(place: Place) -> None:
@@ -293,7 +375,11 @@ CHECKS: tuple[Callable[[Place], None], ...] = (
     check_closed_retriever_raises,
     check_documents_come_back_as_they_were,
     check_filters_are_applied_inside_the_search,
+    check_hybrid_search_weighs_both_rankings,
     check_killed_writer_leaves_a_whole_state,
+    check_metadata_change_embeds_nothing,
+    check_refused_batch_changes_nothing,
     check_searches_beside_changes_see_one_state,
     check_two_writers_lose_no_update,
+    check_vectors_of_the_caller_are_used,
 )

@@ -47,9 +47,9 @@ def used(kind: Any, options: Any) -> Any:
 
 def is_whole(retriever: Any, documents: Documents) -> bool:
     """Whether all that can be asked is answered as it should be."""
-    dense = retriever.search(QUERY, 20)
+    dense = retriever.search(QUERY, 20, mode="dense")
     words = retriever.search("golf", 20, mode="bm25")
-    long = retriever.search(QUERY, 20, where={"n": {"$gte": 11}})
+    long = retriever.search(QUERY, 20, where={"n": {"$gte": 11}}, mode="dense")
     return (
         len(retriever) == len(documents)
         and are_nearest(dense, documents, QUERY, 20)

@@ -85,7 +85,7 @@ def test_document_scores_as_its_best_passage(kind: Any, seed: int, top_k: int, w
     texts = collection(seed)
     with kind(WordCounts()) as retriever:
         retriever.add(texts, ids=[f"{n:02}" for n in range(len(texts))], passages=True)
-        results = retriever.search(word, top_k=top_k)
+        results = retriever.search(word, top_k=top_k, mode="dense")
     expected = brute_force(texts, word)[:top_k]
     assert [r.score for r in results] == pytest.approx([s for _, s in expected], abs=1e-6)
     assert len({result.id for result in results}) == min(top_k, len(texts))
@@ -107,7 +107,7 @@ def test_end_of_a_long_document_is_found_by_its_passage(kind: Any) -> None:
                 ids=["long", "short"],
                 passages=passages,
             )
-            first, second = retriever.search("kilo lima", top_k=2)
+            first, second = retriever.search("kilo lima", top_k=2, mode="dense")
             assert len(retriever) == 2
             assert (first.id == "long") is passages
             if passages:
@@ -122,19 +122,19 @@ def test_passages_follow_changes_filters_and_saves(kind: Any, tmp_path: Path) ->
     names = [f"{n:02}" for n in range(len(texts))]
     with kind(WordCounts()) as retriever:
         retriever.add(texts, [{"n": n} for n in range(len(texts))], names, passages=True)
-        before = retriever.search("delta", top_k=12)
+        before = retriever.search("delta", top_k=12, mode="dense")
         retriever.save(tmp_path / "i")
         with kind(WordCounts()) as other:
             assert other.load(tmp_path / "i") == len(texts)
-            assert other.search("delta", top_k=12) == before
-            few = other.search("delta", top_k=12, where={"n": [1, 2, 4]})
+            assert other.search("delta", top_k=12, mode="dense") == before
+            few = other.search("delta", top_k=12, mode="dense", where={"n": [1, 2, 4]})
             assert sorted(result.id for result in few) == ["01", "02", "04"]
             assert [each[1:] for each in few] == [
                 each[1:] for each in before if each.id in {"01", "02", "04"}
             ]
             assert other.delete(["02"]) == 1
             other.add(["echo"], ids=["04"], passages=True)
-            left = other.search("delta", top_k=12)
+            left = other.search("delta", top_k=12, mode="dense")
             assert sorted(result.id for result in left) == [n for n in names if n != "02"]
             expected = {r.id: r.score for r in before if r.id not in {"02", "04"}}
             assert {r.id: r.score for r in left if r.id != "04"} == pytest.approx(expected)

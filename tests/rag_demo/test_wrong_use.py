@@ -77,7 +77,7 @@ def test_only_full_text_search_needs_pystemmer() -> None:
             retriever.add(["xxxxxxxxx"])
             retriever.save(folder)
             retriever.load(folder)
-            print(len(retriever), retriever.search("xxxxx", 1)[0].id)
+            print(len(retriever), retriever.search("xxxxx", 1, mode="dense")[0].id)
             try:
                 retriever.search("xxxxx", mode="bm25")
             except RagDemoError as error:

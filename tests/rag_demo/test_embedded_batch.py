@@ -1,0 +1,93 @@
+"""Reading, embedding and writing are three steps; what passes between them has an Arrow form."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_demo import Document, EmbeddedBatch, ModelIdentity, embed
+from support.retriever_kinds import OnCpu
+from support.small_collections import Hashed, text_of
+
+LONG = "\n\n".join(f"Paragraph {n} is about {text_of(n)}. " * 8 for n in range(30))
+DOCUMENTS = [
+    Document("a\u00e9", "a text", {"year": 2020, "tags": ["x", None]}, "/folder/a.md"),
+    Document("long", LONG, {"title": "A title"}),
+    Document("", "", {}),
+]
+
+
+def through_parquet(table: Any) -> Any:
+    from pyarrow import parquet
+
+    file = io.BytesIO()
+    parquet.write_table(table, file)
+    return parquet.read_table(io.BytesIO(file.getvalue()))
+
+
+def assert_same(first: EmbeddedBatch, second: EmbeddedBatch) -> None:
+    assert list(first.documents) == list(second.documents)
+    for name in ("owners", "spans", "vectors"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+    assert first.identity == second.identity
+
+
+@pytest.mark.parametrize(
+    "through", [lambda table: table, through_parquet], ids=["arrow", "parquet"]
+)
+def test_batch_comes_back_from_arrow(through: Any) -> None:
+    batch = embed(DOCUMENTS, Hashed())
+    assert len(batch.vectors) > len(DOCUMENTS)
+    assert_same(EmbeddedBatch.from_arrow(through(batch.to_arrow())), batch)
+
+
+def test_part_of_an_arrow_table_is_a_batch() -> None:
+    """Other engines cut and concatenate tables."""
+    import pyarrow
+
+    table = embed(DOCUMENTS, Hashed()).to_arrow()
+    batch = EmbeddedBatch.from_arrow(pyarrow.concat_tables([table.slice(2), table.slice(0, 2)]))
+    expected = embed([DOCUMENTS[2], *DOCUMENTS[:2]], Hashed())
+    assert_same(batch, expected)
+
+
+def test_batch_without_vectors_or_owners_in_order_comes_back() -> None:
+    bare = EmbeddedBatch.without_vectors(DOCUMENTS)
+    assert_same(EmbeddedBatch.from_arrow(bare.to_arrow()), bare)
+    batch = embed(DOCUMENTS, Hashed())
+    order = np.argsort(-batch.owners, kind="stable")
+    shuffled = replace(
+        batch,
+        owners=batch.owners[order],
+        spans=batch.spans[order],
+        vectors=batch.vectors[order],
+        identity=ModelIdentity("m", "float32", "f"),
+    )
+    again = EmbeddedBatch.from_arrow(shuffled.to_arrow())
+    assert_same(again, replace(batch, identity=shuffled.identity))
+
+
+def test_batch_that_another_process_embedded_is_stored() -> None:
+    table = embed(DOCUMENTS, Hashed()).to_arrow()
+    with OnCpu(Hashed()) as one, OnCpu(Hashed()) as other:
+        one.store.upsert(EmbeddedBatch.from_arrow(table))
+        other.store.upsert(embed(DOCUMENTS, Hashed()))
+        for query in ("a text", "Paragraph 17"):
+            assert one.search(query) == other.search(query)
+        assert one.get(["long"]) == [DOCUMENTS[1]]
+
+
+def test_table_of_something_else_is_refused() -> None:
+    import pyarrow
+
+    with pytest.raises(ValueError, match="no column"):
+        EmbeddedBatch.from_arrow(pyarrow.table({"id": ["a"]}))
+
+
+def test_lone_surrogate_is_refused() -> None:
+    with pytest.raises(ValueError, match="surrogate"):
+        embed([Document("a", "\ud800", {})], Hashed()).to_arrow()
