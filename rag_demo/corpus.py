@@ -42,10 +42,11 @@ __all__ = [
 ]
 
 STDIN = "-"
-_TEXTS = ("", ".md", ".markdown", ".txt", ".text", ".rst")
+_MARKED = (".md", ".markdown", ".rst")
+_TEXTS = ("", ".txt", ".text")
 _PAGES = (".html", ".htm", ".xhtml")
 _LINES = (".jsonl", ".ndjson")
-_SUFFIXES = (*_TEXTS, ".py", *_PAGES, ".ipynb", ".pdf", *_LINES)
+_SUFFIXES = (*_MARKED, *_TEXTS, ".py", *_PAGES, ".ipynb", ".pdf", *_LINES)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Reading:
         include: Patterns for the files of a folder. A file must match one, if any; then files of
             an unsupported type are read as plain text.
         exclude: Patterns of files and folders to skip.
-        chunk_size: Characters of a passage.
+        chunk_size: Characters of a passage, at most.
+        chunk_overlap: Characters that a passage shares with the one before, at most.
         text_field: The field of JSON lines that has the text.
         lines_are_named: Whether the ids of JSON lines without an id include the file's name.
         on_file: Called with the size of each file after its last document.
@@ -66,6 +68,7 @@ class Reading:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     chunk_size: int = PASSAGE_CHARS
+    chunk_overlap: int = 0
     text_field: str = "text"
     lines_are_named: bool = False
     on_file: Callable[[int], object] = lambda nbytes: None
@@ -204,7 +207,8 @@ def _documents_of(path: Path, name: str, reading: Reading) -> Iterator[Document]
         extracted = read_html(to_text(content))
     else:
         extracted = with_lines(to_text(content))
-    yield from _passages(extracted, name, reading)
+    has_headings = suffix in (*_MARKED, *_PAGES, ".ipynb")
+    yield from _passages(extracted, name, reading, has_headings=has_headings)
 
 
 def _extract(kind: str, read: Callable[[], ExtractedText]) -> ExtractedText:
@@ -216,13 +220,16 @@ def _extract(kind: str, read: Callable[[], ExtractedText]) -> ExtractedText:
         raise UnreadableError(f"that is not a valid {kind}", error) from None
 
 
-def _passages(extracted: ExtractedText, source: str, reading: Reading) -> Iterator[Document]:
-    for passage in cut(extracted.text, reading.chunk_size):
-        metadata = {"source": source, "start": passage.start, "stop": passage.stop}
-        metadata |= extracted.place(passage.start)
+def _passages(
+    extracted: ExtractedText, source: str, reading: Reading, *, has_headings: bool
+) -> Iterator[Document]:
+    text, size, overlap = extracted.text, reading.chunk_size, reading.chunk_overlap
+    for passage in cut(text, size, overlap, has_headings=has_headings):
+        start, stop = passage.start, passage.stop
+        metadata = {"source": source, "start": start, "stop": stop, **extracted.place(start)}
         if passage.heading:
             metadata["title"] = passage.heading
-        yield Document(f"{source}#{passage.start}", passage.text, metadata)
+        yield Document(f"{source}#{start}", text[start:stop], metadata)
 
 
 def _read_lines(
@@ -246,7 +253,8 @@ def _read_stream(stream: io.BufferedReader, reading: Reading) -> Iterator[Docume
         content = stream.read(MOST_BYTES + 1)
         # The name depends on the content, so that another text gets another name.
         name = f"stdin-{hashlib.sha256(content).hexdigest()[:8]}"
-        for document in _passages(with_lines(to_text(content)), name, reading):
+        text = with_lines(to_text(content))
+        for document in _passages(text, name, reading, has_headings=True):
             yield document._replace(file=name)
     except UnreadableError as error:
         raise SourceError(f"standard input cannot be indexed: it is data {error}") from None

@@ -148,8 +148,9 @@ class EmbeddingModel(Resource):
         """
         with self._in_use:
             count = getattr(self._loaded(), "count_tokens", None)
-            if count is None:
-                return None
+        if count is None:
+            return None
+        with self._tokenizing:
             counts: list[int] = count([_encodable(text) for text in texts], kind)
             return counts
 

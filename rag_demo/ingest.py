@@ -21,7 +21,6 @@ from rag_demo.encoding.embedder import BasicEmbedder, as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import DamagedIndexError, IndexFileError, ModelError, OtherIndexError
 from rag_demo.retriever import embed
-from rag_demo.searching.arguments import texts_to_embed
 from rag_demo.stores.index_format import read_manifest
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.writer import IndexWriter
@@ -171,8 +170,6 @@ class _Run:
         self._writer, self._model, self._source = writer, model, source
         self._ids: set[str] = set()
         self._numbers: set[int] = set()
-        owners = writer.owners
-        self._rows_of = np.bincount(owners[owners >= 0], minlength=1)
 
     def take(self, batch: list[Document]) -> None:
         """Index a batch of documents, and commit it."""
@@ -183,7 +180,7 @@ class _Run:
             self._ids.add(document.id)
         number_of = writer.find([document.id for document in batch])
         known = dict(zip(number_of, writer.documents.get(list(number_of.values())), strict=True))
-        same = {each.id: each for each in batch if self._is_same(each, known, number_of)}
+        same = {each.id: each for each in batch if _has_vectors(each, known.get(each.id))}
         changed = [name for name in same if _described(same[name]) != _described(known[name])]
         self._numbers.update(number_of[name] for name in same.keys() - set(changed))
         if changed:
@@ -200,19 +197,6 @@ class _Run:
         self.reused += len(same)
         self.embedded += len(new)
         self._commit(finished=False)
-
-    def _is_same(
-        self, document: Document, known: dict[str, Document], number_of: dict[str, int]
-    ) -> bool:
-        """Tell whether the index has the vectors of a document."""
-        before = known.get(document.id)
-        if before is None or before.text != document.text:
-            return False
-        if before.metadata.get("title") != document.metadata.get("title"):
-            return False
-        texts, _, _ = texts_to_embed([document], passages=True)
-        number = number_of[document.id]
-        return number < len(self._rows_of) and len(texts) == self._rows_of[number]
 
     def finish(self, files: Callable[[], Collection[str]] | None) -> None:
         """Remove documents that the source no longer has, and commit."""
@@ -232,6 +216,13 @@ class _Run:
             self._writer.catch_up_words()
         self._writer.prepare()
         self._writer.commit(more=not finished)
+
+
+def _has_vectors(document: Document, before: Document | None) -> bool:
+    """Tell whether the vectors of an older document are those of a document."""
+    if before is None or before.text != document.text:
+        return False
+    return before.metadata.get("title") == document.metadata.get("title")
 
 
 def _described(document: Document) -> tuple[str | None, str]:

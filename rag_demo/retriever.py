@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rag_demo.documents.document import Document
+from rag_demo.documents.passages import passages_of, with_title
 from rag_demo.encoding.embedder import BasicEmbedder, Embedder, as_embedder, check_embedding_model
 from rag_demo.errors import short_repr
 from rag_demo.searching.arguments import (
+    check_chunks,
     check_documents,
     check_ids,
     check_queries,
     check_weights,
-    texts_to_embed,
 )
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where, parse_filter
@@ -54,6 +55,8 @@ def embed(
     embedding_model: BasicEmbedder,
     *,
     passages: bool = True,
+    chunk_size: int | None = None,
+    chunk_overlap: int = 0,
     on_progress: Callable[[int], object] | None = None,
 ) -> EmbeddedBatch:
     """Embed documents: the step between reading and writing, in any process.
@@ -61,11 +64,21 @@ def embed(
     Args:
         documents: Documents with different ids.
         embedding_model: The embedding model.
-        passages: See `Retriever.add`.
-        on_progress: See `Retriever.add`.
+        passages, chunk_size, chunk_overlap, on_progress: See `Retriever.add`.
     """
     embedder = as_embedder(embedding_model)
-    texts, owners, spans = texts_to_embed(documents, passages=passages)
+    texts = [each.text for each in documents]
+    titles = [each.metadata.get("title") for each in documents]
+    parts: list[list[tuple[int, int]]] = [[] for _ in documents]
+    if passages:
+        parts = passages_of(texts, titles, embedder.lengths, chunk_size, chunk_overlap)
+    places = [place for place, cuts in enumerate(parts) for _ in range(1 + len(cuts))]
+    bounds = [span for cuts in parts for span in [(0, 0), *cuts]]
+    texts = [
+        with_title(texts[place][start : stop or None], titles[place])
+        for place, (start, stop) in zip(places, bounds, strict=True)
+    ]
+    owners, spans = np.asarray(places, np.int64), np.asarray(bounds, np.int32).reshape(-1, 2)
     progress = None
     if on_progress is not None:
         progress = _of_documents(on_progress, len(documents), len(texts))
@@ -106,6 +119,8 @@ class Retriever(Resource):
         *,
         vectors: Any = None,
         passages: bool = True,
+        chunk_size: int | None = None,
+        chunk_overlap: int = 0,
         on_progress: Callable[[int], object] | None = None,
     ) -> list[str]:
         """Add documents. A document replaces an older one with the same id.
@@ -117,9 +132,13 @@ class Retriever(Resource):
             ids: A different id for each document; by default "0", "1", ...
             vectors: A vector for each text, shape (n, d), to save the embedding. Then texts have
                 no passages.
-            passages: Embed texts of more than 1,000 characters by passage too, because a model
-                reads only the beginning of a text. A document scores as the best of its passages
-                and the whole text. The "title" in the metadata is put before each of them.
+            passages: Embed texts that the model cannot read to their end by passage too. A
+                document scores as the best of its passages and the whole text. The "title" in
+                the metadata is put before each of them.
+            chunk_size: Characters of a passage, at most; passages with too many tokens for the
+                model are cut further. By default 800. If it is given, all longer texts are
+                embedded by passage.
+            chunk_overlap: Characters that a passage shares with the one before, at most.
             on_progress: Called with the number of documents embedded since the last call. If the
                 model reports no progress, it is called once, at the end.
 
@@ -140,8 +159,14 @@ class Retriever(Resource):
         if vectors is not None:
             batch = self._with_vectors(documents, vectors)
         else:
+            check_chunks(chunk_size, chunk_overlap)
             batch = embed(
-                documents, self.embedding_model, passages=passages, on_progress=on_progress
+                documents,
+                self.embedding_model,
+                passages=passages,
+                chunk_size=chunk_size,
+                chunk_overlap=chunk_overlap,
+                on_progress=on_progress,
             )
         self.ensure_open()
         return self.store.upsert(batch, choose_ids=names is None)

@@ -63,6 +63,13 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Length of a passage, in characters.",
         ),
         click.option(
+            "--chunk-overlap",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Characters that a passage shares with the one before.",
+        ),
+        click.option(
             "--exclude", multiple=True, metavar="GLOB", help="Skip matching files and folders."
         ),
         click.option(

@@ -1,25 +1,25 @@
-"""Passages: long texts cut after sentences, short enough for a small model."""
+"""Passages: long texts cut by semantic-text-splitter, at the ends of paragraphs and sentences."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
 
 PASSAGE_CHARS = 800  # about 200 tokens; small models read 256
-SHORTEST = 20  # characters; a shorter passage is joined to its neighbour
-_BETWEEN = 2  # characters between the paragraphs of a passage
-_LONG_CHARS = 1000  # a text of at most this length is not cut
-_PARAGRAPH = re.compile(r"\S[\s\S]*?(?=\n[ \t]*\n|\Z)")
-_HEADING = re.compile(r"#{1,6}\s+(.+)")
-_UNDERLINED = re.compile(r"""(\S[^\n]*)\n([=\-~^"'#*+.:`_])\2{2,}[ \t]*(?:\n|\Z)""")
-_FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
-_SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)|[\u3002\uff01\uff1f]")
-# Characters that are about one token each; others are about a quarter of a token.
-_WIDE = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff]"
+SHORTEST = 20  # characters of a section; a shorter one is joined to the next
+_BLOCK = 1 << 14  # characters that are cut together: the splitter's time is quadratic in a line
+_ROUNDS = 8  # of cutting a passage again because it has too many tokens
+_HEADING = re.compile(
+    r"^(?:#{1,6}[ \t]+(.+)|(\S.*)\n([=\-~^\"'#*+.:`_])\3{2,}[ \t]*$)", re.MULTILINE
 )
-_WIDTH = 4
+_FENCED = re.compile(r"^[ \t]*(```|~~~)[\s\S]*?(?:^[ \t]*\1|\Z)", re.MULTILINE)
+
+Lengths = Callable[[Sequence[str]], Sequence[float]]
+"""Returns for each text its length divided by what the model reads."""
 
 
 class Passage(NamedTuple):
@@ -27,102 +27,88 @@ class Passage(NamedTuple):
 
     Attributes:
         start, stop: Its place in the text, in characters.
-        text: The text of the passage.
         heading: The heading above it.
     """
 
     start: int
     stop: int
-    text: str
     heading: str = ""
 
 
-def cut(text: str, size: int = PASSAGE_CHARS) -> Iterator[Passage]:
-    """Cut a text between paragraphs into passages. A heading begins a new passage.
-
-    Nothing is left out: a passage shorter than `SHORTEST` is joined to the next one, or at the end
-    to the previous one. Time is linear in the text.
+def cut(
+    text: str, size: int = PASSAGE_CHARS, overlap: int = 0, *, has_headings: bool = False
+) -> Iterator[Passage]:
+    """Cut a text into passages. Nothing but spaces is left out, and time is linear in the text.
 
     Args:
         text: A text of any length.
-        size: Characters of a passage; joined passages may have about `SHORTEST` more. A character
-            of Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese counts as four.
+        size: Characters of a passage, at most.
+        overlap: Characters that a passage shares with the one before, at most.
+        has_headings: Whether headings, as in Markdown or reStructuredText, begin new passages.
     """
-    held: Passage | None = None  # It is yielded when the next one is long enough.
-    for passage in _gathered(text, size):
-        if held is not None and len(passage.text) < SHORTEST:
-            held = _joined(held, passage)
+    whole = _Section(0, 0, len(text), "")
+    for start, body, stop, heading in _sections(text) if has_headings else [whole]:
+        if body - start > size // 2:
+            body = start
+        # A heading is not left alone: it is put before the first piece.
+        begin = start if body > start else None
+        splitter = _splitter(size - (body - start), overlap)
+        while body < stop:
+            end = _end_of_block(text, body, stop)
+            for offset, piece in splitter.chunk_indices(text[body:end]):
+                first = body + offset
+                yield Passage(first if begin is None else begin, first + len(piece), heading)
+                begin = None
+            body = end
+        if begin is not None:
+            yield Passage(begin, begin + len(text[begin:stop].rstrip()), heading)
+
+
+class _Section(NamedTuple):
+    start: int
+    body: int  # the end of its heading
+    stop: int
+    heading: str
+
+
+def _sections(text: str) -> list[_Section]:
+    """Return the sections; short ones are joined to others."""
+    sections: list[_Section] = []
+    code = [found.span() for found in _FENCED.finditer(text)]
+    start, body, heading, place = 0, 0, "", 0
+    for found in _HEADING.finditer(text):
+        while place < len(code) and code[place][1] <= found.start():
+            place += 1
+        if place < len(code) and code[place][0] <= found.start():
             continue
-        if held is not None:
-            yield held
-        held = passage
-    if held is not None:
-        yield held
+        if len(text[start : found.start()].strip()) >= SHORTEST:
+            sections.append(_Section(start, body, found.start(), heading))
+            start, body, heading = found.start(), found.start(), ""
+        if not heading:
+            heading = (found[1] or found[2]).strip()
+            if not text[start : found.start()].strip():
+                start, body = found.start(), found.end()
+    if sections and len(text[start:].strip()) < SHORTEST:
+        start, body, _, heading = sections.pop()
+    return [*sections, _Section(start, body, len(text), heading)]
 
 
-def _gathered(text: str, size: int) -> Iterator[Passage]:
-    """Join paragraphs into passages; only the last one may be too short."""
-    pieces: list[Passage] = []
-    length = 0
-    heading = ""
-    is_code = False  # between Markdown fences, where "#" begins a comment
-    for paragraph in _PARAGRAPH.finditer(text):
-        was_code, whole = is_code, paragraph.group()
-        is_code ^= len(_FENCE.findall(whole)) % 2 == 1
-        for offset, piece in _pieces(whole, size):
-            title = None if was_code else _HEADING.match(piece) or _UNDERLINED.match(piece)
-            letters = _letters(piece)
-            if length >= SHORTEST and (title or length + letters > size):
-                yield _joined(*pieces)
-                pieces, length = [], 0
-            if title:
-                heading = title.group(1).strip()
-            start = paragraph.start() + offset
-            length += letters + (_BETWEEN if pieces else 0)
-            pieces.append(Passage(start, start + len(piece), piece, heading))
-    if pieces:
-        yield _joined(*pieces)
+def _end_of_block(text: str, start: int, stop: int) -> int:
+    """Return where a block ends: after a paragraph, a line or a word if possible."""
+    full = start + _BLOCK
+    if full >= stop:
+        return stop
+    ends = (text.rfind(mark, start + _BLOCK // 2, full) for mark in ("\n\n", "\n", " "))
+    return next((end + 1 for end in ends if end >= 0), full)
 
 
-def _joined(*pieces: Passage) -> Passage:
-    text = "\n\n".join(piece.text for piece in pieces)
-    heading = next((piece.heading for piece in pieces if piece.heading), "")
-    return Passage(pieces[0].start, pieces[-1].stop, text, heading)
-
-
-def _pieces(paragraph: str, size: int) -> Iterator[tuple[int, str]]:
-    """Cut a long paragraph after sentences, or else at spaces."""
-    start = 0
-    while (full := _stop_of(paragraph, start, size)) < len(paragraph):
-        stop = _end_of_piece(paragraph, start, full)
-        yield start, paragraph[start:stop].rstrip()
-        start = stop
-        while start < len(paragraph) and paragraph[start].isspace():
-            start += 1  # The space itself belongs to neither piece.
-    if start < len(paragraph):
-        yield start, paragraph[start:].rstrip()
-
-
-def _letters(text: str) -> int:
-    """Count the characters of a text; a wide character counts as four."""
-    return len(text) if text.isascii() else len(text) + (_WIDTH - 1) * len(_WIDE.findall(text))
-
-
-def _stop_of(paragraph: str, start: int, size: int) -> int:
-    """Return where ``size`` letters from ``start`` on end."""
-    stop = min(start + size, len(paragraph))
-    while stop > start + 1 and (letters := _letters(paragraph[start:stop])) > size:
-        stop = start + max(1, (stop - start) * size // letters)
-    return stop
-
-
-def _end_of_piece(paragraph: str, start: int, stop: int) -> int:
-    """Return where the piece from ``start`` on ends, at ``stop`` or before."""
-    sentences = [match.end() for match in _SENTENCE_END.finditer(paragraph, start, stop)]
-    if sentences and sentences[-1] - start >= (stop - start) // 3:
-        return sentences[-1]
-    space = paragraph.rfind(" ", start, stop)
-    return space if space > start else stop
+@lru_cache(maxsize=64)
+def _splitter(size: int, overlap: int) -> Any:
+    try:
+        from semantic_text_splitter import TextSplitter
+    except ImportError as error:
+        raise RagDemoError(f"long texts need {error.name}; {HOW_TO_INSTALL}") from None
+    return TextSplitter(size, min(overlap, size - 1))
 
 
 def with_title(text: str, title: object) -> str:
@@ -132,14 +118,47 @@ def with_title(text: str, title: object) -> str:
     return f"{title}\n{text}"
 
 
-def passages_of(text: str, title: object = None) -> list[Passage]:
-    """Return the passages of a long text to embed. A short text has none.
+def passages_of(
+    texts: Sequence[str],
+    titles: Sequence[object],
+    lengths: Lengths,
+    size: int | None = None,
+    overlap: int = 0,
+) -> list[list[tuple[int, int]]]:
+    """Return the passages to embed of each text: start and stop. A short text has none.
+
+    They are cut by characters, and those that are longer than what the model reads are cut again.
 
     Args:
-        text: The document's text.
-        title: If it is a str, it is put before passages that do not begin with it.
+        texts: The texts.
+        titles: What is put before each text and each of its passages, if it is a str.
+        lengths: The lengths with the titles.
+        size: Characters of a passage, at most; by default `PASSAGE_CHARS`, and only texts that
+            the model cannot read to their end are cut.
+        overlap: Characters that passages share.
     """
-    if _letters(text) <= _LONG_CHARS:
-        return []
-    found = [each._replace(text=with_title(each.text, title)) for each in cut(text)]
-    return found if len(found) > 1 else []
+    wholes = [with_title(text, title) for text, title in zip(texts, titles, strict=True)]
+    ratios = lengths(wholes)
+    long = [
+        place
+        for place, text in enumerate(texts)
+        if ratios[place] > 1 or (size is not None and len(text) > size)
+    ]
+    size = size or PASSAGE_CHARS
+    spans = [(place, each.start, each.stop) for place in long
+             for each in cut(texts[place], size, overlap)]  # fmt: skip
+    for _ in range(_ROUNDS):
+        cuts = [with_title(texts[place][a:b], titles[place]) for place, a, b in spans]
+        ratios = lengths(cuts)
+        if all(ratio <= 1 for ratio in ratios):
+            break
+        shorter = []
+        for (place, a, b), ratio in zip(spans, ratios, strict=True):
+            most = max(1, int((b - a) / ratio * 0.9)) if ratio > 1 else b - a
+            for each in cut(texts[place][a:b], most, min(overlap, most // 2)):
+                shorter.append((place, a + each.start, a + each.stop))
+        spans = shorter
+    found: list[list[tuple[int, int]]] = [[] for _ in texts]
+    for place, a, b in spans:
+        found[place].append((a, b))
+    return [each if len(each) > 1 else [] for each in found]

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import short_repr
 
+_CHARS = 1000  # of a text that a model of unknown limit reads
+
 
 class BasicEmbedder(Protocol):
     """The minimal embedding model; `as_embedder` adds the rest."""
@@ -30,6 +32,9 @@ class Embedder(Protocol):
     @property
     def identity(self) -> ModelIdentity:
         """The identity. A saved index opens only with the model that made it."""
+
+    def lengths(self, texts: Sequence[str]) -> Sequence[float]:
+        """Return the length of each text as a document, divided by what the model reads."""
 
     def embed_queries(self, texts: Sequence[str]) -> Any:
         """Embed queries: shape (n, d)."""
@@ -67,8 +72,8 @@ def check_embedding_model(model: object) -> None:
 def as_embedder(model: BasicEmbedder) -> Embedder:
     """Return an embedding model as a complete `Embedder`.
 
-    The defaults for missing members: the name of its class, an identity by name, queries that are
-    embedded one by one, and one report of progress at the end.
+    The defaults for missing members: an identity by name, a limit of 1,000 characters, queries
+    that are embedded one by one, and one report of progress at the end.
     """
     return _Adapter(model)
 
@@ -84,6 +89,13 @@ class _Adapter:
             return identity
         name = getattr(self._model, "name", None)
         return ModelIdentity(name if isinstance(name, str) else type(self._model).__name__)
+
+    def lengths(self, texts: Sequence[str]) -> Sequence[float]:
+        limit = getattr(self._model, "max_tokens", None)
+        counts = limit and self._model.count_tokens(list(texts))  # type: ignore[attr-defined]  # it has both
+        if not counts:
+            return [len(text) / _CHARS for text in texts]
+        return [count / limit for count in counts]
 
     def embed_queries(self, texts: Sequence[str]) -> Any:
         embed = getattr(self._model, "embed_queries", None)

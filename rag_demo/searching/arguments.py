@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rag_demo.documents.document import Document
 from rag_demo.documents.metadata import checked_metadata
-from rag_demo.documents.passages import passages_of, with_title
+from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.errors import short_repr
-from rag_demo.vectors import Rows
 
 MODES = ("dense", "bm25", "hybrid")
 RANK_CONSTANT = 60  # of a hybrid search: Cormack, Clarke and Buettcher, SIGIR 2009
@@ -53,31 +50,6 @@ def check_documents(
     return copied, plain, names
 
 
-def texts_to_embed(
-    documents: Sequence[Document], *, passages: bool
-) -> tuple[list[str], Rows, npt.NDArray[np.int32]]:
-    """Return the texts to embed: each document, and the passages of long ones.
-
-    Args:
-        documents: The documents. The "title" in their metadata is put before texts.
-        passages: Whether long texts are cut into passages.
-
-    Returns:
-        The texts; the place of each text's document, shape (n,); and start and stop of the
-        passage in the document's text, or 0 and 0 for the whole, shape (n, 2).
-    """
-    texts: list[str] = []
-    owners: list[int] = []
-    spans: list[tuple[int, int]] = []
-    for place, document in enumerate(documents):
-        title = document.metadata.get("title")
-        parts = passages_of(document.text, title) if passages else []
-        texts += [with_title(document.text, title), *(part.text for part in parts)]
-        owners += [place] * (1 + len(parts))
-        spans += [(0, 0), *((part.start, part.stop) for part in parts)]
-    return texts, np.asarray(owners, np.int64), np.asarray(spans, np.int32).reshape(-1, 2)
-
-
 def check_ids(ids: Any) -> list[str]:
     """Check a sequence of ids.
 
@@ -87,6 +59,22 @@ def check_ids(ids: Any) -> list[str]:
     if isinstance(ids, str):
         raise TypeError("ids must be a sequence of str, got one str; pass a list")
     return [_text(name, f"ids[{number}]") for number, name in enumerate(ids)]
+
+
+def check_chunks(size: Any, overlap: Any) -> None:
+    """Check the size and the overlap of passages.
+
+    Raises:
+        ValueError: The size is not positive, or the overlap is not smaller than the size.
+    """
+    for what, value, least in (("chunk_size", size, 1), ("chunk_overlap", overlap, 0)):
+        is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if value is not None and not (is_number and value >= least):
+            raise ValueError(
+                f"{what} must be a whole number of at least {least}, got {short_repr(value)}"
+            )
+    if overlap >= (size or PASSAGE_CHARS):
+        raise ValueError(f"chunk_overlap must be smaller than chunk_size, got {overlap}")
 
 
 def check_queries(queries: Any, top_k: Any, min_score: Any, mode: Any) -> list[str]:
