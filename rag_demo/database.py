@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import sqlite3
 import threading
@@ -10,6 +11,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+from rag_demo.errors import RagDemoError
 
 _INHERITED: list[sqlite3.Connection] = []  # in a forked child: never used and never closed
 
@@ -34,7 +37,8 @@ class Database:
 
     Args:
         connect: Opens the connection.
-        is_temporary: Whether the database has no name; a forked child then copies it on first use.
+        is_temporary: Whether the database has no name; a forked child then copies it on first use,
+            if the parent has not called `will_write` since the fork.
         translate_errors: A context manager that turns SQLite's errors into others.
     """
 
@@ -45,8 +49,11 @@ class Database:
         is_temporary: bool = False,
         translate_errors: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._connect, self._is_temporary = connect, is_temporary
+        self._connect = connect
         self._inherited: sqlite3.Connection | None = None
+        # How often the parent and its children have written, in memory that they share.
+        self._writes = mmap.mmap(-1, 8) if is_temporary else None
+        self._writes_at_fork = b""
         self._translate_errors = translate_errors
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
@@ -63,9 +70,26 @@ class Database:
                 self._finalizer = weakref.finalize(self, self._connection.close)
                 self._finalizer.atexit = False
                 if self._inherited is not None:
-                    self._inherited.backup(self._connection)
-                    self._inherited = None
+                    self._copy_inherited(self._connection)
             yield self._connection
+
+    def will_write(self) -> None:
+        """Announce a write, so that no forked child reads what is being changed."""
+        if self._writes is not None:
+            count = int.from_bytes(self._writes[:], "little") + 1
+            self._writes[:] = count.to_bytes(8, "little")
+
+    def _copy_inherited(self, connection: sqlite3.Connection) -> None:
+        assert self._inherited is not None and self._writes is not None
+        self._inherited.backup(connection)
+        if self._writes[:] != self._writes_at_fork:
+            self.close()
+            raise RagDemoError(
+                "the parent process has changed documents that were not saved before the fork; "
+                "save them before the fork, and load the index in the child"
+            )
+        self._inherited = None
+        self._writes = mmap.mmap(-1, 8)
 
     def close(self) -> None:
         """Close the connection; `use` opens it again."""
@@ -79,6 +103,7 @@ class Database:
         self._lock = threading.RLock()
         if self._finalizer is not None and self._connection is not None:
             _INHERITED.append(self._connection)
-            self._inherited = self._connection if self._is_temporary else None
+            if self._writes is not None:
+                self._inherited, self._writes_at_fork = self._connection, self._writes[:]
             self._finalizer.detach()
             self._connection = self._finalizer = None

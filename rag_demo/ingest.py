@@ -19,7 +19,13 @@ import numpy as np
 from rag_demo.documents.document import Document, checked_document
 from rag_demo.encoding.embedder import BasicEmbedder, as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
-from rag_demo.errors import DamagedIndexError, IndexFileError, ModelError, OtherIndexError
+from rag_demo.errors import (
+    DamagedIndexError,
+    IndexChangedError,
+    IndexFileError,
+    ModelError,
+    OtherIndexError,
+)
 from rag_demo.retriever import embed
 from rag_demo.stores.index_format import read_manifest
 from rag_demo.stores.store import EmbeddedBatch
@@ -56,6 +62,7 @@ def ingest(
     replace: bool = False,
     covers_all: bool = True,
     files: Callable[[], Collection[str]] | None = None,
+    based_on: str | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Ingested:
     """Index documents into a folder.
@@ -74,6 +81,7 @@ def ingest(
             index of the same source is made again.
         files: Returns, at the end, the files whose other documents are removed; by default all
             other documents are.
+        based_on: The ``commit`` of the manifest that the documents were chosen for; None for any.
         on_progress: Called with the number of documents processed since the last call.
 
     Returns:
@@ -83,6 +91,7 @@ def ingest(
         ModelError: The model returned vectors that are zero, not finite, or too few.
         OtherIndexError: The folder holds an index of another source or another model. Nothing
             was embedded.
+        IndexChangedError: The index is not the one of ``based_on``.
         DamagedIndexError: The index is damaged, and may hold other documents than these.
         IndexFileError: The folder holds something else, another process is writing into it, or
             it cannot be written; or a document is invalid or its id is repeated. The index stays
@@ -94,6 +103,8 @@ def ingest(
         writer = stack.enter_context(
             _open_writer(folder, source, replace=replace, covers_all=covers_all)
         )
+        if based_on is not None and getattr(writer.manifest, "commit", None) != based_on:
+            raise IndexChangedError(f"another program has changed '{folder}' meanwhile; run again")
         if writer.manifest is not None and not replace and writer.manifest.source != source:
             other = writer.manifest.source
             what = f"the index of {other}" if other else "an index that a program made"

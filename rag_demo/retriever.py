@@ -83,7 +83,7 @@ def embed(
     if on_progress is not None:
         progress = _of_documents(on_progress, len(documents), len(texts))
     vectors = normalized(embedder.embed_documents(texts, on_progress=progress), len(texts))
-    return EmbeddedBatch(documents, owners, spans, vectors, embedder.identity)
+    return EmbeddedBatch(documents, owners, spans, vectors, embedder.known_identity)
 
 
 class Retriever(Resource):
@@ -179,7 +179,7 @@ class Retriever(Resource):
                 f"got {np.shape(vectors)}"
             )
         spans = np.zeros((count, 2), np.int32)
-        identity = as_embedder(self.embedding_model).identity
+        identity = as_embedder(self.embedding_model).known_identity
         return EmbeddedBatch(
             documents, np.arange(count), spans, normalized(vectors, count), identity
         )
@@ -360,17 +360,17 @@ class LocalRetriever(Retriever):
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Save the index into a folder in one transaction. It is durable when this returns.
 
-        An existing index in the folder is replaced. If it is the index that was loaded or saved
-        last, only the changes are written.
+        If the folder holds the index that was loaded or saved last, only the changes are written.
+        Another index that a program made with the same model is replaced.
 
         Args:
             path: The folder. It is created if it is missing.
-            overwrite: Whether to replace an index that is damaged, or that has changed since this
-                retriever loaded or saved it.
+            overwrite: Whether to replace any index: one that is damaged, that has changed since
+                this retriever loaded or saved it, or that a command or another model made.
 
         Raises:
-            IndexChangedError: Another program has changed the index. Load it and repeat the
-                changes.
+            IndexChangedError: Another program has changed the index, or a command or another
+                model made it. Load it and repeat the changes.
             IndexFileError: The folder holds something else, another process is writing into it,
                 the index is damaged, or it cannot be written. The old content stays.
         """

@@ -146,13 +146,14 @@ def add(
     from rag_demo.encoding.model_identity import refuse_other_model
     from rag_demo.stores.saved_index import SavedIndex
 
-    manifest = load_manifest(folder)
+    load_manifest(folder)
+    earlier = SavedIndex(folder)
+    manifest = earlier.manifest  # All is decided on this state.
     files: set[str] = set()  # read to their end
     run = _Run(source, show, {**reading, "lines_are_named": True, "on_read": files.add})
     new = run.documents()
     together = _AND.join(dict.fromkeys([*(manifest.source or _UNKNOWN).split(_AND), run.source]))
     _refuse_unfinished(folder, manifest, together)
-    earlier = SavedIndex(folder)
 
     def renamed() -> Iterator[Document]:
         for document in new:
@@ -171,6 +172,7 @@ def add(
             source=together,
             replace=True,
             covers_all=False,
+            based_on=manifest.commit,
             files=lambda: files | _missing_files(earlier, source),
         )
     say(f"added {run.name} to {folder}: {_count(folder)} texts, {manifest.count} before")

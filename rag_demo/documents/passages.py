@@ -16,6 +16,7 @@ _ROUNDS = 8  # of cutting a passage again because it has too many tokens
 _HEADING = re.compile(
     r"^(?:#{1,6}[ \t]+(.+)|(\S.*)\n([=\-~^\"'#*+.:`_])\3{2,}[ \t]*$)", re.MULTILINE
 )
+_SPACES = re.compile(r"\s*")
 _FENCED = re.compile(r"^[ \t]*(```|~~~)[\s\S]*?(?:^[ \t]*\1|\Z)", re.MULTILINE)
 
 Lengths = Callable[[Sequence[str]], Sequence[float]]
@@ -87,7 +88,7 @@ def _sections(text: str) -> list[_Section]:
         if not heading:
             heading = (found[1] or found[2]).strip()
             if not text[start : found.start()].strip():
-                start, body = found.start(), found.end()
+                start, body = found.start(), _SPACES.match(text, found.end()).end()  # type: ignore[union-attr]  # it matches nothing too
     if sections and len(text[start:].strip()) < SHORTEST:
         start, body, _, heading = sections.pop()
     return [*sections, _Section(start, body, len(text), heading)]

@@ -6,10 +6,15 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import short_repr
 
 _CHARS = 1000  # of a text that a model of unknown limit reads
+
+
+_PROBE = "a text by which models without a name are told apart"
 
 
 class BasicEmbedder(Protocol):
@@ -32,6 +37,10 @@ class Embedder(Protocol):
     @property
     def identity(self) -> ModelIdentity:
         """The identity. A saved index opens only with the model that made it."""
+
+    @property
+    def known_identity(self) -> ModelIdentity | None:
+        """The identity; None if it takes an embedding to know it."""
 
     def lengths(self, texts: Sequence[str]) -> Sequence[float]:
         """Return the length of each text as a document, divided by what the model reads."""
@@ -72,7 +81,8 @@ def check_embedding_model(model: object) -> None:
 def as_embedder(model: BasicEmbedder) -> Embedder:
     """Return an embedding model as a complete `Embedder`.
 
-    The defaults for missing members: an identity by name, a limit of 1,000 characters, queries
+    The defaults for missing members: an identity by name, or else by class and the vector of one
+    text; a limit of 1,000 characters, queries
     that are embedded one by one, and one report of progress at the end.
     """
     return _Adapter(model)
@@ -88,7 +98,15 @@ class _Adapter:
         if isinstance(identity, ModelIdentity):
             return identity
         name = getattr(self._model, "name", None)
-        return ModelIdentity(name if isinstance(name, str) else type(self._model).__name__)
+        if isinstance(name, str):
+            return ModelIdentity(name)
+        probe = np.ravel(np.asarray(self._model.embed_query(_PROBE), float))
+        return ModelIdentity(type(self._model).__name__, probe=tuple(probe.round(6).tolist()))
+
+    @property
+    def known_identity(self) -> ModelIdentity | None:
+        is_known = isinstance(getattr(self._model, "name", None), str)
+        return self.identity if is_known or hasattr(self._model, "identity") else None
 
     def lengths(self, texts: Sequence[str]) -> Sequence[float]:
         limit = getattr(self._model, "max_tokens", None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,22 +30,33 @@ class ModelIdentity:
         dtype: The dtype that it computes in, or None if that is unknown.
         fingerprint: The digest of its files, see `fingerprint`. None for a model without files,
             which is identified by its name.
+        probe: The vector of a fixed text, for a model that has no name of its own.
     """
 
     name: str
     dtype: str | None = None
     fingerprint: str | None = None
+    probe: Sequence[float] | None = None
 
     def is_same(self, other: ModelIdentity) -> bool:
         """Tell whether both models make the same vectors. Names count only without files."""
         if self.dtype != other.dtype or self.fingerprint != other.fingerprint:
             return False
+        if self.probe is not None and other.probe is not None:
+            return _are_near(self.probe, other.probe)
         return self.fingerprint is not None or self.name == other.name
 
     def __str__(self) -> str:
         known = [self.dtype, self.fingerprint and f"files {self.fingerprint[:12]}"]
         more = ", ".join(each for each in known if each)
         return f"{self.name!r} ({more})" if more else repr(self.name)
+
+
+def _are_near(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Tell whether two vectors have the same direction, apart from rounding."""
+    lengths = math.hypot(*first) * math.hypot(*second)
+    product = sum(a * b for a, b in zip(first, second, strict=False))
+    return len(first) == len(second) and product > 0.9999 * lengths
 
 
 def refuse_other_model(folder: Path, made_by: ModelIdentity, wanted: ModelIdentity) -> None:

@@ -89,6 +89,7 @@ class DocumentTable:
         with self.connection() as connection:
             if connection.in_transaction:
                 connection.rollback()  # An interrupt hit the rollback below.
+            self._database.will_write()
             connection.execute("BEGIN")
             try:
                 self.delete_from(first)

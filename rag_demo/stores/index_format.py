@@ -42,6 +42,7 @@ from rag_demo.errors import (
     unwritable,
 )
 from rag_demo.stores.documents import DamagedRowError
+from rag_demo.stores.words import WordsFolder
 from rag_demo.vectors import Rows
 
 DATABASE = "index.sqlite"
@@ -110,6 +111,12 @@ class Manifest:
     def vectors_name(self) -> str:
         """The name of the file of vectors."""
         return f"vectors-{self.file_number}.f32"
+
+    def words(self, folder: Path) -> WordsFolder | None:
+        """The full-text index in the folder of this index, or None."""
+        if not self.words_number:
+            return None
+        return WordsFolder(folder / self.words_name, self.words_end, self.words_files)
 
     @property
     def words_name(self) -> str:
@@ -257,6 +264,15 @@ def open_index(folder: Path) -> sqlite3.Connection:
         return database
 
 
+def use_rollback_journal(connection: sqlite3.Connection) -> None:
+    """Let a database be read by users that may not write it, and lie on a network volume.
+
+    SQLite's log (WAL) needs memory that all readers can write.
+    """
+    connection.execute("PRAGMA journal_mode = TRUNCATE")
+    connection.execute("PRAGMA cache_spill = OFF")  # Readers wait for a commit only.
+
+
 def readable_uri(path: Path) -> str:
     """Return the URI by which SQLite can read a database.
 
@@ -267,29 +283,13 @@ def readable_uri(path: Path) -> str:
     # Do not open the file here: closing it would drop SQLite's locks in this process.
     if not stat.S_ISREG(path.stat().st_mode):
         raise damaged(path, "it is not a regular file")
-    # A read-only or full volume has no room for the file that readers share.
-    ways = ["mode=rw", "mode=ro"] if os.access(path.parent, os.W_OK) else ["mode=ro"]
-    if not _has_log(path):  # SQLite would ignore the changes in the log.
-        ways.append("immutable=1")
-    name = quote(os.fsencode(path.resolve()))
+    # Who may write also undoes what a killed writer has left.
+    way = "mode=rw" if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK) else "mode=ro"
+    uri = f"file:{quote(os.fsencode(path.resolve()))}?{way}"
     with reading_errors(path):
-        for way in ways:
-            uri = f"file:{name}?{way}"
-            try:
-                with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as database:
-                    database.execute("SELECT 1 FROM sqlite_master").fetchone()
-                return uri
-            except sqlite3.OperationalError as error:
-                if way == ways[-1] or is_busy(error):
-                    raise
-    raise AssertionError("the loop returns or raises")
-
-
-def _has_log(path: Path) -> bool:
-    try:
-        return Path(f"{path}-wal").stat().st_size > 0
-    except FileNotFoundError:  # The last connection removes it when it closes.
-        return False
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as database:
+            database.execute("SELECT 1 FROM sqlite_master").fetchone()
+        return uri
 
 
 def open_regular(path: Path) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model
-from rag_demo.errors import IndexChangedError
+from rag_demo.errors import IndexChangedError, RagDemoError
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
 from rag_demo.stores.index_format import Manifest, read_manifest
@@ -25,6 +25,7 @@ from rag_demo.vectors import Vectors
 from torch_utils import ResourceClosedError
 
 _ROWS_AT_ONCE = 1 << 13
+_WORDS_BEHIND = 1 << 10  # documents that are added to the full-text index by the next search
 
 
 class _Saved(NamedTuple):
@@ -90,7 +91,11 @@ class LocalStore:
                 names, snapshot = snapshot.choose_names(len(batch.documents))
                 pairs = zip(batch.documents, names, strict=True)
                 batch = replace(batch, documents=[each._replace(id=name) for each, name in pairs])
-            self._snapshot = snapshot.with_batch(batch)
+            self._snapshot = snapshot = snapshot.with_batch(batch)
+            if snapshot.words.lacks(snapshot.next_number) >= _WORDS_BEHIND:
+                # Else the first search by words would do it all.
+                with contextlib.suppress(RagDemoError):  # For example, tantivy is not installed.
+                    snapshot.catch_up_words()
             return [document.id for document in batch.documents]
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -173,13 +178,9 @@ class LocalStore:
         with self._changing, IndexWriter(folder, start_over=overwrite) as writer:
             self._ensure_open()
             place = folder.resolve()
-            before = self._last_state(place, writer.manifest, overwrite=overwrite)
+            before = self._last_state(place, writer.manifest, identity, overwrite=overwrite)
             snapshot = self._snapshot
-            if (
-                before is not None
-                and before.origin is snapshot.origin
-                and 4 * writer.gone_rows <= len(writer.owners)
-            ):
+            if before is not None and before.origin is snapshot.origin and not writer.wastes_space:
                 self._append(writer, snapshot, before.rows, before.next_number)
             else:
                 gone_rows = len(snapshot.owners) - int(np.count_nonzero(snapshot.live_rows))
@@ -195,21 +196,26 @@ class LocalStore:
             writer.commit()
 
     def _last_state(
-        self, place: Path, manifest: Manifest | None, *, overwrite: bool
+        self, place: Path, manifest: Manifest | None, identity: ModelIdentity, *, overwrite: bool
     ) -> _Saved | None:
         """Return the state of a folder that this store knows, if it is still the same.
 
         Raises:
-            IndexChangedError: Another program has changed the folder.
+            IndexChangedError: Another program has changed the folder, or it holds an unknown
+                index of a command or of another model.
         """
         known = self._saved.get(place, [])
         for saved in known:
             if saved.manifest == manifest:
                 return saved
-        if known and manifest is not None and not overwrite:
+        if manifest is None or overwrite:
+            return None
+        is_other = manifest.source is not None or not manifest.model.is_same(identity)
+        if known or is_other:
+            what = "has changed since it was" if known else "was not"
             raise IndexChangedError(
-                f"the index in '{place}' has changed since it was loaded or saved here; load it "
-                "and repeat the changes, or replace it with overwrite=True"
+                f"the index in '{place}' {what} loaded or saved here; load it and repeat the "
+                "changes, or replace it with overwrite=True"
             )
         return None
 
@@ -245,8 +251,8 @@ class LocalStore:
             The vectors, which the retriever releases in place.
         """
         with self._changing, self._has_searched:
+            self._is_closed = True  # First: a later search would not be waited for.
             self._has_searched.wait_for(lambda: set(self._searching) <= {threading.get_ident()})
-            self._is_closed = True
             snapshot = self._snapshot
             snapshot.close()
             self._saved = {}

@@ -35,7 +35,6 @@ from rag_demo.stores.index_format import (
     readable_uri,
     reading_errors,
 )
-from rag_demo.stores.words import WordsFolder
 from rag_demo.vectors import Mask, Rows, Vectors
 
 _ATTEMPTS = 20  # another process may replace the files while they are being opened
@@ -103,7 +102,8 @@ class SavedIndex:
         passages: Start and stop of the passage of each row: shape (n, 2).
         alive: Whether the document of each number exists.
         documents: The documents.
-        words: The full-text index, or None.
+        words: The full-text index; None if it is missing or damaged.
+        words_index: It, open.
 
     Raises:
         IndexFileError: The index is missing, damaged, or of another version.
@@ -155,14 +155,13 @@ class SavedIndex:
             stack.callback(self.documents.close)
             with self.documents.connection():  # It stays open, even if the file is removed.
                 pass
+            words = manifest.words(self.folder)
+            self.words_index = None if words is None else words.open()
+            self.words = words if self.words_index is not None else None
             # The names of another index in the same folder may be the same.
             if read_manifest(self.folder).identity != manifest.identity:
                 raise FileNotFoundError(self.folder / DATABASE)
             stack.pop_all()
-        self.words = None
-        if manifest.words_number:
-            folder = self.folder / manifest.words_name
-            self.words = WordsFolder(folder, manifest.words_end, manifest.words_files)
 
     def verify(self) -> None:
         """Check the databases, all vectors and the full-text index.
@@ -183,8 +182,9 @@ class SavedIndex:
             if len(numbers) != self.manifest.count:
                 raise DamagedRowError("documents are missing")
         self.check_vectors()
-        if self.words is not None and not self.words.is_whole():
-            raise damaged(self.words.folder, "a checksum is wrong")
+        words = self.manifest.words(self.folder)
+        if words is not None and self.words is None:
+            raise damaged(words.folder, "a checksum is wrong, or it cannot be opened")
 
     def check_length(self) -> None:
         """Check the length of the file; reading mapped memory beyond the end is a SIGBUS.

@@ -22,7 +22,7 @@ from rag_demo.stores.words import TextIndex
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, renumbered
 
 _AT_ONCE = 1 << 11  # documents that are copied together
-_MOST_GONE = 1 << 10  # rows of deleted documents that are never worth a copy
+_MOST_GONE = 1 << 10  # rows or numbers of deleted documents that are never worth a copy
 
 
 class VectorRows(Protocol):
@@ -124,7 +124,7 @@ class Snapshot:
             vectors,
             scratch,
             saved.documents,
-            TextIndex(scratch, saved.words),
+            TextIndex(scratch, saved.words, saved.words_index),
             GrowableRows(saved.owners),
             GrowableRows(saved.passages),
             GrowableRows(saved.alive),
@@ -201,7 +201,11 @@ class Snapshot:
         if not self.count:
             return replace(Snapshot.empty(self.vectors), next_name=self.next_name)
         gone = len(self.owners) - int(np.count_nonzero(self.live_rows))
-        if self.vectors.stays_in_file or 2 * gone <= max(len(self.owners), _MOST_GONE):
+        unused = len(self.alive) - self.count  # numbers of deleted and of changed documents
+        is_worth_it = 2 * gone > max(len(self.owners), _MOST_GONE) or (
+            2 * unused > max(len(self.alive), _MOST_GONE)
+        )
+        if self.vectors.stays_in_file or not is_worth_it:
             return self
         return self.copied()
 

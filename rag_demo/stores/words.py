@@ -34,7 +34,7 @@ TextsFrom = Callable[[int], Iterable[tuple[int, str]]]
 
 
 class WordsFolder(NamedTuple):
-    """A folder with a full-text index.
+    """A folder with a full-text index, which never changes.
 
     Attributes:
         folder: The folder.
@@ -47,29 +47,48 @@ class WordsFolder(NamedTuple):
     files: Mapping[str, int]
 
     @classmethod
-    def of(cls, folder: Path, end: int) -> WordsFolder:
-        """Describe a folder as it is."""
-        paths = [path for path in folder.iterdir() if path.suffix != ".lock"]
-        return cls(folder, end, {path.name: zlib.crc32(path.read_bytes()) for path in paths})
+    def of(cls, folder: Path, end: int, known: Mapping[str, int]) -> WordsFolder:
+        """Describe a folder as it is; ``known`` has checksums of files that never change."""
+        names = [path.name for path in folder.iterdir() if path.suffix != ".lock"]
+        return cls(folder, end, {
+            name: known[name] if name in known and not name.endswith(".json")
+            else zlib.crc32((folder / name).read_bytes())
+            for name in names
+        })  # fmt: skip
 
-    def is_whole(self) -> bool:
-        """Tell whether the files are as they were described."""
+    def open(self) -> Any:
+        """Open the index, which stays open when its files are removed. None if it is damaged.
+
+        Tantivy neither checks its files nor survives damage.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+        """
+        for name, checksum in self.files.items():
+            if zlib.crc32((self.folder / name).read_bytes()) != checksum:
+                log.warning("the full-text index '%s' is damaged; it is made again", self.folder)
+                return None
         try:
-            found = {name: zlib.crc32((self.folder / name).read_bytes()) for name in self.files}
-        except OSError:
-            return False
-        return found == self.files
+            return _quiet(_tantivy().Index.open(str(self.folder)))
+        except (ValueError, RagDemoError) as error:  # For example, tantivy is not installed.
+            log.debug("the full-text index '%s' cannot be used: %s", self.folder, error)
+            return None
 
-    def copy_into(self, folder: Path) -> None:
-        """Link or copy the files into another folder. Tantivy never changes a file in place."""
+    def copy_into(self, folder: Path) -> bool:
+        """Link or copy the files into another folder, and tell whether all are there."""
         for name in self.files:
-            source, target = self.folder / name, folder / name
-            # It replaces these two by others with new content.
-            if not name.endswith(".json"):
-                with contextlib.suppress(OSError):  # Links do not reach other disks.
-                    os.link(source, target)
-                    continue
-            shutil.copy(source, target)
+            try:
+                # Tantivy replaces these by others with new content, and changes no other file.
+                if not name.endswith(".json"):
+                    with contextlib.suppress(OSError):  # Links do not reach other disks.
+                        os.link(self.folder / name, folder / name)
+                        continue
+                shutil.copy(self.folder / name, folder / name)
+            except FileNotFoundError:  # A writer has removed it.
+                shutil.rmtree(folder)
+                folder.mkdir()
+                return False
+        return bool(self.files)
 
 
 def add_texts(folder: Path, texts: Iterable[tuple[int, str]]) -> Any:
@@ -105,15 +124,25 @@ class TextIndex:
     Args:
         scratch: Holds the folder that has more documents than the saved one.
         saved: The saved folder, which is not changed.
+        index: Its open index.
     """
 
-    def __init__(self, scratch: Scratch, saved: WordsFolder | None = None) -> None:
-        self.end = 0
-        self._scratch, self._saved = scratch, saved
+    def __init__(
+        self, scratch: Scratch, saved: WordsFolder | None = None, index: Any = None
+    ) -> None:
+        self._scratch, self._saved, self._opened = scratch, saved, index
         self._lock = threading.RLock()
-        self._index: Any = None
+        self._use_saved()
         self._folder: Path | None = None  # in the scratch
         FORK_AWARE.add(self)
+
+    def lacks(self, end: int) -> int:
+        """Return how many numbers below ``end`` the index has not seen."""
+        return end - self.end
+
+    def _use_saved(self) -> None:
+        self._index = self._opened
+        self.end = 0 if self._saved is None else self._saved.end
 
     def catch_up(self, end: int, texts_from: TextsFrom) -> None:
         """Add the missing documents.
@@ -126,8 +155,6 @@ class TextIndex:
             RagDemoError: The full-text index cannot be written.
         """
         with self._lock:
-            if self._index is None and self._saved is not None:
-                self._open_saved()
             if self.end >= end:
                 return
             folder = self._folder
@@ -141,38 +168,22 @@ class TextIndex:
                 raise RagDemoError(f"the full-text index cannot be written: {error}") from None
             self._index, self._folder, self.end = index, folder, end
 
-    def _open_saved(self) -> None:
-        saved = self._saved
-        assert saved is not None
-        try:
-            if saved.is_whole():
-                self._index, self.end = _quiet(_tantivy().Index.open(str(saved.folder))), saved.end
-                return
-            log.warning("the full-text index '%s' is damaged; it is made again", saved.folder)
-        except ValueError as error:  # For example, the folder is read-only.
-            log.debug("a full-text index is copied: %s", error)
-            with contextlib.suppress(ValueError, OSError):
-                folder = self._new_folder()
-                self._index, self._folder = _quiet(_tantivy().Index.open(str(folder))), folder
-                self.end = saved.end
-                return
-        self._saved, self.end = None, 0
-
     def _new_folder(self) -> Path:
         """Make a folder with all that is known so far."""
         folder = self._scratch.folder() / "words"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        self.end = 0
-        if self._saved is not None and self._saved.is_whole():
-            self._saved.copy_into(folder)
-            self.end = self._saved.end
+        saved = self._saved
+        self.end = saved.end if saved is not None and saved.copy_into(folder) else 0
         return folder
 
     def folder(self) -> WordsFolder | None:
-        """Describe the folder with the most documents, to copy it, or None."""
+        """Return the folder with the most documents, to copy it, or None."""
         with self._lock:
-            return self._saved if self._folder is None else WordsFolder.of(self._folder, self.end)
+            if self._folder is None:
+                return self._saved
+            known = {} if self._saved is None else self._saved.files
+            return WordsFolder.of(self._folder, self.end, known)
 
     def search(self, query: str, counts: Mask, top_k: int) -> tuple[Rows, npt.NDArray[np.float64]]:
         """Find the documents that have words of a query.
@@ -219,14 +230,14 @@ class TextIndex:
     def close(self) -> None:
         """Forget the index."""
         with self._lock:
-            self._saved = self._folder = self._index = None
+            self._saved = self._folder = self._index = self._opened = None
             self.end = 0
 
     def leave_to_parent(self) -> None:
         """In a forked child, forget the folder and the index of the parent process."""
         self._lock = threading.RLock()
-        self._folder = self._index = None
-        self.end = 0
+        self._folder = None
+        self._use_saved()
 
 
 def _stems(words: Iterable[str]) -> Iterator[str]:

@@ -44,12 +44,14 @@ from rag_demo.stores.index_format import (
     read_manifest_from,
     reading_errors,
     refuse_foreign_folder,
+    use_rollback_journal,
     writing_errors,
 )
 from rag_demo.stores.store import EmbeddedBatch, places_of_older
 from rag_demo.stores.words import WordsFolder, add_texts
 from rag_demo.vectors import Mask, Rows, Vectors, renumbered
 
+_FEWEST_UNUSED = 1 << 12
 _MOST_BEHIND = 1 << 13
 """Documents that a commit may leave out of the full-text index; a reader adds them itself."""
 
@@ -91,34 +93,44 @@ class IndexWriter:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._lock = _locked(folder)
                 has_parts = any(is_part(path.name) for path in folder.iterdir())
-                if has_parts and not start_over and not (folder / DATABASE).exists():
-                    raise damaged(folder / DATABASE, "it is missing")
                 try:
-                    self._read()
+                    self._read(is_new=not has_parts)
                 except (DamagedIndexError, IndexVersionError, sqlite3.DatabaseError) as error:
                     # An OperationalError is about the disk or a reader.
                     if not start_over or isinstance(error, sqlite3.OperationalError):
                         raise
                     self._unlink_database()
-                    self._read()
+                    self._read(is_new=True)
                 self._remove_unnamed()
         except BaseException:  # After an interrupt too, nothing else closes this.
             self.__exit__()
             raise
 
-    def _read(self) -> None:
-        """Read the state of the index, and begin a transaction; create a missing database."""
+    def _read(self, *, is_new: bool) -> None:
+        """Read the state of the index, and begin a transaction.
+
+        Args:
+            is_new: Whether to create the database if it is missing or empty.
+        """
         path = self.folder / DATABASE
         self._is_read = not path.exists()
+        if not is_new and self._is_read:
+            self._is_read = False  # Remove nothing.
+            raise damaged(path, "it is missing")
         connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
         self._connection = connection
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA journal_mode = WAL")
+        use_rollback_journal(connection)
         connection.execute("BEGIN IMMEDIATE")
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            if not is_new:
+                raise damaged(path, "it is empty")
             self._is_read = True
             for statement in TABLES:
                 connection.execute(statement)
+            # Committed before there are other files: else a lost database looks like a new one.
+            connection.execute("COMMIT")
+            connection.execute("BEGIN IMMEDIATE")
         self.manifest = self._committed = None
         with reading_errors(self.folder / DATABASE):
             has_manifest = connection.execute("SELECT 1 FROM manifest").fetchone()
@@ -148,7 +160,7 @@ class IndexWriter:
         self._made_files |= is_new
         with self._documents.connection():
             connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA journal_mode = WAL")
+            use_rollback_journal(connection)
             connection.execute("BEGIN IMMEDIATE")
             if is_new:
                 for statement in SCHEMA:
@@ -286,8 +298,8 @@ class IndexWriter:
         self.owners = owners
 
     def compact(self) -> None:
-        """Write new files without deleted documents, if these have a quarter of all rows."""
-        if 4 * self.gone_rows <= len(self.owners):
+        """Write new files without deleted documents, if these take much space."""
+        if not self.wastes_space:
             return
         before, documents, owners, alive = self._manifest, self.documents, self.owners, self.alive
         self._documents = None  # It stays open until its documents are copied.
@@ -352,33 +364,30 @@ class IndexWriter:
             known: A folder with more documents of this numbering, from which to begin.
         """
         manifest = self._manifest
-        folder = WordsFolder(
-            self.folder / manifest.words_name, manifest.words_end, manifest.words_files
-        )
-        if known is None or known.end <= folder.end:
-            known = folder
-        if manifest.next_number - known.end <= most_behind and known is folder:
-            return
+        if known is None or known.end <= manifest.words_end:
+            if manifest.next_number - manifest.words_end <= most_behind:
+                return
+            known = manifest.words(self.folder)
         number = manifest.words_number + 1
         new = self.folder / replace(manifest, words_number=number).words_name
         try:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
-            start = 0
-            if known.end and known.is_whole():
-                known.copy_into(new)
-                start = known.end
+            if known is None or not known.copy_into(new):
+                known = WordsFolder(new, 0, {})
             alive = self.alive
-            texts = ((n, each.text) for n, each in self.documents.stream(start) if alive[n])
+            texts = ((n, each.text) for n, each in self.documents.stream(known.end) if alive[n])
             add_texts(new, texts)
             for path in new.iterdir():
                 shutil.copymode(self.folder / DATABASE, path)
-            made = WordsFolder.of(new, manifest.next_number)
         except (RagDemoError, ValueError, OSError) as error:
             log.debug("an index is saved without its full-text index: %s", error)
             return
         self.manifest = replace(
-            manifest, words_number=number, words_end=made.end, words_files=made.files
+            manifest,
+            words_number=number,
+            words_end=manifest.next_number,
+            words_files=WordsFolder.of(new, 0, known.files).files,
         )
 
     def describe(self, *, source: str | None, finished: bool) -> None:
@@ -432,9 +441,13 @@ class IndexWriter:
         return int(np.count_nonzero(self.alive))
 
     @property
-    def gone_rows(self) -> int:
-        """How many rows belong to deleted documents."""
-        return int(np.count_nonzero(self.owners == GONE))
+    def wastes_space(self) -> bool:
+        """Whether deleted documents have a quarter of the rows, or most of the numbers."""
+        gone_rows = int(np.count_nonzero(self.owners == GONE))
+        unused = self._manifest.next_number - self.count
+        return 4 * gone_rows > len(self.owners) or 4 * unused > max(
+            3 * self._manifest.next_number, _FEWEST_UNUSED
+        )
 
     def __enter__(self) -> IndexWriter:
         return self

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_demo import FaissRetriever, IndexChangedError, PyTorchGPURetriever, RagDemoError
+from rag_demo import (
+    FaissRetriever,
+    IndexChangedError,
+    ModelMismatchError,
+    PyTorchGPURetriever,
+    RagDemoError,
+)
 from support.rag_command import documents, fail, info, rag_demo, succeed, write_lines
 from support.waiting import wait_for
+from torch_utils import ResourceClosedError
 
 KINDS = [PyTorchGPURetriever, FaissRetriever]
 
@@ -344,3 +351,145 @@ def test_replaced_documents_do_not_take_memory_for_ever() -> None:
             sizes.append(retriever.stats().nbytes)
         assert max(sizes) < 20 * sizes[0]
         assert ids(retriever, "59 7") == set(names)
+
+
+def test_empty_database_beside_vectors_is_damage(tmp_path: Path) -> None:
+    saved(tmp_path / "i", *(f"t{n}" for n in range(60))).close()
+    before = {path.name: path.stat().st_size for path in (tmp_path / "i").iterdir()}
+    (tmp_path / "i" / "index.sqlite").write_bytes(b"")
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["new"], ids=["n"])
+        with pytest.raises(RagDemoError, match="damaged"):
+            retriever.save(tmp_path / "i")
+        after = {path.name: path.stat().st_size for path in (tmp_path / "i").iterdir()}
+        assert {**after, "index.sqlite": before["index.sqlite"]} == before
+        retriever.save(tmp_path / "i", overwrite=True)
+    assert "is whole" in succeed("verify", tmp_path / "i")
+
+
+def test_index_of_a_command_is_not_replaced_by_a_program(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "s.md").write_text("A text.")
+    succeed("index", tmp_path / "s.md", "--out", tmp_path / "i", "--model", tiny_model)
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["new"])
+        with pytest.raises(IndexChangedError):
+            retriever.save(tmp_path / "i")
+        retriever.save(tmp_path / "i", overwrite=True)
+
+
+def test_search_that_waits_for_its_model_sees_the_close(tmp_path: Path) -> None:
+    """It gets an error, or an answer, and never reads what was closed."""
+    inside, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(Hashed):
+        def embed_query(self, text: str) -> Any:
+            inside.set()
+            assert may_go_on.wait(60)
+            return super().embed_query(text)
+
+    retriever = PyTorchGPURetriever(Slow(), device="cpu")
+    retriever.add(["a text"], vectors=Hashed().embed_documents(["a text"]))
+    found: list[Any] = []
+
+    def ask() -> None:
+        try:
+            found.append(retriever.search("a text"))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert inside.wait(60)
+    retriever.close()
+    may_go_on.set()
+    thread.join()
+    assert isinstance(found[0], ResourceClosedError), found
+
+
+def test_forked_child_does_not_read_what_its_parent_changes() -> None:
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["alpha"], ids=["a"])
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            os.read(reader, 1)
+            try:
+                retriever.get(["a"])
+            except RagDemoError as error:
+                os._exit("save them before the fork" not in str(error))
+            os._exit(2)
+        retriever.add(["beta"], ids=["b"])
+        os.write(writer, b"x")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_user_who_may_not_write_reads_beside_a_writer(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    folder = tmp_path / "i"
+    saved(folder, *(f"t{n}" for n in range(60))).close()
+    for each in (tmp_path, *tmp_path.parents):
+        each.chmod(each.stat().st_mode | 0o055)
+    child = os.fork()
+    if not child:
+        os.setuid(65534)
+        with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+            os._exit(retriever.load(folder) != 60 or len(retriever.search("t5", 9)) != 9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_full_text_is_searched_after_another_process_has_replaced_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [f"text{n}" for n in range(9000)]
+    with PyTorchGPURetriever(Hashed(), device="cpu") as writer:
+        writer.add(texts, passages=False)
+        writer.save(tmp_path / "i")
+        with PyTorchGPURetriever(Hashed(), device="cpu") as reader:
+            reader.load(tmp_path / "i")
+            writer.add([f"more{n}" for n in range(9000)], passages=False)
+            writer.save(tmp_path / "i")
+            assert len(list((tmp_path / "i").glob("words-*"))) == 1
+            assert [each.text for each in reader.search("text77", mode="bm25")] == ["text77"]
+    assert not caplog.records
+
+
+class Nameless:
+    """Models without a name, of one class; each has directions of its own."""
+
+    dimension = 8
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def embed_query(self, text: str) -> Any:
+        return np.random.default_rng([self.seed, len(text)]).standard_normal(8)
+
+    def embed_documents(self, texts: Any) -> Any:
+        return np.stack([self.embed_query(text) for text in texts])
+
+
+def test_models_of_one_class_without_a_name_are_told_apart(tmp_path: Path) -> None:
+    with PyTorchGPURetriever(Nameless(1), device="cpu") as retriever:
+        retriever.add(["a", "bb"])
+        retriever.save(tmp_path / "i")
+    with PyTorchGPURetriever(Nameless(1), device="cpu") as same:
+        assert same.load(tmp_path / "i") == 2
+    with PyTorchGPURetriever(Nameless(2), device="cpu") as other:
+        with pytest.raises(ModelMismatchError, match="Nameless"):
+            other.load(tmp_path / "i")
+
+
+def test_changes_of_metadata_do_not_take_memory_for_ever(tmp_path: Path) -> None:
+    names = [str(n) for n in range(100)]
+    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
+        retriever.add(["a text"] * 100, ids=names)
+        sizes = []
+        for number in range(100):
+            retriever.update_metadata(names, [{"n": number}] * 100)
+            retriever.save(tmp_path / "i")
+            files = (tmp_path / "i").glob("documents-*.sqlite")
+            sizes.append(sum(file.stat().st_size for file in files))
+        assert max(sizes[50:]) <= max(sizes[:50])
+        assert ids(retriever, "a text", where={"n": 99}) <= set(names)
+        assert len(retriever.search("a text", 200, where={"n": 99})) == 100
