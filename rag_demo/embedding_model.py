@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from rag_demo.encoding.load_encoder import load_encoder
 from rag_demo.encoding.model_identity import ModelIdentity, identify
 from rag_demo.encoding.packaged_model import DEFAULT_MODEL, packaged_model
 from rag_demo.errors import HOW_TO_NAME_MODEL, ModelError
-from rag_demo.vectors import Vectors
+from rag_demo.vectors import Vectors, shortened
 from torch_utils import CleanupReport, Resource, find_batch_size, get_optimal_device, release
 from torch_utils.resource import closes_on_error
 
@@ -62,6 +62,10 @@ class EmbeddingModel(Resource):
         trust_remote_code: Whether to run code that comes with the model.
         cache: A file to store embeddings in, see `rag_demo.encoding.embedding_cache`. Embeddings
             are stored if the model's files are known. None stores nothing.
+        prompts: What is put before texts of the kinds "query" and "document", instead of the
+            model's own prompts.
+        truncate_dim: Keep so many of the first numbers of each vector, for models that are trained
+            for it (Matryoshka).
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -78,6 +82,8 @@ class EmbeddingModel(Resource):
         dtype: str | None = None,
         trust_remote_code: bool = False,
         cache: str | Path | None = None,
+        prompts: Mapping[str, str] | None = None,
+        truncate_dim: int | None = None,
     ) -> None:
         if not isinstance(model_name_or_path, (str, Path, type(None))):
             raise TypeError(
@@ -89,12 +95,21 @@ class EmbeddingModel(Resource):
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if dtype not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f'dtype must be "float32", "bfloat16" or "float16", got {dtype!r}')
+        for kind, prompt in (prompts or {}).items():
+            if kind not in ("query", "document") or not isinstance(prompt, str):
+                raise ValueError(
+                    f'prompts must map "query" or "document" to str, got {kind!r}: {prompt!r}'
+                )
+        if truncate_dim is not None and (type(truncate_dim) is not int or truncate_dim < 1):
+            raise ValueError(f"truncate_dim must be a positive whole number, got {truncate_dim!r}")
         self.name = str(model_name_or_path or DEFAULT_MODEL)
         self._is_default = model_name_or_path in (None, DEFAULT_MODEL)
         self.device = device
         self.batch_size = batch_size or 32
         self._dtype = dtype or "float32"
         self._trust_remote_code = trust_remote_code
+        self.prompts = dict(prompts or {})
+        self.truncate_dim = truncate_dim
         self._cache = None if cache is None else EmbeddingCache(Path(cache))
         self._identity: ModelIdentity | None = None
         self._encoder: Encoder[Any] | None = None
@@ -127,7 +142,7 @@ class EmbeddingModel(Resource):
     def dimension(self) -> int:
         """Length of the vectors. Loads the model."""
         with self._in_use:
-            return self._loaded().dimension
+            return self._dimension_of(self._loaded())
 
     @property
     def max_tokens(self) -> int | None:
@@ -256,7 +271,8 @@ class EmbeddingModel(Resource):
                 raise TypeError(f"texts[{row}] must be str, got {type(text).__name__}")
         with self._in_use:
             encoder = self._loaded()
-        vectors = np.empty((len(texts), encoder.dimension), np.float32)
+        dimension = self._dimension_of(encoder)
+        vectors = np.empty((len(texts), dimension), np.float32)
         keys = self._look_up(texts, kind, vectors)
         missing = [row for row in range(len(texts)) if keys.get(row, b"") is not None]
         if on_progress is not None and len(missing) < len(texts):
@@ -265,7 +281,7 @@ class EmbeddingModel(Resource):
         # When memory runs out, the batch is halved for this and the following texts.
         @find_batch_size(starting_batch_size=self.batch_size)
         def encode(batch_size: int, prepared: Any) -> Vectors:
-            return encoder.encode(prepared, batch_size)
+            return shortened(encoder.encode(prepared, batch_size), dimension)
 
         def prepare(rows: Sequence[int]) -> Any:
             with self._tokenizing:
@@ -315,6 +331,8 @@ class EmbeddingModel(Resource):
         if self._cache is None or not fingerprint:
             return {}
         computed = f"{self._dtype} {self.device}"
+        if kind in self.prompts:
+            computed += f" {self.prompts[kind]}"
         keys = [make_key(fingerprint.encode(), computed, kind, text) for text in texts]
         known = self._cache.get(list(dict.fromkeys(keys)), vectors.shape[1])
         for row, key in enumerate(keys):
@@ -328,6 +346,9 @@ class EmbeddingModel(Resource):
             if rows:
                 self._cache.put([key for key in keys if key is not None], vectors[rows])
 
+    def _dimension_of(self, encoder: Encoder[Any]) -> int:
+        return min(encoder.dimension, self.truncate_dim or encoder.dimension)
+
     def _path(self) -> str:
         return str(packaged_model()) if self._is_default else self.name
 
@@ -339,7 +360,8 @@ class EmbeddingModel(Resource):
                 f"name one that does, or a model on the hub: {HOW_TO_NAME_MODEL}"
             )
         try:
-            return identify(path, self._dtype, DEFAULT_MODEL if self._is_default else None)
+            found = identify(path, self._dtype, DEFAULT_MODEL if self._is_default else None)
+            return found.with_options(self.prompts.get("document"), self.truncate_dim)
         except OSError as error:
             raise ModelError(f"the model {self.name!r} cannot be read: {error}") from error
 
@@ -359,6 +381,7 @@ class EmbeddingModel(Resource):
             device=str(self.device),
             dtype=self._dtype,
             trust_remote_code=self._trust_remote_code,
+            prompts=self.prompts,
         )
 
 

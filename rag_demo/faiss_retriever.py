@@ -34,11 +34,12 @@ class FaissRetriever(LocalRetriever):
 
     Args:
         embedding_model: The embedding model. The retriever does not own it and does not close it.
+        language: See `PyTorchGPURetriever`.
     """
 
     @closes_on_error
-    def __init__(self, embedding_model: BasicEmbedder) -> None:
-        super().__init__(embedding_model, LocalStore(FaissVectors()))
+    def __init__(self, embedding_model: BasicEmbedder, *, language: str = "english") -> None:
+        super().__init__(embedding_model, LocalStore(FaissVectors(), language))
 
     def _release(self) -> None:
         # Runs once, while faiss is intact: at close, at garbage collection, or at exit.

@@ -29,6 +29,7 @@ from rag_demo.errors import (
 from rag_demo.retriever import embed
 from rag_demo.stores.index_format import read_manifest
 from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.words import check_language
 from rag_demo.stores.writer import IndexWriter
 from torch_utils import exit_on_signals
 
@@ -63,6 +64,7 @@ def ingest(
     covers_all: bool = True,
     files: Callable[[], Collection[str]] | None = None,
     based_on: str | None = None,
+    language: str | None = None,
     on_progress: Callable[[int], object] = lambda count: None,
 ) -> Ingested:
     """Index documents into a folder.
@@ -82,6 +84,8 @@ def ingest(
         files: Returns, at the end, the files whose other documents are removed; by default all
             other documents are.
         based_on: The ``commit`` of the manifest that the documents were chosen for; None for any.
+        language: The language of stems in the full text, such as "german"; by default that of the
+            index, or "english".
         on_progress: Called with the number of documents processed since the last call.
 
     Returns:
@@ -98,6 +102,7 @@ def ingest(
             as it was after the last commit.
     """
     folder = Path(folder)
+    check_language(language or "none")
     with ExitStack() as stack:
         stack.enter_context(exit_on_sigterm())
         writer = stack.enter_context(
@@ -110,6 +115,8 @@ def ingest(
             what = f"the index of {other}" if other else "an index that a program made"
             raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
         _use_model(writer, as_embedder(embedding_model).identity, replace=replace)
+        if language is not None:
+            writer.use_language(language)
         run = _Run(writer, embedding_model, source)
         for batch in _batches(documents):
             run.take(batch)

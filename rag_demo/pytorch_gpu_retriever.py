@@ -55,6 +55,8 @@ class PyTorchGPURetriever(LocalRetriever):
             no limit. Each search streams a larger loaded index from its file, in float32, through
             two buffers of a quarter of the budget. Scores and candidates take another quarter.
             Documents, and vectors added after the load, are not counted.
+        language: The language of stems in the full text, such as "german"; "none" for the words
+            as they are. A loaded index has its own.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -70,6 +72,7 @@ class PyTorchGPURetriever(LocalRetriever):
         dtype: str = "float32",
         exact: bool = True,
         memory_budget: int | None = None,
+        language: str = "english",
     ) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -83,7 +86,7 @@ class PyTorchGPURetriever(LocalRetriever):
         self.memory_budget = memory_budget
         # The first `add` or `load` creates the tensor in here.
         vectors = TensorVectors(self.device, dtype, exact, memory_budget)
-        super().__init__(embedding_model, LocalStore(vectors))
+        super().__init__(embedding_model, LocalStore(vectors, language))
 
     @property
     def embeddings_tensor(self) -> Any:

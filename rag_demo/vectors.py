@@ -52,6 +52,15 @@ def normalized(vectors: Any, count: int | None = None) -> Vectors:
     return result
 
 
+def shortened(vectors: Vectors, dimension: int) -> Vectors:
+    """Return the first numbers of vectors, again of length 1."""
+    if vectors.shape[1] == dimension:
+        return vectors
+    first = vectors[:, :dimension]
+    result: Vectors = first / np.linalg.norm(first, axis=1, keepdims=True)
+    return result
+
+
 def renumbered(owners: Rows, changes: Mapping[int, int], stop: int) -> Rows:
     """Return owners of rows with other numbers; -1 stays.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,13 @@ _MOVED = f"if it has moved, name its folder: {HOW_TO_NAME_MODEL}"
 
 
 def load_encoder(
-    path: str, *, name: str, device: str, dtype: str, trust_remote_code: bool = False
+    path: str,
+    *,
+    name: str,
+    device: str,
+    dtype: str,
+    trust_remote_code: bool = False,
+    prompts: Mapping[str, str] | None = None,
 ) -> Encoder[Any]:
     """Load a model without padding if that is possible, else with sentence-transformers.
 
@@ -24,6 +32,7 @@ def load_encoder(
         device: torch's name of the device.
         dtype: torch's name of the weights' dtype.
         trust_remote_code: Whether to run code that comes with the model.
+        prompts: Prompts by kind that replace the model's own.
 
     Raises:
         ModelError: The model cannot be loaded.
@@ -39,12 +48,16 @@ def load_encoder(
             from rag_demo.encoding.bert_settings import UnsupportedModelError, read_settings
 
             try:
-                return BertEncoder(read_settings(where), device, getattr(torch, dtype))
+                settings = read_settings(where)
+                settings = replace(settings, prompts={**settings.prompts, **(prompts or {})})
+                return BertEncoder(settings, device, getattr(torch, dtype))
             except UnsupportedModelError as why:
                 log.debug("%s is run by sentence-transformers: %s", name, why)
         from rag_demo.encoding.sentence_transformers_encoder import SentenceTransformersEncoder
 
-        return SentenceTransformersEncoder(path, device, getattr(torch, dtype), trust_remote_code)
+        return SentenceTransformersEncoder(
+            path, device, getattr(torch, dtype), trust_remote_code, prompts
+        )
     except ModelError:
         raise
     except Exception as error:

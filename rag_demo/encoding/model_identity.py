@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -37,6 +37,18 @@ class ModelIdentity:
     dtype: str | None = None
     fingerprint: str | None = None
     probe: Sequence[float] | None = None
+
+    def with_options(self, prompt: str | None, truncate_dim: int | None) -> ModelIdentity:
+        """Return the identity of this model with another prompt of documents, or dimension."""
+        if prompt is None and truncate_dim is None:
+            return self
+        options = f"{'' if prompt is None else f' prompt {prompt!r}'}" + (
+            f" truncate_dim {truncate_dim}" if truncate_dim else ""
+        )
+        if self.fingerprint is None:
+            return replace(self, name=self.name + options)
+        digest = hashlib.sha256(f"{self.fingerprint}{options}".encode()).hexdigest()
+        return replace(self, fingerprint=digest)
 
     def is_same(self, other: ModelIdentity) -> bool:
         """Tell whether both models make the same vectors. Names count only without files."""

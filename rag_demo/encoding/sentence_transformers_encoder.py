@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class SentenceTransformersEncoder(nn.Module):
         device: torch's name of the device.
         dtype: torch's dtype of the weights.
         trust_remote_code: Whether to run code that comes with the model.
+        prompts: Prompts by kind that replace the model's own.
 
     Raises:
         ModelError: sentence-transformers is missing, or cannot load the model.
@@ -31,7 +32,14 @@ class SentenceTransformersEncoder(nn.Module):
 
     truncated = 0  # unknown
 
-    def __init__(self, path: str, device: str, dtype: Any, trust_remote_code: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        device: str,
+        dtype: Any,
+        trust_remote_code: bool,
+        prompts: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
         try:
             from sentence_transformers import SentenceTransformer
@@ -48,6 +56,7 @@ class SentenceTransformersEncoder(nn.Module):
                 trust_remote_code=trust_remote_code,
                 model_kwargs={"dtype": dtype},
             )
+        self.model.prompts.update(prompts or {})
         self.eval()
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_demo.exact_search.exact_scores import Pairs, exact_scores
+from rag_demo.exact_search.exact_scores import Pairs, exact_scores, scores_of_many
 from rag_demo.exact_search.rounding import BLOCK, round_to_int8
 from rag_demo.exact_search.scan import Scan
 from rag_demo.vectors import rounding
@@ -30,6 +30,7 @@ _CONVERTED_ROWS = 1 << 10  # converted at once: 1.5 MB
 _SMALL_PRODUCT = 1 << 14  # scores; they are computed before a thread has started
 _FEW_QUERIES = 64
 _FAST = frozenset({"alder", "sierra", "icelake", "genoa", "sapphireamx", "neonsdot", "smebi32"})
+_MANY_PAIRS = 1 << 15  # that only duplicates and near duplicates make
 _POOL = 1 << 20  # candidates before the worst are dropped: 24 MB
 # The error of float32: lengths are 1 within 2**-23, and so are the products of a scale and a sum
 # of integers. The sums are below 2**24 and therefore exact.
@@ -225,6 +226,13 @@ class _Search:
         if not self._is_rounded:  # All scores are float32 products of true vectors.
             kept = score >= (bars - 2 * np.float32(self._product_error))[query]
             return Pairs(query[kept], row[kept]), score[kept], error[kept], bars
+        if len(query) > _MANY_PAIRS:
+
+            def bars_of(scores: Array) -> Array:
+                return _kth_best(query, scores, self._count, self._top_k)[0]
+
+            true = scores_of_many(self._fetch, self._in_host, query, row, bars_of)
+            return self._best_of(query, row, true)
         # First score the apparent k best. Rows that cannot reach the worst of them are dropped.
         true = np.full(len(query), -np.inf)
         true[first] = self._scores(query[first], row[first])
@@ -233,6 +241,10 @@ class _Search:
         least = bars[query[rest]] - self._product_error
         rest = rest[self._scores(query[rest], row[rest], np.float32) >= least]
         true[rest] = self._scores(query[rest], row[rest])
+        return self._best_of(query, row, true)
+
+    def _best_of(self, query: Array, row: Array, true: Array) -> tuple[Pairs, Array, Array, Array]:
+        bars, _ = _kth_best(query, true, self._count, self._top_k)
         kept = true >= bars[query]
         query, row, true = query[kept], row[kept], true[kept]
         error = np.full(len(query), self._product_error + _SLACK, np.float32)

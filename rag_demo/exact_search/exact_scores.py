@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ Scores = npt.NDArray[np.float64]
 
 FEW_ROWS = 1 << 15
 """Up to so many rows are multiplied with a single query without further threads."""
+_FLOAT64_ERROR = 1e-12  # of a float64 product of vectors of length 1
+Bars = Callable[[Scores], Scores]
 _PAIRS = 128  # scored at once, so that they stay in the processor's cache
 _ROWS = 1 << 10  # multiplied at once by `candidates_of_batch`
 
@@ -64,6 +67,61 @@ def exact_scores(
         products *= factors
         products.sum(axis=1, out=scores[some])
     return scores
+
+
+def scores_of_many(
+    vectors_of: Callable[[Rows], Vectors], queries: Vectors, query: Rows, row: Rows, bars_of: Bars
+) -> Scores:
+    """Score many pairs, of which most are not among the best: duplicates and near duplicates.
+
+    Equal vectors are scored once. A matrix product in float64 tells which pairs may be among the
+    best, and only these get their `exact_scores`; the other scores are within 1e-12.
+
+    Args:
+        vectors_of, queries, query, row: See `exact_scores`.
+        bars_of: Returns the score of the k-th best pair of each query: shape (b,).
+    """
+    rows, place = np.unique(row, return_inverse=True)
+    first, same = _distinct(vectors_of, rows)
+    rows, vector = rows[first], same[place]  # of each distinct vector; of each pair
+    scores = np.empty(len(row))
+    order = np.argsort(vector, kind="stable")
+    starts = np.arange(0, len(rows) + _ROWS, _ROWS)
+    wide = queries.astype(np.float64).T
+    for start, (begin, end) in zip(
+        starts.tolist(), itertools.pairwise(np.searchsorted(vector[order], starts)), strict=False
+    ):
+        products = vectors_of(rows[start : start + _ROWS]).astype(np.float64) @ wide
+        some = order[begin:end]
+        scores[some] = products[vector[some] - start, query[some]]
+    near = np.flatnonzero(scores >= (bars_of(scores) - _FLOAT64_ERROR)[query])
+    pairs, pair = np.unique(query[near] * len(rows) + vector[near], return_inverse=True)
+    exact = exact_scores(vectors_of, queries, pairs // len(rows), rows[pairs % len(rows)])
+    scores[near] = exact[pair]
+    return scores
+
+
+def _distinct(vectors_of: Callable[[Rows], Vectors], rows: Rows) -> tuple[Rows, Rows]:
+    """Find equal vectors.
+
+    Returns:
+        The place in ``rows`` of each distinct vector, and the distinct vector of each row.
+    """
+    factors: Any = None
+    hashes = np.empty(len(rows), np.uint64)
+    for start in range(0, len(rows), _ROWS):
+        bits = vectors_of(rows[start : start + _ROWS]).view(np.uint32).astype(np.uint64)
+        if factors is None:
+            factors = np.random.default_rng(0).integers(1, 2**63, bits.shape[1], np.uint64) * 2 + 1
+        bits *= factors
+        bits.sum(axis=1, out=hashes[start : start + _ROWS])
+    _, first, same = np.unique(hashes, return_index=True, return_inverse=True)
+    for start in range(0, len(rows), _ROWS):  # Two vectors may have the same hash.
+        stop = start + _ROWS
+        twins = vectors_of(rows[first[same[start:stop]]])
+        if not np.array_equal(vectors_of(rows[start:stop]), twins):
+            return np.arange(len(rows)), np.arange(len(rows))
+    return first, same
 
 
 def candidates_of_one_query(

@@ -83,6 +83,7 @@ class Manifest:
         words_number: The K in the name of the full-text index; 0 without one.
         words_end: The full-text index has the documents with smaller numbers.
         words_files: The checksums of the files of the full-text index.
+        language: The language of stems in the full-text index.
         commit: A random string, chosen with every change.
         version: The version of the format.
     """
@@ -99,6 +100,7 @@ class Manifest:
     words_number: int = 0
     words_end: int = 0
     words_files: Mapping[str, int] = field(default_factory=dict)
+    language: str = "english"
     commit: str = ""
     version: int = VERSION
 

@@ -20,6 +20,7 @@ from rag_demo.stores.index_format import Manifest, read_manifest
 from rag_demo.stores.search import Search
 from rag_demo.stores.snapshot import Snapshot, VectorRows
 from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.words import check_language
 from rag_demo.stores.writer import IndexWriter
 from rag_demo.vectors import Vectors
 from torch_utils import ResourceClosedError
@@ -53,14 +54,17 @@ class LocalStore:
 
     Args:
         vectors: An empty store of vectors.
+        language: The language of stems in the full text; see `rag_demo.stores.words.stems_of`. A
+            loaded index has its own.
     """
 
-    def __init__(self, vectors: VectorRows) -> None:
+    def __init__(self, vectors: VectorRows, language: str = "english") -> None:
+        check_language(language)
         self._changing = threading.RLock()
         self._searching: list[int] = []  # thread ids, one for each running search
         self._has_searched = threading.Condition()
         self._is_closed = False
-        self._snapshot = Snapshot.empty(vectors)
+        self._snapshot = Snapshot.empty(vectors, language)
         # For each folder its last known state, and the one that a save has tried to write.
         self._saved: dict[Path, list[_Saved]] = {}
 
@@ -186,7 +190,7 @@ class LocalStore:
                 gone_rows = len(snapshot.owners) - int(np.count_nonzero(snapshot.live_rows))
                 if 4 * gone_rows > len(snapshot.owners) and not snapshot.vectors.stays_in_file:
                     self._snapshot = snapshot = snapshot.copied()
-                writer.clear(identity)
+                writer.clear(identity, language=snapshot.words.language)
                 self._append(writer, snapshot, 0, 0)
                 writer.catch_up_words(known=snapshot.words.folder(), most_behind=1 << 13)
             writer.describe(source=None, finished=True)
@@ -256,5 +260,5 @@ class LocalStore:
             snapshot = self._snapshot
             snapshot.close()
             self._saved = {}
-            self._snapshot = Snapshot.empty(snapshot.vectors)
+            self._snapshot = snapshot.emptied()
             return snapshot.vectors

@@ -12,7 +12,8 @@ from rag_demo.exact_search.exact_scores import Pairs, Scores, exact_scores
 from rag_demo.searching.arguments import RANK_CONSTANT
 from rag_demo.vectors import Mask, Rows, Vectors
 
-Names = Callable[[Sequence[int]], list[str]]
+Order = Callable[[Rows], Rows]
+"""Returns numbers that order documents by id, for documents that tie."""
 
 FUSED_FROM = 100  # of each ranking
 
@@ -70,7 +71,7 @@ def rank(
     queries: Vectors,
     pairs: Pairs,
     top_k: int,
-    names_of: Names,
+    order_of: Order,
 ) -> Ranked:
     """Order candidates by their exact scores.
 
@@ -79,7 +80,7 @@ def rank(
         queries: Shape (b, d).
         pairs: The candidates.
         top_k: How many rows of each query, at most.
-        names_of: Returns the document ids of rows. Ties are ordered by them.
+        order_of: Orders rows that tie.
 
     Returns:
         The best rows of each query with their scores.
@@ -95,9 +96,7 @@ def rank(
         places = np.arange(len(row)) - starts[query]
         for number in set(query[:-1][is_tie & (places[:-1] < top_k)].tolist()):
             one = slice(starts[number], starts[number + 1])
-            rows = row[one].tolist()
-            hits = zip((-scores[one]).tolist(), names_of(rows), rows, strict=True)
-            row[one] = [number for _, _, number in sorted(hits)]
+            row[one] = row[one][np.lexsort((row[one], order_of(row[one]), -scores[one]))]
     return Ranked(starts, row, scores, row).first(top_k)
 
 
@@ -117,14 +116,14 @@ def best_of_each(ranked: Ranked, owners: Rows) -> Ranked:
     return Ranked(ranked.starts, owners, ranked.scores, ranked.rows).only(chosen)
 
 
-def best_scores(numbers: Rows, scores: Scores, top_k: int, names_of: Names) -> tuple[Rows, Scores]:
+def best_scores(numbers: Rows, scores: Scores, top_k: int, order_of: Order) -> tuple[Rows, Scores]:
     """Order documents by their scores, and equal scores by id.
 
     Args:
         numbers: The numbers of different documents: shape (n,).
         scores: Shape (n,).
         top_k: How many documents at most.
-        names_of: Returns the ids of documents.
+        order_of: Orders documents that tie.
     """
     if len(numbers) > top_k:
         kept = scores >= np.partition(scores, -top_k)[-top_k]
@@ -132,17 +131,15 @@ def best_scores(numbers: Rows, scores: Scores, top_k: int, names_of: Names) -> t
     order = np.argsort(-scores, kind="stable")
     numbers, scores = numbers[order], scores[order]
     edges = np.flatnonzero(np.diff(scores, prepend=np.nan, append=np.nan)).tolist()
-    best: list[int] = []
     for start, stop in itertools.pairwise(edges):
-        tied = numbers[start:stop].tolist()
-        if len(tied) > 1:
-            tied = [number for _, number in sorted(zip(names_of(tied), tied, strict=True))]
-        best += tied
-    return np.asarray(best[:top_k], np.int64), scores[: min(top_k, len(best))]
+        if stop - start > 1:
+            tied = numbers[start:stop]
+            numbers[start:stop] = tied[np.argsort(order_of(tied), kind="stable")]
+    return numbers[:top_k], scores[:top_k]
 
 
 def fuse(
-    rankings: Sequence[Rows], weights: Sequence[float], top_k: int, names_of: Names
+    rankings: Sequence[Rows], weights: Sequence[float], top_k: int, order_of: Order
 ) -> tuple[Rows, Scores]:
     """Fuse rankings: a document's score is the sum of weight / (60 + rank) over the rankings.
 
@@ -156,4 +153,4 @@ def fuse(
         for place, item in enumerate(ranking.tolist() if weight else [], start=1):
             scores[item] = scores.get(item, 0.0) + weight / (RANK_CONSTANT + place)
     numbers = np.fromiter(scores.keys(), np.int64, len(scores))
-    return best_scores(numbers, np.fromiter(scores.values(), float, len(scores)), top_k, names_of)
+    return best_scores(numbers, np.fromiter(scores.values(), float, len(scores)), top_k, order_of)

@@ -68,7 +68,7 @@ class Search:
         while True:  # Until the rows belong to as many documents as are wanted.
             pairs = vectors.candidates(self.vectors, depth, rows)
             ranked = rank(vectors.take, self.vectors, pairs, depth,
-                          lambda rows: snapshot.ids(owners[rows].tolist()))  # fmt: skip
+                          lambda rows: snapshot.order_of(owners[rows]))  # fmt: skip
             best = best_of_each(ranked, owners[ranked.items]).first(wanted)
             if depth == available or (best.widths == wanted).all():
                 return best
@@ -78,7 +78,7 @@ class Search:
         """Find the best documents for each query by full text."""
         return Ranked.join(
             [
-                best_scores(*snapshot.search_text(query, allowed, top_k), top_k, snapshot.ids)
+                best_scores(*snapshot.search_text(query, allowed, top_k), top_k, snapshot.order_of)
                 for query in self.queries
             ]
         )
@@ -93,7 +93,7 @@ class Search:
         for first, second in zip(by_vectors.each(), by_text.each(), strict=True):
             items = by_vectors.items[first]
             rankings = [items, by_text.items[second]]
-            best = fuse(rankings, self.weights, self.top_k, snapshot.ids)
+            best = fuse(rankings, self.weights, self.top_k, snapshot.order_of)
             fused.append(best)
             row_of = dict(zip(items.tolist(), by_vectors.rows[first].tolist(), strict=True))
             rows += [row_of.get(number, -1) for number in best[0].tolist()]
@@ -123,10 +123,17 @@ def _add_passages_of_words(
     for place in places:
         spans = spans_of.get(int(best.items[place]))
         if spans:
-            words = stems_of(queries[query_of[place]], is_query=True)
-            text = documents[place].text
-            counts = [sum(stem in words for stem in stems_of(text[a:b])) for a, b in spans]
-            passages[place] = spans[int(np.argmax(counts))]
+            query, language = queries[query_of[place]], snapshot.words.language
+            passages[place] = best_span(query, documents[place].text, spans, language)
+
+
+def best_span(
+    query: str, text: str, spans: Sequence[tuple[int, int]], language: str
+) -> tuple[int, int]:
+    """Return the passage with most words of a query."""
+    words = stems_of(query, language, is_query=True)
+    counts = [sum(stem in words for stem in stems_of(text[a:b], language)) for a, b in spans]
+    return spans[int(np.argmax(counts))]
 
 
 def _results(queries: Sequence[str], best: Ranked, snapshot: Snapshot) -> list[list[SearchResult]]:

@@ -22,6 +22,7 @@ from rag_demo.stores.words import TextIndex
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, renumbered
 
 _AT_ONCE = 1 << 11  # documents that are copied together
+_MANY_TIES = 1 << 10
 _MOST_GONE = 1 << 10  # rows or numbers of deleted documents that are never worth a copy
 
 
@@ -88,6 +89,7 @@ class Snapshot:
         identity: The model that made the vectors.
         saved: The saved index with the first documents, or None.
         origin: The same object in all snapshots that share their numbers.
+        order: The place of each document in the order of ids, once it is needed.
     """
 
     vectors: VectorRows
@@ -102,12 +104,18 @@ class Snapshot:
     identity: ModelIdentity | None = None
     saved: SavedIndex | None = None
     origin: object = field(default_factory=object)
+    order: list[Rows] = field(default_factory=list, init=False)
 
     @classmethod
-    def empty(cls, vectors: VectorRows) -> Snapshot:
+    def empty(cls, vectors: VectorRows, language: str) -> Snapshot:
         """Return a snapshot without documents."""
         scratch = Scratch()
-        return cls(vectors.empty_copy(), scratch, temporary_documents(), TextIndex(scratch))
+        words = TextIndex(language, scratch)
+        return cls(vectors.empty_copy(), scratch, temporary_documents(), words)
+
+    def emptied(self) -> Snapshot:
+        """Return a snapshot without documents, with the same settings."""
+        return replace(Snapshot.empty(self.vectors, self.words.language), next_name=self.next_name)
 
     @classmethod
     def load(cls, vectors: VectorRows, folder: Path) -> Snapshot:
@@ -124,7 +132,7 @@ class Snapshot:
             vectors,
             scratch,
             saved.documents,
-            TextIndex(scratch, saved.words, saved.words_index),
+            TextIndex(manifest.language, scratch, saved.words, saved.words_index),
             GrowableRows(saved.owners),
             GrowableRows(saved.passages),
             GrowableRows(saved.alive),
@@ -161,7 +169,7 @@ class Snapshot:
         taken = places_of_older(batch, older, self.documents.get)
         here = self._without(list(taken))
         if not here.count and all(place < 0 for place in taken.values()):
-            here = replace(Snapshot.empty(self.vectors), next_name=self.next_name)
+            here = self.emptied()
             taken = {}
         dimension = here.vectors.dimension
         if dimension and len(batch.vectors) and batch.vectors.shape[1] != dimension:
@@ -199,7 +207,7 @@ class Snapshot:
     def _tidied(self) -> Snapshot:
         """Copy the documents that exist if most of the rows belong to others."""
         if not self.count:
-            return replace(Snapshot.empty(self.vectors), next_name=self.next_name)
+            return self.emptied()
         gone = len(self.owners) - int(np.count_nonzero(self.live_rows))
         unused = len(self.alive) - self.count  # numbers of deleted and of changed documents
         is_worth_it = 2 * gone > max(len(self.owners), _MOST_GONE) or (
@@ -211,9 +219,7 @@ class Snapshot:
 
     def copied(self) -> Snapshot:
         """Return a copy with new numbers and without rows of deleted documents."""
-        new = replace(
-            Snapshot.empty(self.vectors), next_name=self.next_name, identity=self.identity
-        )
+        new = replace(self.emptied(), identity=self.identity)
         alive = self.alive.rows
         numbers = np.flatnonzero(alive)
         for start in range(0, len(numbers), _AT_ONCE):
@@ -251,6 +257,21 @@ class Snapshot:
     def ids(self, numbers: Sequence[int]) -> list[str]:
         """Return the ids of documents by their numbers."""
         return self.documents.ids(numbers)
+
+    def order_of(self, numbers: Rows) -> Rows:
+        """Return numbers that order documents by id."""
+        if len(numbers) < _MANY_TIES:
+            ids = self.ids(numbers.tolist())
+            place_of = {name: place for place, name in enumerate(sorted(set(ids)))}
+            return np.asarray([place_of[name] for name in ids], np.int64)
+        if not self.order:
+            alive = np.flatnonzero(self.alive.rows)
+            ids = self.ids(alive.tolist())
+            places = np.empty(self.next_number, np.int64)
+            places[alive[sorted(range(len(ids)), key=ids.__getitem__)]] = np.arange(len(ids))
+            self.order.append(places)  # Any search may store it.
+        result: Rows = self.order[0][numbers]
+        return result
 
     def matching(self, where: Where | None) -> Mask | None:
         """Tell which document numbers exist and match a filter; None if all do."""

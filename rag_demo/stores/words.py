@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_demo.database import FORK_AWARE
-from rag_demo.errors import HOW_TO_INSTALL, RagDemoError
+from rag_demo.errors import HOW_TO_INSTALL, RagDemoError, short_repr
 from rag_demo.stores.scratch import Scratch
 from rag_demo.stores.tokens import STOP_WORDS, tokenize
 from rag_demo.vectors import Mask, Rows
@@ -91,7 +91,7 @@ class WordsFolder(NamedTuple):
         return bool(self.files)
 
 
-def add_texts(folder: Path, texts: Iterable[tuple[int, str]]) -> Any:
+def add_texts(folder: Path, texts: Iterable[tuple[int, str]], language: str) -> Any:
     """Add texts to the full-text index in a folder, which may be empty, and return it."""
     tantivy = _tantivy()
     index = _quiet(tantivy.Index(_schema(), str(folder)))
@@ -99,7 +99,7 @@ def add_texts(folder: Path, texts: Iterable[tuple[int, str]]) -> Any:
     for number, text in texts:
         document = tantivy.Document()
         for words in tokenize(text):
-            document.add_text("words", " ".join(_stems(words)))
+            document.add_text("words", " ".join(_stems(words, language)))
         document.add_unsigned("number", number)
         writer.add_document(document)
     writer.commit()
@@ -122,14 +122,16 @@ class TextIndex:
     those that still exist. Scores are tantivy's BM25 with k1 = 1.2 and b = 0.75.
 
     Args:
+        language: The language of stems; see `stems_of`.
         scratch: Holds the folder that has more documents than the saved one.
         saved: The saved folder, which is not changed.
         index: Its open index.
     """
 
     def __init__(
-        self, scratch: Scratch, saved: WordsFolder | None = None, index: Any = None
+        self, language: str, scratch: Scratch, saved: WordsFolder | None = None, index: Any = None
     ) -> None:
+        self.language = language
         self._scratch, self._saved, self._opened = scratch, saved, index
         self._lock = threading.RLock()
         self._use_saved()
@@ -163,7 +165,9 @@ class TextIndex:
                 if folder is None:
                     folder = self._new_folder()
                 texts = texts_from(self.end)
-                index = add_texts(folder, ((n, text) for n, text in texts if n < end))
+                index = add_texts(
+                    folder, ((n, text) for n, text in texts if n < end), self.language
+                )
             except (ValueError, OSError) as error:
                 raise RagDemoError(f"the full-text index cannot be written: {error}") from None
             self._index, self._folder, self.end = index, folder, end
@@ -203,8 +207,7 @@ class TextIndex:
         tantivy = _tantivy()
         terms = [
             (tantivy.Occur.Should, tantivy.Query.term_query(_schema(), "words", stem, "freq"))
-            for words in tokenize(query, is_query=True)
-            for stem in _stems(words)
+            for stem in stems_of(query, self.language, is_query=True)
         ]
         if not terms:
             return np.empty(0, np.int64), np.empty(0)
@@ -240,27 +243,52 @@ class TextIndex:
         self._use_saved()
 
 
-def _stems(words: Iterable[str]) -> Iterator[str]:
-    return (_stem(word) for word in words if word not in STOP_WORDS)
+def _stems(words: Iterable[str], language: str) -> Iterator[str]:
+    if language == "none":
+        return iter(words)
+    stop_words = STOP_WORDS if language == "english" else frozenset()
+    return (_stem(word, language) for word in words if word not in stop_words)
 
 
-def stems_of(text: str, *, is_query: bool = False) -> list[str]:
-    """Return the stems of a text's words."""
-    return [stem for words in tokenize(text, is_query=is_query) for stem in _stems(words)]
+def stems_of(text: str, language: str, *, is_query: bool = False) -> list[str]:
+    """Return the stems of a text's words.
+
+    Args:
+        text: The text.
+        language: A language of PyStemmer, or "none" for the words as they are.
+        is_query: See `rag_demo.stores.tokens.tokenize`.
+    """
+    return [stem for words in tokenize(text, is_query=is_query) for stem in _stems(words, language)]
 
 
 @lru_cache(maxsize=1 << 16)
-def _stem(word: str) -> str:
-    stemmed: str = _stemmer()(word)
+def _stem(word: str, language: str) -> str:
+    stemmed: str = _stemmer(language)(word)
     return stemmed
 
 
 @cache
-def _stemmer() -> Any:
+def _stemmer(language: str) -> Any:
     with _installed():
         import Stemmer
 
-        return Stemmer.Stemmer("english", 0).stemWord
+    return Stemmer.Stemmer(language, 0).stemWord
+
+
+def check_language(language: object) -> None:
+    """Check a language of stems.
+
+    Raises:
+        ValueError: PyStemmer does not have it.
+    """
+    if language in ("english", "none"):
+        return
+    with _installed():
+        import Stemmer
+
+    if language not in Stemmer.algorithms():
+        known = ", ".join(sorted(Stemmer.algorithms()))
+        raise ValueError(f"language must be none or one of {known}, got {short_repr(language)}")
 
 
 @cache

@@ -192,7 +192,7 @@ class IndexWriter:
         with writing_errors(self.folder):
             return self.documents.find(ids, self.alive)
 
-    def clear(self, model: ModelIdentity, *, source: str | None = None) -> None:
+    def clear(self, model: ModelIdentity, *, source: str | None = None, language: str = "") -> None:
         """Remove everything, and begin new files; the old ones are removed after `commit`."""
         before = self.manifest or Manifest(model)
         identity = 1 + int.from_bytes(os.urandom(4), "big") % (2**31 - 2)
@@ -200,8 +200,20 @@ class IndexWriter:
         with writing_errors(self.folder):
             self._open_connection.execute("DELETE FROM segments")
             self.owners = np.empty(0, np.int64)
-            self.manifest = Manifest(model, source, file_number=number, identity=identity)
+            self.manifest = Manifest(
+                model,
+                source,
+                file_number=number,
+                identity=identity,
+                language=language or before.language,
+            )
             self._open_documents()
+
+    def use_language(self, language: str) -> None:
+        """Set the language of stems; the full-text index is made again if it has another."""
+        manifest = self._manifest
+        if manifest.language != language:
+            self.manifest = replace(manifest, language=language, words_end=0, words_files={})
 
     def append(
         self,
@@ -377,7 +389,7 @@ class IndexWriter:
                 known = WordsFolder(new, 0, {})
             alive = self.alive
             texts = ((n, each.text) for n, each in self.documents.stream(known.end) if alive[n])
-            add_texts(new, texts)
+            add_texts(new, texts, manifest.language)
             for path in new.iterdir():
                 shutil.copymode(self.folder / DATABASE, path)
         except (RagDemoError, ValueError, OSError) as error:
