@@ -31,7 +31,7 @@ from torch_utils.resource import closes_on_error
 __all__ = ["DEFAULT_MODEL", "EmbeddingModel"]
 
 _SLICE = 64  # texts that are embedded before another thread may take its turn
-_SLICE_CHARS = 1 << 15  # about a second of work
+_SLICE_CHARS = 1 << 13  # about one forward pass
 
 _MODEL_FILES = ("config.json", "modules.json", "adapter_config.json")  # Every model has one.
 

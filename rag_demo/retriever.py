@@ -17,6 +17,7 @@ import numpy as np
 from rag_demo.documents.document import Document
 from rag_demo.documents.passages import passages_of, with_title
 from rag_demo.encoding.embedder import BasicEmbedder, Embedder, as_embedder, check_embedding_model
+from rag_demo.encoding.model_identity import refuse_other_vectors
 from rag_demo.errors import short_repr
 from rag_demo.searching.arguments import (
     check_chunks,
@@ -28,7 +29,7 @@ from rag_demo.searching.arguments import (
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where, parse_filter
 from rag_demo.stores.local import LocalStore
-from rag_demo.stores.store import EmbeddedBatch, Store
+from rag_demo.stores.store import EmbeddedBatch, Store, arrow
 from rag_demo.vectors import normalized
 from torch_utils import Resource
 from torch_utils.resource import closes_on_error
@@ -47,6 +48,7 @@ __all__ = [
     "embed",
 ]
 
+_IMPORTED_AT_ONCE = 1 << 11  # documents of a Parquet file
 _RERANKED = 5  # times as many results are reranked as are wanted
 
 
@@ -397,6 +399,63 @@ class LocalRetriever(Retriever):
         """
         self.ensure_open()
         return self.store.load(Path(path), as_embedder(self.embedding_model).identity)
+
+    def export_parquet(self, path: str | Path) -> int:
+        """Write all documents and their vectors into a Parquet file.
+
+        The file has one row for each document; see `EmbeddedBatch.to_arrow`.
+
+        Returns:
+            How many documents there are.
+
+        Raises:
+            RagDemoError: pyarrow is not installed.
+        """
+        self.ensure_open()
+        arrow()
+        from pyarrow import parquet
+
+        count, writer = 0, None
+        try:
+            for batch in self.store.batches():
+                table = batch.to_arrow()
+                writer = writer or parquet.ParquetWriter(path, table.schema)
+                writer.write_table(table)
+                count += len(batch.documents)
+            if writer is None:
+                parquet.write_table(EmbeddedBatch.without_vectors([]).to_arrow(), path)
+        finally:
+            if writer is not None:
+                writer.close()
+        return count
+
+    def import_parquet(self, path: str | Path) -> int:
+        """Add the documents of a file that `export_parquet` wrote, without embedding them.
+
+        Returns:
+            How many documents the file has.
+
+        Raises:
+            RagDemoError: pyarrow is not installed.
+            ModelMismatchError: Another model made the vectors.
+            ValueError: The file lacks a column.
+        """
+        self.ensure_open()
+        pyarrow = arrow()
+        from pyarrow import parquet
+
+        count = 0
+        with parquet.ParquetFile(path) as file:
+            for part in file.iter_batches(_IMPORTED_AT_ONCE):
+                table = pyarrow.Table.from_batches([part]).replace_schema_metadata(
+                    file.schema_arrow.metadata
+                )
+                batch = EmbeddedBatch.from_arrow(table)
+                known = as_embedder(self.embedding_model).known_identity
+                refuse_other_vectors(batch.identity, known)
+                self.store.upsert(batch)
+                count += len(batch.documents)
+        return count
 
 
 def _of_documents(

@@ -7,7 +7,7 @@ import click
 from rag_demo.commands.demo import demo
 from rag_demo.commands.evaluate import evaluate
 from rag_demo.commands.indexing import add, index
-from rag_demo.commands.maintenance import delete, info, verify
+from rag_demo.commands.maintenance import delete, get, info, list_texts, verify
 from rag_demo.commands.search import search
 from rag_demo.commands.serve import serve
 from rag_demo.errors import RagDemoError
@@ -19,7 +19,7 @@ def cli() -> None:
     """Index texts and search them."""
 
 
-for _command in (index, add, delete, search, serve, info, verify, evaluate, demo):
+for _command in (index, add, delete, search, get, list_texts, serve, info, verify, evaluate, demo):
     cli.add_command(_command)
 
 

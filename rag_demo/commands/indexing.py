@@ -90,6 +90,10 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @model_option
 @dtype_option
 @embedding_options
+@click.option(
+    "--language",
+    help="Language of stems, such as german; none keeps words. [default: english]",
+)
 @click.option("--yes", is_flag=True, help="Replace an index of another source or model.")
 @progress_option
 def index(
@@ -98,6 +102,7 @@ def index(
     model: str | None,
     dtype: str,
     embedding: Embedding,
+    language: str | None,
     yes: bool,
     show: str,
     **reading: Any,
@@ -108,16 +113,21 @@ def index(
     reStructuredText, HTML, Python, notebooks, PDF and JSON lines, and skips hidden files.
     """
     from rag_demo.stores.index_format import refuse_foreign_folder
+    from rag_demo.stores.words import check_language
 
     if out.is_symlink() and not out.exists():
         raise IndexFileError(
             f"'{out}' is a link to '{out.readlink()}', which is not there; name another folder"
         )
     refuse_foreign_folder(out)  # Before minutes of work.
+    try:
+        check_language(language or "none")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
     run = _Run(source, show, reading)
     documents = run.documents()
     with embedding.open(model, dtype) as embedder:
-        reused = run.ingest(documents, embedder, out, replace=yes)
+        reused = run.ingest(documents, embedder, out, replace=yes, language=language)
     known = f", {reused} of them unchanged" if reused else ""
     count = _count(out)
     say(f"indexed {count} text{'s' * (count != 1)} of {run.name} in {out}{known}")

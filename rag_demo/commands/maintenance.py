@@ -1,4 +1,4 @@
-"""``rag-demo info``, ``verify`` and ``delete``."""
+"""``rag-demo info``, ``verify``, ``get``, ``list`` and ``delete``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from typing import Any
 import click
 
 from rag_demo.commands.options import folder_argument, load_manifest, say, warn
-from rag_demo.commands.where_option import parse_conditions, where_option
+from rag_demo.commands.where_option import explain, parse_conditions, where_option
+from rag_demo.documents.document import Document
 from rag_demo.errors import RagDemoError
+from rag_demo.printable import on_one_line
+
+_LISTED_AT_ONCE = 1 << 10
+_LISTED_CHARS = 100
 
 
 @click.command()
@@ -58,6 +63,51 @@ def verify(folder: Path) -> None:
     with contextlib.closing(SavedIndex(folder)) as saved:
         saved.verify()
     say(f"{folder} is whole: {manifest.count} texts, {manifest.rows} vectors")
+
+
+@click.command()
+@folder_argument
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+def get(folder: Path, ids: tuple[str, ...]) -> None:
+    """Print texts of the index in DIR by ID, as JSON lines."""
+    from rag_demo.stores.saved_index import SavedIndex
+
+    load_manifest(folder)
+    with contextlib.closing(SavedIndex(folder)) as saved:
+        found = saved.documents.find(ids, saved.alive)
+        numbers = [found[name] for name in dict.fromkeys(ids) if name in found]
+        for document in saved.documents.get(numbers):
+            click.echo(_as_json(document))
+    if unknown := set(ids) - found.keys():
+        raise RagDemoError(f"not in the index: {', '.join(sorted(unknown))}")
+
+
+@click.command("list")
+@folder_argument
+@where_option("List the texts that match, such as source=old.md; see rag-demo search --help.")
+@click.option("--limit", type=click.IntRange(1), help="List so many texts at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines, with texts and metadata.")
+def list_texts(folder: Path, conditions: tuple[str, ...], limit: int | None, as_json: bool) -> None:
+    """List the texts of the index in DIR: each ID with the beginning of its text."""
+    import numpy as np
+
+    from rag_demo.stores.saved_index import SavedIndex
+
+    load_manifest(folder)
+    where = parse_conditions(conditions)
+    with contextlib.closing(SavedIndex(folder)) as saved:
+        alive = saved.alive if where is None else saved.documents.matching(where, saved.alive)
+        numbers = np.flatnonzero(alive)[:limit].tolist()
+        if where is not None and not numbers:
+            explain(where, folder)
+        for start in range(0, len(numbers), _LISTED_AT_ONCE):
+            for document in saved.documents.get(numbers[start : start + _LISTED_AT_ONCE]):
+                text = on_one_line(document.text)[:_LISTED_CHARS]
+                click.echo(_as_json(document) if as_json else f"{on_one_line(document.id)}\t{text}")
+
+
+def _as_json(document: Document) -> str:
+    return json.dumps({"id": document.id, "text": document.text, "metadata": document.metadata})
 
 
 @click.command()

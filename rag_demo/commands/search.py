@@ -50,6 +50,14 @@ _BATCH = 256  # queries from a pipe that are searched together
 )
 @mode_option
 @retriever_option
+@click.option("--rerank", metavar="MODEL", help="A cross-encoder that orders the best again.")
+@click.option(
+    "--weights",
+    type=(float, float),
+    default=(1.0, 1.0),
+    metavar="DENSE WORDS",
+    help="How much both rankings count in --mode hybrid.",
+)
 @click.option(
     "--format",
     "layout",
@@ -72,6 +80,8 @@ def search(
     min_score: float | None,
     mode: str,
     retriever: str,
+    rerank: str | None,
+    weights: tuple[float, float],
     layout: str,
     as_json: bool,
     model: str | None,
@@ -84,6 +94,7 @@ def search(
     from rag_demo.console import Printer
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.evaluate import NoEmbeddings
+    from rag_demo.reranker import Reranker
 
     if not all(question.strip() for question in questions):
         raise click.BadParameter("a question is empty; write some words between the quotes")
@@ -99,7 +110,9 @@ def search(
     batch = next(batches, None)
     if batch is None:
         raise RagDemoError("no question given; pass one, or pipe in questions, one per line")
-    printer = Printer("json" if as_json else layout, rank_scores=mode == "hybrid")
+    printer = Printer(
+        "json" if as_json else layout, rank_scores=mode == "hybrid" and rerank is None
+    )
     with contextlib.ExitStack() as stack:
         embedder: Any = NoEmbeddings(made_by)
         if mode != "bm25":
@@ -108,8 +121,14 @@ def search(
             stack.enter_context(embedder)
         opened = stack.enter_context(open_retriever(retriever, embedder, device))
         opened.load(folder)
+        reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         while batch is not None:
-            found = opened.search_batch(batch, top_k, min_score, where, mode=mode)
+            try:
+                found = opened.search_batch(
+                    batch, top_k, min_score, where, mode, weights=weights, rerank=reranker
+                )
+            except ValueError as error:  # An option has an impossible value.
+                raise RagDemoError(str(error)) from None
             if where is not None and not any(found):
                 explain(where, folder)
             for question, results in zip(batch, found, strict=True):
@@ -127,7 +146,7 @@ def _read_questions(questions: Sequence[str]) -> Iterator[list[str]]:
             if question.strip():
                 yield [question]
     else:
-        lines = (line.strip() for line in sys.stdin if line.strip())
+        lines = (line.strip().lstrip("\ufeff") for line in sys.stdin if line.strip())
         while batch := list(itertools.islice(lines, _BATCH)):
             yield batch
 

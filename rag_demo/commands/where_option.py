@@ -60,7 +60,7 @@ def parse_conditions(conditions: Sequence[str]) -> dict[str, dict[str, Any]] | N
 
 def _typed(value: str) -> str | int | float | bool:
     try:
-        typed = json.loads(value)
+        typed = json.loads(value, parse_constant=str)  # NaN is a text.
     except (ValueError, RecursionError):
         return value
     return typed if isinstance(typed, (str, int, float)) else value

@@ -332,9 +332,9 @@ def writing_errors(folder: Path) -> Iterator[None]:
             raise WriterBusyError(
                 f"another process is writing into '{folder}'; try again when it has finished"
             ) from None
-        advice = "change its permissions" if "readonly" in str(error) else "free some space"
         raise IndexFileError(
-            f"the index cannot be written to '{folder}': {error}; {advice}, or name another folder"
+            f"the index cannot be written to '{folder}': {error}; "
+            "free some space, or name another folder"
         ) from None
     except sqlite3.ProgrammingError:
         raise

@@ -26,6 +26,7 @@ from rag_demo.vectors import Vectors
 from torch_utils import ResourceClosedError
 
 _ROWS_AT_ONCE = 1 << 13
+_DOCUMENTS_AT_ONCE = 1 << 11
 _WORDS_BEHIND = 1 << 10  # documents that are added to the full-text index by the next search
 
 
@@ -135,6 +136,25 @@ class LocalStore:
         """See `Store`."""
         with self._search() as snapshot:
             return Search(texts, vectors, top_k, where, mode, weights).run(snapshot)
+
+    def batches(self) -> Iterator[EmbeddedBatch]:
+        """Yield all documents with their vectors, as they are at the first batch."""
+        with self._search() as snapshot:
+            numbers = np.flatnonzero(snapshot.alive.rows)
+            owners = snapshot.live_owners
+            order = np.argsort(owners, kind="stable")
+        for start in range(0, len(numbers), _DOCUMENTS_AT_ONCE):
+            some = numbers[start : start + _DOCUMENTS_AT_ONCE]
+            first, last = np.searchsorted(owners[order], [some[0], some[-1] + 1])
+            rows = order[first:last]
+            with self._search():
+                yield EmbeddedBatch(
+                    snapshot.documents.get(some.tolist()),
+                    np.searchsorted(some, owners[rows]),
+                    snapshot.spans.rows[rows],
+                    snapshot.vectors.take(rows),
+                    snapshot.identity,
+                )
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[Snapshot]:

@@ -86,6 +86,8 @@ def _temporary_errors() -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         raise RagDemoError(f"a temporary file cannot be written: {error}") from None
+    except DamagedRowError as error:
+        raise RagDemoError(f"a temporary file is damaged: {error}") from None
 
 
 class SavedIndex:

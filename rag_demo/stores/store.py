@@ -70,7 +70,7 @@ class EmbeddedBatch:
             )
             for part, width in parts
         )
-        ids, texts, metadata, files = zip(*self.documents, strict=True)
+        ids, texts, metadata, files = list(zip(*self.documents, strict=True)) or [()] * 4
         columns = [
             pa.array(ids, pa.string()),
             pa.array(texts, pa.string()),

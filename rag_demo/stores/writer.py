@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -91,6 +92,8 @@ class IndexWriter:
         try:
             with writing_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
+                if not os.access(folder, os.W_OK):
+                    raise PermissionError(errno.EACCES, "it is read-only")
                 self._lock = _locked(folder)
                 has_parts = any(is_part(path.name) for path in folder.iterdir())
                 try:

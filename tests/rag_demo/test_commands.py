@@ -344,3 +344,32 @@ def test_search_by_words_needs_no_model(index: Path) -> None:
     assert succeed("search", index, "Paris", *options) == succeed(
         "search", index, "Paris", "--mode", "bm25"
     )
+
+
+def test_texts_are_listed_and_printed_by_id(index: Path) -> None:
+    lines = succeed("list", index, "--where", "year>=2020").splitlines()
+    assert lines == ["c.jsonl#2\trecord number 2", "c.jsonl#3\trecord number 3"]
+    assert len(succeed("list", index, "--limit", "3").splitlines()) == 3
+    listed = [json.loads(line) for line in succeed("list", index, "--json").splitlines()]
+    assert len(listed) == info(index)["texts"]
+    (found,) = succeed("get", index, "c.jsonl#2").splitlines()
+    assert json.loads(found) in listed
+    assert json.loads(found)["metadata"]["year"] == 2020
+    assert "not in the index: nowhere" in fail("get", index, "nowhere")
+
+
+def test_language_of_stems_is_chosen_by_the_command(tmp_path: Path) -> None:
+    write_lines(tmp_path / "s.jsonl", [{"id": "a", "text": "Die Häuser der Stadt"}])
+    command = ["index", tmp_path / "s.jsonl", "--out", tmp_path / "i", *TINY]
+    succeed(*command)
+    ask = [tmp_path / "i", "--mode", "bm25", "Haus"]
+    assert search(*ask)[0]["results"] == []
+    succeed(*command, "--language", "german")
+    assert search(*ask)[0]["results"][0]["id"] == "a"
+    succeed(*command)  # The language stays.
+    assert search(*ask)[0]["results"][0]["id"] == "a"
+    assert "language must be" in fail(*command, "--language", "klingon")
+
+
+def test_conditions_with_nan_are_compared_as_text(index: Path) -> None:
+    assert "compared with 'NaN'" in rag_demo("search", index, "x", "--where", "year>NaN").stderr

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rag_demo import Document, EmbeddedBatch, ModelIdentity, embed
+from rag_demo import (
+    Document,
+    EmbeddedBatch,
+    FaissRetriever,
+    ModelIdentity,
+    ModelMismatchError,
+    embed,
+)
 from support.retriever_kinds import OnCpu
 from support.small_collections import Hashed, text_of
 
@@ -91,3 +99,36 @@ def test_table_of_something_else_is_refused() -> None:
 def test_lone_surrogate_is_refused() -> None:
     with pytest.raises(ValueError, match="surrogate"):
         embed([Document("a", "\ud800", {})], Hashed()).to_arrow()
+
+
+@pytest.mark.parametrize("kind", [OnCpu, FaissRetriever], ids=["torch", "faiss"])
+def test_documents_come_back_from_parquet(kind: Any, tmp_path: Path) -> None:
+    file = tmp_path / "documents.parquet"
+    with kind(Hashed()) as retriever:
+        assert retriever.export_parquet(file) == 0
+        assert retriever.import_parquet(file) == 0
+        texts = [f"{text_of(n)} number{n}" for n in range(5000)]
+        retriever.add(texts, [{"n": n} for n in range(5000)])
+        retriever.add([LONG], ids=["long"])
+        retriever.update_metadata(["7"], [{"n": -7}])
+        retriever.delete(["8"])
+        assert retriever.export_parquet(file) == 5000
+        with kind(Hashed()) as other:
+            assert other.import_parquet(file) == 5000
+            query = "Paragraph 17 golf echo"
+            expected = retriever.search(query, 50, mode="dense")
+            assert other.search(query, 50, mode="dense") == expected
+            assert other.search("number4321", mode="bm25")[0].id == "4321"
+            assert other.get(["7", "8"]) == retriever.get(["7", "8"])
+
+
+def test_parquet_of_another_model_is_refused(tmp_path: Path) -> None:
+    class Other(Hashed):
+        name = "another model"
+
+    with OnCpu(Hashed()) as retriever, OnCpu(Other()) as other:
+        retriever.add(["text"])
+        retriever.export_parquet(tmp_path / "documents.parquet")
+        with pytest.raises(ModelMismatchError):
+            other.import_parquet(tmp_path / "documents.parquet")
+        assert len(other) == 0

@@ -52,6 +52,21 @@ def test_vectors_have_the_documented_shape_dtype_and_order(model: EmbeddingModel
     assert model.embed_documents([]).shape == (0, 384)
 
 
+def test_prompts_and_truncate_dim_change_vectors_and_identity(model: EmbeddingModel) -> None:
+    prompts = {"query": "search: ", "document": "text: "}
+    with EmbeddingModel(prompts=prompts, truncate_dim=64) as other:
+        for embed, whole in ((other.embed_queries, "search: "), (other.embed_documents, "text: ")):
+            expected = model.embed_documents([f"{whole}{text}" for text in ANSWERS])[:, :64]
+            expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+            np.testing.assert_allclose(embed(ANSWERS), expected, atol=1e-5)
+        assert other.dimension == 64
+        assert not other.identity.is_same(model.identity)
+    with EmbeddingModel(prompts={"query": "search: "}) as asked:
+        assert asked.identity.is_same(model.identity)
+    with pytest.raises(ValueError, match="prompts must map"):
+        EmbeddingModel(prompts={"passage": "x"})
+
+
 def test_progress_counts_every_text(model: EmbeddingModel) -> None:
     counts: list[int] = []
     model.embed_documents(["text"] * 300, on_progress=counts.append)

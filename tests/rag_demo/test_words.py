@@ -144,3 +144,22 @@ def test_hybrid_scores_are_sums_of_reciprocal_ranks(kind: Any) -> None:
         found = {each.id: each.score for each in retriever.search(query, 100, mode="hybrid")}
         best = sorted(expected, key=lambda name: (-expected[name], name))[:100]
         assert found == pytest.approx({name: expected[name] for name in best})
+
+
+def test_stems_are_those_of_the_language(tmp_path: Path) -> None:
+    """The index records the language, and a loaded index keeps it."""
+    with PyTorchGPURetriever(Hashed(), device="cpu", language="german") as retriever:
+        retriever.add(["Die Häuser der Stadt", "the houses"], ids=["de", "en"])
+        retriever.save(tmp_path / "i")
+    with PyTorchGPURetriever(Hashed(), device="cpu") as loaded:
+        loaded.load(tmp_path / "i")
+        loaded.add(["Kleine Gärten"], ids=["more"])
+        assert [each.id for each in loaded.search("Haus", mode="bm25")] == ["de"]
+        assert [each.id for each in loaded.search("Garten", mode="bm25")] == ["more"]
+        assert [each.id for each in loaded.search("the", mode="bm25")] == ["en"]
+    with PyTorchGPURetriever(Hashed(), device="cpu", language="none") as words:
+        words.add(["caches"], ids=["a"])
+        assert words.search("cache", mode="bm25") == []
+        assert len(words.search("caches", mode="bm25")) == 1
+    with pytest.raises(ValueError, match="language must be"):
+        PyTorchGPURetriever(Hashed(), device="cpu", language="klingon")
