@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 
 from rag_demo import EmbeddingModel, PyTorchGPURetriever
-from rag_demo.corpus import Skipped, read_source
-from rag_demo.ingest import ingest
+from rag_demo.documents.sources import Skipped, read_source
+from rag_demo.stores.ingest import ingest
 from torch_utils import SafePyTorchCleanup
 
 if len(sys.argv) != 3:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from rag_demo.faiss_retriever import FaissRetriever
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from rag_demo.reranker import Reranker
-    from rag_demo.retriever import Retriever, SearchResult, embed
+    from rag_demo.retriever import Retriever, SearchResult
+    from rag_demo.stores.embed import embed
     from rag_demo.stores.store import EmbeddedBatch, Store
 
 __all__ = [
@@ -46,7 +47,7 @@ _MODULE_OF = {
     "Retriever": "retriever",
     "SearchResult": "retriever",
     "Store": "stores.store",
-    "embed": "retriever",
+    "embed": "stores.embed",
 }
 
 

@@ -28,7 +28,7 @@ QUESTIONS = (
 def demo(top_k: int, show: str) -> None:
     """Compare ways to release a model, then search the documentation of this project."""
     from rag_demo.console import Printer, print_releases, progress
-    from rag_demo.corpus import Reading, Skipped, read_source
+    from rag_demo.documents.sources import Reading, Skipped, read_source
     from rag_demo.embedding_model import EmbeddingModel
     from rag_demo.memory_comparison import METHODS, compare_releases
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever

@@ -25,7 +25,9 @@ from rag_demo.commands.options import (
     say,
     warn,
 )
-from rag_demo.corpus import (
+from rag_demo.documents.files import full_path
+from rag_demo.documents.passages import PASSAGE_CHARS
+from rag_demo.documents.sources import (
     STDIN,
     Document,
     Reading,
@@ -34,8 +36,6 @@ from rag_demo.corpus import (
     read_source,
     size_of_source,
 )
-from rag_demo.documents.files import full_path
-from rag_demo.documents.passages import PASSAGE_CHARS
 from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
 from rag_demo.printable import on_one_line
 
@@ -266,7 +266,7 @@ class _Run:
             documents: The result of `documents`.
             embedder: The embedding model.
             folder: The folder of the index.
-            **options: Options of `rag_demo.ingest.ingest`.
+            **options: Options of `rag_demo.stores.ingest.ingest`.
 
         Returns:
             How many documents were unchanged.
@@ -284,7 +284,7 @@ class _Run:
         self, documents: Iterator[Document], embedder: Any, folder: Path, options: dict[str, Any]
     ) -> int:
         from rag_demo.console import progress
-        from rag_demo.ingest import ingest
+        from rag_demo.stores.ingest import ingest
 
         try:
             with progress("embedding", self._total, self._show) as advance:

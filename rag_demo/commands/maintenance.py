@@ -121,7 +121,7 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
     """
     import numpy as np
 
-    from rag_demo.ingest import exit_on_sigterm
+    from rag_demo.stores.ingest import exit_on_sigterm
     from rag_demo.stores.writer import IndexWriter
 
     if not ids and not conditions:

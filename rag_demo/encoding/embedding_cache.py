@@ -21,7 +21,6 @@ import numpy as np
 from rag_demo.database import Database
 from rag_demo.vectors import Vectors
 
-MAX_BYTES = 1 << 30
 BUSY_S = 1.0  # how long to wait for another process's lock
 _APPLICATION = 0x72616764  # "ragd", SQLite's application id of our file
 _BATCH = 500  # keys of one statement
@@ -36,7 +35,7 @@ log = logging.getLogger("rag_demo")
 
 
 class EmbeddingCache:
-    """Vectors by key. The oldest are dropped when the file becomes too large.
+    """Vectors by key. Nothing is ever dropped; delete the file to begin again.
 
     A kill loses nothing that was stored; a power failure may. If the cache cannot be used, one
     warning is logged and texts are embedded. A damaged vector is not returned. A damaged file is
@@ -45,11 +44,10 @@ class EmbeddingCache:
 
     Args:
         path: The file. It is created with its folder.
-        max_bytes: The approximate limit of its size.
     """
 
-    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        self._path, self._max_bytes = path, max_bytes
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.Lock()
         self._database = Database(self._connect)
         self._is_usable = True
@@ -93,15 +91,6 @@ class EmbeddingCache:
                 connection.execute("BEGIN IMMEDIATE")
                 query = "INSERT OR REPLACE INTO embeddings (key, vector, checksum) VALUES (?,?,?)"
                 connection.executemany(query, rows)
-                (pages,) = connection.execute("PRAGMA page_count").fetchone()
-                (free,) = connection.execute("PRAGMA freelist_count").fetchone()
-                (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
-                if (pages - free) * page_bytes > self._max_bytes:
-                    oldest = "SELECT id FROM embeddings ORDER BY id LIMIT MAX(?, 1 + (SELECT"
-                    oldest += " COUNT(*) FROM embeddings) / 16)"
-                    connection.execute(
-                        f"DELETE FROM embeddings WHERE id IN ({oldest})", (len(rows),)
-                    )
 
         self._try(write)
 

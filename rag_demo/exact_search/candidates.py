@@ -6,9 +6,11 @@ bound. Only rows that might be among the best k are kept and scored exactly.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ _PART = 8  # rows of a block that are compared together
 _CONVERTED_ROWS = 1 << 10  # converted at once: 1.5 MB
 _SMALL_PRODUCT = 1 << 14  # scores; they are computed before a thread has started
 _FEW_QUERIES = 64
-_FAST = frozenset({"alder", "sierra", "icelake", "genoa", "sapphireamx", "neonsdot", "smebi32"})
+_MEASURED_ROWS, _MEASURED_DIMENSION, _MEASURED_QUERIES, _MEASURED_TIMES = 4096, 384, 256, 4
 _MANY_PAIRS = 1 << 15  # that only duplicates and near duplicates make
 _POOL = 1 << 20  # candidates before the worst are dropped: 24 MB
 # The error of float32: lengths are 1 within 2**-23, and so are the products of a scale and a sum
@@ -44,7 +46,6 @@ def find_candidates(
     fetch: Fetch,
     allowed: Array | None = None,
     *,
-    exact: bool = True,
     scratch_bytes: int | None = None,
 ) -> Pairs:
     """Find every row that may be among the best, for each query.
@@ -55,7 +56,6 @@ def find_candidates(
         top_k: How many rows are wanted, at most as many as are allowed.
         fetch: Returns the true vectors of rows: shape (n, d), float32, in host memory.
         allowed: Which rows to search: shape (n,), bool; None for all.
-        exact: Whether the true vectors differ from the rounded ones.
         scratch_bytes: Memory for scores and candidates; the minimum is 1 MB.
 
     Returns:
@@ -66,7 +66,7 @@ def find_candidates(
 
     most_rows, scores, pool = _limits(scans[0].vectors.device.type, scratch_bytes)
     with torch.inference_mode():
-        search = _Search(scans[0].vectors.device, queries, top_k, fetch, allowed, exact, pool)
+        search = _Search(scans[0].vectors.device, queries, top_k, fetch, allowed, pool)
         for scan in scans:
             step = max(BLOCK, min(most_rows, scores // len(queries)) // BLOCK * BLOCK)
             if len(scan) <= 2 * step:
@@ -96,13 +96,12 @@ class _Search:
         top_k: int,
         fetch: Fetch,
         allowed: Array | None,
-        exact: bool,
         most: int,
     ) -> None:
         import torch
 
         self._torch = torch
-        self._top_k, self._fetch, self._exact, self._most = top_k, fetch, exact, most
+        self._top_k, self._fetch, self._most = top_k, fetch, most
         self._in_host = queries
         self._allowed = allowed
         self._queries = torch.from_numpy(queries).to(device)
@@ -120,7 +119,7 @@ class _Search:
         torch = self._torch
         self._scan = scan
         is_int8 = scan.vectors.dtype == torch.int8
-        self._is_rounded |= is_int8 or (self._exact and scan.vectors.dtype != torch.float32)
+        self._is_rounded |= is_int8 or scan.vectors.dtype != torch.float32
         device = scan.vectors.device
         self._packed: Any = None
         if is_int8 and device.type == "cpu" and suits_int8(self._count):
@@ -159,8 +158,6 @@ class _Search:
         parts = products.view(-1, _PART, self._count)
         scales = scan.scales[blocks, None] * self._query_scales
         errors = scan.bounds[blocks, None]
-        if not self._exact:
-            errors = torch.zeros_like(errors)
         errors = errors + (1 + errors) * self._query_bounds + _SLACK
         # The largest product of each part of each block: shape (blocks, parts, b).
         largest = parts.amax(dim=1).view(-1, BLOCK // _PART, self._count) * scales[:, None]
@@ -293,21 +290,39 @@ def _kth_best(query: Array, score: Array, count: int, top_k: int) -> tuple[Array
 def suits_int8(queries: int) -> bool:
     """Tell whether a CPU should scan the int8 copy for so many queries.
 
-    For few queries, any processor gains by reading fewer bytes. For many queries, it needs
-    instructions for int8 products.
+    For few queries, any processor gains by reading fewer bytes. For many, a measurement of some
+    milliseconds decides, once in a process.
     """
-    capabilities = _capabilities()
-    return bool(capabilities) and (queries <= _FEW_QUERIES or bool(capabilities & _FAST))
+    return _has_numkong() and (queries <= _FEW_QUERIES or _int8_is_faster())
 
 
 @cache
-def _capabilities() -> frozenset[str]:
-    """Return numkong's names of this processor's capabilities; nothing without numkong."""
-    try:
-        from numkong import get_capabilities
-    except ImportError:
-        return frozenset()
-    return frozenset(name for name, is_there in get_capabilities().items() if is_there)
+def _has_numkong() -> bool:
+    return find_spec("numkong") is not None
+
+
+@cache
+def _int8_is_faster() -> bool:
+    """Compare the int8 product of a batch with the float32 product."""
+    import numkong
+    import torch
+
+    codes = np.ones((_MEASURED_ROWS, _MEASURED_DIMENSION), np.int8)
+    packed = numkong.dots_pack(codes[:_MEASURED_QUERIES])
+    floats = torch.from_numpy(codes.astype(np.float32))
+    transposed = floats[:_MEASURED_QUERIES].T.contiguous()
+
+    def seconds(product: Callable[[], object]) -> float:
+        times = []
+        for _ in range(_MEASURED_TIMES):
+            started = time.perf_counter()
+            product()
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    return seconds(lambda: _int8_product(codes, packed, _MEASURED_QUERIES)) < seconds(
+        lambda: torch.mm(floats, transposed)
+    )
 
 
 def _int8_product(rows: Array, packed: Any, count: int) -> Array:

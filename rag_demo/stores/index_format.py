@@ -72,7 +72,7 @@ class Manifest:
 
     Attributes:
         model: The embedding model that made the vectors.
-        source: The source that was indexed, as `rag_demo.ingest.ingest` got it.
+        source: The source that was indexed, as `rag_demo.stores.ingest.ingest` got it.
         finished: Whether the whole source was indexed.
         dimension: Length of the vectors; 0 without vectors.
         rows: How many vectors count, including those of deleted documents.

@@ -19,7 +19,7 @@ import pytest
 from rag_demo import FaissRetriever, IndexChangedError, RagDemoError, Reranker
 from rag_demo.documents.document import Document
 from rag_demo.errors import ModelError
-from rag_demo.ingest import ingest
+from rag_demo.stores.ingest import ingest
 from support.programs import run_forked
 from support.rag_command import documents, info, succeed, write_lines
 from support.releasing import gone, weak

@@ -16,7 +16,6 @@ import pytest
 from torch.overrides import TorchFunctionMode
 
 from rag_demo import EmbeddingModel
-from rag_demo.encoding.embedding_cache import EmbeddingCache
 from support.full_disk import files_of_at_most
 from support.programs import assert_clean, run_forked
 from support.waiting import wait_for
@@ -246,19 +245,3 @@ def test_cache_ignores_vectors_of_a_changed_model(tiny_model: Path, tmp_path: Pa
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + "\n")
     with open_model(folder, tmp_path / "c") as model:
         assert embed(model, TEXTS)[1]
-
-
-def keys(count: int, start: int = 0) -> list[bytes]:
-    return [n.to_bytes(16, "big") for n in range(start, start + count)]
-
-
-def test_full_cache_drops_the_oldest_vectors(tmp_path: Path) -> None:
-    """A unit test (private): no option sets the size of the cache."""
-    vectors = np.ones((30, 1_000), np.float32)
-    cache = EmbeddingCache(tmp_path / "c.sqlite", max_bytes=100 * vectors[0].nbytes)
-    for start in range(0, 300, 30):
-        cache.put(keys(30, start), vectors)
-    kept = sorted(cache.get(keys(300), 1_000))
-    assert 30 <= len(kept) <= 100
-    assert kept == keys(len(kept), 300 - len(kept))
-    cache.close()

@@ -26,7 +26,7 @@ from rag_demo.errors import (
     ModelError,
     OtherIndexError,
 )
-from rag_demo.retriever import embed
+from rag_demo.stores.embed import embed
 from rag_demo.stores.index_format import read_manifest
 from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
