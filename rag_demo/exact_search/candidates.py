@@ -6,6 +6,7 @@ bound. Only rows that might be among the best k are kept and scored exactly.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -326,22 +327,25 @@ def _int8_is_faster() -> bool:
 
 
 def _int8_product(rows: Array, packed: Any, count: int) -> Array:
-    """Multiply int8 rows with packed queries in two threads: int32, shape (rows, b)."""
+    """Multiply int8 rows with packed queries in torch's threads: int32, shape (rows, b)."""
     import numkong
+    import torch
 
     out = numkong.empty((len(rows), count), dtype="int32")
-    middle = len(rows) // 2
+    threads = torch.get_num_threads()
 
     def multiply(start: int, stop: int) -> None:
         numkong.dots_packed(rows, packed, out=out, start_row=start, end_row=stop)
 
-    if len(rows) * count < _SMALL_PRODUCT:
+    if len(rows) * count < _SMALL_PRODUCT or threads == 1:
         multiply(0, len(rows))
     else:
-        with ThreadPoolExecutor(1) as thread:
-            half = thread.submit(multiply, 0, middle)
-            multiply(middle, len(rows))
-            half.result()
+        edges = [len(rows) * part // threads for part in range(threads + 1)]
+        with ThreadPoolExecutor(threads - 1) as others:
+            parts = [others.submit(multiply, *each) for each in itertools.pairwise(edges[1:])]
+            multiply(0, edges[1])
+            for part in parts:
+                part.result()
     products: Array = np.asarray(out)
     return products
 

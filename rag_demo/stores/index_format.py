@@ -271,7 +271,7 @@ def use_rollback_journal(connection: sqlite3.Connection) -> None:
 
     SQLite's log (WAL) needs memory that all readers can write.
     """
-    connection.execute("PRAGMA journal_mode = TRUNCATE")
+    connection.execute("PRAGMA journal_mode = DELETE")
     connection.execute("PRAGMA cache_spill = OFF")  # Readers wait for a commit only.
 
 

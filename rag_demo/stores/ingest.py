@@ -71,7 +71,8 @@ def ingest(
 
     About every two seconds, the embedded documents are committed and can be searched. So Ctrl-C,
     an error, SIGTERM or SIGKILL loses at most that much work. In the main thread, an unhandled
-    SIGTERM becomes a SystemExit. Documents of an earlier index stay until a run has finished.
+    SIGTERM becomes a SystemExit. Documents of an earlier index stay until a run has finished; those
+    of a damaged index, or of another model with ``replace``, go with the first commit.
 
     Args:
         documents: The documents. Their ids must differ; each id takes about 100 bytes of memory.

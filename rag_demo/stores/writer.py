@@ -141,7 +141,14 @@ class IndexWriter:
             owners = [Segment.of(row).owners for row in rows]
             self.owners = np.concatenate([np.empty(0, np.int64), *owners])
         if has_manifest:
-            self.manifest = self._committed = read_manifest_from(self.folder, connection)
+            manifest = read_manifest_from(self.folder, connection)
+            if (
+                len(self.owners) != manifest.rows
+                or self.owners.min(initial=GONE) < GONE
+                or self.owners.max(initial=GONE) >= manifest.next_number
+            ):
+                raise damaged(path, "its segments do not match its manifest")
+            self.manifest = self._committed = manifest
             self._open_documents()
             # What a killed writer has left.
             self.documents.delete_from(self.manifest.next_number)
@@ -502,7 +509,7 @@ class IndexWriter:
         """Remove ``index.sqlite``."""
         if self._connection is not None:
             self._connection.close()
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in ("", "-journal", "-wal", "-shm"):
             (self.folder / f"{DATABASE}{suffix}").unlink(missing_ok=True)
 
     @property

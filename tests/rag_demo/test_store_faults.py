@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 import sys
 import threading
 from pathlib import Path
@@ -493,3 +495,21 @@ def test_changes_of_metadata_do_not_take_memory_for_ever(tmp_path: Path) -> None
         assert max(sizes[50:]) <= max(sizes[:50])
         assert ids(retriever, "a text", where={"n": 99}) <= set(names)
         assert len(retriever.search("a text", 200, where={"n": 99})) == 100
+
+
+def test_changed_owner_is_damage_that_the_same_source_repairs(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    source, folder = tmp_path / "s.jsonl", tmp_path / "i"
+    write_lines(source, [{"id": n, "text": f"text {n}"} for n in range(20)])
+    succeed("index", source, "--out", folder, "--model", tiny_model)
+    with contextlib.closing(sqlite3.connect(folder / "index.sqlite")) as database:
+        (blob,) = database.execute("SELECT owners FROM segments").fetchone()
+        owners = np.frombuffer(blob, np.int64).copy()
+        owners[3] = 1 << 33
+        database.execute("UPDATE segments SET owners = ?", (owners.tobytes(),))
+        database.commit()
+    assert "damaged" in fail("add", folder, source)
+    succeed("index", source, "--out", folder, "--model", tiny_model)
+    assert info(folder)["texts"] == 20
+    assert "is whole" in succeed("verify", folder)

@@ -149,7 +149,7 @@ def test_hybrid_scores_are_sums_of_reciprocal_ranks(kind: Any) -> None:
 def test_stems_are_those_of_the_language(tmp_path: Path) -> None:
     """The index records the language, and a loaded index keeps it."""
     with PyTorchGPURetriever(Hashed(), device="cpu", language="german") as retriever:
-        retriever.add(["Die Häuser der Stadt", "the houses"], ids=["de", "en"])
+        retriever.add(["Die Häuser der Stadt", "the rivers"], ids=["de", "en"])
         retriever.save(tmp_path / "i")
     with PyTorchGPURetriever(Hashed(), device="cpu") as loaded:
         loaded.load(tmp_path / "i")
