@@ -360,9 +360,9 @@ def test_texts_are_listed_and_printed_by_id(index: Path) -> None:
 
 def test_language_of_stems_is_chosen_by_the_command(tmp_path: Path) -> None:
     write_lines(tmp_path / "s.jsonl", [{"id": "a", "text": "Die Häuser der Stadt"}])
-    command = ["index", tmp_path / "s.jsonl", "--out", tmp_path / "i", *TINY]
+    command: list[str | Path] = ["index", tmp_path / "s.jsonl", "--out", tmp_path / "i", *TINY]
     succeed(*command)
-    ask = [tmp_path / "i", "--mode", "bm25", "Haus"]
+    ask: list[str | Path] = [tmp_path / "i", "--mode", "bm25", "Haus"]
     assert search(*ask)[0]["results"] == []
     succeed(*command, "--language", "german")
     assert search(*ask)[0]["results"][0]["id"] == "a"
