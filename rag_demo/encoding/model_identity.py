@@ -71,7 +71,7 @@ def _are_near(first: Sequence[float], second: Sequence[float]) -> bool:
     return len(first) == len(second) and product > 0.9999 * lengths
 
 
-def refuse_other_model(folder: Path, made_by: ModelIdentity, wanted: ModelIdentity) -> None:
+def refuse_other_model(folder: object, made_by: ModelIdentity, wanted: ModelIdentity) -> None:
     """Refuse an index that another model made.
 
     Raises:

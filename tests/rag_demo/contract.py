@@ -51,6 +51,8 @@ class Place(Protocol):
 
     source: str
     """Python source that defines this place as ``place``, for another process."""
+    keeps_nul: bool
+    """Whether texts may contain NUL. If not, they are refused."""
 
     def open(self, model: Any) -> Retriever:
         """Return a retriever with what the place holds."""
@@ -92,6 +94,12 @@ def check_documents_come_back_as_they_were(place: Place) -> None:
         "'; DROP TABLE documents; --": "quotes ' \" ` %s {} \\",
     }
     with place.open(Hashed()) as retriever:
+        if not place.keeps_nul:
+            for texts, names in ((["ok", "a\0b"], ["1", "2"]), (["", ""], ["ok", "\0"])):
+                with pytest.raises(ValueError, match="NUL"):
+                    retriever.add(texts, ids=names)
+            assert len(retriever) == 0
+            strange = {name: text.replace("\0", "") for name, text in strange.items()}
         retriever.add(list(strange.values()), [{"\u00e9'": text} for text in strange.values()],
                       list(strange))  # fmt: skip
         add(retriever)

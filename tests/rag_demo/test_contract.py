@@ -17,6 +17,8 @@ SLOW = ("killed", "another_process")  # They start interpreters.
 class LocalPlace:
     """A folder, for a kind of `support.retriever_kinds.KINDS`."""
 
+    keeps_nul = True
+
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
         self.source = (

@@ -1,0 +1,572 @@
+"""PostgresStore: documents, vectors and words in PostgreSQL with pgvector, for several programs.
+
+Changes of one index take turns, because each begins with a lock of the manifest's row; so there are
+no deadlocks. A search is one REPEATABLE READ transaction. Values are parameters; only the names of
+the tables are composed into SQL, by psycopg.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import numpy as np
+import psycopg
+from psycopg import IsolationLevel, errors, sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from rag_demo.database import FORK_AWARE
+from rag_demo.documents.document import Document
+from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
+from rag_demo.errors import IndexFileError, IndexVersionError, PostgresError, short_repr
+from rag_demo.exact_search.exact_scores import exact_scores
+from rag_demo.searching.results import SearchResult, Stats
+from rag_demo.stores.filters import Where
+from rag_demo.stores.postgres_filters import compile_filter, ensure_storable, fact
+from rag_demo.stores.ranking import FUSED_FROM, fuse
+from rag_demo.stores.search import best_span
+from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.words import stems_of
+from rag_demo.vectors import Vectors, rounding
+from torch_utils import Resource
+from torch_utils.resource import closes_on_error
+
+DEFAULT_TABLE = "rag_demo"
+_LANGUAGE = "english"  # of stems
+_TABLES = ("manifest", "documents", "vectors", "bits", "postings", "hnsw")
+_FORMAT = 1
+_CANDIDATES = 400  # of an approximate search
+_MORE = 8  # rows than are wanted, so that most exact searches need one statement
+_MOST_PLAIN = 1_900  # dimensions of a vector that fits into a page
+_INHERITED: list[Any] = []  # in a forked child: the pools of the parent, which are never used
+
+_CREATE = """
+CREATE TABLE {manifest} (format integer, model text, dimension integer, source text,
+    finished boolean, size bigint, words bigint, next bigint);
+INSERT INTO {manifest} VALUES (1, NULL, 0, NULL, TRUE, 0, 0, 0);
+CREATE TABLE {documents} (number bigint PRIMARY KEY, words integer, id text COLLATE "C" UNIQUE,
+    text text, metadata text, facts jsonb, file text COLLATE "C");
+CREATE INDEX ON {documents} USING gin (facts jsonb_path_ops);
+CREATE INDEX ON {documents} (file) WHERE file IS NOT NULL;
+CREATE TABLE {vectors} (document bigint, place integer, start integer, stop integer,
+    embedding vector, PRIMARY KEY (document, place));
+CREATE TABLE {bits} (document bigint, place integer, bits bit varying);
+CREATE INDEX ON {bits} (document);
+CREATE TABLE {postings} (document bigint, count integer, words integer, term text COLLATE "C");
+CREATE INDEX ON {postings} (term) INCLUDE (document, count, words);
+CREATE INDEX ON {postings} (document);
+"""
+_COLUMNS = "format, model, dimension, source, finished, size, words, next"
+_READ = f"SELECT {_COLUMNS} FROM {{manifest}}"
+_WRITE = f"UPDATE {{manifest}} SET ({_COLUMNS}) = (%s, %s, %s, %s, %s, %s, %s, %s)"
+_LIMITS = "SELECT set_config('lock_timeout', %s, TRUE), set_config('statement_timeout', %s, TRUE)"
+_FILL_BITS = """
+INSERT INTO {bits} SELECT document, place, binary_quantize(embedding) FROM {vectors}
+WHERE document >= %s
+"""
+_REDESCRIBE = """
+UPDATE {documents} SET metadata = %s, facts = %s::jsonb, file = %s WHERE id = %s AND text = %s
+"""
+_NEAREST = """
+SELECT d.id, d.number, v.start, v.stop, vector_send(v.embedding), c.distance FROM (
+    SELECT document, place, <distance> AS distance FROM <table> WHERE <where>
+    ORDER BY distance LIMIT %s) c
+JOIN {vectors} v USING (document, place) JOIN {documents} d ON d.number = v.document
+ORDER BY c.distance, v.place
+"""
+# Adding 0 keeps every index of pgvector from answering, because those are approximate.
+_DISTANCES = {
+    None: ("(embedding <#> %s::vector) + 0", "{vectors}"),
+    "binary": ("bits <~> binary_quantize(%s::vector)", "{bits}"),
+    "hnsw": ("embedding::vector(<dimension>) <#> %s::vector(<dimension>)", "{vectors}"),
+}
+_INDEX = """
+CREATE INDEX IF NOT EXISTS {hnsw} ON {vectors}
+USING hnsw ((embedding::vector(<dimension>)) vector_ip_ops)
+"""
+# BM25 with k1 = 1.2 and b = 0.75. A sum of whole numbers does not depend on their order.
+_WORDS = """
+WITH hits AS MATERIALIZED (SELECT p.document, p.count, p.words, t.term, t.weight
+    FROM unnest(%s::text[], %s::integer[]) t (term, weight) JOIN {postings} p USING (term)),
+idf AS (SELECT term, ln(1 + (%s - count(*) + 0.5::float8) / (count(*) + 0.5::float8)) AS idf
+    FROM hits GROUP BY term),
+best AS (SELECT h.document, sum(round(1e9::float8 * h.weight * i.idf * 2.2::float8 * h.count
+        / (h.count + 0.3::float8 + 0.9::float8 * h.words / %s))::bigint) AS score
+    FROM hits h JOIN idf i USING (term) WHERE <where>
+    GROUP BY h.document ORDER BY score DESC FETCH FIRST %s ROWS WITH TIES)
+SELECT d.number, d.id, best.score / 1e9 FROM best JOIN {documents} d ON d.number = best.document
+ORDER BY best.score DESC, d.id LIMIT %s
+"""
+
+_Clause = tuple[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class PostgresUrl:
+    """A database and the name of an index in it. It is printed without the password."""
+
+    conninfo: str = field(repr=False)
+    table: str
+    shown: str
+    password: str = field(repr=False)
+
+    @classmethod
+    def parse(cls, address: str, table: str = DEFAULT_TABLE) -> PostgresUrl:
+        """Parse a URL, which may name the table as ``?table=NAME``, or keywords of libpq.
+
+        Raises:
+            PostgresError: The address is invalid.
+        """
+        try:
+            if "://" in address:
+                parts = urlsplit(address)
+                options = dict(parse_qsl(parts.query, keep_blank_values=True))
+                table = options.pop("table", table)
+                address = parts._replace(query=urlencode(options, quote_via=quote)).geturl()
+            known = {"user": "", "host": "", "port": "", "dbname": "", **conninfo_to_dict(address)}
+        except (ValueError, psycopg.Error):  # Their messages may quote the password.
+            raise PostgresError(
+                "the address of the database is invalid; "
+                "write postgresql://USER:PASSWORD@HOST:PORT/DATABASE?table=NAME"
+            ) from None
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,50}", table):  # Postgres cuts off longer names.
+            raise PostgresError(
+                f"table must have 1 to 50 letters, digits, - and _, got {short_repr(table)}"
+            )
+        shown = "postgresql://{user}@{host}:{port}/{dbname}?table={table}".format(
+            **known, table=table
+        )
+        return cls(address, table, shown, str(known.get("password") or ""))
+
+    def __str__(self) -> str:
+        return self.shown
+
+
+class Manifest(NamedTuple):
+    """What a database says about an index."""
+
+    format: int
+    made_by: str | None
+    dimension: int
+    source: str | None
+    finished: bool
+    size: int
+    words: int
+    next: int
+
+    @property
+    def model(self) -> ModelIdentity | None:
+        """The model that made the vectors; None in an empty index."""
+        return ModelIdentity(**json.loads(self.made_by)) if self.made_by and self.size else None
+
+
+class _Hit(NamedTuple):
+    number: int
+    id: str
+    score: float
+    span: tuple[int, int] | None = None
+
+
+class _Run:
+    """Runs statements of one transaction, in which braces name the tables."""
+
+    def __init__(self, cursor: Any, names: Mapping[str, Any]) -> None:
+        self._cursor, self._names, self._sql = cursor, names, sql.SQL
+
+    def __call__(self, template: str, *values: Any) -> Any:
+        return self._cursor.execute(self._sql(template).format(**self._names), values or None)
+
+    def copy(self, table: str, types: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Add rows to a table."""
+        query = self._sql(f"COPY {{{table}}} FROM STDIN (FORMAT BINARY)").format(**self._names)
+        with self._cursor.copy(query) as copy:
+            copy.set_types(types.split())
+            for row in rows:
+                copy.write_row(row)
+
+
+class PostgresStore(Resource):
+    """A `Store` in a database, which several programs may search and change.
+
+    Connections are pooled, and checked when they are borrowed. A call that runs while the store is
+    closed ends as usual. A forked child opens connections of its own.
+
+    Args:
+        url: The address of the database and the name of the tables.
+        identity: The only model whose vectors are accepted; None accepts any.
+        create: Whether to create the tables if they are missing.
+        approximate: None for exact answers, "binary" or "hnsw"; see docs/scale.md.
+        pool_size: How many connections at most.
+        timeout_s: How long a search may take, and how long a call waits for a lock or a connection.
+
+    Raises:
+        PostgresError: The database cannot be reached.
+        IndexFileError: There is no index and ``create`` is false, or it was made with another
+            model, or tables of this name belong to something else.
+    """
+
+    @closes_on_error
+    def __init__(
+        self,
+        url: PostgresUrl,
+        *,
+        identity: ModelIdentity | None = None,
+        create: bool = True,
+        approximate: str | None = None,
+        pool_size: int = 4,
+        timeout_s: float = 10,
+    ) -> None:
+        if approximate not in _DISTANCES:
+            raise ValueError(f'approximate must be None, "binary" or "hnsw", got {approximate!r}')
+        self.url, self.approximate, self.timeout_s = url, approximate, timeout_s
+        self._identity, self._pool_size = identity, pool_size
+        self._names = {name: sql.Identifier(f"{url.table}_{name}") for name in _TABLES}
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+        FORK_AWARE.add(self)
+        with self._errors():  # An error of the pool would not name the reason.
+            psycopg.connect(url.conninfo, connect_timeout=max(2, int(timeout_s))).close()
+        if create:
+            self._create()
+        self.manifest  # noqa: B018  (the model is checked)
+
+    def _create(self) -> None:
+        name = self._names["manifest"].as_string(None)
+        with self._connection() as connection:
+            run = _Run(connection, self._names)
+            run("SELECT pg_advisory_xact_lock(hashtext(%s))", name)  # Another program may do this.
+            if run("SELECT to_regclass(%s)", name).fetchone() == (None,):
+                run("CREATE EXTENSION IF NOT EXISTS vector")
+                run(_CREATE)
+
+    def _release(self) -> None:
+        if getattr(self, "_pool", None) is not None:  # `__init__` may have raised.
+            self._pool.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, forget the connections of the parent process."""
+        _INHERITED.append(self._pool)
+        self._lock, self._pool = threading.Lock(), None
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the database says about the index."""
+        with self._transaction() as (_, state):
+            return state
+
+    @property
+    def identity(self) -> ModelIdentity | None:
+        """See `Store`."""
+        return self.manifest.model
+
+    @property
+    def count(self) -> int:
+        """See `Store`."""
+        return self.manifest.size
+
+    def stats(self) -> Stats:
+        """See `Store`."""
+        name = self._names["vectors"].as_string(None)
+        with self._transaction() as (run, state):
+            ((nbytes,),) = run("SELECT pg_total_relation_size(%s::regclass)", name)
+        return Stats(state.size, state.dimension, "postgres", "float32", nbytes)
+
+    def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
+        """See `Store`."""
+        documents, has_vectors = list(batch.documents), batch.has_vectors.tolist()
+        for each in documents:
+            for value in (each.id, each.text, each.file or ""):
+                ensure_storable(value)
+        facts = [json.dumps(fact(each.metadata)) for each in documents]
+        stems = [Counter(stems_of(each.text, _LANGUAGE)) for each in documents]
+        with self._transaction(change=True) as (run, state):
+            refuse_other_vectors(state.model, batch.identity)
+            if choose_ids:
+                documents = _with_unused_ids(run, state.next, documents)
+            new = []
+            for n, document in enumerate(documents):
+                if has_vectors[n]:
+                    new.append((state.next + n, document, facts[n], stems[n]))
+                else:
+                    _redescribe(run, document, facts[n])
+            first, state = state.next, _without(run, state, [each.id for _, each, _, _ in new])
+            state = _with_dimension(run, state, batch)
+            # jsonb is sent as text after a byte 1.
+            run.copy("documents", "int8 int4 text text text text text", (
+                (number, words.total(), name, text, json.dumps(metadata), f"\1{known}", file)
+                for number, (name, text, metadata, file), known, words in new
+            ))  # fmt: skip
+            run.copy("postings", "int8 int4 int4 text", (
+                (number, count, words.total(), word)
+                for number, _, _, words in new for word, count in words.items()
+            ))  # fmt: skip
+            head, raw = struct.pack(">HH", batch.vectors.shape[1], 0), batch.vectors.astype(">f4")
+            rows = zip((first + batch.owners).tolist(), batch.spans.tolist(), raw, strict=True)
+            run.copy("vectors", "int8 int4 int4 int4 bytea", (
+                (number, place, *span, head + bytes(vector))
+                for place, (number, span, vector) in enumerate(rows)
+            ))  # fmt: skip
+            run(_FILL_BITS, first)
+            state = state._replace(
+                made_by=json.dumps(asdict(batch.identity)) if batch.identity else state.made_by,
+                size=state.size + len(new),
+                words=state.words + sum(words.total() for *_, words in new),
+                next=first + len(documents),
+            )
+            run(_WRITE, *state)
+        return [document.id for document in documents]
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """See `Store`."""
+        with self._transaction(change=True) as (run, state):
+            left = _without(run, state, ids)
+            run(_WRITE, *left)
+            return state.size - left.size
+
+    def get(self, ids: Sequence[str]) -> list[Document | None]:
+        """See `Store`."""
+        query = "SELECT id, text, metadata, file FROM {documents} WHERE id = ANY(%s)"
+        with self._transaction() as (run, _):
+            rows = run(query, list(ids)).fetchall()
+        found = {row[0]: Document(row[0], row[1], json.loads(row[2]), row[3]) for row in rows}
+        return [found.get(name) for name in ids]
+
+    def ids(self) -> Iterator[str]:
+        """See `Store`."""
+        with self._transaction() as (run, _):
+            return iter([name for (name,) in run("SELECT id FROM {documents} ORDER BY number")])
+
+    def search(
+        self,
+        texts: Sequence[str],
+        vectors: Vectors | None,
+        where: Where | None,
+        top_k: int,
+        mode: str,
+        weights: tuple[float, float] = (1.0, 1.0),
+    ) -> list[list[SearchResult]]:
+        """See `Store`. A function as the filter is a TypeError."""
+        within: _Clause = ("TRUE", [])
+        if where is not None:
+            clause, values = compile_filter(where)
+            within = (f"document IN (SELECT number FROM {{documents}} WHERE {clause})", values)
+        depth = max(top_k, FUSED_FROM) if mode == "hybrid" else top_k
+        found: list[list[_Hit]] = []
+        with self._transaction() as (run, state):
+            if not state.size:
+                return [[] for _ in texts]
+            if vectors is not None and vectors.shape[1] != state.dimension:
+                raise ValueError(
+                    f"the query vectors have {vectors.shape[1]} dimensions, "
+                    f"but the index has {state.dimension}"
+                )
+            for n, text in enumerate(texts):
+                near, worded = [], []
+                if vectors is not None and mode != "bm25":
+                    near = self._nearest(run, state, vectors[n], within, depth)
+                if mode != "dense":
+                    worded = _by_words(run, state, text, within, depth)
+                both = _fused(near, worded, weights, top_k) if mode == "hybrid" else near + worded
+                found.append(both)
+            return _results(run, texts, found)
+
+    def _nearest(
+        self, run: _Run, state: Manifest, query: Vectors, within: _Clause, top_k: int
+    ) -> list[_Hit]:
+        """Find the nearest documents. Exact answers are complete beyond pgvector's rounding."""
+        if self.approximate == "hnsw":
+            run("SET LOCAL hnsw.iterative_scan = strict_order")
+            run("SELECT set_config('hnsw.ef_search', %s, TRUE)", str(_CANDIDATES))
+        kind, (clause, values) = self.approximate, within
+        limit = top_k + _MORE if kind is None else max(_CANDIDATES, 4 * top_k)
+        while True:
+            distance, table = _DISTANCES[kind]
+            distance = distance.replace("<dimension>", str(state.dimension))
+            template = _NEAREST.replace("<distance>", distance).replace("<table>", table)
+            template = template.replace("<where>", clause)
+            rows = run(template, str(query.tolist()), *values, limit).fetchall()
+            best = _best_of_each(rows, query)
+            if kind != "hnsw" and len(rows) < limit:
+                return best[:top_k]
+            if len(best) >= top_k:
+                bar = best[top_k - 1].score - rounding(state.dimension)
+                if kind is not None or -rows[-1][-1] < bar:
+                    return best[:top_k]
+            # An index of HNSW may find fewer than there are.
+            kind, limit = None if kind == "hnsw" else kind, 4 * limit
+
+    def build_index(self) -> None:
+        """Make the index of "hnsw", and let Postgres count what there is. Changes wait meanwhile.
+
+        "binary" and exact searches need no index.
+        """
+        with self._transaction(change=True) as (run, state):
+            if self.approximate == "hnsw" and state.dimension:
+                run(_INDEX.replace("<dimension>", str(state.dimension)))
+            run("ANALYZE {documents}, {vectors}, {bits}, {postings}")
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """Borrow a connection. The block is one transaction."""
+        with self._errors():
+            with self._lock:
+                self.ensure_open()
+                if self._pool is None:
+                    self._pool = ConnectionPool(
+                        self.url.conninfo,
+                        min_size=0,
+                        max_size=self._pool_size,
+                        timeout=self.timeout_s,
+                        reconnect_timeout=self.timeout_s,
+                        check=ConnectionPool.check_connection,
+                        kwargs={"prepare_threshold": None},  # Each filter has its own plan.
+                        open=True,
+                    )
+            with self._pool.connection() as connection:
+                yield connection
+
+    @contextlib.contextmanager
+    def _transaction(self, *, change: bool = False) -> Iterator[tuple[_Run, Manifest]]:
+        """Begin a transaction that sees one state, or that alone changes the index."""
+        with self._connection() as connection, connection.cursor() as cursor:
+            level = IsolationLevel.READ_COMMITTED if change else IsolationLevel.REPEATABLE_READ
+            connection.isolation_level, connection.read_only = level, not change
+            run, limit = _Run(cursor, self._names), str(int(1000 * self.timeout_s))
+            run(_LIMITS, limit, "0" if change else limit)
+            row = run(_READ + (" FOR UPDATE" if change else "")).fetchone()
+            if row is None or row[0] != _FORMAT:
+                raise IndexVersionError(
+                    f"{self.url} has the format {row and row[0]}, but this program reads "
+                    f"{_FORMAT}; use another version of rag_demo, or name another table"
+                )
+            state = Manifest(*row)
+            if state.model is not None and self._identity is not None:
+                refuse_other_model(self.url, state.model, self._identity)
+            yield run, state
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of psycopg into one line without the password."""
+        password = self.url.password
+        try:
+            yield
+        except (errors.UndefinedTable, errors.UndefinedColumn, errors.DuplicateTable):
+            raise IndexFileError(
+                f"{self.url} holds no index, or tables of something else; make an index with: "
+                "rag-demo index SOURCE --out URL, or name another table"
+            ) from None
+        except (PoolTimeout, psycopg.Error) as error:
+            line = " ".join(str(error).split())
+            line = line.replace(password, "***") if password else line
+            raise PostgresError(f"{self.url} cannot answer now: {line}; try again") from None
+
+
+def _with_unused_ids(run: _Run, number: int, documents: Sequence[Document]) -> list[Document]:
+    ids: list[str] = []
+    while len(ids) < len(documents):
+        tried = [str(n) for n in range(number, number + len(documents) - len(ids))]
+        number += len(tried)
+        taken = {name for (name,) in run("SELECT id FROM {documents} WHERE id = ANY(%s)", tried)}
+        ids += [name for name in tried if name not in taken]
+    return [each._replace(id=name) for each, name in zip(documents, ids, strict=True)]
+
+
+def _redescribe(run: _Run, document: Document, facts: str) -> None:
+    """Replace the metadata and the file of a document whose text and vectors stay."""
+    name, text, metadata, file = document
+    if not run(_REDESCRIBE, json.dumps(metadata), facts, file, name, text).rowcount:
+        raise ValueError(f"the document {short_repr(name)} has no vectors, and the store has no "
+                         "document with this id and text; embed it")  # fmt: skip
+
+
+def _without(run: _Run, state: Manifest, ids: Sequence[str]) -> Manifest:
+    """Remove documents, and return the manifest without them."""
+    query = "DELETE FROM {documents} WHERE id = ANY(%s) RETURNING number, words"
+    gone = run(query, list(ids)).fetchall()
+    if gone:
+        numbers = [number for number, _ in gone]
+        run("DELETE FROM {vectors} WHERE document = ANY(%s)", numbers)
+        run("DELETE FROM {bits} WHERE document = ANY(%s)", numbers)
+        run("DELETE FROM {postings} WHERE document = ANY(%s)", numbers)
+    words = state.words - sum(words for _, words in gone)
+    return state._replace(size=state.size - len(gone), words=words)
+
+
+def _with_dimension(run: _Run, state: Manifest, batch: EmbeddedBatch) -> Manifest:
+    dimension = batch.vectors.shape[1]
+    if not len(batch.vectors) or dimension == state.dimension:
+        return state
+    if state.size:
+        raise ValueError(
+            f"the model's vectors have {dimension} dimensions, "
+            f"but the index has {state.dimension}; use the model that made it"
+        )
+    run("DROP INDEX IF EXISTS {hnsw}")
+    # Vectors in the rows themselves are read twice as fast as those beside them.
+    storage = "PLAIN" if dimension <= _MOST_PLAIN else "EXTERNAL"
+    run(f"ALTER TABLE {{vectors}} ALTER embedding SET STORAGE {storage}")
+    return state._replace(dimension=dimension)
+
+
+def _by_words(run: _Run, state: Manifest, text: str, within: _Clause, top_k: int) -> list[_Hit]:
+    words, (clause, values) = Counter(stems_of(text, _LANGUAGE, is_query=True)), within
+    average = max(state.words, 1) / state.size
+    parameters = [list(words), list(words.values()), state.size, average, *values, top_k, top_k]
+    rows = run(_WORDS.replace("<where>", clause), *parameters)
+    return [_Hit(number, name, float(score)) for number, name, score in rows]
+
+
+def _best_of_each(rows: Sequence[Any], query: Vectors) -> list[_Hit]:
+    """Score rows exactly, and keep the best row of each document, the best documents first."""
+    raw = np.frombuffer(b"".join(row[4][4:] for row in rows), ">f4")
+    vectors, places = raw.astype(np.float32).reshape(len(rows), len(query)), np.arange(len(rows))
+    scores = exact_scores(vectors.__getitem__, query[None], np.zeros_like(places), places).tolist()
+    best: dict[int, _Hit] = {}
+    for place in sorted(places.tolist(), key=lambda place: (-scores[place], rows[place][0])):
+        name, number, start, stop, *_ = rows[place]
+        best.setdefault(number, _Hit(number, name, scores[place], (start, stop)))
+    return list(best.values())
+
+
+def _fused(
+    near: Sequence[_Hit], worded: Sequence[_Hit], weights: tuple[float, float], top_k: int
+) -> list[_Hit]:
+    hits = {hit.number: hit for hit in [*worded, *near]}  # Those by vectors have spans.
+    rankings = [np.asarray([hit.number for hit in each], np.int64) for each in (near, worded)]
+    best = fuse(rankings, weights, top_k, lambda numbers: [hits[number].id for number in numbers])
+    return [hits[n]._replace(score=score) for n, score in zip(*map(list, best), strict=True)]
+
+
+def _results(
+    run: _Run, texts: Sequence[str], found: Sequence[Sequence[_Hit]]
+) -> list[list[SearchResult]]:
+    numbers = list({hit.number for hits in found for hit in hits})
+    query = "SELECT number, text, metadata FROM {documents} WHERE number = ANY(%s)"
+    documents = {number: (text, metadata) for number, text, metadata in run(query, numbers)}
+    spans: dict[int, list[tuple[int, int]]] = {}
+    only_words = [hit.number for hits in found for hit in hits if hit.span is None]
+    query = ("SELECT document, start, stop FROM {vectors} WHERE document = ANY(%s) AND stop > 0"
+             " ORDER BY document, place")  # fmt: skip
+    for number, *span in run(query, only_words) if only_words else ():
+        spans.setdefault(number, []).append((span[0], span[1]))
+    results: list[list[SearchResult]] = []
+    for question, hits in zip(texts, found, strict=True):
+        results.append([])
+        for rank, (number, name, score, best) in enumerate(hits, start=1):
+            text, metadata = documents[number]
+            if best is None and number in spans:
+                best = best_span(question, text, spans[number], _LANGUAGE)
+            passage = best if best and best[1] else None
+            results[-1].append(SearchResult(rank, score, name, text, json.loads(metadata), passage))
+    return results

@@ -1,0 +1,27 @@
+"""A real server for each process of tests, and a new table for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.postgres_server import PostgresServer
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    pytest.importorskip("psycopg", reason="psycopg is not installed: see make test-postgres")
+    found = PostgresServer()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def table(server: Any) -> str:
+    """A name that no table has."""
+    return f"notes_{next(_NUMBERS)}"
