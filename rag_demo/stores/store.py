@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -141,6 +141,19 @@ def places_of_older(
             )
     takes_over = {batch.documents[place].id: place for place in bare}
     return {number: takes_over.get(name, -1) for name, number in older.items()}
+
+
+def unused_ids(
+    taken: Callable[[Sequence[str]], Collection[str]], number: int, count: int
+) -> list[str]:
+    """Choose ids that no document has: whole numbers from a number on."""
+    ids: list[str] = []
+    while len(ids) < count:
+        tried = [str(n) for n in range(number, number + count - len(ids))]
+        number += len(tried)
+        used = taken(tried)
+        ids += [name for name in tried if name not in used]
+    return ids
 
 
 def arrow() -> Any:

@@ -98,7 +98,7 @@ class PostgresServer:
 
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self.stop(signal.SIGQUIT)
+            self.stop()  # SIGQUIT would leave shared memory behind.
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def execute(self, statement: Any, *parameters: Any) -> list[Any]:

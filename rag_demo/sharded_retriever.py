@@ -1,0 +1,167 @@
+"""ShardedRetriever: several indexes searched as one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, compress
+
+import numpy as np
+
+from rag_demo.documents.document import Document
+from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
+from rag_demo.retriever import Retriever
+from rag_demo.searching.results import SearchResult, Stats
+from rag_demo.stores.filters import Where
+from rag_demo.stores.ranking import FUSED_FROM, fuse
+from rag_demo.stores.store import EmbeddedBatch, Store, unused_ids
+from rag_demo.vectors import Vectors
+from torch_utils.resource import closes_on_error
+
+__all__ = ["ShardedRetriever"]
+
+
+class ShardedRetriever(Retriever):
+    """Search several retrievers as one; see `Retriever` for the methods.
+
+    Dense answers are exact. BM25 uses each shard's own counts of words, not global ones, so scores
+    of words are comparable if the shards hold similar documents. Ids must differ between shards.
+    New documents go to the smallest shard, and changed ones stay where they are. Calls take turns,
+    so a search sees one state. A change that fails in one shard may stay in others.
+
+    Args:
+        shards: Retrievers of the same embedding model. They are owned: closing this closes them.
+
+    Raises:
+        ValueError: There are no shards.
+        ModelMismatchError: The shards were made with different models.
+    """
+
+    @closes_on_error
+    def __init__(self, shards: Sequence[Retriever]) -> None:
+        self.shards = list(shards)
+        if not self.shards:
+            raise ValueError("shards must have at least one retriever, got none")
+        store = ShardedStore([shard.store for shard in self.shards])
+        super().__init__(self.shards[0].embedding_model, store)
+
+    def _release(self) -> None:
+        with contextlib.ExitStack() as stack:  # Each is closed, even if another one fails.
+            for shard in getattr(self, "shards", ()):
+                stack.callback(shard.close)
+
+
+class ShardedStore:
+    """A `Store` over other stores, which it does not close."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self._stores, self._lock = stores, threading.RLock()
+        self.identity  # noqa: B018  (the models are compared)
+
+    @property
+    def identity(self) -> ModelIdentity | None:
+        """See `Store`."""
+        found = [each.identity for each in self._stores if each.count]
+        for each in found:
+            refuse_other_vectors(found[0], each)
+        return found[0] if found else None
+
+    @property
+    def count(self) -> int:
+        """See `Store`."""
+        return sum(each.count for each in self._stores)
+
+    def stats(self) -> Stats:
+        """See `Store`."""
+        every = [each.stats() for each in self._stores]
+        fullest = max(every, key=lambda each: each.size)
+        nbytes = sum(each.nbytes for each in every)
+        return replace(fullest, size=sum(each.size for each in every), nbytes=nbytes)
+
+    def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
+        """See `Store`."""
+        with self._lock:
+            refuse_other_vectors(self.identity, batch.identity)
+            documents = list(batch.documents)
+            if choose_ids:
+                ids = unused_ids(self._taken, self.count, len(documents))
+                documents = [
+                    each._replace(id=name) for each, name in zip(documents, ids, strict=True)
+                ]
+            ids = [each.id for each in documents]
+            smallest = int(np.argmin([each.count for each in self._stores]))
+            shards = np.full(len(ids), smallest)
+            for n, store in enumerate(self._stores):
+                shards[[each is not None for each in store.get(ids)]] = n
+            for n in np.unique(shards).tolist():
+                chosen = shards == n
+                rows, places = chosen[batch.owners], np.cumsum(chosen) - 1
+                some, owners = list(compress(documents, chosen)), places[batch.owners[rows]]
+                self._stores[n].upsert(
+                    EmbeddedBatch(
+                        some, owners, batch.spans[rows], batch.vectors[rows], batch.identity
+                    )
+                )
+            return ids
+
+    def _taken(self, ids: Sequence[str]) -> set[str]:
+        return {each.id for each in self.get(ids) if each is not None}
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """See `Store`."""
+        with self._lock:
+            return sum(each.delete(ids) for each in self._stores)
+
+    def get(self, ids: Sequence[str]) -> list[Document | None]:
+        """See `Store`."""
+        with self._lock:
+            every = zip(*(each.get(ids) for each in self._stores), strict=True)
+            return [next((each for each in one if each is not None), None) for one in every]
+
+    def ids(self) -> Iterator[str]:
+        """See `Store`."""
+        with self._lock:
+            return chain.from_iterable([each.ids() for each in self._stores])
+
+    def search(
+        self,
+        texts: Sequence[str],
+        vectors: Vectors | None,
+        where: Where | None,
+        top_k: int,
+        mode: str,
+        weights: tuple[float, float] = (1.0, 1.0),
+    ) -> list[list[SearchResult]]:
+        """See `Store`."""
+
+        def best(part: str, depth: int) -> list[list[SearchResult]]:
+            queries = vectors if part == "dense" else None
+            every = [each.search(texts, queries, where, depth, part) for each in self._stores]
+            return [
+                sorted(chain(*parts), key=lambda each: (-each.score, each.id))[:depth]
+                for parts in zip(*every, strict=True)
+            ]
+
+        with self._lock:
+            if mode != "hybrid":
+                found = best(mode, top_k)
+            else:
+                depth = max(top_k, FUSED_FROM)
+                both = zip(best("dense", depth), best("bm25", depth), strict=True)
+                found = [_fused(pair, weights, top_k) for pair in both]
+        return [[each._replace(rank=n) for n, each in enumerate(one, start=1)] for one in found]
+
+    def close(self) -> object:
+        """Do nothing: the retrievers close their stores."""
+
+
+def _fused(
+    pair: tuple[Sequence[SearchResult], ...], weights: tuple[float, float], top_k: int
+) -> list[SearchResult]:
+    known = {each.id: each for results in reversed(pair) for each in results}
+    names = list(known)
+    rankings = [np.asarray([names.index(each.id) for each in one], np.int64) for one in pair]
+    best = fuse(rankings, weights, top_k, lambda places: [names[place] for place in places])
+    return [known[names[n]]._replace(score=float(x)) for n, x in zip(*best, strict=True)]
