@@ -15,7 +15,7 @@ from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_vectors
 from rag_demo.retriever import Retriever
 from rag_demo.searching.results import SearchResult, Stats
 from rag_demo.stores.filters import Where
-from rag_demo.stores.ranking import FUSED_FROM, fuse
+from rag_demo.stores.ranking import FUSED_FROM, fuse_hits
 from rag_demo.stores.store import EmbeddedBatch, Store, unused_ids
 from rag_demo.vectors import Vectors
 from torch_utils.resource import closes_on_error
@@ -150,18 +150,8 @@ class ShardedStore:
             else:
                 depth = max(top_k, FUSED_FROM)
                 both = zip(best("dense", depth), best("bm25", depth), strict=True)
-                found = [_fused(pair, weights, top_k) for pair in both]
+                found = [fuse_hits(*pair, weights, top_k) for pair in both]
         return [[each._replace(rank=n) for n, each in enumerate(one, start=1)] for one in found]
 
     def close(self) -> object:
         """Do nothing: the retrievers close their stores."""
-
-
-def _fused(
-    pair: tuple[Sequence[SearchResult], ...], weights: tuple[float, float], top_k: int
-) -> list[SearchResult]:
-    known = {each.id: each for results in reversed(pair) for each in results}
-    names = list(known)
-    rankings = [np.asarray([names.index(each.id) for each in one], np.int64) for one in pair]
-    best = fuse(rankings, weights, top_k, lambda places: [names[place] for place in places])
-    return [known[names[n]]._replace(score=float(x)) for n, x in zip(*best, strict=True)]

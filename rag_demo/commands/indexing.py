@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import itertools
@@ -15,12 +16,15 @@ import click
 
 from rag_demo.commands.options import (
     Embedding,
+    as_place,
     dtype_option,
     embedding_options,
     folder_argument,
     load_manifest,
     made_by_option,
     model_option,
+    open_database,
+    open_saved,
     progress_option,
     say,
     warn,
@@ -40,8 +44,8 @@ from rag_demo.errors import IndexFileError, OtherIndexError, SourceError
 from rag_demo.printable import on_one_line
 
 if TYPE_CHECKING:
+    from rag_demo.encoding.model_identity import ModelIdentity
     from rag_demo.stores.index_format import Manifest
-    from rag_demo.stores.saved_index import SavedIndex
 
 _AND = " + "  # between the sources of an index
 _UNKNOWN = "a program's texts"  # the source of an index that no command made
@@ -85,7 +89,9 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.argument("source")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the index.")
+@click.option(
+    "--out", required=True, callback=as_place, help="Folder of the index, or postgresql://..."
+)
 @_reading_options
 @model_option
 @dtype_option
@@ -115,11 +121,14 @@ def index(
     from rag_demo.stores.index_format import refuse_foreign_folder
     from rag_demo.stores.words import check_language
 
-    if out.is_symlink() and not out.exists():
+    if not isinstance(out, Path):
+        open_database(out, create=True).close()  # Before minutes of work.
+    elif out.is_symlink() and not out.exists():
         raise IndexFileError(
             f"'{out}' is a link to '{out.readlink()}', which is not there; name another folder"
         )
-    refuse_foreign_folder(out)  # Before minutes of work.
+    else:
+        refuse_foreign_folder(out)
     try:
         check_language(language or "none")
     except ValueError as error:
@@ -154,27 +163,29 @@ def add(
     A file that was added before is replaced, and so is a text with the same id.
     """
     from rag_demo.encoding.model_identity import refuse_other_model
-    from rag_demo.stores.saved_index import SavedIndex
 
     load_manifest(folder)
-    earlier = SavedIndex(folder)
+    earlier = open_saved(folder)
     manifest = earlier.manifest  # All is decided on this state.
     files: set[str] = set()  # read to their end
     run = _Run(source, show, {**reading, "lines_are_named": True, "on_read": files.add})
     new = run.documents()
     together = _AND.join(dict.fromkeys([*(manifest.source or _UNKNOWN).split(_AND), run.source]))
     _refuse_unfinished(folder, manifest, together)
+    made_by: ModelIdentity | None = manifest.model
 
     def renamed() -> Iterator[Document]:
         for document in new:
             # Different files may have the same name; a file that is added again keeps its ids.
             name = document.id
-            while _has_another(earlier, name, document.file):
+            while any(each.file != document.file for each in earlier.known([name])[1].values()):
                 name += "~"
             yield document._replace(id=name)
 
-    with embedding.open(model or manifest.model.name, manifest.model.dtype) as embedder:
-        refuse_other_model(folder, manifest.model, embedder.identity)
+    name, kind = (made_by.name, made_by.dtype) if made_by is not None else (None, None)
+    with contextlib.closing(earlier), embedding.open(model or name, kind) as embedder:
+        if made_by is not None:
+            refuse_other_model(folder, made_by, embedder.identity)
         run.ingest(
             renamed(),
             embedder,
@@ -189,16 +200,10 @@ def add(
     run.report_skipped()
 
 
-def _missing_files(earlier: SavedIndex, source: str) -> set[str]:
+def _missing_files(earlier: Any, source: str) -> set[str]:
     """Return the files of a folder whose texts are in the index, and that are gone."""
     folder = f"{full_path(source)}{os.sep}"
-    return {file for file in earlier.documents.files_in(folder) if not Path(file).exists()}
-
-
-def _has_another(earlier: SavedIndex, name: str, file: str | None) -> bool:
-    """Tell whether a document with this id was read from another file."""
-    numbers = list(earlier.documents.find([name], earlier.alive).values())
-    return any(each.file != file for each in earlier.documents.get(numbers))
+    return {file for file in earlier.files_in(folder) if not Path(file).exists()}
 
 
 class _Run:
@@ -303,7 +308,7 @@ class _Run:
     def _report_interrupt(folder: Path) -> None:
         from rag_demo.stores.index_format import DATABASE
 
-        if (folder / DATABASE).exists():
+        if not isinstance(folder, Path) or (folder / DATABASE).exists():
             texts = f"{_count(folder)} texts are in {folder}"
             warn(f"interrupted; {texts}; run the same command again to continue")
         else:

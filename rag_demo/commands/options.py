@@ -70,7 +70,18 @@ mode_option = click.option(
     show_default=True,
     help="Search vectors (dense), full text (bm25), or both.",
 )
-folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+
+
+def as_place(context: click.Context, option: click.Parameter, value: str) -> Any:
+    """Parse the place of an index: the path of a folder, or the URL of a database."""
+    if not value.startswith(("postgresql://", "postgres://")):
+        return Path(value)
+    from rag_demo.stores.postgres import PostgresUrl
+
+    return PostgresUrl.parse(value)
+
+
+folder_argument = click.argument("folder", metavar="DIR", callback=as_place)
 
 
 def finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -158,6 +169,20 @@ def _line(text: object) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def open_database(url: Any, **options: Any) -> Any:
+    """Open the store of an index in a database, which the caller must close."""
+    from rag_demo.stores.postgres import PostgresStore
+
+    return PostgresStore(url, **{"create": False, **options})
+
+
+def open_saved(folder: Path) -> Any:
+    """Open an index to read its documents; the caller must close it."""
+    from rag_demo.stores.saved_index import SavedIndex
+
+    return SavedIndex(folder) if isinstance(folder, Path) else open_database(folder)
+
+
 def load_manifest(folder: Path) -> Manifest:
     """Read the manifest of an index, before a model is loaded in vain.
 
@@ -166,6 +191,10 @@ def load_manifest(folder: Path) -> Manifest:
     """
     from rag_demo.stores.index_format import read_manifest
 
+    if not isinstance(folder, Path):
+        with open_database(folder) as store:
+            manifest: Manifest = store.manifest
+            return manifest
     if not folder.exists():
         raise IndexFileError(f"the folder '{folder}' was not found; {HOW_TO_CREATE}")
     return read_manifest(folder)
@@ -191,3 +220,18 @@ def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:
         except (RuntimeError, AssertionError) as error:  # AssertionError: torch has no CUDA.
             raise RagDemoError(f"the device {device!r} cannot be used: {error}") from None
     return PyTorchGPURetriever(embedder, device=device)
+
+
+def open_index(folder: Path, kind: str, embedder: Any, device: str | None = None) -> Any:
+    """Open an index in a folder, or in a database, which has its own kind of retriever."""
+    if not isinstance(folder, Path):
+        from rag_demo.pgvector_retriever import PgVectorRetriever
+
+        return PgVectorRetriever(embedder, folder.conninfo, folder.table)
+    retriever = open_retriever(kind, embedder, device)
+    try:
+        retriever.load(folder)
+    except BaseException:  # After an interrupt too, nothing else would close it.
+        retriever.close()
+        raise
+    return retriever

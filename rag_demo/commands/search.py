@@ -18,7 +18,7 @@ from rag_demo.commands.options import (
     load_manifest,
     made_by_option,
     mode_option,
-    open_retriever,
+    open_index,
     retriever_option,
     warn,
 )
@@ -119,8 +119,7 @@ def search(
             name = model or made_by.name
             embedder = EmbeddingModel(name, device=device, dtype=made_by.dtype)
             stack.enter_context(embedder)
-        opened = stack.enter_context(open_retriever(retriever, embedder, device))
-        opened.load(folder)
+        opened = stack.enter_context(open_index(folder, retriever, embedder, device))
         reranker = None if rerank is None else stack.enter_context(Reranker(rerank, device=device))
         while batch is not None:
             try:

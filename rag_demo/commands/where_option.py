@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rag_demo.commands.options import warn
+from rag_demo.commands.options import open_saved, warn
 
 _CONDITION = re.compile(r"\s*([^=<>!~]+?)\s*(<=|>=|!=|=|<|>|~)(?![=<>~])(.*)", re.DOTALL)
 _OPERATORS = {"<": "$lt", "<=": "$lte", ">": "$gt", ">=": "$gte", "~": "$contains"}
@@ -69,10 +69,9 @@ def _typed(value: str) -> str | int | float | bool:
 def explain(where: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
     """Warn of conditions that no document of an index can fulfil."""
     from rag_demo.stores.filters import TEXT, encode
-    from rag_demo.stores.saved_index import SavedIndex
 
-    with contextlib.closing(SavedIndex(folder)) as saved:
-        kinds = saved.documents.kinds()
+    with contextlib.closing(open_saved(folder)) as saved:
+        kinds = saved.kinds()
     for key, conditions in where.items():
         if key not in kinds:
             known = ", ".join(sorted(kinds))

@@ -9,12 +9,13 @@ import json
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from rag_demo.documents.document import Document, checked_document
 from rag_demo.encoding.embedder import BasicEmbedder, as_embedder
@@ -32,6 +33,9 @@ from rag_demo.stores.store import EmbeddedBatch
 from rag_demo.stores.words import check_language
 from rag_demo.stores.writer import IndexWriter
 from torch_utils import exit_on_signals
+
+if TYPE_CHECKING:
+    from rag_demo.stores.postgres import PostgresUrl
 
 __all__ = ["Ingested", "exit_on_sigterm", "ingest"]
 
@@ -57,7 +61,7 @@ class Ingested:
 def ingest(
     documents: Iterable[Document],
     embedding_model: BasicEmbedder,
-    folder: str | Path,
+    folder: str | Path | PostgresUrl,
     *,
     source: str | None = None,
     replace: bool = False,
@@ -77,7 +81,7 @@ def ingest(
     Args:
         documents: The documents. Their ids must differ; each id takes about 100 bytes of memory.
         embedding_model: The embedding model. It embeds new and changed documents only.
-        folder: The folder of the index.
+        folder: The folder of the index, or its URL in a database.
         source: A description of the source, which is stored in the index.
         replace: Whether to replace an index of another source or another model.
         covers_all: Whether ``documents`` are all that the index should hold. Only then a damaged
@@ -102,34 +106,39 @@ def ingest(
             it cannot be written; or a document is invalid or its id is repeated. The index stays
             as it was after the last commit.
     """
-    folder = Path(folder)
     check_language(language or "none")
     with ExitStack() as stack:
         stack.enter_context(exit_on_sigterm())
         writer = stack.enter_context(
             _open_writer(folder, source, replace=replace, covers_all=covers_all)
         )
-        if based_on is not None and getattr(writer.manifest, "commit", None) != based_on:
+        known = writer.manifest
+        if based_on is not None and getattr(known, "commit", None) != based_on:
             raise IndexChangedError(f"another program has changed '{folder}' meanwhile; run again")
-        if writer.manifest is not None and not replace and writer.manifest.source != source:
-            other = writer.manifest.source
+        has_source = known is not None and bool(known.rows or known.source)
+        if has_source and not replace and known.source != source:
+            other = known.source
             what = f"the index of {other}" if other else "an index that a program made"
             raise _other(folder, f"{what}, not of {source or 'documents from a program'}")
         _use_model(writer, as_embedder(embedding_model).identity, replace=replace)
         if language is not None:
             writer.use_language(language)
-        run = _Run(writer, embedding_model, source)
+        run = stack.enter_context(closing(_Run(writer, embedding_model, source, on_progress)))
         for batch in _batches(documents):
             run.take(batch)
-            on_progress(len(batch))
         run.finish(files)
         return Ingested(run.embedded, run.reused)
 
 
 def _open_writer(
-    folder: Path, source: str | None, *, replace: bool, covers_all: bool
-) -> IndexWriter:
+    folder: str | Path | PostgresUrl, source: str | None, *, replace: bool, covers_all: bool
+) -> Any:
     """Open an index for changes; empty a damaged one only if ``documents`` make it again."""
+    if not isinstance(folder, (str, Path)):
+        from rag_demo.stores.postgres import PostgresStore
+
+        return PostgresStore(folder)
+    folder = Path(folder)
     try:
         writer = IndexWriter(folder, start_over=replace and covers_all)
     except DamagedIndexError:
@@ -169,26 +178,35 @@ def exit_on_sigterm() -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _use_model(writer: IndexWriter, model: ModelIdentity, *, replace: bool) -> None:
+def _use_model(writer: Any, model: ModelIdentity, *, replace: bool) -> None:
     manifest = writer.manifest
-    if manifest is not None and manifest.rows and not manifest.model.is_same(model) and not replace:
-        raise _other(writer.folder, f"vectors of the model {manifest.model}, not of {model}")
-    if manifest is None or not manifest.model.is_same(model):
+    if manifest is None or manifest.model is None or not manifest.model.is_same(model):
+        if manifest is not None and manifest.rows and not replace:
+            raise _other(writer.folder, f"vectors of the model {manifest.model}, not of {model}")
         writer.clear(model)
 
 
-def _other(folder: Path, what: str) -> OtherIndexError:
+def _other(folder: object, what: str) -> OtherIndexError:
     return OtherIndexError(f"'{folder}' holds {what}; name another folder, or replace the index")
 
 
 class _Run:
     """One run of an ingestion: read, embed, write."""
 
-    def __init__(self, writer: IndexWriter, model: BasicEmbedder, source: str | None) -> None:
+    def __init__(
+        self,
+        writer: Any,
+        model: BasicEmbedder,
+        source: str | None,
+        on_progress: Callable[[int], object],
+    ) -> None:
         self.embedded = self.reused = 0
         self._writer, self._model, self._source = writer, model, source
+        self._on_progress = on_progress
         self._ids: set[str] = set()
-        self._numbers: set[int] = set()
+        self._numbers: set[Any] = set()
+        self._waiting: deque[tuple[int, list[Document], Future[EmbeddedBatch] | None]] = deque()
+        self._threads: ThreadPoolExecutor | None = None
 
     def take(self, batch: list[Document]) -> None:
         """Index a batch of documents, and commit it."""
@@ -197,8 +215,7 @@ class _Run:
             if document.id in self._ids:
                 raise IndexFileError(f"the id {document.id!r} appears twice; ids must differ")
             self._ids.add(document.id)
-        number_of = writer.find([document.id for document in batch])
-        known = dict(zip(number_of, writer.documents.get(list(number_of.values())), strict=True))
+        number_of, known = writer.known([document.id for document in batch])
         same = {each.id: each for each in batch if _has_vectors(each, known.get(each.id))}
         changed = [name for name in same if _described(same[name]) != _described(known[name])]
         self._numbers.update(number_of[name] for name in same.keys() - set(changed))
@@ -207,34 +224,41 @@ class _Run:
                 writer.upsert(EmbeddedBatch.without_vectors([same[name] for name in changed]))
             )
         new = [each for each in batch if each.id not in same]
-        if new:
-            try:
-                embedded = embed(new, self._model)
-            except ValueError as error:
-                raise ModelError(f"the documents cannot be embedded: {error}") from error
-            self._numbers.update(writer.upsert(embedded))
-        self.reused += len(same)
-        self.embedded += len(new)
-        self._commit(finished=False)
+        ahead = getattr(self._model, "in_flight", 0) if new else 0
+        if ahead and self._threads is None:
+            self._threads = ThreadPoolExecutor(ahead)
+        submitted = (
+            self._threads.submit(embed, new, self._model) if ahead and self._threads else None
+        )
+        self._waiting.append((len(batch), new, submitted))
+        self.write(ahead)
+
+    def write(self, ahead: int = 0) -> None:
+        """Write and commit what was embedded, but leave so many batches in flight."""
+        while len(self._waiting) > ahead:
+            count, new, submitted = self._waiting.popleft()
+            if new:
+                try:
+                    embedded = submitted.result() if submitted else embed(new, self._model)
+                except ValueError as error:
+                    raise ModelError(f"the documents cannot be embedded: {error}") from error
+                self._numbers.update(self._writer.upsert(embedded))
+            self.reused += count - len(new)
+            self.embedded += len(new)
+            self._writer.keep(self._source, finished=False)
+            self._on_progress(count)
 
     def finish(self, files: Callable[[], Collection[str]] | None) -> None:
         """Remove documents that the source no longer has, and commit."""
-        writer = self._writer
-        alive = writer.alive
-        if files is None:
-            others = np.flatnonzero(alive).tolist()
-        else:
-            others = [n for n in writer.documents.of_files(list(files())) if alive[n]]
-        writer.remove(number for number in others if number not in self._numbers)
-        writer.compact()
-        self._commit(finished=True)
+        self.write()
+        others = self._writer.others(None if files is None else list(files()))
+        self._writer.remove([number for number in others if number not in self._numbers])
+        self._writer.keep(self._source, finished=True)
 
-    def _commit(self, *, finished: bool) -> None:
-        self._writer.describe(source=self._source, finished=finished)
-        if finished:
-            self._writer.catch_up_words()
-        self._writer.prepare()
-        self._writer.commit(more=not finished)
+    def close(self) -> None:
+        """Wait for nothing that is still in flight."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _has_vectors(document: Document, before: Document | None) -> bool:

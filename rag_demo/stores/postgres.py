@@ -15,7 +15,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -28,14 +28,21 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from rag_demo.database import FORK_AWARE
 from rag_demo.documents.document import Document
 from rag_demo.encoding.model_identity import ModelIdentity, refuse_other_model, refuse_other_vectors
-from rag_demo.errors import IndexFileError, IndexVersionError, PostgresError, short_repr
+from rag_demo.errors import (
+    HOW_TO_REBUILD,
+    DamagedIndexError,
+    IndexFileError,
+    IndexVersionError,
+    PostgresError,
+    short_repr,
+)
 from rag_demo.exact_search.exact_scores import exact_scores
 from rag_demo.searching.results import SearchResult, Stats
-from rag_demo.stores.filters import Where
+from rag_demo.stores.filters import BOOLEAN, JSON, NULL, NUMBER, TEXT, Where
 from rag_demo.stores.postgres_filters import compile_filter, ensure_storable, fact
-from rag_demo.stores.ranking import FUSED_FROM, fuse
+from rag_demo.stores.ranking import FUSED_FROM, fuse_hits
 from rag_demo.stores.search import best_span
-from rag_demo.stores.store import EmbeddedBatch
+from rag_demo.stores.store import EmbeddedBatch, unused_ids
 from rag_demo.stores.words import stems_of
 from rag_demo.vectors import Vectors, rounding
 from torch_utils import Resource
@@ -43,16 +50,17 @@ from torch_utils.resource import closes_on_error
 
 DEFAULT_TABLE = "rag_demo"
 _LANGUAGE = "english"  # of stems
+_KINDS = {"number": NUMBER, "string": TEXT, "boolean": BOOLEAN, "null": NULL}
 _TABLES = ("manifest", "documents", "vectors", "bits", "postings", "hnsw")
-_FORMAT = 1
+_VERSION = 1
 _CANDIDATES = 400  # of an approximate search
 _MORE = 8  # rows than are wanted, so that most exact searches need one statement
 _MOST_PLAIN = 1_900  # dimensions of a vector that fits into a page
 _INHERITED: list[Any] = []  # in a forked child: the pools of the parent, which are never used
 
 _CREATE = """
-CREATE TABLE {manifest} (format integer, model text, dimension integer, source text,
-    finished boolean, size bigint, words bigint, next bigint);
+CREATE TABLE {manifest} (version integer, model text, dimension integer, source text,
+    finished boolean, count bigint, words bigint, next bigint);
 INSERT INTO {manifest} VALUES (1, NULL, 0, NULL, TRUE, 0, 0, 0);
 CREATE TABLE {documents} (number bigint PRIMARY KEY, words integer, id text COLLATE "C" UNIQUE,
     text text, metadata text, facts jsonb, file text COLLATE "C");
@@ -66,7 +74,7 @@ CREATE TABLE {postings} (document bigint, count integer, words integer, term tex
 CREATE INDEX ON {postings} (term) INCLUDE (document, count, words);
 CREATE INDEX ON {postings} (document);
 """
-_COLUMNS = "format, model, dimension, source, finished, size, words, next"
+_COLUMNS = "version, model, dimension, source, finished, count, words, next"
 _READ = f"SELECT {_COLUMNS} FROM {{manifest}}"
 _WRITE = f"UPDATE {{manifest}} SET ({_COLUMNS}) = (%s, %s, %s, %s, %s, %s, %s, %s)"
 _LIMITS = "SELECT set_config('lock_timeout', %s, TRUE), set_config('statement_timeout', %s, TRUE)"
@@ -93,6 +101,16 @@ _DISTANCES = {
 _INDEX = """
 CREATE INDEX IF NOT EXISTS {hnsw} ON {vectors}
 USING hnsw ((embedding::vector(<dimension>)) vector_ip_ops)
+"""
+_FLAWS = """
+SELECT 'documents are missing' FROM {manifest} WHERE (count, words)
+    IS DISTINCT FROM (SELECT (count(*), coalesce(sum(words), 0)) FROM {documents})
+UNION SELECT 'vectors are missing' FROM {documents}
+    WHERE number NOT IN (SELECT document FROM {vectors})
+UNION SELECT 'a vector is wrong' FROM {vectors} LEFT JOIN {bits} USING (document, place)
+    WHERE bits IS DISTINCT FROM binary_quantize(embedding) OR abs(vector_norm(embedding) - 1) > 1e-3
+UNION SELECT 'words are missing' FROM {documents} d WHERE words <> (
+    SELECT coalesce(sum(count), 0) FROM {postings} p WHERE p.document = d.number)
 """
 # BM25 with k1 = 1.2 and b = 0.75. A sum of whole numbers does not depend on their order.
 _WORDS = """
@@ -152,22 +170,33 @@ class PostgresUrl:
         return self.shown
 
 
-class Manifest(NamedTuple):
+@dataclass(frozen=True)
+class Manifest:
     """What a database says about an index."""
 
-    format: int
+    version: int
     made_by: str | None
     dimension: int
     source: str | None
     finished: bool
-    size: int
+    count: int
     words: int
     next: int
 
     @property
+    def rows(self) -> int:
+        """How many documents there are; each has a vector at least."""
+        return self.count
+
+    @property
+    def commit(self) -> str:
+        """A name for the state, which changes when documents are added."""
+        return f"{self.next} {self.count}"
+
+    @property
     def model(self) -> ModelIdentity | None:
         """The model that made the vectors; None in an empty index."""
-        return ModelIdentity(**json.loads(self.made_by)) if self.made_by and self.size else None
+        return ModelIdentity(**json.loads(self.made_by)) if self.made_by and self.count else None
 
 
 class _Hit(NamedTuple):
@@ -228,7 +257,8 @@ class PostgresStore(Resource):
     ) -> None:
         if approximate not in _DISTANCES:
             raise ValueError(f'approximate must be None, "binary" or "hnsw", got {approximate!r}')
-        self.url, self.approximate, self.timeout_s = url, approximate, timeout_s
+        self.url = self.folder = url
+        self.approximate, self.timeout_s = approximate, timeout_s
         self._identity, self._pool_size = identity, pool_size
         self._names = {name: sql.Identifier(f"{url.table}_{name}") for name in _TABLES}
         self._lock = threading.Lock()
@@ -273,14 +303,20 @@ class PostgresStore(Resource):
     @property
     def count(self) -> int:
         """See `Store`."""
-        return self.manifest.size
+        return self.manifest.count
 
     def stats(self) -> Stats:
         """See `Store`."""
-        name = self._names["vectors"].as_string(None)
-        with self._transaction() as (run, state):
-            ((nbytes,),) = run("SELECT pg_total_relation_size(%s::regclass)", name)
-        return Stats(state.size, state.dimension, "postgres", "float32", nbytes)
+        state, (_, nbytes) = self.manifest, self.size()
+        return Stats(state.count, state.dimension, "postgres", "float32", nbytes)
+
+    def size(self) -> tuple[int, int]:
+        """Return the number of vectors, and the bytes of all tables."""
+        tables = [self._names[name].as_string(None) for name in _TABLES[:-1]]
+        bytes_of = "SELECT sum(pg_total_relation_size(n::regclass)) FROM unnest(%s::text[]) n"
+        with self._transaction() as (run, _):
+            ((rows, nbytes),) = run(f"SELECT count(*), ({bytes_of}) FROM {{vectors}}", tables)
+        return rows, int(nbytes)
 
     def upsert(self, batch: EmbeddedBatch, *, choose_ids: bool = False) -> list[str]:
         """See `Store`."""
@@ -293,7 +329,11 @@ class PostgresStore(Resource):
         with self._transaction(change=True) as (run, state):
             refuse_other_vectors(state.model, batch.identity)
             if choose_ids:
-                documents = _with_unused_ids(run, state.next, documents)
+                query = "SELECT id FROM {documents} WHERE id = ANY(%s)"
+                ids = unused_ids(
+                    lambda t: {n for (n,) in run(query, t)}, state.next, len(documents)
+                )
+                documents = [each._replace(id=n) for each, n in zip(documents, ids, strict=True)]
             new = []
             for n, document in enumerate(documents):
                 if has_vectors[n]:
@@ -318,21 +358,97 @@ class PostgresStore(Resource):
                 for place, (number, span, vector) in enumerate(rows)
             ))  # fmt: skip
             run(_FILL_BITS, first)
-            state = state._replace(
+            state = replace(
+                state,
                 made_by=json.dumps(asdict(batch.identity)) if batch.identity else state.made_by,
-                size=state.size + len(new),
+                count=state.count + len(new),
                 words=state.words + sum(words.total() for *_, words in new),
                 next=first + len(documents),
             )
-            run(_WRITE, *state)
+            run(_WRITE, *astuple(state))
         return [document.id for document in documents]
+
+    # What `rag_demo.ingest` needs of a writer. Ids stand for the numbers of a folder's documents.
+
+    def known(self, ids: Sequence[str]) -> tuple[dict[str, str], dict[str, Document]]:
+        """Return the documents with these ids."""
+        documents = {each.id: each for each in self.at(ids)}
+        return {name: name for name in documents}, documents
+
+    def others(self, files: Sequence[str] | None) -> list[str]:
+        """Return the ids of the documents of files; None for all documents."""
+        if files is None:
+            return list(self.ids())
+        with self._transaction() as (run, _):
+            rows = run("SELECT id FROM {documents} WHERE file = ANY(%s)", list(files))
+            return [name for (name,) in rows]
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove documents."""
+        self.delete(ids)
+
+    def use_language(self, language: str) -> None:
+        """Refuse another language of stems than the one of every index in a database."""
+        if language != _LANGUAGE:
+            raise IndexFileError(f"an index in a database has stems in {_LANGUAGE}, not {language}")
+
+    def clear(self, model: ModelIdentity) -> None:
+        """Remove all documents before those of another model."""
+        self.delete(list(self.ids()))
+
+    def keep(self, source: str | None, *, finished: bool) -> None:
+        """Record what is indexed, and whether all of it is."""
+        with self._transaction(change=True) as (run, state):
+            run(_WRITE, *astuple(replace(state, source=source, finished=finished)))
+
+    def files_in(self, prefix: str) -> list[str]:
+        """Return the files whose names begin with a prefix."""
+        query = "SELECT DISTINCT file FROM {documents} WHERE starts_with(file, %s)"
+        with self._transaction() as (run, _):
+            return [file for (file,) in run(query, prefix)]
+
+    def kinds(self) -> dict[str, set[int]]:
+        """Return the keys of metadata, each with the kinds of its values."""
+        query = "SELECT DISTINCT key, jsonb_typeof(value) FROM {documents}, jsonb_each(facts)"
+        found: dict[str, set[int]] = {}
+        with self._transaction() as (run, _):
+            for key, kind in run(query):
+                found.setdefault(key, set()).add(_KINDS.get(kind, JSON))
+        return found
+
+    def at(self, ids: Sequence[str]) -> list[Document]:
+        """Return the documents with these ids that still exist."""
+        return [each for each in self.get(ids) if each is not None]
+
+    def matching(self, where: Where | None) -> list[str]:
+        """Return the ids of the documents that match a filter; None for all."""
+        if where is None:
+            return list(self.ids())
+        clause, values = compile_filter(where)
+        with self._transaction() as (run, _):
+            return [
+                name for (name,) in run(f"SELECT id FROM {{documents}} WHERE {clause}", *values)
+            ]
+
+    def verify(self) -> None:
+        """Compare the tables with each other.
+
+        Raises:
+            DamagedIndexError: They contradict each other.
+        """
+        with self._transaction() as (run, _):
+            flaws = [what for (what,) in run(_FLAWS)]
+        if flaws:
+            raise DamagedIndexError(
+                f"{self.url} is damaged: {', '.join(flaws)}; {HOW_TO_REBUILD} URL --yes"
+            )
 
     def delete(self, ids: Sequence[str]) -> int:
         """See `Store`."""
         with self._transaction(change=True) as (run, state):
             left = _without(run, state, ids)
-            run(_WRITE, *left)
-            return state.size - left.size
+            run(_WRITE, *astuple(left))
+            return state.count - left.count
 
     def get(self, ids: Sequence[str]) -> list[Document | None]:
         """See `Store`."""
@@ -364,7 +480,7 @@ class PostgresStore(Resource):
         depth = max(top_k, FUSED_FROM) if mode == "hybrid" else top_k
         found: list[list[_Hit]] = []
         with self._transaction() as (run, state):
-            if not state.size:
+            if not state.count:
                 return [[] for _ in texts]
             if vectors is not None and vectors.shape[1] != state.dimension:
                 raise ValueError(
@@ -377,7 +493,9 @@ class PostgresStore(Resource):
                     near = self._nearest(run, state, vectors[n], within, depth)
                 if mode != "dense":
                     worded = _by_words(run, state, text, within, depth)
-                both = _fused(near, worded, weights, top_k) if mode == "hybrid" else near + worded
+                both = (
+                    fuse_hits(near, worded, weights, top_k) if mode == "hybrid" else near + worded
+                )
                 found.append(both)
             return _results(run, texts, found)
 
@@ -445,10 +563,10 @@ class PostgresStore(Resource):
             run, limit = _Run(cursor, self._names), str(int(1000 * self.timeout_s))
             run(_LIMITS, limit, "0" if change else limit)
             row = run(_READ + (" FOR UPDATE" if change else "")).fetchone()
-            if row is None or row[0] != _FORMAT:
+            if row is None or row[0] != _VERSION:
                 raise IndexVersionError(
-                    f"{self.url} has the format {row and row[0]}, but this program reads "
-                    f"{_FORMAT}; use another version of rag_demo, or name another table"
+                    f"{self.url} has the version {row and row[0]}, but this program reads "
+                    f"{_VERSION}; use another version of rag_demo, or name another table"
                 )
             state = Manifest(*row)
             if state.model is not None and self._identity is not None:
@@ -472,16 +590,6 @@ class PostgresStore(Resource):
             raise PostgresError(f"{self.url} cannot answer now: {line}; try again") from None
 
 
-def _with_unused_ids(run: _Run, number: int, documents: Sequence[Document]) -> list[Document]:
-    ids: list[str] = []
-    while len(ids) < len(documents):
-        tried = [str(n) for n in range(number, number + len(documents) - len(ids))]
-        number += len(tried)
-        taken = {name for (name,) in run("SELECT id FROM {documents} WHERE id = ANY(%s)", tried)}
-        ids += [name for name in tried if name not in taken]
-    return [each._replace(id=name) for each, name in zip(documents, ids, strict=True)]
-
-
 def _redescribe(run: _Run, document: Document, facts: str) -> None:
     """Replace the metadata and the file of a document whose text and vectors stay."""
     name, text, metadata, file = document
@@ -500,14 +608,14 @@ def _without(run: _Run, state: Manifest, ids: Sequence[str]) -> Manifest:
         run("DELETE FROM {bits} WHERE document = ANY(%s)", numbers)
         run("DELETE FROM {postings} WHERE document = ANY(%s)", numbers)
     words = state.words - sum(words for _, words in gone)
-    return state._replace(size=state.size - len(gone), words=words)
+    return replace(state, count=state.count - len(gone), words=words)
 
 
 def _with_dimension(run: _Run, state: Manifest, batch: EmbeddedBatch) -> Manifest:
     dimension = batch.vectors.shape[1]
     if not len(batch.vectors) or dimension == state.dimension:
         return state
-    if state.size:
+    if state.count:
         raise ValueError(
             f"the model's vectors have {dimension} dimensions, "
             f"but the index has {state.dimension}; use the model that made it"
@@ -516,13 +624,13 @@ def _with_dimension(run: _Run, state: Manifest, batch: EmbeddedBatch) -> Manifes
     # Vectors in the rows themselves are read twice as fast as those beside them.
     storage = "PLAIN" if dimension <= _MOST_PLAIN else "EXTERNAL"
     run(f"ALTER TABLE {{vectors}} ALTER embedding SET STORAGE {storage}")
-    return state._replace(dimension=dimension)
+    return replace(state, dimension=dimension)
 
 
 def _by_words(run: _Run, state: Manifest, text: str, within: _Clause, top_k: int) -> list[_Hit]:
     words, (clause, values) = Counter(stems_of(text, _LANGUAGE, is_query=True)), within
-    average = max(state.words, 1) / state.size
-    parameters = [list(words), list(words.values()), state.size, average, *values, top_k, top_k]
+    average = max(state.words, 1) / state.count
+    parameters = [list(words), list(words.values()), state.count, average, *values, top_k, top_k]
     rows = run(_WORDS.replace("<where>", clause), *parameters)
     return [_Hit(number, name, float(score)) for number, name, score in rows]
 
@@ -537,15 +645,6 @@ def _best_of_each(rows: Sequence[Any], query: Vectors) -> list[_Hit]:
         name, number, start, stop, *_ = rows[place]
         best.setdefault(number, _Hit(number, name, scores[place], (start, stop)))
     return list(best.values())
-
-
-def _fused(
-    near: Sequence[_Hit], worded: Sequence[_Hit], weights: tuple[float, float], top_k: int
-) -> list[_Hit]:
-    hits = {hit.number: hit for hit in [*worded, *near]}  # Those by vectors have spans.
-    rankings = [np.asarray([hit.number for hit in each], np.int64) for each in (near, worded)]
-    best = fuse(rankings, weights, top_k, lambda numbers: [hits[number].id for number in numbers])
-    return [hits[n]._replace(score=score) for n, score in zip(*map(list, best), strict=True)]
 
 
 def _results(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from rag_demo.vectors import Mask, Rows, Vectors
 Order = Callable[[Rows], Rows]
 """Returns numbers that order documents by id, for documents that tie."""
 
+Hit = TypeVar("Hit", bound=Any)
 FUSED_FROM = 100  # of each ranking
 
 
@@ -154,3 +156,18 @@ def fuse(
             scores[item] = scores.get(item, 0.0) + weight / (RANK_CONSTANT + place)
     numbers = np.fromiter(scores.keys(), np.int64, len(scores))
     return best_scores(numbers, np.fromiter(scores.values(), float, len(scores)), top_k, order_of)
+
+
+def fuse_hits(
+    near: Sequence[Hit], worded: Sequence[Hit], weights: Sequence[float], top_k: int
+) -> list[Hit]:
+    """Fuse two rankings of named tuples with an ``id`` and a ``score``, as `fuse` does."""
+    known = {hit.id: hit for hit in (*worded, *near)}  # Those by vectors know their passage.
+    names = sorted(known)
+    number_of = {name: number for number, name in enumerate(names)}
+    rankings = [np.asarray([number_of[hit.id] for hit in one], np.int64) for one in (near, worded)]
+    best = fuse(rankings, weights, top_k, lambda numbers: numbers)
+    return [
+        known[names[number]]._replace(score=score)
+        for number, score in zip(*(each.tolist() for each in best), strict=True)
+    ]

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from rag_demo.database import Database
+from rag_demo.documents.document import Document
 from rag_demo.errors import RagDemoError, damaged
 from rag_demo.exact_search.rounding import BLOCK
 from rag_demo.stores.documents import SCHEMA, DamagedRowError, DocumentTable
+from rag_demo.stores.filters import Where
 from rag_demo.stores.index_format import (
     DATABASE,
     GONE,
@@ -164,6 +166,29 @@ class SavedIndex:
             if read_manifest(self.folder).identity != manifest.identity:
                 raise FileNotFoundError(self.folder / DATABASE)
             stack.pop_all()
+
+    def known(self, ids: Sequence[str]) -> tuple[dict[str, int], dict[str, Document]]:
+        """Return the numbers of the documents with these ids, and the documents."""
+        number_of = self.documents.find(ids, self.alive)
+        documents = self.documents.get(list(number_of.values()))
+        return number_of, dict(zip(number_of, documents, strict=True))
+
+    def kinds(self) -> dict[str, set[int]]:
+        """Return the keys of metadata, each with the kinds of its values."""
+        return self.documents.kinds()
+
+    def matching(self, where: Where | None) -> list[int]:
+        """Return the numbers of the documents that match a filter; None for all."""
+        alive = self.alive if where is None else self.documents.matching(where, self.alive)
+        return list(map(int, np.flatnonzero(alive)))
+
+    def at(self, numbers: Sequence[int]) -> list[Document]:
+        """Return documents by their numbers."""
+        return self.documents.get(numbers)
+
+    def files_in(self, prefix: str) -> list[str]:
+        """Return the files whose names begin with a prefix that ends with a separator."""
+        return self.documents.files_in(prefix)
 
     def verify(self) -> None:
         """Check the databases, all vectors and the full-text index.

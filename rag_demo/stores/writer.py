@@ -412,6 +412,28 @@ class IndexWriter:
             words_files=WordsFolder.of(new, 0, known.files).files,
         )
 
+    def known(self, ids: Sequence[str]) -> tuple[dict[str, int], dict[str, Document]]:
+        """Return the numbers of the documents with these ids, and the documents."""
+        number_of = self.find(ids)
+        documents = self.documents.get(list(number_of.values()))
+        return number_of, dict(zip(number_of, documents, strict=True))
+
+    def others(self, files: Sequence[str] | None) -> list[int]:
+        """Return the numbers of the documents of files; None for all documents."""
+        if files is None:
+            return list(map(int, np.flatnonzero(self.alive)))
+        return [number for number in self.documents.of_files(files) if self.alive[number]]
+
+    def keep(self, source: str | None, *, finished: bool) -> None:
+        """Commit all changes, and go on unless the run is finished."""
+        if finished:
+            self.compact()
+        self.describe(source=source, finished=finished)
+        if finished:
+            self.catch_up_words()
+        self.prepare()
+        self.commit(more=not finished)
+
     def describe(self, *, source: str | None, finished: bool) -> None:
         """Record what is indexed, and whether all of it is."""
         self.manifest = replace(self._manifest, source=source, finished=finished)

@@ -173,7 +173,7 @@ def test_what_is_not_ours_is_refused_and_stays(server: PostgresServer, table: st
         server.execute(f'DROP TABLE "{table}_{name}"')
 
 
-def test_other_format_and_other_model_are_refused(server: PostgresServer, table: str) -> None:
+def test_other_version_and_other_model_are_refused(server: PostgresServer, table: str) -> None:
     other = Hashed()
     other.name = "another"
     with PgVectorRetriever(Hashed(), server.url, table) as retriever:
@@ -181,10 +181,10 @@ def test_other_format_and_other_model_are_refused(server: PostgresServer, table:
         with pytest.raises(ModelMismatchError, match="another"):
             PgVectorRetriever(other, server.url, table)
         assert len(retriever) == 1
-        server.execute(f'UPDATE "{table}_manifest" SET format = 99')
-        with pytest.raises(RagDemoError, match="format 99"):
+        server.execute(f'UPDATE "{table}_manifest" SET version = 99')
+        with pytest.raises(RagDemoError, match="version 99"):
             retriever.search("text")
-        with pytest.raises(RagDemoError, match="format 99"):
+        with pytest.raises(RagDemoError, match="version 99"):
             PgVectorRetriever(Hashed(), server.url, table)
 
 

@@ -1,0 +1,113 @@
+"""Commands take a URL wherever they take a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.postgres_server import PASSWORD, PostgresServer
+from support.rag_command import fail, info, rag_demo, search, succeed, texts, write_lines
+
+OFF = ("--no-cache", "--progress", "none")
+
+
+@pytest.fixture
+def url(server: PostgresServer, table: str) -> str:
+    return f"{server.url}?table={table}"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "one.md").write_text("# One\n\nAbout memory that is given back.\n")
+    (folder / "two.md").write_text("# Two\n\nAbout apples and pears.\n")
+    return folder
+
+
+def test_index_is_made_updated_and_searched_in_a_database(
+    url: str, source: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    model = ("--model", tiny_model, *OFF)
+    output = succeed("index", source, "--out", url, *model)
+    assert "indexed 2 texts" in output
+    assert PASSWORD not in output
+    assert not list(Path.cwd().glob("postgres*"))  # It was a folder of this name once.
+    succeed("index", source, "--out", f"{tmp_path / 'folder'}", *model)
+    for mode in ("dense", "bm25", "hybrid"):
+        (here,), (there,) = (
+            search(place, "apples", "--mode", mode) for place in (url, tmp_path / "folder")
+        )
+        ids = [[each["id"] for each in found["results"]] for found in (here, there)]
+        assert ids[0] == ids[1], mode
+    (source / "two.md").unlink()
+    (source / "three.md").write_text("# Three\n\nAbout boats.\n")
+    assert "1 of them unchanged" in succeed("index", source, "--out", url, *model)
+    assert len(texts(url)) == 2
+    facts = info(url)
+    assert (facts["texts"], facts["finished"], facts["source"]) == (2, True, str(source))
+    assert PASSWORD not in json.dumps(facts)
+    assert "is whole: 2 texts" in succeed("verify", url)
+
+
+def test_add_and_delete_change_a_database(
+    url: str, source: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    succeed("index", source, "--out", url, "--model", tiny_model, *OFF)
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "one.md").write_text("# One\n\nThe same name, another file.\n")
+    assert "3 texts, 2 before" in succeed("add", url, more, *OFF)
+    (more / "one.md").write_text("# One\n\nA changed file.\n")
+    assert "3 texts, 3 before" in succeed("add", url, more, *OFF)
+    lines = write_lines(tmp_path / "lines.jsonl", [{"id": "x", "text": "a line", "year": 1999}])
+    succeed("add", url, lines, *OFF)
+    found = search(url, "line", "--where", "year<2000")[0]["results"]
+    assert [each["text"] for each in found] == ["a line"]
+    warned = rag_demo("search", url, "line", "--where", "yeer=3")
+    assert "no document has the metadata key 'yeer'" in warned.stderr
+    output = succeed("delete", url, "--where", "year=1999")
+    assert "deleted 1 text from" in output and "3 remain" in output
+    gone = rag_demo("delete", url, "unknown")
+    assert "not in the index: unknown" in gone.stderr
+    assert PASSWORD not in output + gone.stderr + gone.stdout
+
+
+def test_another_source_or_model_is_refused_without_yes(
+    url: str, source: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    succeed("index", source, "--out", url, "--model", tiny_model, *OFF)
+    other = write_lines(tmp_path / "lines.jsonl", [{"text": "a line"}])
+    message = fail("index", other, "--out", url, "--model", tiny_model, *OFF)
+    assert "with --yes" in message and PASSWORD not in message
+    assert len(texts(url)) == 2
+    succeed("index", other, "--out", url, "--model", tiny_model, "--yes", *OFF)
+    assert texts(url) == ["a line"]
+
+
+def test_verify_finds_what_was_changed_by_hand(
+    server: PostgresServer, table: str, url: str, source: Path, tiny_model: Path
+) -> None:
+    succeed("index", source, "--out", url, "--model", tiny_model, *OFF)
+    for statement, flaw in (
+        ("DELETE FROM {}_postings WHERE term = 'appl'", "words are missing"),
+        ("UPDATE {}_bits SET bits = ~bits WHERE place = 0", "a vector is wrong"),
+        ("DELETE FROM {}_vectors WHERE document = 0", "vectors are missing"),
+        ("UPDATE {}_manifest SET count = 7", "documents are missing"),
+    ):
+        server.execute(statement.format(table))
+        message = fail("verify", url)
+        assert flaw in message and PASSWORD not in message, statement
+
+
+@pytest.mark.parametrize("command", ["search", "info", "verify", "delete", "add"])
+def test_missing_index_and_missing_server_are_one_line(
+    url: str, source: Path, command: str
+) -> None:
+    more: dict[str, tuple[Any, ...]] = {"search": ("query",), "delete": ("x",), "add": (source,)}
+    for place, reason in ((url, "holds no index"), (url.replace(":5", ":1"), "")):
+        message = fail(command, place, *more.get(command, ()))
+        assert reason in message and PASSWORD not in message
