@@ -60,6 +60,26 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+@from_file("postgres")
+def postgres_search(result: Result) -> str:
+    """Times and recall of each way to search in Postgres, without and with a filter."""
+    scale = result["scale"]
+    rows = (
+        [name, *(f"{r['ms']:.0f} ms, {r['recall']:.3f}" for r in (row["all"], row["one in 100"]))]
+        for name, row in scale["kinds"].items()
+    )
+    heads = [f"{scale['vectors']:,} vectors of {scale['dimension']}", "median, recall of 10"]
+    quality = ", ".join(
+        f"{mode} {result['modes'][mode]['nDCG@10']['mean']:.3f}" for mode in result["modes"]
+    )
+    return (
+        f"{table([*heads, 'the same among one in 100'], rows)}\n\n"
+        f"Writing took {scale['vectors'] / scale['rows_per_s']:.0f} s, the index of `hnsw` "
+        f"{scale['kinds']['hnsw']['build_s']:.0f} s, on a machine that was busy with other work. "
+        f"nDCG@10 on SciFact without passages: {quality}."
+    )
+
+
 @from_file("release")
 def release_tensors(result: Result) -> str:
     """MB of 640 MB that remain resident, and milliseconds, for each size of tensors."""

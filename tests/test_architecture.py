@@ -105,6 +105,7 @@ PRIVATE_TESTS = {
     "tests/rag_demo/service/test_workers.py": "what a worker is started with, from any folder",
     "tests/rag_demo/test_store.py": "ingestion by the functions that examples use",
     "tests/rag_demo/test_memory_budget.py": "waits for devices that are rare",
+    "tests/support/ray_program.py": "puts a model that records its end into actors",
     "tests/support/releasing.py": "gives the search for holders time on a busy machine",
     "tests/support/clean_exit.py": "says where the commands live; the parser of stderr",
     "tests/support/service_program.py": "starts the service in its own process",

@@ -26,6 +26,7 @@ from rag_demo.commands.options import (
     open_database,
     open_saved,
     progress_option,
+    ray_options,
     say,
     warn,
 )
@@ -100,6 +101,7 @@ def _reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--language",
     help="Language of stems, such as german; none keeps words. [default: english]",
 )
+@ray_options
 @click.option("--yes", is_flag=True, help="Replace an index of another source or model.")
 @progress_option
 def index(
@@ -109,6 +111,9 @@ def index(
     dtype: str,
     embedding: Embedding,
     language: str | None,
+    on: str,
+    address: str | None,
+    actors: int | None,
     yes: bool,
     show: str,
     **reading: Any,
@@ -135,7 +140,12 @@ def index(
         raise click.BadParameter(str(error)) from None
     run = _Run(source, show, reading)
     documents = run.documents()
-    with embedding.open(model, dtype) as embedder:
+    embedder: Any = (
+        embedding.open(model, dtype)
+        if on == "local"
+        else embedding.open_on_ray(model, dtype, address=address, actors=actors)
+    )
+    with embedder:
         reused = run.ingest(documents, embedder, out, replace=yes, language=language)
     known = f", {reused} of them unchanged" if reused else ""
     count = _count(out)

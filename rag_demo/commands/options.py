@@ -19,6 +19,7 @@ from rag_demo.searching.arguments import MODES
 
 if TYPE_CHECKING:
     from rag_demo.embedding_model import EmbeddingModel
+    from rag_demo.ray_embedder import RayEmbedder
     from rag_demo.stores.index_format import Manifest
 
 
@@ -98,6 +99,14 @@ class Embedding(NamedTuple):
     batch_size: int | None
     cache: bool
 
+    def open_on_ray(self, model: str | None, dtype: str | None, **where: Any) -> RayEmbedder:
+        """Create a model in actors of Ray, which start at the first text."""
+        from rag_demo.ray_embedder import RayEmbedder
+
+        return RayEmbedder(
+            **where, model_name_or_path=model, dtype=dtype, batch_size=self.batch_size
+        )
+
     def open(self, model: str | None, dtype: str | None) -> EmbeddingModel:
         """Create the model, which the caller must close. It is loaded on first use."""
         from rag_demo.embedding_model import EmbeddingModel
@@ -110,6 +119,21 @@ class Embedding(NamedTuple):
             batch_size=self.batch_size,
             cache=default_cache_path() if self.cache else None,
         )
+
+
+def ray_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of embedding on Ray to a command."""
+    for option in (
+        click.option(
+            "--actors", type=click.IntRange(1), help="Actors of Ray. [default: one per CPU]"
+        ),
+        click.option("--address", help="Address of a Ray cluster. [default: start Ray here]"),
+        click.option(
+            "--on", type=click.Choice(["local", "ray"]), default="local", help="Where to embed."
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def embedding_options(command: Callable[..., Any]) -> Callable[..., Any]:

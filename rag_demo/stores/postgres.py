@@ -368,7 +368,7 @@ class PostgresStore(Resource):
             run(_WRITE, *astuple(state))
         return [document.id for document in documents]
 
-    # What `rag_demo.ingest` needs of a writer. Ids stand for the numbers of a folder's documents.
+    # What `ingest` needs of a writer. Ids stand for the numbers of the documents in a folder.
 
     def known(self, ids: Sequence[str]) -> tuple[dict[str, str], dict[str, Document]]:
         """Return the documents with these ids."""

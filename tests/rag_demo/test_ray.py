@@ -1,0 +1,184 @@
+"""Embedding in actors of a real Ray: endings, kills, a lost node, errors of one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_demo import FaissRetriever
+from support.programs import IMPORT_PATH
+from support.rag_command import fail, succeed, write_lines
+from support.small_collections import Hashed
+
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.xdist_group("ray")]
+pytest.importorskip("ray", reason="ray is not installed: see make test-ray")
+
+PROGRAM = Path(__file__).parents[1] / "support" / "ray_program.py"
+
+
+class Run:
+    """The program of `support.ray_program`, and what its actors wrote."""
+
+    def __init__(self, folder: Path, *, address: str = "", count: int, kind: str = "",
+                 actors: int = 2, wait_s: float = 0.02) -> None:  # fmt: skip
+        self.out, self.records = folder / "index", folder / "records"
+        self.records.mkdir(exist_ok=True)
+        command = [
+            sys.executable,
+            str(PROGRAM),
+            str(self.out),
+            address,
+            str(actors),
+            str(count),
+            kind,
+        ]
+        environment = {
+            "PYTHONPATH": IMPORT_PATH,
+            "RECORDS": str(self.records),
+            "WAIT_S": str(wait_s),
+        }
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **environment}, start_new_session=True,
+        )  # fmt: skip
+
+    def wait_for_progress(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.strip().isdigit(), self.process.communicate()
+
+    def end(self) -> tuple[int, str, str]:
+        stdout, stderr = self.process.communicate(timeout=300)
+        return self.process.returncode, stdout, stderr
+
+    def releases(self) -> list[str]:
+        return [path.read_text() for path in self.records.iterdir()]
+
+    def pids(self) -> list[int]:
+        return [int(path.name) for path in self.records.iterdir()]
+
+    def ids(self) -> set[str]:
+        with FaissRetriever(Hashed()) as retriever:
+            retriever.load(self.out)
+            return set(retriever.ids())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def folders_of_ray() -> set[Path]:
+    return {*Path("/tmp").glob("rag-demo-ray-*"), *Path("/dev/shm").glob("*ray*")}
+
+
+@pytest.mark.parametrize("how", ["end", "error", "SIGTERM", "SIGINT"])
+def test_models_are_released_once_however_the_run_ends(how: str, tmp_path: Path) -> None:
+    before = folders_of_ray()
+    endless = how.startswith("SIG")
+    run = Run(tmp_path, count=10**6 if endless else 400, kind="error" if how == "error" else "")
+    if endless:
+        run.wait_for_progress()
+        started_s = time.monotonic()
+        os.kill(run.process.pid, getattr(signal, how))
+    code, _, stderr = run.end()
+    assert run.releases() == ["released\n"] * 2, stderr
+    assert not [pid for pid in run.pids() if is_alive(pid)]
+    assert folders_of_ray() <= before
+    if endless:
+        assert time.monotonic() - started_s < 60  # 30 s on a machine that does nothing else
+        assert code == (143 if how == "SIGTERM" else -signal.SIGINT), stderr
+        assert "SIGABRT" not in stderr
+    elif how == "end":
+        assert (code, stderr) == (0, ""), stderr
+        assert run.ids() == {f"d{n}" for n in range(400)}
+    else:
+        assert code == 1
+        assert "this text cannot be embedded" in stderr.splitlines()[-1]
+
+
+def test_killed_driver_leaves_no_actor_and_the_next_run_continues(tmp_path: Path) -> None:
+    run = Run(tmp_path, count=10**6)
+    run.wait_for_progress()
+    pids = run.pids()
+    assert [pid for pid in pids if is_alive(pid)]
+    run.process.kill()
+    run.end()
+    deadline_s = time.monotonic() + 60
+    while [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+    indexed = len(run.ids())
+    assert indexed
+    again = Run(tmp_path, count=indexed + 40)
+    code, stdout, stderr = again.end()
+    assert code == 0, stderr
+    assert f"done 40 {indexed}" in stdout
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster of one node, which hands this environment to its actors."""
+    from ray.cluster_utils import Cluster
+
+    for name, value in (("RECORDS", tmp_path / "records"), ("WAIT_S", 0.3)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PYTHONPATH", IMPORT_PATH)
+    found = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    yield found
+    found.shutdown()
+
+
+def test_texts_of_a_lost_node_go_to_the_others(cluster: Any, tmp_path: Path) -> None:
+    node = cluster.add_node(num_cpus=1)
+    run = Run(tmp_path, address=cluster.address, count=6_000)
+    run.wait_for_progress()
+    cluster.remove_node(node, allow_graceful=False)
+    code, stdout, stderr = run.end()
+    assert code == 0, stderr
+    assert "done 6000 0" in stdout
+    assert stderr.count("\n") <= 2, stderr  # Ray's own report has 45 lines.
+    assert run.ids() == {f"d{n}" for n in range(6_000)}
+    assert sorted(run.releases()) == ["", "released\n"]  # One was killed with its node.
+
+
+def test_command_embeds_on_ray_and_starts_nothing_in_vain(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", IMPORT_PATH)
+    lines = write_lines(tmp_path / "lines.jsonl", [{"text": f"text {n}"} for n in range(50)])
+    options = ("--model", tiny_model, "--progress", "none")
+    succeed("index", lines, "--out", tmp_path / "here", *options, "--no-cache")
+    on_ray = ("index", lines, "--out", tmp_path / "ray", *options, "--on", "ray")
+    assert "indexed 50 texts" in succeed(*on_ray, "--actors", "1")
+    results = [
+        [(each["id"], round(each["score"], 4)) for each in search_all(tmp_path / name)]
+        for name in ("here", "ray")
+    ]
+    assert results[0] == results[1]
+    unchanged = succeed(*on_ray, "--address", "127.0.0.1:1")  # No cluster is needed.
+    assert "50 of them unchanged" in unchanged
+    shutil.rmtree(tmp_path / "ray")
+    assert "pass a smaller --actors" in fail(*on_ray, "--actors", "1000")
+    assert "Ray cannot be used" in fail(*on_ray, "--address", "127.0.0.1:1")
+
+
+def search_all(folder: Path) -> list[dict[str, Any]]:
+    from support.rag_command import search
+
+    (found,) = search(folder, "text 7", "--mode", "dense", "--top-k", "50")
+    results: list[dict[str, Any]] = found["results"]
+    return results
