@@ -4,7 +4,7 @@ A signal handler may raise (Ctrl-C raises KeyboardInterrupt) between any two ins
 would leave a cleanup half done. While the main thread closes a resource, one handler replaces the
 Python-level handlers of SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1 and SIGUSR2 and records each
 signal. Afterwards the original handlers are restored and called in order. A second Ctrl-C is
-delivered immediately, because the cleanup may hang.
+delivered immediately, and a second SIGTERM after a second, because the cleanup may hang.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 # `signal` itself would double the time that importing this package takes.
 import _signal as signal  # type: ignore[import-not-found]  # typeshed has no stub
 import sys
-from _signal import SIGINT, getsignal
+from _signal import getsignal
 from _thread import get_ident
+from math import inf
 from os import getpid
+from time import monotonic
 from weakref import WeakSet
 
 from torch_utils._runtime import MODULES, PHASE, early_bound, is_finalizing
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _HANDLERS: dict[int, Any] = {}  # the program's own, by signal
+_PATIENCE_S = {signal.SIGINT: 0.0, signal.SIGTERM: 1.0}
+"""How long after the first a second signal waits as well; others always do."""
 _NOTED: list[int] = []
+_FIRST_S: dict[int, float] = {}  # when each noted signal came
 _BLOCKS: WeakSet[DeferredSignals] = WeakSet()  # those that have replaced handlers
 _PIDS = [0]  # the process that entered the blocks
 
@@ -35,7 +40,9 @@ _PIDS = [0]  # the process that entered the blocks
 def _note(number: int, frame: FrameType | None) -> None:
     if not _BLOCKS or getpid() != _PIDS[0]:
         _put_back_stale()
-    elif number != SIGINT or number not in _NOTED:
+    elif number not in _NOTED or monotonic() - _FIRST_S[number] < _PATIENCE_S.get(number, inf):
+        if number not in _NOTED:
+            _FIRST_S[number] = monotonic()
         _NOTED.append(number)
         return
     else:

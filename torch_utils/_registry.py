@@ -31,6 +31,8 @@ EXIT_WAIT_S = 5.0
 """How long the exit callback waits for another thread that is closing a resource."""
 NESTED_WAIT_S = 10.0
 """How long a release waits for another thread's release, which may be waiting for this one."""
+MOST_LATE = 1000
+"""How many resources may be opened while the exit callback closes the others."""
 UNAWAITED = frozenset((CoroutineType, AsyncGeneratorType))
 """Results that have not run yet. Other awaitables, such as tasks, run on their own."""
 
@@ -106,8 +108,13 @@ class Registry:
         """
         pid, me = getpid(), get_ident()
         tried: set[Entry] = set()
-        deadline = 0.0
+        deadline, most = 0.0, len(self._entries) + MOST_LATE
         while True:
+            if len(tried) > most:
+                _Raises(
+                    RuntimeError("a _release() always opens another resource, which stays open")
+                )
+                break
             found = [e for e in self.open_entries() if e not in tried]
             entry = next((e for e in found if e.pid == pid and e.at_exit), None)
             if entry is None:

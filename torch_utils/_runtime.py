@@ -1,4 +1,4 @@
-"""The interpreter's phase, torch if the program loaded it, and logging.
+"""The interpreter's phase, torch if the program loaded it, logging, and events for metrics.
 
 Everything here works during shutdown, when the globals of modules may be None: functions that a
 destructor or an exit callback calls are decorated with `early_bound`.
@@ -141,6 +141,21 @@ def log(level: int, message: str, *args: object, exc_info: BaseException | None 
     except Exception:  # noqa: S110
         # Destructors call this during shutdown, when the logging module may be half gone.
         pass
+
+
+LISTENERS: list[Callable[[str, dict[str, Any]], object]] = []
+"""Functions that are called with each event's name and values, in the thread that caused it."""
+
+
+@early_bound
+def notify(event: str, **values: Any) -> None:
+    """Call all listeners, for metrics. Never raises: a listener must not break a release."""
+    for listener in LISTENERS:
+        try:
+            listener(event, values)
+        except Exception as error:
+            # Listeners may raise anything.
+            log(DEBUG, "event %s was not counted: %r", event, error)
 
 
 @early_bound

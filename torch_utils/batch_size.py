@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-from torch_utils._events import notify
-from torch_utils._runtime import DEBUG, called_function, log
+from torch_utils._runtime import DEBUG, called_function, log, notify
 from torch_utils.memory import empty_caches, trim_host
 from torch_utils.oom import Handled
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch_utils._deferral import DeferredSignals
-from torch_utils._registry import REGISTRY, UNAWAITED, unawaited_error
+from torch_utils._registry import UNAWAITED, unawaited_error
 from torch_utils._runtime import called_function, is_shutting_down
 from torch_utils.errors import CleanupError, TorchUtilsError, repr_of
 from torch_utils.flags import read_flags, restore_flags
@@ -29,17 +29,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 Self = TypeVar("Self", bound="SafePyTorchCleanup")
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The options of a `SafePyTorchCleanup`."""
-
-    collect: Collect
-    trim_host: bool
-    thorough: bool
-    restore_flags: bool
-    strict: bool
-
-
 @dataclass(frozen=True, eq=False)
 class _Item:
     """An object to release or a function to call at the end of the block."""
@@ -52,20 +41,16 @@ class _Item:
 class _Block(Resource):
     """The items that one ``with`` block manages. Closing it releases them, newest first."""
 
-    def __init__(self, name: str, options: _Options) -> None:
-        self.items: list[_Item] = []
+    def __init__(self, scope: SafePyTorchCleanup) -> None:
+        self.items = [_Item(name_of(type(thing)), thing) for thing in scope._resources]
         self.running: _Item | None = None
         self.exception: BaseException | None = None  # the block's
         self.interrupt: BaseException | None = None  # of an await: a cancellation, a Ctrl-C
         self.report: CleanupReport | None = None
         self.pid = os.getpid()
-        self._options = options
-        self._work = Release(
-            collect=options.collect, trim_host=options.trim_host, thorough=options.thorough
-        )
-        self._flags = read_flags() if options.restore_flags else {}
-        if (entry := REGISTRY.get(id(self))) is not None:
-            entry.name = name
+        self._work = Release(**scope._options)
+        self._strict = scope._strict
+        self._flags = read_flags() if scope._restores_flags else {}
 
     @property
     def errors(self) -> list[BaseException]:
@@ -120,12 +105,6 @@ class _Block(Resource):
             self._work.failed(item.name, error)
         return None
 
-    def abandon(self) -> None:
-        """Forget this block, which was never entered."""
-        self.items.clear()
-        if (entry := REGISTRY.get(id(self))) is not None:
-            REGISTRY.discard(entry)
-
     def raise_errors(self) -> None:
         """Add the errors as notes to the exception of the block, or raise them if it succeeded."""
         exc, self.exception = self.exception, None
@@ -138,9 +117,12 @@ class _Block(Resource):
             if exc is None and not isinstance(error, Exception):
                 raise error
         failures = [error for error in self.errors if isinstance(error, Exception)]
-        if failures and self._options.strict and exc is None:
+        if failures and self._strict and exc is None:
             steps = "a step" if len(failures) == 1 else f"{len(failures)} steps"
             raise CleanupError(f"{steps} of the cleanup failed", failures)
+
+
+_Block.__name__ = "SafePyTorchCleanup"  # in messages
 
 
 class SafePyTorchCleanup:
@@ -201,7 +183,8 @@ class SafePyTorchCleanup:
             )
         check_kinds(resources, f"{type(self).__name__}()")
         self._resources = resources
-        self._options = _Options(collect, trim_host, thorough, restore_flags, strict)
+        self._options: Any = {"collect": collect, "trim_host": trim_host, "thorough": thorough}
+        self._restores_flags, self._strict = restore_flags, strict
         self.report: CleanupReport | None = None
 
     def manage(self, obj: T, close: Callable[..., Any] | None = None) -> T:
@@ -270,14 +253,14 @@ class SafePyTorchCleanup:
         return fn
 
     def __enter__(self: Self) -> Self:
-        name = type(self).__name__
         with DeferredSignals():
-            block = _Block(name, self._options)
-            block.items += [_Item(name_of(type(thing)), thing) for thing in self._resources]
+            block = _Block(self)
             # One step, because two threads may enter the same scope.
             if vars(self).setdefault("_block", block) is block:
                 return self
-            block.abandon()
+            block.items.clear()
+            block.close()
+        name = type(self).__name__
         raise TorchUtilsError(
             f"this {name} is open already and has one block at a time; create a {name} for each "
             "block"

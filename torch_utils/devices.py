@@ -5,25 +5,15 @@ No function here raises, creates a device context, or imports torch during shutd
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any, TypedDict
 
-from torch_utils._runtime import (
-    DEBUG,
-    early_bound,
-    import_torch,
-    is_shutting_down,
-    loaded_torch,
-    log,
-)
+from torch_utils._runtime import early_bound, import_torch, is_shutting_down
+from torch_utils.memory import BACKENDS, devices_in_use, memory_snapshot, query
 
 __all__ = ["DeviceInfo", "get_device_info", "get_optimal_device", "is_cuda_available"]
-
-
-_MEMORY = ("allocated_bytes", "reserved_bytes", "free_bytes", "total_bytes")
 
 
 class DeviceInfo(TypedDict):
@@ -42,25 +32,6 @@ class DeviceInfo(TypedDict):
     memory: dict[str, dict[str, int]]
 
 
-@dataclass(frozen=True)
-class Backend:
-    """A kind of device.
-
-    Args:
-        name: torch's name for the kind of device.
-        is_available: Takes torch; returns whether a device of this kind can be used.
-        initialized: Takes torch; returns the indices of the devices that are in use.
-    """
-
-    name: str
-    is_available: Callable[[Any], bool]
-    initialized: Callable[[Any], list[int]]
-
-    def module(self, torch: Any) -> Any:
-        """Return ``torch.<name>``, or None if this torch lacks it. Never raises."""
-        return query(lambda t: getattr(t, self.name, None), torch, None, f"torch.{self.name}")
-
-
 def _cuda_is_available(torch: Any) -> bool:
     """Return whether CUDA is available without cuInit, which disables CUDA in later forks.
 
@@ -76,44 +47,16 @@ def _cuda_is_available(torch: Any) -> bool:
     return int(torch.cuda.device_count()) > 0
 
 
-def _contexts(module: Any, has_context: Callable[[int], bool] | None) -> list[int]:
-    """List the devices of an initialised backend that have a context of this process."""
-    if not module.is_initialized():
-        return []
-    indices = range(module.device_count())
-    if has_context is not None:
-        return [index for index in indices if has_context(index)]
-    # Without such a query: devices that hold memory must have a context.
-    return [index for index in indices if module.memory_reserved(index) > 0]
+_IS_AVAILABLE: dict[str, Callable[[Any], bool]] = {
+    "cuda": _cuda_is_available,
+    "xpu": lambda torch: bool(torch.xpu.is_available()),
+    "mps": lambda torch: bool(torch.backends.mps.is_available()),
+}
 
 
-def _cuda_contexts(torch: Any) -> list[int]:
-    bindings = getattr(torch, "_C", None)
-    return _contexts(torch.cuda, getattr(bindings, "_cuda_hasPrimaryContext", None))
-
-
-def _mps_devices(torch: Any) -> list[int]:
-    """Return [0] if Metal's only device is in use, that is, if its allocator holds memory."""
-    mps = torch.mps
-    return [0] if torch.backends.mps.is_available() and mps.driver_allocated_memory() else []
-
-
-BACKENDS = (
-    Backend("cuda", _cuda_is_available, _cuda_contexts),
-    Backend("xpu", lambda t: bool(t.xpu.is_available()), lambda t: _contexts(t.xpu, None)),
-    Backend("mps", lambda t: bool(t.backends.mps.is_available()), _mps_devices),
-)
-
-
-def query(question: Callable[[Any], Any], torch: Any, default: Any, what: str) -> Any:
-    """Call a query with torch; return the default if it raises."""
-    try:
-        return question(torch)
-    except Exception as error:
-        # Drivers, half-imported modules and stand-ins raise anything, and cleanup code, which must
-        # not raise, calls this.
-        log(DEBUG, "%s: the query failed: %r", what, error)
-        return default
+def _is_available(backend: str, torch: Any) -> bool:
+    available: bool = query(lambda: _IS_AVAILABLE[backend](torch), False, f"is {backend} available")
+    return available
 
 
 @early_bound
@@ -128,9 +71,7 @@ def is_cuda_available() -> bool:
         child of a process that used CUDA, and during shutdown.
     """
     torch = None if is_shutting_down() else import_torch()
-    if torch is None:
-        return False
-    return bool(query(_cuda_is_available, torch, False, "is_cuda_available"))
+    return torch is not None and _is_available("cuda", torch)
 
 
 @early_bound
@@ -153,60 +94,7 @@ def get_optimal_device(force_cpu: bool = False) -> str:
     torch = None if force_cpu or is_shutting_down() else import_torch()
     if torch is None:
         return "cpu"
-    for backend in BACKENDS:
-        if query(backend.is_available, torch, False, f"is {backend.name} available"):
-            return backend.name
-    return "cpu"
-
-
-def _describe(backend: Backend, torch: Any, info: DeviceInfo) -> None:
-    module = backend.module(torch)
-    info["device_count"] = int(query(lambda _: module.device_count(), torch, 1, "device_count"))
-    info["device_name"] = backend.name
-    in_use = initialized_devices(backend, torch)
-    if not in_use:
-        return
-    current = int(query(lambda _: module.current_device(), torch, in_use[0], "current_device"))
-    info["current_device"] = current
-    info["device_name"] = str(
-        query(lambda _: module.get_device_name(current), torch, backend.name, "get_device_name")
-    )
-
-
-def initialized_devices(backend: Backend, torch: Any) -> list[int]:
-    """Return the indices of a backend's devices that this process uses. Never raises."""
-    if backend.module(torch) is None:
-        return []
-    found: list[int] = query(backend.initialized, torch, [], f"{backend.name} devices in use")
-    return found
-
-
-def initialized_memory() -> dict[str, dict[str, int]]:
-    """Return the memory of each device in use, in bytes, by its name in torch. Never raises."""
-    torch = loaded_torch()
-    found: dict[str, dict[str, int]] = {}
-    if torch is None:
-        return found
-    for backend in BACKENDS:
-        for index in initialized_devices(backend, torch):
-            read = functools.partial(_read_memory, backend, index)
-            memory = query(read, torch, None, f"memory of {backend.name}:{index}")
-            if memory is not None:
-                found[f"{backend.name}:{index}"] = memory
-    return found
-
-
-def _read_memory(backend: Backend, index: int, torch: Any) -> dict[str, int]:
-    module = backend.module(torch)
-    if backend.name == "mps":
-        allocated, reserved = module.current_allocated_memory(), module.driver_allocated_memory()
-        total = module.recommended_max_memory()
-        free = max(total - reserved, 0)
-    else:
-        free, total = module.mem_get_info(index)
-        allocated, reserved = module.memory_allocated(index), module.memory_reserved(index)
-    values = (allocated, reserved, free, total)
-    return dict(zip(_MEMORY, values, strict=True))
+    return next((backend for backend in BACKENDS if _is_available(backend, torch)), "cpu")
 
 
 @early_bound
@@ -231,11 +119,17 @@ def get_device_info() -> DeviceInfo:
     torch = None if is_shutting_down() else import_torch()
     if torch is None:
         return info
-    info["torch_version"] = query(lambda t: str(t.__version__), torch, None, "torch's version")
+    info["torch_version"] = query(lambda: str(torch.__version__), None, "torch's version")
     info["cuda_available"] = is_cuda_available()
-    info["backend"] = get_optimal_device()
-    info["memory"] = initialized_memory()
-    for backend in BACKENDS:
-        if backend.name == info["backend"]:
-            _describe(backend, torch, info)
+    info["backend"] = info["device_name"] = backend = get_optimal_device()
+    info["memory"] = {name: asdict(one) for name, one in memory_snapshot().devices.items()}
+    if backend == "cpu":
+        return info
+    module = query(lambda: getattr(torch, backend), None, backend)
+    info["device_count"] = query(lambda: int(module.device_count()), 1, "device_count")
+    in_use = devices_in_use(backend, torch)
+    if in_use:
+        current = query(lambda: int(module.current_device()), in_use[0], "current_device")
+        name = query(lambda: str(module.get_device_name(current)), backend, "device name")
+        info["current_device"], info["device_name"] = current, name
     return info

@@ -1,7 +1,8 @@
-"""Measure memory, empty device caches and trim the heap of the host."""
+"""Measure memory, empty the caches of devices in use, and trim the heap of the host."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -19,7 +20,6 @@ from torch_utils._runtime import (
     log,
     private,
 )
-from torch_utils.devices import BACKENDS, Backend, initialized_devices, initialized_memory
 
 __all__ = [
     "DeviceMemory",
@@ -104,6 +104,73 @@ def _host_memory() -> HostMemory:
         return HostMemory()
 
 
+def query(question: Callable[[], Any], default: Any, what: str) -> Any:
+    """Ask torch about devices; return the default if it raises."""
+    try:
+        return question()
+    except Exception as error:
+        # Drivers, half-imported modules and stand-ins raise anything, and cleanup code, which must
+        # not raise, calls this.
+        log(DEBUG, "%s: the query failed: %r", what, error)
+        return default
+
+
+def _contexts(module: Any, has_context: Callable[[int], bool] | None = None) -> list[int]:
+    """List the devices of an initialised backend that have a context of this process."""
+    if not module.is_initialized():
+        return []
+    if has_context is None:  # Devices that hold memory must have a context.
+        has_context = module.memory_reserved
+    return [index for index in range(module.device_count()) if has_context(index)]
+
+
+def _cuda_contexts(torch: Any) -> list[int]:
+    bindings = getattr(torch, "_C", None)
+    return _contexts(torch.cuda, getattr(bindings, "_cuda_hasPrimaryContext", None))
+
+
+def _mps_devices(torch: Any) -> list[int]:
+    """Return [0] if Metal's only device is in use, that is, if its allocator holds memory."""
+    mps = torch.mps
+    return [0] if torch.backends.mps.is_available() and mps.driver_allocated_memory() else []
+
+
+BACKENDS: dict[str, Callable[[Any], list[int]]] = {
+    "cuda": _cuda_contexts,
+    "xpu": lambda torch: _contexts(torch.xpu),
+    "mps": _mps_devices,
+}
+"""Kinds of devices, the preferred first. Each function lists the indices of devices in use."""
+
+
+def devices_in_use(backend: str, torch: Any) -> list[int]:
+    """Return the indices of a backend's devices that this process uses. Never raises."""
+    if query(lambda: getattr(torch, backend, None), None, f"torch.{backend}") is None:
+        return []
+    found: list[int] = query(lambda: BACKENDS[backend](torch), [], f"{backend} devices in use")
+    return found
+
+
+def _memory_of(backend: str, index: int, torch: Any) -> DeviceMemory:
+    module = getattr(torch, backend)
+    if backend == "mps":
+        allocated, reserved = module.current_allocated_memory(), module.driver_allocated_memory()
+        total = module.recommended_max_memory()
+        return DeviceMemory(allocated, reserved, max(total - reserved, 0), total)
+    free, total = module.mem_get_info(index)
+    return DeviceMemory(module.memory_allocated(index), module.memory_reserved(index), free, total)
+
+
+def _device_memory() -> dict[str, DeviceMemory]:
+    torch, found = loaded_torch(), {}
+    for backend in BACKENDS if torch is not None else ():
+        for index in devices_in_use(backend, torch):
+            name = f"{backend}:{index}"
+            read = functools.partial(_memory_of, backend, index, torch)
+            found[name] = query(read, None, f"memory of {name}")
+    return {name: memory for name, memory in found.items() if memory is not None}
+
+
 @early_bound
 def memory_snapshot() -> MemorySnapshot:
     """Measure the memory of this process and of every device that it uses.
@@ -117,8 +184,7 @@ def memory_snapshot() -> MemorySnapshot:
     try:
         if is_shutting_down():
             return MemorySnapshot(_host_memory())
-        devices = {name: DeviceMemory(**memory) for name, memory in initialized_memory().items()}
-        return MemorySnapshot(_host_memory(), devices)
+        return MemorySnapshot(_host_memory(), _device_memory())
     except TypeError:  # Late in shutdown the classes are None.
         return MemorySnapshot()
 
@@ -134,19 +200,18 @@ def _is_capturing(module: Any) -> bool:
 
 def captures_graph(torch: Any) -> bool:
     """Return whether this thread is capturing a CUDA graph on a device in use."""
-    for index in initialized_devices(BACKENDS[0], torch):
+    for index in devices_in_use("cuda", torch):
         with torch.cuda.device(index):
             if _is_capturing(torch.cuda):
                 return True
     return False
 
 
-def _empty_cache(backend: Backend, torch: Any, devices: Collection[str] | None = None) -> bool:
-    module = backend.module(torch)
+def _empty_cache(backend: str, torch: Any, devices: Collection[str] | None = None) -> bool:
     emptied = False
-    for index in initialized_devices(backend, torch):
-        name = f"{backend.name}:{index}"
-        if devices is not None and not {backend.name, name} & {*devices}:
+    for index in devices_in_use(backend, torch):
+        module, name = getattr(torch, backend), f"{backend}:{index}"
+        if devices is not None and not {backend, name} & {*devices}:
             continue
         try:
             with module.device(index) if hasattr(module, "device") else nullcontext():
@@ -184,7 +249,7 @@ def safe_cuda_empty_cache() -> bool:
         # torch may be half-imported, torch.cuda None, or is_initialized may raise.
         log(DEBUG, "CUDA cache not emptied: %r", error)
         return False
-    return _empty_cache(BACKENDS[0], torch)
+    return _empty_cache("cuda", torch)
 
 
 def empty_caches(devices: Collection[str] | None = None) -> list[str]:
@@ -196,7 +261,7 @@ def empty_caches(devices: Collection[str] | None = None) -> list[str]:
     torch = None if is_shutting_down() else loaded_torch()
     if torch is None:
         return []
-    return [backend.name for backend in BACKENDS if _empty_cache(backend, torch, devices)]
+    return [backend for backend in BACKENDS if _empty_cache(backend, torch, devices)]
 
 
 def trim_host() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from types import FrameType
 from typing import Any
@@ -67,11 +68,21 @@ class SignalExit:
         earlier = self.previous[number]
         if callable(earlier) and earlier is not signal.default_int_handler:
             earlier(number, frame)
-        if not PHASE.exiting:  # Otherwise the program is ending already, with its own exit status.
+        if not _runs_exit_callbacks(frame):  # They end the program, with its own exit status.
             task = current_task()
             if task is not None:  # So that asyncio does not log the exception as unretrieved.
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise SystemExit(128 + number)
+
+
+def _runs_exit_callbacks(frame: FrameType | None) -> bool:
+    """Return whether the main thread runs exit callbacks, from a frame of that thread."""
+    if threading.main_thread().is_alive():
+        return PHASE.exiting
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    # Before the exit callbacks, Python joins the other threads.
+    return frame is None or frame.f_code is not threading._shutdown.__code__  # type: ignore[attr-defined]
 
 
 class _EndProgram:
@@ -95,9 +106,10 @@ def exit_on_signals(*signals: int) -> SignalExit:
     function, a signal raises `SystemExit` in the main thread: ``with`` blocks end, exit callbacks
     run and open resources are closed.
 
-    A signal during a release waits until that ends. An earlier handler of the program is called
-    first; Python's own handler for SIGINT is replaced. More than `REPEAT_S` seconds later, a second
-    signal takes the default action and ends the program immediately. Python discards exceptions in
+    A signal during a release waits until that ends. One during the exit callbacks does not break
+    them off. An earlier handler of the program is called first; Python's own handler for SIGINT is
+    replaced. More than `REPEAT_S` seconds later, a second signal takes the default action and ends
+    the program immediately. Python discards exceptions in
     destructors, in callbacks of weak references and in some imports of extension modules. There
     this one is lost as well, and only the second signal ends the program.
 

@@ -150,13 +150,17 @@ def _device_name(torch: Any, device: Any) -> str:
 def _on_host(result: Measurement) -> Iterator[Measurement]:
     before = memory_snapshot().host.rss_bytes
     has_mark = _reset_high_water_mark()
-    started = time.perf_counter()
-    yield result
-    seconds = time.perf_counter() - started
-    result.host_s.append(seconds)
-    result.device_s.append(seconds)
+    yield from _timed(result)
     peak = _high_water_mark() if has_mark else memory_snapshot().host.rss_bytes
     result.peak_bytes = max(peak - before, 0)
+
+
+def _timed(result: Measurement, wait: Callable[[], object] = bool) -> Iterator[Measurement]:
+    started = time.perf_counter()
+    yield result
+    wait()
+    result.host_s.append(time.perf_counter() - started)
+    result.device_s.append(result.host_s[-1])
 
 
 def _reset_high_water_mark() -> bool:
@@ -195,11 +199,6 @@ def _with_synchronisation(module: Any, result: Measurement) -> Iterator[Measurem
     module.synchronize()
     if reset is not None:
         reset()
-    started = time.perf_counter()
-    yield result
-    module.synchronize()
-    seconds = time.perf_counter() - started
-    result.host_s.append(seconds)
-    result.device_s.append(seconds)
+    yield from _timed(result, module.synchronize)
     if reset is not None:
         result.peak_bytes = module.max_memory_allocated()

@@ -537,6 +537,15 @@ atexit.register(lambda: print("open" if not a.closed else "closed", is_shutting_
     assert sorted(lines) == sorted([*order, *late])
 
 
+def test_endless_resources_at_exit_end() -> None:
+    opens = (
+        "class Opens(Resource):\n    def _release(self): kept.append(Opens())\nkept = [Opens()]\n"
+    )
+    result = run(EXIT + opens)
+    assert "always opens another resource" in result.stderr
+    assert result.returncode == 0
+
+
 def test_errors_at_exit_skip_no_resource_and_keep_exit_code() -> None:
     result = run(
         EXIT

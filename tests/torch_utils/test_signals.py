@@ -138,6 +138,20 @@ sys.exit(5)
     assert result.stdout.split() == "begin b end b begin a end a".split()
 
 
+def test_signal_does_not_break_off_an_exit_callback() -> None:
+    program = """
+exit_on_signals()
+def save():
+    kill(signal.SIGTERM)
+    print("saved", flush=True)
+atexit.register(save)
+sys.exit(5)
+"""
+    result = run(PRELUDE + program)
+    assert_clean(result, 5)
+    assert result.stdout == "saved\n"
+
+
 SECOND = """
 exit_on_signals()
 def kill_again():

@@ -21,8 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
 
 from torch_utils._deferral import DeferredSignals
-from torch_utils._events import notify
-from torch_utils._runtime import ERROR, early_bound, is_shutting_down, log
+from torch_utils._runtime import ERROR, early_bound, is_shutting_down, log, notify
 from torch_utils.errors import ModelInUseError, NoRoomError, TorchUtilsError, repr_of
 from torch_utils.hosting.lease import (
     AsyncLease,

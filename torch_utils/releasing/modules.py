@@ -53,6 +53,7 @@ class ModuleTarget(Target):
         # Shared weights count as well: the report says that they are still held.
         inventory.own_modules.update(id(module) for module, _ in self.tree)
         for module, path in self.tree:
+            inventory.counts_staying = self.stays or id(module) in self.spared
             where = f"{self.name}.{path}" if path else self.name
             contents = contents_of(module)
             for registry in ("_parameters", "_buffers"):

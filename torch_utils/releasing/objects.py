@@ -31,6 +31,7 @@ from types import (
     TracebackType,
 )
 from typing import Any
+from weakref import CallableProxyType, ProxyType
 
 from torch_utils.resource import Resource
 
@@ -150,7 +151,7 @@ _LEAF_CLASSES = (
     *(bool, int, float, complex, str, bytes, bytearray, memoryview, range, slice, type),
     *(type(None), type(Ellipsis), type(NotImplemented), BaseException, ModuleType, FrameType),
     *(FunctionType, BuiltinFunctionType, MethodType, CodeType, TracebackType),
-    *(property, staticmethod, classmethod),
+    *(property, staticmethod, classmethod, ProxyType, CallableProxyType),
 )
 _SUSPENDABLE = (GeneratorType, CoroutineType, AsyncGeneratorType)
 # By the ids of classes.

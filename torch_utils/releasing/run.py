@@ -20,9 +20,17 @@ from types import FrameType
 from typing import Any, Literal
 
 from torch_utils._deferral import DeferredSignals
-from torch_utils._events import LISTENERS, notify
 from torch_utils._registry import UNAWAITED, unawaited_error
-from torch_utils._runtime import DEBUG, ERROR, early_bound, is_shutting_down, log, whole_torch
+from torch_utils._runtime import (
+    DEBUG,
+    ERROR,
+    LISTENERS,
+    early_bound,
+    is_shutting_down,
+    log,
+    notify,
+    whole_torch,
+)
 from torch_utils.errors import TorchUtilsError
 from torch_utils.memory import MemorySnapshot, clear_caches_of_torch, empty_caches, memory_snapshot
 from torch_utils.memory import trim_host as trim_host_heap
@@ -35,6 +43,7 @@ from torch_utils.releasing.storages import Held, Inventory, Target, without_over
 from torch_utils.report import CleanupReport, StillHeld
 
 Collect = Literal["auto", "never", "full"]
+USER = "an object that was not released"
 LENDER = "the array or buffer that it was made from"
 TRIM_BYTES = 1 << 20
 """Less freed memory of the host than this is not worth the milliseconds of a trim."""
@@ -137,6 +146,7 @@ class Release:
         if not is_shutting_down():
             with without_overrides(whole_torch()):
                 for target in targets:
+                    self._inventory.counts_staying = target.stays
                     try:
                         target.count(self._inventory)
                     except BaseException as error:  # As in `_give_up`.
@@ -219,6 +229,7 @@ class Release:
         freed_bytes, alive, lent = self._inventory.tally()
         holders = self._holders
         held = [(h, holders.of(h) if holders is not None else ()) for h in alive]
+        held = [(h, who or ((USER,) if h.stays else ())) for h, who in held]
         held += [(h, (LENDER,)) for h in lent]
         return CleanupReport(
             freed_bytes=freed_bytes,
@@ -262,7 +273,7 @@ class Release:
 
     def _survivors(self) -> list[Held]:
         self._inventory.forget_gone()
-        return self._inventory.alive()
+        return [held for held in self._inventory.alive() if not held.stays]
 
 
 LOCK_WAIT_S = 10.0

@@ -55,12 +55,14 @@ class Held:
         nbytes: Its size in bytes.
         device: "host" or torch's name of the device, such as "cuda:0".
         key: The address of the C++ object.
+        stays: Whether an object that stays whole uses it.
     """
 
     what: str
     nbytes: int
     device: str
     key: int
+    stays: bool = False
 
 
 class Inventory:
@@ -86,6 +88,7 @@ class Inventory:
         self._devices: dict[int, str] = {}
         # Storages that a module only refers to, and that may survive.
         self._unexpected: set[int] = set()
+        self._staying: set[int] = set()
         # For memory of an array, a buffer or a file: its address, or 0.
         self._lent_at: dict[int, int] = {}
         self._freed: dict[str, int] = {}
@@ -93,6 +96,7 @@ class Inventory:
         self._other_modules: list[Any] = []
         self._looks_left = _MOST_LOOKS
         self.is_partial = False  # something was released whose size is unknown
+        self.counts_staying = False  # what is being counted stays whole
 
     def add(self, name: str, tensor: Any, *, is_expected: bool = True) -> None:
         """Count a tensor, its gradient and the tensors in its attributes."""
@@ -162,6 +166,8 @@ class Inventory:
                     self._lent_at[key] = address if device == "host" else 0
                 if not is_expected:
                     self._unexpected.add(key)
+                if self.counts_staying:
+                    self._staying.add(key)
                 self._names[key], self._sizes[key], self._devices[key] = name, nbytes, device
                 self._weak[key] = storage._weak_ref()
             except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
@@ -183,8 +189,8 @@ class Inventory:
             self._devices[key] = other._devices[key]
             if key in other._lent_at:
                 self._lent_at[key] = other._lent_at[key]
-            if key in other._unexpected:
-                self._unexpected.add(key)
+        self._unexpected |= other._unexpected
+        self._staying |= other._staying
         other._weak = {}
 
     def forget_gone(self) -> None:
@@ -215,7 +221,8 @@ class Inventory:
             if not self._is_gone(self._weak[key]):
                 if key not in self._unexpected:
                     freed.setdefault(device, 0)
-                    alive.append(Held(self._names[key], nbytes, device, key))
+                    stays = key in self._staying
+                    alive.append(Held(self._names[key], nbytes, device, key, stays))
                 continue
             address = self._lent_at.get(key)
             if address is not None and (ranges is None or not address):

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from support.programs import assert_clean, run_forked
-from support.releasing import gone, weak, without_collector
+from support.releasing import garbage_collections, gone, weak, without_collector
 from torch_utils import ModelHost, ReleasedError, release
 
 INPUTS = torch.ones(1, 4)
@@ -305,6 +305,16 @@ def test_parameter_shared_with_a_live_model_stays() -> None:
     report = release(released)
     assert torch.equal(kept(INPUTS), before)
     assert [held.what for held in report.still_held] == ["Linear.weight"]
+
+
+def test_module_that_stays_starts_no_full_collection() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with garbage_collections() as collections:
+        report = release(SimpleNamespace(layer=model[0]))
+    assert [held.holders for held in report.still_held] == [
+        ("an object that was not released",)
+    ] * 2
+    assert 2 not in collections
 
 
 def test_objects_frozen_by_python_itself_do_not_count() -> None:
