@@ -203,22 +203,6 @@ class ModelProcess:
             self.end()
             raise
 
-    def call(self, name: str, /, *arguments: Any, **keywords: Any) -> Any:
-        """Call a method of the model, and return what it returns.
-
-        Raises:
-            ModelProcessError: The process has ended, the call took too long, or its result cannot
-                be unpickled here.
-            PicklingError: An argument cannot be pickled. The method was not called.
-            Exception: The method raised it.
-        """
-        return self.ask(("call", name, arguments, keywords))
-
-    def get(self, name: str) -> tuple[bool, Any]:
-        """Return whether an attribute of the model is callable, and its value if not."""
-        found: tuple[bool, Any] = self.ask(("get", name))
-        return found
-
     def ask(self, request: tuple[Any, ...], check: Callable[[], None] | None = None) -> Any:
         """Send a request, ``("call", name, arguments, keywords)`` or ``("get", name)``.
 

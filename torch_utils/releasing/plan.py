@@ -20,7 +20,6 @@ from typing import Any
 
 from torch_utils._runtime import whole_torch
 from torch_utils.releasing.faiss_indexes import FaissTarget
-from torch_utils.releasing.holding import HolderTarget
 from torch_utils.releasing.modules import CLAIMS, CloseTarget, ModuleTarget, TrainingTarget
 from torch_utils.releasing.objects import (
     CONTAINERS,
@@ -38,7 +37,7 @@ from torch_utils.releasing.objects import (
 )
 from torch_utils.releasing.sharing import used_by_others
 from torch_utils.releasing.storages import Target, without_overrides
-from torch_utils.releasing.tensors import TensorTarget
+from torch_utils.releasing.tensors import HolderTarget, TensorTarget
 
 _TARGET_OF: dict[Kind, type[Target]] = {
     Kind.MODULE: ModuleTarget,
@@ -85,6 +84,9 @@ def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
     # What this thread has destroyed is emptied. What another one is releasing is left to it.
     spared -= {key for key, claim in claims if claim.thread == thread and "__del__" in claim.called}
     busy = {key for key, claim in claims if claim.thread != thread}
+    unsearched = walk.unsearched()
+    spared |= {id(target.thing) for target in unsearched}
+    targets += unsearched
     for target in targets:
         target.spare(spared | busy)
         target.stays |= id(target.thing) in busy
@@ -126,6 +128,7 @@ class _Walk:
         self._named: dict[int, Any] = {}  # containers that the caller passed
         self._levels: list[_Level] = []
         self._problem: TypeError | None = None
+        self._skipped: list[Part] = []  # objects in objects
         self.containers: dict[int, Any] = {}
         self.references: Counter[int] = Counter()
 
@@ -148,6 +151,19 @@ class _Walk:
                     raise self._problem
         self._named.clear()
         return list(self._targets.values())
+
+    def unsearched(self) -> list[Target]:
+        """Return the modules and tensors in the attributes of objects that were not searched.
+
+        They stay, so the report says that they are still held.
+        """
+        kept: dict[int, Target] = {}
+        for one in self._skipped:
+            for part, name in parts_of(*one, self._kinds):
+                kind = self._kinds(part)
+                if kind in (Kind.MODULE, Kind.TENSOR) and id(part) not in self._targets:
+                    kept[id(part)] = _TARGET_OF[kind](part, name, is_named=False)
+        return list(kept.values())
 
     def _look_at_named(self, thing: Any, name: str) -> None:
         """Visit an object that the caller passed, by itself or in a container."""
@@ -200,8 +216,9 @@ class _Walk:
                 self._levels.append(_Level(parts, (thing, name), kind))
         elif kind in (Kind.LIBRARY, Kind.RECORD):
             self._enter(thing, name, kind, is_named=False)
-        elif level.unsearched is None and kind is Kind.OTHER:
-            level.unsearched = thing, name
+        elif kind in (Kind.OTHER, Kind.CLOSABLE, Kind.AWAITED):
+            level.unsearched = level.unsearched or (thing, name)
+            self._skipped.append((thing, name))
 
     def _enter(self, thing: Any, name: str, kind: Kind, *, is_named: bool = True) -> None:
         """Search an object's attributes, and let go of the tensors in them."""
@@ -227,6 +244,9 @@ class _Walk:
     def _end(self, level: _Level) -> None:
         """Pass on what was found; refuse an object if none of its parts can be released."""
         outer = self._levels[-1] if self._levels else None
+        if level.holder is not None and level.unsearched is None and not level.is_found:
+            # Its model may not be loaded yet, or no longer.
+            level.is_found = any(part is None for part in attributes_of(level.holder[0]).values())
         if level.holder is not None and not level.is_found and level.kind is not Kind.CLOSABLE:
             if outer is not None and outer.holder is None:
                 self._refuse(_refusal(*level.holder, level.unsearched))

@@ -404,7 +404,8 @@ def release(
         # A destructor may call this after this package's modules were torn down.
         if not is_shutting_down():
             raise
-        return CleanupReport(errors=(error,), skipped="the interpreter is shutting down")
+        log(DEBUG, "not released: %r", error)
+        return CleanupReport(skipped="the interpreter is shutting down")
     work.raise_interrupt()
     return report
 
