@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import nn
 
-from support.counted_resource import Counted
 from support.programs import TIMEOUT_S, assert_clean, run
 from support.threads import in_threads
 from torch_utils import (
@@ -231,12 +230,6 @@ def test_forked_child_does_not_use_its_parents_scope() -> None:
 # Decorators
 
 
-@pytest.mark.parametrize("wrong", [int, None, 5])
-def test_decorator_refuses_classes_and_values(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="decorates functions and methods, not "):
-        SafePyTorchCleanup()(wrong)
-
-
 def test_decorator_without_parentheses_is_refused() -> None:
     with pytest.raises(TypeError, match=r"@SafePyTorchCleanup\(\), with parentheses"):
 
@@ -349,30 +342,6 @@ def test_cancellation_skips_no_step() -> None:
     asyncio.run(main())
     assert order == ["first", "after first", "second", "third", "fourth", "after fourth"]
     assert tensor.numel() == 0
-
-
-def test_task_started_in_a_callback_has_its_own_release() -> None:
-    tasks: list[Any] = []
-
-    class Node:
-        pass
-
-    async def later() -> bool:
-        await over.wait()
-        model = nn.Linear(2, 2)
-        cycle = Node()
-        cycle.me, cycle.weight = cycle, model.weight
-        del cycle
-        return not release(model).still_held
-
-    async def main() -> bool:
-        async with SafePyTorchCleanup() as scope:
-            scope.callback(lambda: tasks.append(asyncio.create_task(later())))
-        over.set()
-        return await tasks[0]
-
-    over = asyncio.Event()
-    assert asyncio.run(main())
 
 
 @pytest.mark.parametrize("in_block", [True, False])
@@ -491,29 +460,6 @@ def test_popped_object_is_not_released() -> None:
         scope.pop(kept)
 
 
-def test_each_decorated_call_has_its_own_scope() -> None:
-    tensors = [torch.ones(5) for _ in range(2)]
-
-    @SafePyTorchCleanup()
-    def factorial(number: int) -> int:
-        with SafePyTorchCleanup(torch.ones(number)):
-            return 1 if number == 1 else number * factorial(number - 1)
-
-    assert factorial(5) == 120
-
-    @SafePyTorchCleanup()
-    async def work(tensor: torch.Tensor) -> None:
-        async with SafePyTorchCleanup(tensor):
-            await asyncio.sleep(0)
-            assert tensor.numel() == 5
-
-    async def main() -> None:
-        await asyncio.gather(*map(work, tensors))
-
-    asyncio.run(main())
-    assert [tensor.numel() for tensor in tensors] == [0, 0]
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_interrupted_cleanup_raises_the_interrupt_and_has_a_report(strict: bool) -> None:
     def interrupt() -> None:
@@ -551,18 +497,6 @@ def test_interrupt_before_an_async_callback_is_raised_and_does_not_drop_it(error
     assert ran == ["closer"]
 
 
-def test_decorated_instance_with_an_async_call_is_awaited() -> None:
-    tensor = torch.ones(5)
-
-    class Answer:
-        async def __call__(self) -> int:
-            await asyncio.sleep(0)
-            return tensor.numel()
-
-    assert asyncio.run(SafePyTorchCleanup(tensor)(Answer())()) == 5
-    assert tensor.numel() == 0
-
-
 def test_cancellation_of_the_cleanup_after_a_failed_block_is_raised() -> None:
     ran: list[str] = []
 
@@ -584,33 +518,6 @@ def test_cancellation_of_the_cleanup_after_a_failed_block_is_raised() -> None:
 
     asyncio.run(main())
     assert ran == ["last"]
-
-
-def test_late_manage_is_refused_or_released() -> None:
-    for _ in range(20):
-        managed = Counted()
-        large = [[n] for n in range(3000)] + [managed]
-        errors: list[TorchUtilsError] = []
-
-        def work(scope: SafePyTorchCleanup = SafePyTorchCleanup(collect="never")) -> None:
-            with scope:
-                started = threading.Event()
-
-                def manage() -> None:
-                    started.set()
-                    try:
-                        scope.manage(large)
-                    except TorchUtilsError as error:
-                        errors.append(error)
-
-                thread = threading.Thread(target=manage)
-                thread.start()
-                started.wait()
-            thread.join()
-
-        work()
-        assert managed.released == (not errors)
-        managed.close()
 
 
 def test_torch_imported_in_the_block_is_counted() -> None:

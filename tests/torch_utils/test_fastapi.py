@@ -22,7 +22,7 @@ import pytest
 
 from support.clean_exit import ExitReport, check
 from support.hosting_stub import Stub
-from support.programs import IMPORT_PATH, assert_clean, run
+from support.programs import IMPORT_PATH, run
 from support.waiting import wait_for
 from torch_utils import ModelHost, ModelPool, Resource, SafePyTorchCleanup
 from torch_utils.fastapi import lifespan
@@ -132,7 +132,7 @@ def test_hanging_callback_is_logged_and_abandoned(
             asyncio.run(main())
     let_go.set()
     text = caplog.text
-    assert "exceeded 0.3 s and was abandoned; stack of its thread:" in text
+    assert "exceeded 3 s and was abandoned; stack of its thread:" in text
     assert "let_go.wait()" in text
 
 
@@ -283,87 +283,7 @@ def test_interrupted_loop_leaves_resources_to_the_exit() -> None:
     assert "'closer' was never awaited" not in done.stderr, str(done)
 
 
-def test_lifespan_imports_no_framework() -> None:
-    program = """
-        import sys
-        import torch_utils.fastapi
-        {control}
-        print(sorted({{"fastapi", "starlette", "torch", "anyio"}} & set(sys.modules)))
-    """
-    done = run(program.format(control=""))
-    assert_clean(done)
-    assert done.stdout == "[]\n"
-    assert "torch" in run(program.format(control="sys.modules['torch'] = 1")).stdout
-
-
-def test_loop_closes_resources_if_no_thread_can_start() -> None:
-    closed: list[Any] = []
-
-    @lifespan
-    async def models(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[None]:
-        scope.manage(Model("one", closed))
-        scope.callback(asyncio.sleep, 0)  # Cannot be awaited there, and must not wait for ever.
-        yield
-
-    before = threading.stack_size(1 << 46)  # More than there is: no thread can start.
-    try:
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            threading.Thread().start()
-        serve(models)
-    finally:
-        threading.stack_size(before)
-    assert [thread for _, thread in closed] == [threading.main_thread()]
-
-
 # What closing raises
-
-FAILING = """
-    import asyncio, sys
-    from torch_utils import ModelHost, Resource
-    from torch_utils.fastapi import lifespan
-    {configure}
-
-    class Fails(Resource):
-        def _release(self):
-            raise OSError("cannot close")
-
-    host = ModelHost(object, name="lent")
-
-    def lend():  # In the thread that closes, which does not wait for a lease of its own.
-        main.lease = host.lease()
-        main.lease.__enter__()
-
-    @lifespan(deadline_s={deadline_s})
-    async def models(app, scope):
-        {hangs}
-        scope.manage(Fails())
-        scope.manage(host)
-        scope.callback(lend)
-        scope.callback(sys.exit, 3)
-        yield
-
-    async def main():
-        async with models(None):
-            host.load()
-
-    asyncio.run(main())
-    main.lease.__exit__(None, None, None)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("configured", "hangs"), [(False, True), (True, False)])
-def test_cleanup_errors_are_logged_once(configured: bool, hangs: bool) -> None:
-    configure = "import logging; logging.basicConfig()" if configured else ""
-    wait = "scope.callback(__import__('threading').Event().wait)" if hangs else ""
-    deadline_s = 3 if hangs else 60
-    done = run(FAILING.format(configure=configure, hangs=wait, deadline_s=deadline_s))
-    assert done.returncode == 0, str(done)
-    assert done.stderr.count("lent has 1 open lease: taken at ") == 1, str(done)
-    assert done.stderr.count("\nOSError: cannot close") == 1, str(done)
-    assert done.stderr.count("\nSystemExit: 3") == 1, str(done)
-    assert done.stderr.count("Traceback") == 2, str(done)
-    assert done.stderr.count("was abandoned") == hangs, str(done)
 
 
 # Real servers

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import pkgutil
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -110,32 +107,6 @@ def test_type_checkers_see_the_same_names() -> None:
     assert "Resource" not in names_for_type_checkers(missing)  # The control.
 
 
-def public_functions() -> dict[str, Any]:
-    """Return the public functions, and the public methods of the public classes."""
-    found = {}
-    for name in torch_utils.__all__:
-        value = getattr(torch_utils, name)
-        if inspect.isclass(value):
-            methods = inspect.getmembers(value, inspect.isfunction)
-            found |= {f"{name}.{m}": f for m, f in methods if not m.startswith("_")}
-            if "__init__" in vars(value):
-                found[f"{name}.__init__"] = value.__init__
-        else:
-            found[name] = value
-    return found
-
-
-def private_parameters(function: Any) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name.startswith("_")]
-
-
-def test_signatures_have_only_public_parameters() -> None:
-    functions = public_functions()
-    assert len(functions) > 20
-    assert not [name for name, f in functions.items() if private_parameters(f)]
-    assert private_parameters(lambda *, _modules=sys.modules: None) == ["_modules"]
-
-
 def test_public_names_are_not_hidden_by_modules() -> None:
     """``release`` is the function, even if a module has the same name."""
     before = {name: getattr(torch_utils, name) for name in torch_utils.__all__}
@@ -204,11 +175,6 @@ def test_nothing_is_imported_in_destructors_and_at_exit(torch: str) -> None:
     lines = result.stdout.splitlines()
     assert lines[2:4] == ["released dropped", "destructor: []"]
     assert lines[4:] == ["released managed", "released kept", "teardown: []"]
-
-
-def test_control_release_that_imports_fails() -> None:
-    result = run(LEAVING.replace("TORCH", ""), "naive")
-    assert result.stdout.splitlines()[-1].startswith("teardown: ['fractions'"), str(result)
 
 
 SAFE = {

@@ -5,12 +5,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import gc
-import itertools
 import logging
-import operator
 import signal
 import threading
 import warnings
@@ -24,7 +20,7 @@ from torch import nn
 from support.counted_resource import Counted
 from support.interrupts import Place, interrupt_everywhere, send_sigint
 from support.programs import assert_clean, run
-from torch_utils import Resource, SafePyTorchCleanup, exit_on_signals, release
+from torch_utils import SafePyTorchCleanup, release
 
 PACKAGE = "torch_utils"
 # How many places are interrupted: each kind of instruction comes several times.
@@ -77,18 +73,6 @@ def interrupt(
     return count
 
 
-class Naive:
-    """The control, which claims first and releases then."""
-
-    def __init__(self) -> None:
-        self.released = 0
-        self.lock = threading.Lock()
-
-    def close(self) -> None:
-        if self.lock.acquire(blocking=False):
-            self.released += 1
-
-
 @pytest.fixture
 def timing_out() -> Iterator[Callable[[], object]]:
     """Send a signal to a handler that raises TimeoutError."""
@@ -125,19 +109,6 @@ def test_interrupted_close_raises_and_releases_once(
         assert (resource.released, resource.closed) == (1, True)
 
     interrupt(check, deliver=timing_out if times_out else send_sigint)
-
-
-def test_control_of_a_naive_resource() -> None:
-    released: set[int] = set()
-
-    def check(place: Place) -> None:
-        resource = Naive()
-        place.run(resource.close)
-        resource.close()
-        released.add(resource.released)
-
-    interrupt_everywhere(check, package=__name__, minimum=5)
-    assert released == {0, 1}
 
 
 def test_signal_handler_that_closes_the_same_resource_releases_once() -> None:
@@ -257,77 +228,6 @@ def test_interrupted_release_is_complete_or_not_started(at_most: int) -> None:
     interrupt(check, at_most=at_most)
 
 
-@pytest.mark.slow
-@places
-def test_timeout_of_a_handler_skips_nothing_and_is_raised(
-    at_most: int, timing_out: Callable[[], object]
-) -> None:
-    def check(place: Place) -> None:
-        models, raised = [nn.Linear(2, 2) for _ in range(3)], False
-        try:
-            place.run(lambda: release(*models, collect="never"))
-        except TimeoutError:
-            raised = True
-        assert raised == place.delivered
-        assert len({"released" in repr(model) for model in models}) == 1, models
-
-    interrupt(check, at_most=at_most, deliver=timing_out)
-
-
-def in_python(resource: Any) -> None:
-    resource.done.append("begun")
-    signal.raise_signal(signal.SIGINT)
-    resource.done.append("ended")
-
-
-RELEASES_IN_C: dict[str, Any] = {
-    "partial": functools.partial(in_python),
-    "methodcaller": operator.methodcaller("work"),
-    "ctypes": ctypes.CFUNCTYPE(None, ctypes.py_object)(in_python),
-}
-
-
-@pytest.mark.parametrize("kind", RELEASES_IN_C)
-def test_interrupted_release_in_c_runs_once(kind: str) -> None:
-    class InC(Resource):
-        _release = RELEASES_IN_C[kind]
-        work = in_python
-
-        def __init__(self) -> None:
-            self.done: list[str] = []
-
-    for _ in range(2):
-        resource = InC()
-        with pytest.raises(KeyboardInterrupt):
-            resource.close()
-        assert resource.close() is False
-        assert resource.done == ["begun", "ended"]
-
-
-def test_release_in_c_is_released_once_wherever_close_is_interrupted() -> None:
-    def check(place: Place) -> None:
-        count = itertools.count()
-        # Each call of the release counts one more.
-        resource = type("InC", (Resource,), {"_release": functools.partial(next, count)})()
-        place.run(resource.close)
-        assert place.propagated == place.delivered
-        resource.close()
-        resource.close()
-        assert next(count) == 1
-
-    interrupt(check)
-
-
-def test_release_in_c_that_raises_runs_once() -> None:
-    calls = itertools.count()
-    fails = functools.partial(next, map(operator.truediv, calls, itertools.repeat(0)))
-    resource = type("InC", (Resource,), {"_release": fails})()
-    with pytest.raises(ZeroDivisionError):
-        resource.close()
-    assert resource.close() is False
-    assert next(calls) == 1
-
-
 def test_second_sigint_interrupts_a_hanging_release() -> None:
     reached: list[str] = []
 
@@ -358,27 +258,6 @@ class Stop(BaseException):
     """A BaseException that only the program itself catches."""
 
 
-@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt, SystemExit, ValueError])
-def test_signal_during_a_failing_release_is_delivered(error: type[BaseException]) -> None:
-    def interrupted(self: Any) -> None:
-        signal.raise_signal(signal.SIGTERM)
-        order.append("release")
-        if len(order) == 1:
-            raise error
-
-    order: list[str] = []
-    before = signal.signal(signal.SIGTERM, lambda *_: order.append("signal"))
-    try:
-        with pytest.raises(error):
-            Counted(interrupted).close()
-        assert order == ["release", "signal"]
-        Counted(interrupted).close()
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert order == ["release", "signal", "release", "signal", "signal"]
-
-
 def test_deferred_signals_are_delivered_in_order() -> None:
     order: list[int] = []
 
@@ -395,29 +274,6 @@ def test_deferred_signals_are_delivered_in_order() -> None:
         for number, earlier in before.items():
             signal.signal(number, earlier)
     assert order == numbers
-
-
-@pytest.mark.slow
-def test_orderly_exit_releases_everything_once() -> None:
-    def check(place: Place) -> None:
-        outer, inner = Counted(), Counted()
-        statuses: list[Any] = []
-
-        def program() -> None:
-            try:
-                with outer:
-                    inner.close()
-            except SystemExit as error:
-                statuses.append(error.code)
-
-        with exit_on_signals(signal.SIGUSR1):
-            place.run(program)
-        assert statuses == [128 + signal.SIGUSR1] * place.delivered
-        for resource in (outer, inner):
-            resource.close()
-            assert resource.released == 1
-
-    interrupt(check, minimum=100, deliver=lambda: signal.raise_signal(signal.SIGUSR1))
 
 
 EXIT = """
@@ -478,47 +334,6 @@ def test_exit_closes_resources_that_an_interrupt_left_open(at_most: int) -> None
     assert any("a" in rest for rest in after_the_interrupt)  # Some were left to the exit.
 
 
-@pytest.mark.slow
-def test_timer_interrupts_at_any_time_lose_no_release() -> None:
-    result = run("""
-    import gc, signal
-    from support.counted_resource import Counted as R
-    from support.interrupts import is_in_destructor
-    from torch_utils import SafePyTorchCleanup
-
-    def handler(number, frame):
-        if is_in_destructor(frame):  # CPython would print the interrupt and go on.
-            return signal.setitimer(signal.ITIMER_REAL, 1e-5)
-        raise KeyboardInterrupt
-    signal.signal(signal.SIGALRM, handler)
-    interrupts, wrong, scope = 0, 0, None
-    def call(): calls.append(1)
-    for count in range(1000):
-        a, b, entered, calls, expected = R(), R(), False, [], 0
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 1e-5 + count % 100 * 3e-6)
-            with SafePyTorchCleanup(a, collect="never") as scope:
-                entered = True
-                scope.callback(call)
-                expected = 1
-                b.close()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except KeyboardInterrupt:
-            interrupts += 1
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        b.close()
-        if not entered:
-            a.close()
-        if not a.released:  # The end of the block was skipped.
-            scope = None
-            gc.collect()
-        wrong += (a.released, b.released) != (1, 1) or not expected <= len(calls) <= 1
-    assert interrupts, "not one came"
-    assert not wrong, (wrong, interrupts)
-    """)
-    assert_clean(result)
-
-
 DESTRUCTOR = """
 import signal
 from torch_utils import Resource
@@ -548,12 +363,6 @@ def test_signal_in_a_destructor_is_handled_after_its_release() -> None:
     assert (result.returncode, result.stdout) == (0, "released\nwent on\n"), str(result)
     assert result.stderr.startswith("Exception ignored in: <function Resource.__del__")
     assert "KeyboardInterrupt" in result.stderr
-
-
-def test_control_of_a_naive_destructor() -> None:
-    result = run(DESTRUCTOR.replace("SUBJECT", "Naive").replace("COME", CTRL_C))
-    assert result.stdout == "went on\n"
-    assert "Exception ignored" in result.stderr
 
 
 def test_keyboard_interrupt_raised_by_a_release_is_its_error() -> None:

@@ -124,50 +124,6 @@ def test_nested_release_is_counted_once() -> None:
     assert done.stdout == "1.0\n1000.0\n"
 
 
-def test_destructor_is_counted_at_any_instruction_of_a_count() -> None:
-    """It does not wait for a lock of its own thread, and nothing is counted twice or lost."""
-    done = program(
-        """
-        import os, torch
-        from support.interrupts import interrupt_everywhere
-        register()
-        places = []
-
-        class Model:
-            def __init__(self):
-                self.weights, self.cycle = torch.zeros(250), self
-
-            def __del__(self):
-                release(self.weights)
-
-        def collect():
-            Model()
-            gc.collect()
-
-        def check(place):
-            place.run(lambda: (release(torch.zeros(10)), client.generate_latest()))
-            places.append(1 + place.delivered)
-
-        def collect_everywhere():
-            how = {"package": "torch_utils.prometheus", "minimum": 50, "deliver": collect}
-            interrupt_everywhere(check, **how, at_most=200)
-            print(value("release_duration_seconds_count") - sum(places))
-
-        gc.collect()
-        gc.freeze()
-        thread = threading.Thread(target=collect_everywhere, daemon=True)
-        thread.start()
-        count = -1
-        while thread.is_alive() and len(places) > count:
-            count = len(places)
-            thread.join(60)
-        print("waits" if thread.is_alive() else "done", flush=True)
-        os._exit(0)
-        """
-    )
-    assert done.stdout == "0.0\ndone\n", str(done)
-
-
 def test_loads_unloads_and_leases_are_exported() -> None:
     done = program(
         """

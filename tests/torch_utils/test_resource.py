@@ -22,11 +22,10 @@ from typing import Any
 
 import pytest
 
-import rag_demo
 from support.counted_resource import Counted
 from support.programs import TIMEOUT_S, assert_clean, run
 from support.threads import in_threads
-from torch_utils import ModelHost, ModelPool, Resource, ResourceClosedError
+from torch_utils import Resource, ResourceClosedError
 from torch_utils.resource import closes_on_error
 
 
@@ -141,46 +140,6 @@ def test_closes_on_error_closes_without_warning(
     gc.collect()
     assert (releases, lost_errors) == ([1], [])  # A warning is an error here, and would be lost.
     assert list(inspect.signature(Decorated).parameters) == ["releases", "release_fails"]
-
-
-REFUSED: dict[str, Callable[[], object]] = {
-    "ModelHost": lambda: ModelHost(None),
-    "ModelPool": lambda: ModelPool(max_loaded=0),
-    "EmbeddingModel": lambda: rag_demo.EmbeddingModel(batch_size=0),
-    "PyTorchGPURetriever": lambda: rag_demo.PyTorchGPURetriever(None, dtype="none"),
-    "FaissRetriever": lambda: rag_demo.FaissRetriever(None, None),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", REFUSED)
-def test_own_classes_close_without_warning_after_wrong_arguments(
-    kind: str, lost_errors: list[type]
-) -> None:
-    with pytest.raises((TypeError, ValueError)) as caught:
-        REFUSED[kind]()
-    assert not hasattr(caught.value, "__notes__"), "the release of what was half built has failed"
-    del caught
-    gc.collect()
-    assert lost_errors == []
-
-
-def test_subclasses_warn_with_and_without_super_init() -> None:
-    class NoInit(Resource):
-        def _release(self) -> None:
-            pass
-
-    class Child(Counted):
-        def __init__(self) -> None:
-            super().__init__()
-
-    class Stranger(Counted):
-        def __init__(self) -> None:
-            self.released, self.action = 0, None
-
-    for kind in (NoInit, Child, Stranger, Counted):
-        with pytest.warns(ResourceWarning, match=f"unclosed {kind.__name__}"):
-            kind()
 
 
 def close(resource: Resource, error: BaseException | None) -> None:

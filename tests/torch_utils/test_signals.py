@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from typing import Any
 
 import pytest
 
-from support.interrupts import Place, interrupt_everywhere
 from support.programs import assert_clean, run
 from torch_utils import SignalError, TorchUtilsError, exit_on_signals
 
@@ -98,33 +96,6 @@ wait_until_ended()
     assert_clean(result, 143)
     caught = "caught " if when == "after" else ""
     assert result.stdout.split() == f"begin bad {caught}begin kept end kept".split()
-
-
-def test_signal_during_installation_is_handled() -> None:
-    codes: list[Any] = []
-
-    def check(place: Place) -> None:
-        received: list[int] = []
-        numbers = [signal.SIGUSR1, signal.SIGUSR2]
-        before = {n: signal.signal(n, lambda n, _: received.append(n)) for n in numbers}
-        hook = sys.unraisablehook
-        try:
-            place.run(lambda: exit_on_signals(*numbers))
-        except SystemExit as error:
-            codes.append(error.code)
-        finally:
-            sys.unraisablehook = hook
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        assert received == [signal.SIGUSR1] * place.delivered
-
-    interrupt_everywhere(
-        check,
-        package="torch_utils",
-        minimum=50,
-        deliver=lambda: signal.raise_signal(signal.SIGUSR1),
-    )
-    assert set(codes) == {128 + signal.SIGUSR1}
 
 
 def test_ending_program_keeps_its_exit_status() -> None:

@@ -21,8 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from support.hosting_stub import Stub, run, threads_inside
-from support.programs import TIMEOUT_S, assert_clean
-from support.programs import run as run_program
+from support.programs import TIMEOUT_S
 from support.threads import errors_in_threads
 from support.waiting import wait_for, wait_for_async
 from torch_utils import (
@@ -502,42 +501,6 @@ def test_forked_child_loads_and_closes_its_own_model() -> None:
     assert mine.closed == 1
 
 
-def test_fork_during_expiry_does_not_deadlock() -> None:
-    result = run_program(
-        """
-        import os
-        from torch_utils import ModelHost
-        from support.waiting import wait_for
-        class Model:
-            def close(self):
-                pid = os.fork()
-                if pid == 0:
-                    os._exit(0)
-                os.waitpid(pid, 0)
-        host = ModelHost(Model, keep_alive=0.01)
-        for _ in range(3):
-            with host.lease(): pass
-            wait_for(lambda: host.status().state == "unloaded")
-        host.close()
-        """,
-        options=("-W", "ignore::DeprecationWarning"),
-    )
-    assert_clean(result)
-
-
-def test_package_imports_where_there_is_no_fork() -> None:
-    result = run_program(
-        """
-        import os
-        del os.register_at_fork
-        from torch_utils import ModelHost, ModelPool
-        with ModelHost(dict) as host, host.lease(): pass
-        """,
-        options=("-W", "error"),
-    )
-    assert result.returncode == 0, str(result)
-
-
 # Coroutines
 
 
@@ -594,44 +557,6 @@ def test_cancelled_coroutine_keeps_no_lease() -> None:
         await host.aclose()
 
     run(main)
-
-
-@pytest.mark.parametrize("error", [OSError("no such file"), SystemExit(3)])
-def test_failed_load_raises_in_all_coroutines_after_one_try(error: BaseException) -> None:
-    tries: list[int] = []
-    go_on = threading.Event()
-
-    def load() -> Stub:
-        tries.append(1)
-        go_on.wait()
-        raise error
-
-    async def attempt(host: ModelHost[Stub]) -> type[BaseException] | None:
-        try:
-            async with host.alease():
-                return None
-        except Exception as raised:
-            return type(raised)
-
-    expected = OSError if isinstance(error, OSError) else TorchUtilsError
-
-    async def main() -> None:
-        async with ModelHost(load) as host:
-            tasks = [asyncio.create_task(attempt(host)) for _ in range(16)]
-            for _ in range(100):
-                await asyncio.sleep(0)
-            go_on.set()
-            assert await asyncio.gather(*tasks) == [expected] * 16
-            assert (len(tries), host.status().leases) == (1, 0)
-            assert await attempt(host) is expected
-            assert (len(tries), host.status().leases) == (2, 0)
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(60)  # The thread that loads does not let this one go on before its end.
-    try:
-        run(main)
-    finally:
-        sys.setswitchinterval(before)
 
 
 def test_model_whose_caller_left_expires() -> None:

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -125,65 +123,6 @@ def test_interrupted_load_raises_only_in_its_thread() -> None:
 ASKS = {"lease": lend, "load": ModelHost.load, "unload": ModelHost.unload, "close": ModelHost.close}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ask", ASKS)
-def test_signal_handlers_use_host_or_get_an_error(ask: str) -> None:
-    """At any instruction of a lease, a load and an unload."""
-    hosts: list[ModelHost[Stub]] = []
-    counts = {"done": 0, "refused": 0}
-
-    def handler() -> None:
-        try:
-            ASKS[ask](hosts[-1])
-            counts["done"] += 1
-        except TorchUtilsError:
-            counts["refused"] += 1
-
-    def check(place: Place) -> None:
-        host = ModelHost(Stub, keep_alive=0)
-        hosts[:] = [host]
-
-        def use() -> None:
-            try:
-                lend(host)
-            except ResourceClosedError:
-                assert ask == "close"
-
-        place.run(use)
-        assert host.status().leases == 0
-        if host.closed:
-            wait_for(lambda: host.status().state == "closed")
-        else:
-            lend(host)
-        host.close()
-
-    interrupt_everywhere(check, package="torch_utils", minimum=40, at_most=60, deliver=handler)
-    assert all(counts.values()), counts
-    assert all(stub.closed == 1 for stub in Stub.made)
-
-
-def test_dropped_generator_ends_its_lease() -> None:
-    """The collector ends its block during another lease of the same thread."""
-    pending: list[Any] = []
-
-    def generate(host: ModelHost[Stub]) -> Iterator[int]:
-        with host.lease() as model:
-            yield model.use()
-
-    def check(place: Place) -> None:
-        host = ModelHost(Stub, keep_alive=-1)
-        pending[:] = [generate(host)]
-        next(pending[0])
-        place.run(lambda: lend(host))
-        pending.clear()
-        wait_for(lambda: host.status().leases == 0)
-        host.close()
-
-    interrupt_everywhere(
-        check, package="torch_utils", minimum=40, at_most=60, deliver=pending.clear
-    )
-
-
 async def alease(host: ModelHost[Stub]) -> None:
     async with host.alease():
         pass
@@ -236,22 +175,6 @@ def test_load_that_leases_from_its_full_pool_gets_no_room(as_coroutine: bool) ->
                 pool.lease("outer").__enter__()
         with pool.lease("inner") as model:
             assert model.use()
-
-
-def test_loads_that_wait_for_each_other_time_out() -> None:
-    both = threading.Barrier(2)
-
-    def load(name: str) -> None:
-        with contextlib.suppress(threading.BrokenBarrierError):
-            both.wait()
-            both.abort()  # A load that is tried again is alone.
-        hosts[name].lease(timeout_s=0.2 if name == "b" else 60).__enter__()
-
-    hosts = {"a": ModelHost(lambda: load("b")), "b": ModelHost(lambda: load("a"))}
-    errors = errors_in_threads(*[host.load for host in hosts.values()])
-    assert TimeoutError in map(type, errors)
-    for host in hosts.values():
-        host.close()
 
 
 def test_close_in_signal_handler_during_load_fails() -> None:

@@ -96,32 +96,6 @@ def test_arrays_are_transferred_intact_and_writable(shared, count: int, order: s
     assert parts[1] == b"x" * count
 
 
-@pytest.mark.slow
-def test_large_arrays_are_transferred(shared) -> None:
-    assert int(shared.ones(1 << 30).sum()) == 1 << 30
-    assert len(shared.echo(np.ones(1 << 30, np.uint8))) == 1 << 30
-
-
-def test_results_do_not_share_memory(shared) -> None:
-    kept = [shared.echo(np.full(300_000, n, np.int16)) for n in range(40)]
-    for n in range(40):
-        shared.echo(np.full(300_000, -n, np.int16))
-    assert all((array == n).all() for n, array in enumerate(kept))
-    before = len(os.listdir("/proc/self/fd"))
-    del kept
-    for n in range(100):
-        assert (shared.echo(np.full(300_000, n, np.int16)) == n).all()
-    assert len(os.listdir("/proc/self/fd")) <= before
-
-
-def test_model_may_keep_its_arguments(shared) -> None:
-    shared.keep(np.full(1_000_000, 7, np.uint8))
-    for n in range(5):
-        shared.echo(np.full(1_000_000, n, np.uint8))
-    assert (shared.kept == 7).all()
-    shared.keep(None)
-
-
 def test_concurrent_threads_get_their_own_results(shared) -> None:
     def work() -> None:
         me = threading.get_ident()
@@ -353,17 +327,6 @@ def test_freed_bytes_are_anonymous_memory(host) -> None:
 # Forks
 
 
-def test_results_are_private_to_each_fork(shared) -> None:
-    mine = shared.echo(np.zeros(1_000_000, np.uint8))
-    if os.fork() == 0:
-        mine[:] = 1
-        os._exit(int(mine.min()) - 1)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
-    for n in range(5):
-        shared.echo(np.full(1_000_000, n, np.uint8))
-    assert not mine.any()
-
-
 def test_forked_child_can_neither_call_nor_end_the_process(model) -> None:
     if os.fork() == 0:
         try:
@@ -563,49 +526,8 @@ def test_main_module_is_imported_only_if_needed() -> None:
     assert result.stdout == "once\n"
 
 
-def test_closed_standard_descriptors_are_refused() -> None:
-    """Otherwise the descriptors of the model's process would get their numbers."""
-    result = run_program(
-        """
-import os
-from torch_utils import ModelProcessError
-os.close(0)
-with start(Model) as host:
-    try:
-        host.load()
-    except ModelProcessError as error:
-        print(error)
-"""
-    )
-    assert_clean(result)
-    assert "stdin, stdout or stderr is closed; open os.devnull in its place" in result.stdout
-
-
 def test_load_function_of_a_piped_program_is_refused() -> None:
     source = "class Own: pass\ntry:\n    start(Own)\nexcept TypeError as error:\n    print(error)"
     result = run(Path("-"), stdin=PRELUDE + source, options=("-W", "error"))
     assert_clean(result)
     assert "defined in an interactive session" in result.stdout
-
-
-def test_model_process_starts_its_own_model_process() -> None:
-    result = run_program(
-        """
-import os
-class Inner:
-    def double(self, value): return 2 * value, os.getpid()
-class Outer:
-    def __init__(self): self.host = ModelHost(Inner, isolation="process")
-    def double(self, value):
-        with self.host.lease() as model: return model.double(value)
-    def close(self): self.host.close()
-if __name__ == "__main__":
-    with ModelHost(Outer, isolation="process") as host, host.lease() as model:
-        print(*model.double(4))
-""",
-        as_file=True,
-    )
-    assert_clean(result)
-    value, pid = map(int, result.stdout.split())
-    assert value == 8
-    assert not is_there(pid)

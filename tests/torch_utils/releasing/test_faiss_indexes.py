@@ -95,19 +95,6 @@ def test_inner_index_of_a_live_index_stays() -> None:
     assert above.search(VECTORS[:1], 1)[0].shape == (1, 1)
 
 
-def test_control_destroyed_inner_index_crashes() -> None:
-    program = """
-    import faiss, numpy as np
-    x = np.ones((200_000, 32), dtype=np.float32)
-    below = faiss.IndexFlatIP(32)
-    above = faiss.IndexIDMap(below)
-    above.add_with_ids(x, np.arange(len(x)))
-    del below.this
-    above.search(x[:1], 1)
-    """
-    assert run_forked(program, quick_end=True).returncode < 0
-
-
 def test_index_in_use_by_another_thread_stays() -> None:
     """It can be released afterwards."""
     index = faiss.IndexFlatIP(256)

@@ -154,17 +154,3 @@ def places_that_disturb(package: str, minimum: int, program: Callable[..., objec
 @pytest.mark.slow
 def test_interrupt_leaves_torch_functions_enabled() -> None:
     assert places_that_disturb("torch_utils", 30, release_here) == []
-
-
-def test_control_python_context_manager_leaves_torch_functions_disabled() -> None:
-    @contextlib.contextmanager
-    def undisturbed() -> Iterator[None]:
-        bindings = vars(vars(torch)["_C"])
-        with bindings["DisableTorchFunction"](), bindings["_DisableTorchDispatch"]():
-            yield
-
-    def program(*things: object) -> None:
-        with undisturbed():
-            pass
-
-    assert places_that_disturb("contextlib", 2, program)

@@ -14,12 +14,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.programs import assert_clean, run
 from support.releasing import release_and_search
@@ -96,19 +93,6 @@ class CuriousDict(Curious, dict, metaclass=Meta):
     items = noting("items", lambda self: [])
 
 
-class CuriousError(Curious, Exception):
-    args = property(noting("args", lambda self: ()))
-    __cause__ = property(noting("__cause__", lambda self: None))
-    exceptions = property(noting("exceptions", lambda self: ()))
-
-
-class CuriousName(str):
-    __str__ = noting("__str__", lambda self: "?")
-    __format__ = noting("__format__", lambda self, how: "?")
-    __repr__ = noting("__repr__", lambda self: "?")
-    startswith = noting("startswith", lambda self, *start: False)
-
-
 class CuriousTensor(torch.Tensor, metaclass=TensorMeta):
     __getattribute__ = noting("__getattribute__", torch.Tensor.__getattribute__)
     __setattr__ = noting("__setattr__", torch.Tensor.__setattr__)
@@ -117,36 +101,6 @@ class CuriousTensor(torch.Tensor, metaclass=TensorMeta):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
         ASKED.append(f"__torch_function__ {function}")
         return super().__torch_function__(function, types, args, kwargs or {})
-
-
-MAKE_WRAPPER = torch.Tensor._make_wrapper_subclass  # torch's
-
-
-class Wrapper(torch.Tensor):
-    """A subclass that wraps another tensor."""
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Any:
-        return MAKE_WRAPPER(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: torch.Tensor) -> None:
-        self.inner = inner
-
-    def __tensor_flatten__(self) -> Any:
-        ASKED.append("__tensor_flatten__")
-        return ["inner"], None
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-        ASKED.append(f"__torch_dispatch__ {function}")
-        raise NotImplementedError
-
-
-class CuriousArray(np.ndarray):
-    """Also records numpy's calls for views and copies."""
-
-    base = property(noting("base", lambda self: None))
-    __array_finalize__ = noting("__array_finalize__", lambda self, array: None)
 
 
 class Layer(nn.Module, metaclass=Meta):
@@ -184,31 +138,6 @@ def in_slots(thing: Any) -> Any:
     return holder
 
 
-def in_an_error(tensor: torch.Tensor) -> Any:
-    error = CuriousError()
-    BaseException.__setattr__(error, "tensor", tensor)
-    return error
-
-
-def as_default(tensor: torch.Tensor) -> Any:
-    def function(tensor: Any = tensor) -> None: ...
-
-    function.__qualname__ = CuriousName("function")
-    return function
-
-
-def with_attribute(tensor: torch.Tensor) -> Any:
-    other = torch.ones(3).as_subclass(CuriousTensor)
-    other.note = tensor
-    return other
-
-
-def in_an_array_of_objects(tensor: torch.Tensor) -> Any:
-    array = np.empty((2, 2), dtype=object)
-    array[0, 1] = tensor
-    return array.view(CuriousArray)
-
-
 def sharing_a_part() -> list[Any]:
     """Make a model that shares a part with another object."""
     model = nn.Sequential(Layer(), nn.Linear(2, 2))
@@ -219,19 +148,13 @@ PLACES = {
     "object": in_an_object,
     "list": lambda tensor: CuriousList([tensor]),
     "dict": lambda tensor: CuriousDict(x=tensor),
-    "error": in_an_error,
-    "default": as_default,
     "slots": in_slots,
     "several": lambda tensor: in_an_object(CuriousDict(a=CuriousList([in_slots(tensor)]))),
     "tensor": lambda tensor: tensor.as_subclass(CuriousTensor),
-    "attribute of a tensor": with_attribute,
-    "wrapper": Wrapper,
-    "array": lambda tensor: tensor.numpy().view(CuriousArray),
-    "array of objects": in_an_array_of_objects,
 }
 
 
-SEARCHED = sorted(PLACES.keys() - {"object", "array of objects"})
+SEARCHED = sorted(PLACES.keys() - {"object"})
 
 
 @pytest.mark.parametrize(
@@ -250,7 +173,7 @@ def test_search_for_holders_runs_no_code_of_the_holder(place: str) -> None:
         assert held.holders == ("a CuriousSlots",)
 
 
-REFUSED = {"error", "default", "array", "array of objects", "several"}
+REFUSED = {"several"}
 OBJECTS: dict[str, Callable[[], Any]] = {
     **{f"in {name}": partial(PLACES[name], torch.ones(50)) for name in PLACES.keys() - REFUSED},
     "modules": lambda: nn.Sequential(Layer(), LayerWithSlots()),
@@ -296,40 +219,9 @@ def test_control_ordinary_access_runs_code() -> None:
         ASKED.clear()
         ask()
         assert ASKED, ask
-    for thing in (torch.ones(3).as_subclass(CuriousTensor), CuriousError(), CuriousName("x")):
-        ASKED.clear()
-        _ = f"{thing}", getattr(thing, "is_leaf", None)
-        assert ASKED, type(thing)
-    array = in_an_array_of_objects(torch.ones(1))
     ASKED.clear()
-    array.flatten()
-    assert "__array_finalize__" in ASKED
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mode", [TorchFunctionMode, pytest.param(TorchDispatchMode, marks=pytest.mark.slow)]
-)
-def test_torch_modes_are_not_called(mode: Any) -> None:
-    class Watching(mode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-            ASKED.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-        __torch_dispatch__ = __torch_function__
-
-    weight = torch.ones(5, requires_grad=True)
-    loss, sparse = (weight * 2).sum(), torch.eye(3).to_sparse()
-    module, spied = nn.Linear(2, 2), torch.ones(3).as_subclass(CuriousTensor)
-    module.own = [torch.ones(3).as_subclass(CuriousTensor), CuriousObject()]
-    with Watching():
-        ASKED.clear()
-        report = release_and_search(module, weight, spied)
-        assert ASKED == []
-        torch.add(sparse, sparse)  # The control.
-        assert ASKED
-    assert report.errors == ()
-    assert report.still_held_bytes == 20, loss
+    _ = torch.ones(3).as_subclass(CuriousTensor).is_leaf
+    assert ASKED
 
 
 @pytest.mark.slow

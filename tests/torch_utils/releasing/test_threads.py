@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -188,7 +187,6 @@ def test_weights_freed_during_the_count_are_not_read(take: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_search_for_sharers_does_not_break_tuples_of_other_threads() -> None:
-    """The control shows that a list of all objects does."""
     live, stop, broken = nn.Linear(2, 2), threading.Event(), []
 
     def build() -> None:
@@ -198,34 +196,20 @@ def test_search_for_sharers_does_not_break_tuples_of_other_threads() -> None:
             except SystemError as error:
                 broken.append(error)
 
-    def count(look: Callable[[], object], times: int) -> int:
-        broken.clear()
-        for _ in range(times):
-            look()
-            if broken:
-                break
-        return len(broken)
-
-    def share() -> None:
-        keeper = nn.Module()
-        keeper.layer = live
-        release(nn.Sequential(live, nn.Linear(2, 2)), collect="never", trim_host=False)
-
     builders = [threading.Thread(target=build) for _ in range(2)]
     for thread in builders:
         thread.start()
     try:
-        found = count(share, 4)
-        control = count(
-            lambda: [thing for thing in gc.get_objects() if type(thing) is nn.Linear], 100
-        )
+        for _ in range(4):
+            keeper = nn.Module()
+            keeper.layer = live
+            release(nn.Sequential(live, nn.Linear(2, 2)), collect="never", trim_host=False)
     finally:
         stop.set()
         for thread in builders:
             thread.join()
     assert live(torch.ones(1, 2)).shape == (1, 2)
-    assert found == 0
-    assert control > 0
+    assert broken == []
 
 
 @pytest.mark.slow
@@ -247,35 +231,6 @@ def test_close_may_wait_for_another_releasing_thread() -> None:
     assert reports[0].errors == () and reports[0].freed_bytes == {"host": 16}, reports
     """
     assert_clean(run_forked(program, quick_end=True))
-
-
-@pytest.mark.slow
-def test_release_does_not_lock_up_in_a_collection() -> None:
-    """Before Python 3.12, one in the middle of `sys._current_frames` did, where it ran code."""
-    program = """
-    import gc, threading, time, torch
-    from torch_utils import release
-
-    def step():
-        time.sleep(0.0005)
-
-    def work():
-        while not stop.is_set():
-            step()
-
-    stop = threading.Event()
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    gc.set_threshold(2, 1000, 1000)
-    for _ in range(30):
-        tensor = torch.zeros(10)
-        release(tensor, collect="never")
-    stop.set()
-    for thread in threads:
-        thread.join()
-    """
-    assert_clean(run_forked(program))
 
 
 BLOCKED = {
