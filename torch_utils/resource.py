@@ -179,19 +179,10 @@ class Resource:
         """Close the resource. Ray calls this when an actor ends normally."""
         self.close()
 
-    def __copy__(self) -> NoReturn:
-        self._refuse("copied")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        self._refuse("copied")
-
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self._refuse("pickled")
-
-    def _refuse(self, what: str) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__} cannot be {what}, because two owners cannot close one "
-            "resource; create another one instead"
+            f"{type(self).__name__} cannot be copied or pickled, because two owners cannot close "
+            "one resource; create another one instead"
         )
 
 

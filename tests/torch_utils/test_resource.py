@@ -217,7 +217,7 @@ def test_failure_in_a_destructor_goes_to_the_unraisable_hook(
 def test_copies_are_refused(use: Any) -> None:
     with (
         Counted() as resource,
-        pytest.raises(TypeError, match=r"Counted cannot be (copied|pickled)"),
+        pytest.raises(TypeError, match="Counted cannot be copied or pickled"),
     ):
         use(resource)
 

@@ -64,7 +64,8 @@ def check_kinds(objects: Sequence[Any], caller: str) -> None:
     try:
         _Walk(is_again=False).run(objects)
     except TypeError as error:
-        raise TypeError(f"{caller}{str(error).removeprefix('release()')}") from None
+        text = str(error).removeprefix("release()").replace(_UNCHANGED, _OR_CLOSE)
+        raise TypeError(f"{caller}{text}") from None
 
 
 def plan(objects: Sequence[Any], *, is_again: bool = False) -> list[Target]:
@@ -272,6 +273,8 @@ def _refusal(thing: Any, name: str, unsearched: Part | None) -> TypeError:
     return _error(thing, advice)
 
 
+_UNCHANGED = "Nothing was changed."
+_OR_CLOSE = "Or pass it to manage() with a function as close=."
 _USUAL_NAMES = ("model", "module", "encoder", "transformer", "pipeline", "network", "net")
 _ADVICE = {
     Kind.ITERATOR: "It can be read only once, and reading it runs its code: pass list(...) of it, "
@@ -295,7 +298,7 @@ def _unknown(thing: Any, name: str, kind: Kind) -> TypeError:
 def _error(thing: Any, advice: str) -> TypeError:
     kind = f"{module_of(type(thing))}.{_qualname_of(type(thing))}"
     article = "an" if kind[:1].lower() in "aeiou" else "a"
-    return TypeError(f"release() cannot release {article} {kind}. {advice}. Nothing was changed.")
+    return TypeError(f"release() cannot release {article} {kind}. {advice}. {_UNCHANGED}")
 
 
 def _is_standard_stream(thing: Any) -> bool:

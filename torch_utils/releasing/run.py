@@ -259,13 +259,10 @@ class Release:
             gc.collect()
         elif self._collect == "auto":
             for generation in range(2):
-                if not self._survivors():
-                    return
-                gc.collect(generation)
+                if self._survivors():
+                    gc.collect(generation)
         survivors = self._survivors()
-        if not survivors:
-            return
-        self._holders = find_holders(whole_torch(), survivors)
+        self._holders = find_holders(whole_torch(), self._inventory.alive())
         # Survivors that a variable leads to are not garbage.
         if self._collect == "auto" and not self._holders.explain(survivors):
             gc.collect()

@@ -311,9 +311,7 @@ def test_module_that_stays_starts_no_full_collection() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     with garbage_collections() as collections:
         report = release(SimpleNamespace(layer=model[0]))
-    assert [held.holders for held in report.still_held] == [
-        ("an object that was not released",)
-    ] * 2
+    assert [bool(held.holders) for held in report.still_held] == [True, True]
     assert 2 not in collections
 
 
