@@ -31,8 +31,8 @@ EXIT_WAIT_S = 5.0
 """How long the exit callback waits for another thread that is closing a resource."""
 NESTED_WAIT_S = 10.0
 """How long a release waits for another thread's release, which may be waiting for this one."""
-MOST_LATE = 1000
-"""How many resources may be opened while the exit callback closes the others."""
+MOST_PASSES = 1000
+"""How often the exit callback closes what was opened while it closed other resources."""
 UNAWAITED = frozenset((CoroutineType, AsyncGeneratorType))
 """Results that have not run yet. Other awaitables, such as tasks, run on their own."""
 
@@ -101,36 +101,35 @@ class Registry:
 
     @early_bound
     def close_all(self) -> None:
-        """Close all entries of this process, newest first, including those opened meanwhile.
+        """Close all entries of this process, newest first, and then those opened meanwhile.
 
         Each entry is tried once. Any exception goes to `sys.unraisablehook` and skips no entry. An
         entry whose owner is being collected in another thread is left to the owner's destructor.
         """
         pid, me = getpid(), get_ident()
         tried: set[Entry] = set()
-        deadline, most = 0.0, len(self._entries) + MOST_LATE
-        while True:
-            if len(tried) > most:
-                _Raises(
-                    RuntimeError("a _release() always opens another resource, which stays open")
-                )
-                break
-            found = [e for e in self.open_entries() if e not in tried]
-            entry = next((e for e in found if e.pid == pid and e.at_exit), None)
-            if entry is None:
-                break
-            tried.add(entry)
-            try:
-                entry.close(timeout_s=EXIT_WAIT_S)
-            except BaseException as error:
-                # A SystemExit or KeyboardInterrupt must not skip the other entries, and the
-                # program is ending already.
-                _Raises(error)
-            if entry.thread not in (None, me):
-                deadline = monotonic() + EXIT_WAIT_S
-        # A thread that was closing a resource may go on with others of the same collection.
-        while monotonic() < deadline and any(self.get(e.key) is e for e in tried):
-            sleep(0.005)
+        deadline, passes = 0.0, 0
+        with DeferredSignals():
+            while batch := [
+                e for e in self.open_entries() if e not in tried and e.pid == pid and e.at_exit
+            ]:
+                passes += 1
+                if passes > MOST_PASSES:
+                    _Raises(RuntimeError("a _release() always opens another resource at exit"))
+                    break
+                for entry in batch:
+                    tried.add(entry)
+                    try:
+                        entry.close(timeout_s=EXIT_WAIT_S)
+                    except BaseException as error:
+                        # A SystemExit or KeyboardInterrupt must not skip the other entries, and
+                        # the program is ending already.
+                        _Raises(error)
+                    if entry.thread not in (None, me):
+                        deadline = monotonic() + EXIT_WAIT_S
+            # A thread that was closing a resource may go on with others of the same collection.
+            while monotonic() < deadline and any(self.get(e.key) is e for e in tried):
+                sleep(0.005)
 
 
 REGISTRY = Registry()

@@ -20,7 +20,7 @@ from torch_utils.releasing.objects import name_of
 from torch_utils.releasing.plan import check_kinds
 from torch_utils.releasing.run import Collect, Release, check_collect
 from torch_utils.report import CleanupReport
-from torch_utils.resource import Resource, add_note
+from torch_utils.resource import Resource, add_note, takes_precedence
 
 __all__ = ["CleanupReport", "SafePyTorchCleanup"]
 
@@ -60,7 +60,7 @@ class _Block(Resource):
     def _release(self) -> None:
         work = self._work
         with work.under_way():
-            while self.items:
+            while self.items and os.getpid() == self.pid:  # A callback may have forked.
                 result = self._run_newest()
                 if type(result) in UNAWAITED:
                     work.failed("a callback", unawaited_error(result))
@@ -103,6 +103,8 @@ class _Block(Resource):
         except BaseException as error:
             # Each item is released, whatever the others raise.
             self._work.failed(item.name, error)
+            self.running = None
+            del item  # The error keeps this frame.
         return None
 
     def raise_errors(self) -> None:
@@ -114,7 +116,7 @@ class _Block(Resource):
         if self.interrupt is not None and (exc is None or isinstance(exc, Exception)):
             raise self.interrupt
         for error in self.errors:
-            if exc is None and not isinstance(error, Exception):
+            if takes_precedence(error, exc):
                 raise error
         failures = [error for error in self.errors if isinstance(error, Exception)]
         if failures and self._strict and exc is None:

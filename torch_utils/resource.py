@@ -36,8 +36,9 @@ class Resource:
                 self.handle.free()
 
     `close` and the ``with`` block raise what `_release` raises; the resource is closed
-    nevertheless. If the block raised as well, its exception wins and gets a note. In a destructor
-    and at exit the exception goes to `sys.unraisablehook`.
+    nevertheless. If the block raised as well, its exception wins and gets a note, unless only
+    the error of `_release` ends the program, such as KeyboardInterrupt. In a destructor and at
+    exit the exception goes to `sys.unraisablehook`.
 
     Signals: while the main thread closes a resource, the Python-level handlers of SIGINT, SIGTERM,
     SIGALRM, SIGHUP, SIGUSR1 and SIGUSR2 are deferred; they run right afterwards. A second SIGINT
@@ -149,10 +150,11 @@ class Resource:
             # Not `self.close`: `release` may have emptied this object inside the block.
             Resource.close(self)
         except BaseException as error:
-            if exc is None or entry is None or entry.raised != id(error):
+            is_own = entry is not None and entry.raised == id(error)
+            if exc is None or not is_own or takes_precedence(error, exc):
                 raise
             # The exception of the block is the one that matters.
-            add_note(exc, f"releasing {entry.name} also failed: {repr_of(error)}")
+            add_note(exc, f"releasing {type(self).__name__} also failed: {repr_of(error)}")
 
     async def __aenter__(self: Self) -> Self:
         return self.__enter__()
@@ -184,6 +186,14 @@ class Resource:
             f"{type(self).__name__} cannot be copied or pickled, because two owners cannot close "
             "one resource; create another one instead"
         )
+
+
+def takes_precedence(error: BaseException, exc: BaseException | None) -> bool:
+    """Return whether an error of the cleanup must be raised, whatever the block raised.
+
+    KeyboardInterrupt and SystemExit must reach the program, which may catch an Exception.
+    """
+    return not isinstance(error, Exception) and (exc is None or isinstance(exc, Exception))
 
 
 def add_note(error: BaseException, note: str) -> None:

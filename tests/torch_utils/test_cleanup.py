@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from support.programs import TIMEOUT_S, assert_clean, run
+from support.releasing import weak
 from support.threads import in_threads
 from torch_utils import (
     CleanupError,
@@ -26,6 +28,7 @@ from torch_utils import (
     Resource,
     SafePyTorchCleanup,
     TorchUtilsError,
+    exit_on_signals,
     release,
 )
 
@@ -72,12 +75,46 @@ def test_exception_of_the_block_gets_a_note_for_each_failure() -> None:
     scope = SafePyTorchCleanup(strict=True)
     with pytest.raises(KeyError) as caught, scope:
         scope.callback(failing(ValueError("cleanup")))
-        scope.callback(failing(KeyboardInterrupt()))
+        scope.callback(failing(OSError("cleanup")))
         raise error
     assert caught.value is error
     assert error.__cause__ is None
     assert error.__context__ is None
     assert sum("also failed" in note for note in error.__notes__) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_that_breaks_off_a_release_is_not_lost(number: signal.Signals) -> None:
+    def hang() -> None:
+        signal.raise_signal(number)
+        threading.Event().wait(1.1)
+        signal.raise_signal(number)
+        raise AssertionError("went on")
+
+    with exit_on_signals(), pytest.raises((KeyboardInterrupt, SystemExit)):
+        with SafePyTorchCleanup() as scope:
+            scope.callback(hang)
+            raise ValueError("retry me")
+
+
+@pytest.fixture
+def without_log() -> Iterator[None]:
+    logging.disable()  # pytest keeps the records and their tracebacks.
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("without_log")
+def test_failing_callback_keeps_no_argument_alive() -> None:
+    def save(tensor: torch.Tensor) -> None:
+        raise OSError("disk full")
+
+    tensor = torch.ones(10)
+    (storage,) = weak(tensor)
+    with SafePyTorchCleanup() as scope:
+        scope.callback(save, tensor)
+        del tensor
+    assert storage.expired() and len(scope.report.errors) == 1
 
 
 def test_failure_is_reported_logged_once_and_skips_nothing(

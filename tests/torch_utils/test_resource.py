@@ -192,7 +192,16 @@ def test_close_raises_error_of_release_and_is_closed(end: str, kind: type[BaseEx
     assert (resource.closed, resource.released) == (True, 1)
 
 
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("end", ["with", "async with"])
+def test_end_of_the_program_wins_over_the_block(end: str, kind: type[BaseException]) -> None:
+    error = KeyError("mine")
+    with pytest.raises(kind) as caught:
+        ENDS[end](failing(kind("no")), error)
+    assert caught.value.__context__ is error
+
+
+@pytest.mark.parametrize("kind", [ValueError])
 @pytest.mark.parametrize("end", ["with", "async with"])
 def test_exception_of_the_block_wins_with_a_note(end: str, kind: type[BaseException]) -> None:
     error = KeyError("mine")

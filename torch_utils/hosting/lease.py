@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from inspect import CO_GENERATOR
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -41,7 +42,7 @@ class Holder:
 
     Attributes:
         where: The line of the program that requested the lease, and its thread.
-        thread: The thread; None for a coroutine, whose thread also runs others.
+        thread: The thread; None for a coroutine or a generator, whose thread also runs others.
         since: The time of the request, by `time.monotonic`.
     """
 
@@ -62,6 +63,7 @@ class _Lease(Generic[M]):
         self._is_entered = self._has_ended = False
         self._process: ModelProcess | None = None
         self._calls: list[None] = []  # calls that wait for the process or run in it
+        self._is_in_generator = bool(frame.f_code.co_flags & CO_GENERATOR)
         self._where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
     def _begin(self, thread: int | None) -> Holder:
@@ -69,6 +71,8 @@ class _Lease(Generic[M]):
             raise TorchUtilsError("a lease can be entered once; get another one from the host")
         self._is_entered = True
         by = f", by thread {threading.current_thread().name}" if thread else ", by a coroutine"
+        if self._is_in_generator:  # Another thread may go on with it, and end the lease.
+            thread = None
         self._holder = Holder(self._where + by, thread, time.monotonic())
         return self._holder
 

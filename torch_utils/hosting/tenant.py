@@ -8,11 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch_utils._runtime import log
+from torch_utils._runtime import log, whole_torch
 from torch_utils.errors import TorchUtilsError
 from torch_utils.hosting.process import ModelProcess
 from torch_utils.memory import memory_snapshot
-from torch_utils.releasing.objects import attributes_of, is_released
+from torch_utils.releasing.modules import tree_of
+from torch_utils.releasing.objects import (
+    attributes_of,
+    contents_of,
+    entries_of,
+    is_instance,
+    is_released,
+)
 from torch_utils.releasing.run import release, storage_bytes
 from torch_utils.report import CleanupReport
 from torch_utils.resource import Resource
@@ -75,13 +82,20 @@ class ThreadTenant:
 
 
 def _is_spent(model: Any, sizes: Mapping[str, int]) -> bool:
-    """Return whether a model, or a part of one that has no memory, was released before."""
-    parts = [model]
-    if not sizes:
-        parts += model if type(model) in (list, tuple) else ()
-        parts += (model if type(model) is dict else attributes_of(model)).values()
+    """Return whether a model, a layer, or a part of one without memory was released before."""
+    parts = [model, *(model if type(model) in (list, tuple) else ())]
+    parts += (model if type(model) is dict else attributes_of(model)).values()
+    torch: Any = whole_torch()
+    modules = [p for p in parts if torch is not None and is_instance(p, torch.nn.Module)]
+    layers = [
+        child
+        for root in modules
+        for module, _ in tree_of(root)
+        for _, child in entries_of(contents_of(module).get("_modules"))
+    ]
+    parts = parts if not sizes else [model]
     closed = [part for part in parts if issubclass(type(part), Resource) and part.closed]
-    return bool(closed) or any(map(is_released, parts))
+    return bool(closed) or any(map(is_released, [*parts, *layers]))
 
 
 class ProcessTenant:

@@ -93,7 +93,10 @@ class _Search:
 
     def run(self) -> None:
         for variables in (_variables_of_functions, _variables_of_the_main_module, _all_variables):
-            self._pending.extend(variables())
+            for number, part in enumerate(variables()):
+                self._pending.append(part)
+                if not number % _BETWEEN_LOOKS and time.perf_counter() > self._stop:
+                    return
             if not self._follow() or self._holders.explain(self._survivors):
                 return
 

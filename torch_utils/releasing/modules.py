@@ -93,14 +93,9 @@ class TrainingTarget(Target):
         return closers_of(self.thing)
 
     def give_up(self, place: str, trash: list[Any]) -> None:
-        # A loader with persistent workers keeps their iterator.
-        iterator = contents_of(self.thing).get("_iterator")
-        stop = find_in_class(type(iterator), "_shutdown_workers")
-        # A live learning-rate scheduler keeps the optimizer, which is empty then.
+        # A live learning-rate scheduler keeps the optimizer, which is empty then. The workers of a
+        # loader end with its iterator, which goes to the trash.
         bury(self.thing, f"this {self.name}", place, trash)
-        if stop is not None:
-            stop(iterator)
-            bury(iterator, f"the iterator of this {self.name}", place, trash)
 
 
 # Attributes of every module. If a version of torch has more, they are searched in vain.
@@ -154,7 +149,7 @@ def children_of(module: Any) -> list[tuple[str, Any]]:
 
 
 class Closer(NamedTuple):
-    """A method to call before anything is emptied: ``close`` or ``__del__``."""
+    """A method to call before anything is emptied, such as ``close`` or ``__del__``."""
 
     name: str
     thing: Any
@@ -191,7 +186,9 @@ def closers_of(thing: Any) -> list[Closer]:
 
 
 class CloseTarget(Target):
-    """An object with a ``close()`` method, such as a resource."""
+    """An object with a ``close()`` method, such as a resource, which cannot be opened again."""
+
+    is_silent = True
 
     def closers(self) -> list[Closer]:
         return [Closer(self.name, self.thing, "close")]

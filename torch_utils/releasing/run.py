@@ -275,6 +275,9 @@ class Release:
 
 LOCK_WAIT_S = 10.0
 _LOCK = RLock()
+_NO_FULL = 1 << 30
+_THRESHOLDS: list[tuple[int, int, int]] = []
+"""The program's thresholds of the garbage collector while the lock is held."""
 
 
 @contextmanager
@@ -282,7 +285,8 @@ def _lock() -> Iterator[None]:
     """Hold the lock that serialises releases; during shutdown only if it is free.
 
     A thread holds it for milliseconds. Only a garbage collection in the middle can make that
-    longer, by a destructor that waits for a thread that waits here.
+    longer, by a destructor that waits for a thread that waits here. The many objects of a large
+    release would set off a full collection, so Python's threshold for that is raised meanwhile.
     """
     lock = _LOCK  # A fork gives the child a new lock.
     has_lock = lock.acquire(timeout=0 if is_shutting_down() else LOCK_WAIT_S)
@@ -290,10 +294,17 @@ def _lock() -> Iterator[None]:
         log(
             ERROR, "another thread has been releasing for %g s; not waiting any longer", LOCK_WAIT_S
         )
+    thresholds = gc.get_threshold()
     try:
+        if has_lock:
+            _THRESHOLDS.append(thresholds)
+            gc.set_threshold(*thresholds[:2], _NO_FULL)
         yield
     finally:
         if has_lock:
+            if gc.get_threshold()[2] == _NO_FULL:  # Another thread may have set them meanwhile.
+                gc.set_threshold(*thresholds)
+            del _THRESHOLDS[-1:]
             lock.release()
 
 
@@ -323,6 +334,9 @@ def _renew_lock() -> None:
     global _LOCK
     _LOCK = RLock()
     CLAIMS.clear()
+    for thresholds in _THRESHOLDS[:1]:  # Another thread of the parent was releasing.
+        gc.set_threshold(*thresholds)
+    _THRESHOLDS.clear()
 
 
 if hasattr(os, "register_at_fork"):

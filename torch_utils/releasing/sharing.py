@@ -52,6 +52,7 @@ _PASSING = frozenset(
         ),
     )
 )
+_OF_LOOPS = ("builtins", "itertools")  # the modules of a loop's iterators
 _PACKAGE = __name__.rpartition(".")[0]
 
 
@@ -183,7 +184,7 @@ def _is_of_variables(thing: Any) -> bool:
     """Return whether an object holds variables of a function, a module or a notebook."""
     return (
         id(type(thing)) in _VARIABLES
-        or find_in_class(type(thing), "__next__") is not None  # an iterator of a loop
+        or (module_of(type(thing)) in _OF_LOOPS and find_in_class(type(thing), "__next__"))
         or (type(thing) is dict and ("__builtins__" in thing or thing is _outputs_of_notebook()))
         or module_of(type(thing)).startswith((_PACKAGE, "IPython.", "ipykernel."))
     )

@@ -21,7 +21,8 @@ from types import SimpleNamespace
 import pytest
 
 from support.hosting_stub import Stub, run, threads_inside
-from support.programs import TIMEOUT_S
+from support.programs import TIMEOUT_S, assert_clean
+from support.programs import run as run_program
 from support.threads import errors_in_threads
 from support.waiting import wait_for, wait_for_async
 from torch_utils import (
@@ -167,6 +168,48 @@ def test_cached_load_is_refused(kind: str) -> None:
             pass
         assert host.status().state == "unloaded"
     host.close()
+
+
+def test_load_with_a_released_part_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    backbone = torch.nn.Linear(4, 4)
+
+    def load():
+        return torch.nn.Sequential(backbone, torch.nn.Linear(4, 4))
+
+    with ModelHost(load) as host:
+        host.load()
+        host.unload()
+        with pytest.raises(TorchUtilsError, match="do not cache it"):
+            host.load()
+
+
+def test_lease_of_a_generator_does_not_concern_its_thread() -> None:
+    def stream(host):
+        with host.lease():
+            yield
+
+    host = ModelHost(Stub)
+    steps = stream(host)
+    next(steps)
+    threading.Timer(0.1, steps.close).start()
+    assert host.close()
+
+
+def test_load_that_runs_at_exit_is_left_alone() -> None:
+    result = run_program(
+        """
+        import threading, time
+        from torch_utils import ModelHost
+        def load():
+            begun.set()
+            time.sleep(600)
+        begun, host = threading.Event(), ModelHost(load)
+        threading.Thread(target=host.load, daemon=True).start()
+        begun.wait()
+        """
+    )
+    assert_clean(result)
 
 
 def test_unload_keeps_a_backbone_that_another_host_uses() -> None:

@@ -315,6 +315,23 @@ def test_module_that_stays_starts_no_full_collection() -> None:
     assert 2 not in collections
 
 
+class Stream:
+    """An iterator of the program."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def __next__(self) -> torch.Tensor:
+        return self.layer(INPUTS)
+
+
+def test_iterator_of_the_program_keeps_its_layer() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    stream = Stream(model[0])
+    release(model)
+    assert next(stream).shape == (1, 4)
+
+
 def test_objects_frozen_by_python_itself_do_not_count() -> None:
     program = """
     import gc

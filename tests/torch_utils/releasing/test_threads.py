@@ -279,7 +279,7 @@ def test_fork_beside_a_release_keeps_the_setting_of_the_collector(is_off: bool) 
     warnings.simplefilter("ignore")  # Python 3.12 warns of every fork beside threads.
     if {is_off}:
         gc.disable()
-    stop = threading.Event()
+    stop, thresholds = threading.Event(), gc.get_threshold()
 
     def work():
         while not stop.is_set():
@@ -290,7 +290,7 @@ def test_fork_beside_a_release_keeps_the_setting_of_the_collector(is_off: bool) 
     for _ in range(30):
         process = os.fork()
         if process == 0:
-            os._exit(gc.isenabled() is {is_off})
+            os._exit(gc.isenabled() is {is_off} or gc.get_threshold() != thresholds)
         assert os.waitpid(process, 0)[1] == 0
         assert gc.isenabled() is not {is_off}
     stop.set()
