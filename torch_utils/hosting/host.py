@@ -46,8 +46,8 @@ State = Literal["unloaded", "loading", "loaded", "unloading", "closed"]
 Devices = int | Mapping[str, int]
 Sizes = Mapping[str, int]
 
-UNLOAD_AT_EXIT_S, LEASES_AT_EXIT_S = 5.0, 1.0
-"""How long the exit callback waits for another thread's unload, and for leases, in seconds."""
+LOAD_AT_EXIT_S, LEASES_AT_EXIT_S = 5.0, 1.0
+"""How long the exit callback waits for a load, and for leases of other threads, in seconds."""
 LONGEST_WAIT_S = 3600.0
 """The longest single wait in seconds; the system limits it. Longer waits repeat."""
 
@@ -661,16 +661,16 @@ class ModelHost(ModelLender, Generic[M]):
                 transition = self._transition
                 if transition is None and (self._tenant is None or not self._leases):
                     continue  # The state changed in between.
-                if at_exit and transition is not None and transition.state == "loading":
-                    return  # The thread or process that loads ends with the program.
                 if at_exit:
-                    ends = began + (LEASES_AT_EXIT_S if transition is None else UNLOAD_AT_EXIT_S)
+                    ends = began + (LEASES_AT_EXIT_S if transition is None else LOAD_AT_EXIT_S)
                 elif transition is not None and transition.state == "unloading":
                     ends = math.inf  # By another thread, as this one would.
                 left = ends - time.monotonic()
                 if left > 0 and self.holder_threads() != {threading.get_ident()}:
                     self._changed.wait(min(left, LONGEST_WAIT_S))
                     continue
+            if at_exit and transition is not None and transition.state == "loading":
+                return  # The thread or process that loads ends with the program.
             if not at_exit or transition is not None:
                 raise self.in_use()
             self.unload_if(lambda: True, "closed")
