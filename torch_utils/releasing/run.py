@@ -262,7 +262,10 @@ class Release:
                 if self._survivors():
                     gc.collect(generation)
         survivors = self._survivors()
-        self._holders = find_holders(whole_torch(), self._inventory.alive())
+        alive = self._inventory.alive()
+        if not alive:
+            return
+        self._holders = find_holders(whole_torch(), alive)
         # Survivors that a variable leads to are not garbage.
         if self._collect == "auto" and not self._holders.explain(survivors):
             gc.collect()
