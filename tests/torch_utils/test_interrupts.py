@@ -24,7 +24,7 @@ from torch_utils import SafePyTorchCleanup, release
 
 PACKAGE = "torch_utils"
 # How many places are interrupted: each kind of instruction comes several times.
-places = pytest.mark.parametrize("at_most", [100, pytest.param(600, marks=pytest.mark.slow)])
+places = pytest.mark.parametrize("at_most", [100, pytest.param(200, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(autouse=True)

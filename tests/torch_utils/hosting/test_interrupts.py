@@ -45,7 +45,7 @@ def frozen_heap() -> Iterator[None]:
 @pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
 @pytest.mark.parametrize("keep_alive", [0, "5m"])
-@pytest.mark.parametrize("at_most", [80, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at_most", [80, pytest.param(200, marks=pytest.mark.slow)])
 def test_interrupted_lease_is_not_counted_and_host_still_lends(
     at_most: int, keep_alive: float | str
 ) -> None:

@@ -17,7 +17,7 @@ from support.interrupts import Place, interrupt_everywhere, send_sigint
 from support.releasing import gone, index_with_vectors, optimizer_with_state, search_time, weak
 from torch_utils import ReleasedError, release
 
-places = pytest.mark.parametrize("at_most", [60, pytest.param(400, marks=pytest.mark.slow)])
+places = pytest.mark.parametrize("at_most", [60, pytest.param(150, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(autouse=True)
