@@ -1,7 +1,8 @@
-"""``rag-demo serve`` under load: speed with and without batches, a soak, and SIGTERM at its end.
+"""``rag-demo serve`` under load: queries alone and beside bulk work, a soak, SIGTERM at its end.
 
 The service listens on loopback, with the packaged model and an index of short texts. Environment:
 ``SOAK_S`` (300) seconds of the soak, ``ROUND_S`` (10) of each comparison, ``CLIENTS`` (64).
+Beside the queries, one client embeds 256 texts at a time, and one adds 20 documents at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from benchmarks.results_file import write
 
+COUNTS = (8, 32, 64)
 SOAK_S = float(os.environ.get("SOAK_S", 300))
 ROUND_S = float(os.environ.get("ROUND_S", 10))
 CLIENTS = int(os.environ.get("CLIENTS", 64))
@@ -154,22 +156,64 @@ def summary(times: list[float], seconds: float) -> dict[str, float]:
     }
 
 
+async def bulk(port: int, until: Any, done: Counter[str]) -> None:
+    """Embed many texts and add documents, one request after the other, until ``until()``."""
+    words = " ".join(TEXTS)
+
+    async def repeat(name: str, method: str, path: str, body: Any, count: int) -> None:
+        client = Client(port)
+        while not until():
+            status, content = await client.send(method, path, body)
+            if status == 200:
+                done[name] += count
+            elif status not in (429, 503):
+                raise SystemExit(f"{path}: {status} {content!r}")
+            else:
+                await asyncio.sleep(0.5)
+        client.close()
+
+    texts = [words[start : start + 400] for start in range(0, 256 * 20, 20)]
+    new = [{"id": f"new {n}", "text": text} for n, text in enumerate(texts[:20])]
+    await asyncio.gather(
+        repeat("texts embedded", "POST", "/embed", {"inputs": texts}, len(texts)),
+        repeat("documents added", "PUT", "/documents", {"documents": new}, len(new)),
+    )
+
+
 async def compare(index: Path) -> dict[str, Any]:
+    """Measure queries of several clients, alone and beside bulk work, on one server."""
     found: dict[str, Any] = {}
-    for batch in ("64", "1"):
-        server = Server(index, "--batch", batch)
-        await server.ready()
-        for count in (1, 8, 64):
-            ends = time.perf_counter() + ROUND_S
-            started = time.perf_counter()
-            times, outcomes = await load(
-                server.port, count, lambda ends=ends: time.perf_counter() > ends, {}
-            )
-            of_round = summary(times, time.perf_counter() - started)
-            found[f"batch {batch}, {count} clients"] = of_round
-            print(f"batch {batch}, {count} clients: {of_round} {dict(outcomes)}", flush=True)
-        server.stop()
+    server = Server(index, "--writable")
+    await server.ready()
+    await load(server.port, 8, later(2), {})
+    for count in COUNTS:
+        rounds = []
+        for beside in ("alone", "beside bulk"):
+            ends, started = later(ROUND_S), time.perf_counter()
+            done: Counter[str] = Counter()
+            beside_it = [] if beside == "alone" else [bulk(server.port, ends, done)]
+            work = asyncio.gather(*beside_it)
+            times, outcomes = await load(server.port, count, ends, {})
+            seconds = time.perf_counter() - started
+            await work
+            whole = time.perf_counter() - started
+            of_round = summary(times, seconds) | {
+                f"{name} per s": round(number / whole, 1) for name, number in done.items()
+            }
+            rounds.append(of_round)
+            found[f"{count} clients, {beside}"] = of_round
+            print(f"{count} clients, {beside}: {of_round} {dict(outcomes)}", flush=True)
+        found[f"{count} clients, {beside}"]["p99 ratio"] = round(
+            rounds[1]["p99_ms"] / rounds[0]["p99_ms"], 2
+        )
+    server.stop()
     return found
+
+
+def later(seconds: float) -> Any:
+    """Return a function that is true after so many seconds."""
+    ends = time.perf_counter() + seconds
+    return lambda: time.perf_counter() > ends
 
 
 async def expected_answers(port: int) -> dict[str, list[str]]:
@@ -181,9 +225,9 @@ async def expected_answers(port: int) -> dict[str, list[str]]:
 
 
 async def resident(port: int) -> int:
-    _, content = await request(port, "GET", "/memory")
-    bytes_now: int = json.loads(content)["samples"][-1]["host"]
-    return bytes_now
+    text = (await request(port, "GET", "/metrics"))[1].decode()
+    (line,) = [each for each in text.splitlines() if each.startswith("process_resident_memory_b")]
+    return int(float(line.split()[1]))
 
 
 async def soak(index: Path) -> dict[str, Any]:

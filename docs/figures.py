@@ -379,7 +379,7 @@ def unload(result: Result) -> str:
 
 @from_file("service")
 def service_speed(result: Result) -> str:
-    """Requests a second with and without batching."""
+    """Searches a second, alone and beside bulk work."""
     return table(
         ["setting", "requests a second", "median", "99th percentile"],
         (

@@ -102,7 +102,6 @@ PRIVATE_TESTS = {
     "tests/gpu/device.py": "measures a GPU with parts of clean-exit that take no GPU stand-in",
     "tests/rag_demo/documents/test_html_reader.py": "a parser",
     "tests/rag_demo/documents/test_passage_cutter.py": "an algorithm with many edges",
-    "tests/rag_demo/service/test_workers.py": "what a worker is started with, from any folder",
     "tests/rag_demo/test_store.py": "ingestion by the functions that examples use",
     "tests/rag_demo/test_memory_budget.py": "waits for devices that are rare",
     "tests/support/ray_program.py": "puts a model that records its end into actors",

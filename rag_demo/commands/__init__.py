@@ -9,8 +9,9 @@ from rag_demo.commands.evaluate import evaluate
 from rag_demo.commands.indexing import add, index
 from rag_demo.commands.maintenance import delete, get, info, list_texts, verify
 from rag_demo.commands.search import search
-from rag_demo.commands.serve import serve
+from rag_demo.commands.snapshot import snapshot
 from rag_demo.errors import RagDemoError
+from rag_demo.service.command import serve
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,7 +20,11 @@ def cli() -> None:
     """Index texts and search them."""
 
 
-for _command in (index, add, delete, search, get, list_texts, serve, info, verify, evaluate, demo):
+_COMMANDS = (
+    *(index, add, delete, search, get, list_texts, serve),
+    *(info, verify, snapshot, evaluate, demo),
+)
+for _command in _COMMANDS:
     cli.add_command(_command)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from rag_demo.service import admin_routes, openai_routes, search_routes
+from rag_demo.service import admin, documents, embed, probes, search
 from rag_demo.service.engine import LoadModel
-from rag_demo.service.guard import Guard
+from rag_demo.service.guard import BEARER, Guard
 from rag_demo.service.problems import raise_problem
 from rag_demo.service.service import Service
 from rag_demo.service.settings import Settings
@@ -22,12 +22,14 @@ from torch_utils.prometheus import register
 
 __all__ = ["create_app"]
 
-_CLOSING_S = 60.0
+_CLOSING_S = 15.0
 _ERRORS: dict[str, Any] = {"content": {"application/problem+json": {}, "application/json": {}}}
 
 
 def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> FastAPI:
     """Create the application. Its lifespan opens the index and closes everything at the end.
+
+    The models are loaded in the background; ``/readyz`` tells when they are.
 
     Args:
         settings: The service's settings.
@@ -41,9 +43,8 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
     @lifespan(deadline_s=_CLOSING_S)
     async def serving(app: Any, scope: SafePyTorchCleanup) -> AsyncIterator[dict[str, Any]]:
         register()
-        service = Service(settings, load_model)
         try:
-            await service.open()
+            service = Service(settings, load_model)
         except Exception as error:
             # Servers only print it; `run_server` raises it.
             app.state.failure = error
@@ -55,7 +56,7 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
     app = FastAPI(
         title="rag-demo",
         summary="Search an index of documents.",
-        version="1",
+        version="2",
         lifespan=cast(Any, serving),  # Its type does not say that it always yields a mapping.
         docs_url=None,  # FastAPI's pages load scripts from a CDN.
         redoc_url=None,
@@ -63,15 +64,19 @@ def create_app(settings: Settings, *, load_model: LoadModel | None = None) -> Fa
         responses={"default": {"description": "An error.", **_ERRORS}},
         exception_handlers={HTTPException: raise_problem, RequestValidationError: raise_problem},
     )
-    for routes in (search_routes, openai_routes, admin_routes):
-        app.include_router(routes.router)
-    app.add_middleware(Guard, settings=settings)
-    if settings.cors_origins:
+    modules = (probes, search, embed, documents, admin)
+    for module in modules:
+        # The guard checks tokens, before it reads a body; this describes them.
+        described = [] if module is probes else [Security(BEARER)]
+        app.include_router(module.router, dependencies=described)
+    routes = [route for module in modules for route in module.router.routes]
+    app.add_middleware(Guard, settings=settings, routes=routes)
+    if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=settings.cors_origins,
+            allow_origins=settings.cors_origin,
             allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", "x-index-version", "x-truncated-texts"],
         )
     return app

@@ -1,4 +1,4 @@
-"""Engine: the embedding model, the index and the reranker, each in a `ModelHost`.
+"""Engine: the embedding model, the reranker and the index, each in a `ModelHost`.
 
 A reload makes a second `Engine` with the same models and a new index.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,8 @@ import numpy as np
 from rag_demo.encoding.embedder import as_embedder
 from rag_demo.encoding.model_identity import ModelIdentity
 from rag_demo.errors import ModelMismatchError
+from rag_demo.reranker import Reranker
 from rag_demo.retriever import LocalRetriever, SearchResult
-from rag_demo.service.filters import public_filter
 from rag_demo.service.settings import Settings
 from rag_demo.stores.index_format import read_manifest
 from rag_demo.vectors import Vectors
@@ -26,6 +27,7 @@ from torch_utils import ModelHost
 
 LoadModel = Callable[[], Any]
 _LEASE_S = 120.0  # for a load or an unload in another thread
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
 class SearchOptions(NamedTuple):
@@ -59,126 +61,180 @@ def load_model(
     model = EmbeddingModel(name, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     with _close_on_error(model.close):
         model.load_model()
+        model.embed_queries(["warm up"])
     return model
 
 
-def _load_reranker(name: str, device: str | None, trust_remote_code: bool) -> Any:
-    from rag_demo.reranker import Reranker
+class LogitReranker(Reranker):
+    """A `Reranker` that gives logits, whatever activation its model has, and counts tokens."""
 
-    reranker = Reranker(name, device=device, trust_remote_code=trust_remote_code)
+    def score_and_count(self, query: str, texts: Sequence[str]) -> tuple[list[float], list[int]]:
+        """Return the logit and the number of tokens of each pair, before it is cut off."""
+        import torch
+
+        with self._in_use:
+            self.ensure_open()
+            encoder = self._model()
+            encoder.activation_fn = torch.nn.Identity()
+            pairs = encoder.tokenizer([query] * len(texts), list(texts), truncation=False)
+            self.max_tokens = int(encoder.max_seq_length or encoder.tokenizer.model_max_length)
+            return self.score(query, texts).tolist(), list(map(len, pairs["input_ids"]))
+
+
+def load_reranker(name: str, device: str | None, trust_remote_code: bool) -> Any:
+    """Load the reranker. The host calls this in the process of the model."""
+    reranker = LogitReranker(name, device=device, trust_remote_code=trust_remote_code)
     with _close_on_error(reranker.close):
-        reranker.score("warm", ["up"])
+        reranker.score_and_count("warm", ["up"])
     return reranker
 
 
-class _HostedModel:
-    """The embedding model for a retriever: each call leases the model from its host.
+class Hosted:
+    """A model in its host. After a load that failed, further attempts wait for growing pauses.
+
+    One thread loads, and any thread may read the attributes.
+
+    Args:
+        host: The host.
 
     Attributes:
         error: Why the last load failed; None if it succeeded.
+        has_loaded: Whether a load has succeeded.
+        max_tokens: How many tokens of a text the model reads; None if that is unknown.
     """
 
     def __init__(self, host: ModelHost[Any]) -> None:
         self.host = host
         self.error: Exception | None = None
-        self.dimension = 0
+        self.has_loaded = False
         self.max_tokens: int | None = None
-        self._identity: ModelIdentity | None = None
         self._checked_loads = -1
+        self._pause_s, self._retry_at = _SHORTEST_PAUSE_S, 0.0
 
     @property
-    def name(self) -> str:
-        return self.identity.name
+    def retry_in_s(self) -> float:
+        """Seconds until a load may be tried again; 0 unless the last one has failed."""
+        return 0.0 if self.error is None else max(0.0, self._retry_at - time.monotonic())
 
-    @property
-    def identity(self) -> ModelIdentity:
-        if self._identity is None:
-            self.ensure_loaded()
-        assert self._identity is not None
-        return self._identity
+    def load(self) -> None:
+        """Load the model if it is not loaded.
 
-    def ensure_loaded(self) -> None:
-        with self.lease():
-            pass
-
-    def embed_query(self, text: str) -> Any:
-        return self.embed_queries([text])[0]
-
-    def embed_queries(self, texts: Sequence[str]) -> Any:
-        with self.lease() as model:
-            return as_embedder(model).embed_queries(texts)
-
-    def embed_documents(self, texts: Sequence[str]) -> Any:
-        with self.lease() as model:
-            return model.embed_documents(list(texts))
-
-    @contextlib.contextmanager
-    def lease(self) -> Iterator[Any]:
-        """Lend the model, which must have the same identity as at its first load."""
-        with contextlib.ExitStack() as stack:
-            try:
-                model = stack.enter_context(self.host.lease(_LEASE_S))
-            except Exception as error:  # The service is not ready until a load succeeds.
-                self.error = error
-                raise
+        Raises:
+            Exception: The load has failed, now or less than the current pause ago.
+        """
+        if self.error is not None and self.retry_in_s:
+            raise self.error
+        try:
+            if self.host.state != "loaded":
+                self.host.load()
             loads = self.host.status().loads
             if loads != self._checked_loads:
-                self._check(model)
+                with self.lease() as model:
+                    self.check(model)
                 self._checked_loads = loads
-            self.error = None
-            yield model
+        except Exception as error:
+            self.error = error
+            self._retry_at = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            raise
+        self.error, self._pause_s, self.has_loaded = None, _SHORTEST_PAUSE_S, True
 
-    def _check(self, model: Any) -> None:
+    def check(self, model: Any) -> None:
+        """Read what the model says about itself. Called after each load."""
+        self.max_tokens = getattr(model, "max_tokens", None)
+
+    def lease(self) -> Any:
+        """Return a context manager that lends the model."""
+        return self.host.lease(_LEASE_S)
+
+
+class HostedEmbedder(Hosted):
+    """The embedding model, as a retriever uses it.
+
+    Args:
+        host: The host.
+        identity: The model that made the index; the loaded model must be the same.
+    """
+
+    def __init__(self, host: ModelHost[Any], identity: ModelIdentity) -> None:
+        super().__init__(host)
+        self.identity = identity
+        self.dimension = 0
+
+    def check(self, model: Any) -> None:
         """Compare identities: the model's files may have changed since the last load."""
         identity = as_embedder(model).identity
+        if not self.identity.is_same(identity):
+            raise ModelMismatchError(f"the index was made with {self.identity}, not {identity}")
+        super().check(model)
         self.dimension = int(model.dimension)
-        self.max_tokens = getattr(model, "max_tokens", None)
-        if self._identity is None:
-            self._identity = identity
-        elif not self._identity.is_same(identity):
-            self.error = ModelMismatchError(f"the model {self._identity} is now {identity}")
-            raise self.error
+
+    def embed_query(self, text: str) -> Any:
+        """See `rag_demo.encoding.embedder.BasicEmbedder`."""
+        return self.embed_queries([text])[0]
+
+    def embed_queries(self, texts: Sequence[str]) -> Vectors:
+        """See `rag_demo.encoding.embedder.Embedder`."""
+        with self.lease() as model:
+            return np.asarray(as_embedder(model).embed_queries(texts), np.float32)
+
+    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+        """See `rag_demo.encoding.embedder.Embedder`."""
+        with self.lease() as model:
+            return np.asarray(model.embed_documents(list(texts)), np.float32)
+
+    def count_tokens(self, texts: Sequence[str], kind: str) -> list[int] | None:
+        """Count the tokens of each text before truncation; None if the model cannot count."""
+        with self.lease() as model:
+            try:
+                count = model.count_tokens
+            except AttributeError:
+                return None
+            counts: list[int] | None = count(list(texts), kind)
+            return counts
 
 
 class Engine:
-    """The embedding model, the index and the reranker. Nothing is loaded until `open`.
+    """The embedding model, the reranker and the index. Nothing is loaded until it is used.
 
     Any number of threads may search.
 
     Args:
         settings: The service's settings.
         load: Loads the embedding model; None for the model that the settings or the index name.
+
+    Raises:
+        RagDemoError: There is no index, or it is damaged.
     """
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
         self.settings = settings
-        made_by = read_manifest(settings.index).model
+        manifest = read_manifest(settings.index)
+        made_by = manifest.model
+        self.documents, self.version = manifest.count, manifest.commit
         self.model_id = settings.model or made_by.name
         self.dtype = made_by.dtype or "float32"
         device, trust = settings.device, settings.trust_remote_code
         if load is None:
             load = partial(load_model, self.model_id, device, made_by.dtype, trust)
-        name = Path(self.model_id).name
+        name = settings.served_model_name or Path(self.model_id).name  # Without folders.
         self.model_name = "model" if name in ("", "index") else name
-        self.model = self._host(load, self.model_name)
-        self.reranker: ModelHost[Any] | None = None
+        self.model = HostedEmbedder(self._host(load, self.model_name), made_by)
+        self.reranker: Hosted | None = None
         if settings.reranker is not None:
-            load = partial(_load_reranker, settings.reranker, device, trust)
-            self.reranker = self._host(load, f"reranker {Path(settings.reranker).name}")
-        self.embedder = _HostedModel(self.model)
-        self.documents = 0
+            load = partial(load_reranker, settings.reranker, device, trust)
+            self.reranker = Hosted(self._host(load, Path(settings.reranker).name))
         self.index = self._host_index()
 
     def _host(self, load: LoadModel, name: str) -> ModelHost[Any]:
         settings = self.settings
-        most = settings.limits.answer_s
-        call_timeout_s = min(settings.call_timeout_s or most, most)
+        is_process = settings.isolation == "process"
         return ModelHost(
             load,
             name=name,
-            keep_alive=settings.keep_alive,
+            keep_alive=settings.keep_alive_s,
             isolation=settings.isolation,
-            call_timeout_s=call_timeout_s if settings.isolation == "process" else None,
+            call_timeout_s=(settings.call_timeout or settings.hang_timeout) if is_process else None,
         )
 
     def _host_index(self) -> ModelHost[LocalRetriever]:
@@ -190,40 +246,26 @@ class Engine:
         if self.settings.retriever == "faiss":
             from rag_demo.faiss_retriever import FaissRetriever
 
-            retriever = FaissRetriever(self.embedder)
+            retriever = FaissRetriever(self.model)
         else:
             from rag_demo.pytorch_gpu_retriever import PyTorchGPURetriever
 
-            retriever = PyTorchGPURetriever(self.embedder, device=self.settings.device)
+            retriever = PyTorchGPURetriever(self.model, device=self.settings.device)
         with _close_on_error(retriever.close):
-            retriever.load(self.settings.index)
-        self._facts = read_manifest(self.settings.index)
-        self.documents = len(retriever)
+            version = read_manifest(self.settings.index).commit  # Before: it may change meanwhile.
+            self.documents = retriever.load(self.settings.index)
+        self.version = version
         return retriever
+
+    @property
+    def models(self) -> list[Hosted]:
+        """The embedding model, and the reranker if there is one."""
+        return [self.model, *([self.reranker] if self.reranker else ())]
 
     @property
     def hosts(self) -> dict[str, ModelHost[Any]]:
         """All hosts by their names."""
-        hosts = [self.model, self.index, *([self.reranker] if self.reranker else ())]
-        return {host.name: host for host in hosts}
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether a model is being loaded, which may take longer than any call."""
-        return any(host.status().state == "loading" for host in self.hosts.values())
-
-    def open(self) -> None:
-        """Load the models, open the index and search once.
-
-        Raises:
-            RagDemoError: A model cannot be loaded, or the index cannot be opened. Everything is
-                closed then.
-        """
-        with _close_on_error(self.close, 0):
-            self.model.load()  # First: otherwise the model's size would count for the index.
-            self._warm_up()
-            if self.reranker is not None:
-                self.reranker.load()
+        return {host.name: host for host in (*(each.host for each in self.models), self.index)}
 
     def reopened(self) -> Engine:
         """Return an engine with the same models and a new index from the same folder.
@@ -234,69 +276,50 @@ class Engine:
         engine = copy.copy(self)
         engine.index = engine._host_index()
         with _close_on_error(engine.index.close, 0):
-            engine._warm_up()
+            engine.index.load()
         return engine
-
-    def _warm_up(self) -> None:
-        with self.index.lease(_LEASE_S) as retriever:
-            retriever.search("warm", 1)
-
-    def embed(self, texts: Sequence[str], *, are_queries: bool) -> Vectors:
-        """Embed texts: shape (n, d), float32."""
-        embed = self.embedder.embed_queries if are_queries else self.embedder.embed_documents
-        return np.asarray(embed(texts), np.float32)
-
-    def count_tokens(self, texts: Sequence[str], *, are_queries: bool) -> list[int] | None:
-        """Count the tokens of each text before truncation; None if the model cannot count."""
-        with self.embedder.lease() as model:
-            try:
-                count = model.count_tokens
-            except AttributeError:
-                return None
-            counts: list[int] | None = count(list(texts), "query" if are_queries else "document")
-            return counts
 
     def search(
         self, queries: Sequence[str], vectors: Mapping[str, Any], options: SearchOptions
     ) -> list[list[SearchResult]]:
         """Search for queries; ``vectors`` must have a vector of each, unless the mode is bm25."""
         known = None if options.mode == "bm25" else np.stack([vectors[query] for query in queries])
-        where = None if options.where is None else public_filter(options.where)
         with self.index.lease(_LEASE_S) as retriever:
             return retriever.search_batch(
-                queries, options.top_k, options.min_score, where, mode=options.mode, vectors=known
+                queries,
+                options.top_k,
+                options.min_score,
+                options.where,
+                mode=options.mode,
+                vectors=known,
             )
 
-    def rerank(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Score texts as answers to a query."""
+    def rerank(self, query: str, texts: Sequence[str]) -> tuple[list[float], list[int]]:
+        """Return the logit and the number of tokens of each text with the query."""
         assert self.reranker is not None
-        with self.reranker.lease(_LEASE_S) as reranker:
-            return [float(score) for score in reranker.score(query, list(texts))]
+        with self.reranker.lease() as reranker:
+            scored: tuple[list[float], list[int]] = reranker.score_and_count(query, list(texts))
+            return scored
 
     def change(self, change: Callable[[LocalRetriever], Any]) -> Any:
-        """Change the index and save it. A change that cannot be saved is undone."""
-        if (
-            self.index.status().state == "loaded"
-            and read_manifest(self.settings.index) != self._facts
-        ):
-            self.index.unload()  # Another process has changed the files.
-        try:
-            with self.index.lease(_LEASE_S) as retriever:
-                result = change(retriever)
-                retriever.save(self.settings.index)
-                self._facts, self.documents = read_manifest(self.settings.index), len(retriever)
-        except BaseException:  # After any failure the index must match its files again.
-            self.index.unload()
-            raise
+        """Change the index and save it.
+
+        Raises:
+            IndexChangedError: Another process has changed the index.
+        """
+        with self.index.lease(_LEASE_S) as retriever:
+            result = change(retriever)
+            retriever.save(self.settings.index)
+            self.documents = len(retriever)
+            self.version = read_manifest(self.settings.index).commit
         return result
 
-    def close(self, deadline_s: float = 30.0) -> None:
+    def close(self, deadline_s: float) -> None:
         """Close all hosts, the index first.
 
         Args:
             deadline_s: How long to wait for the leases of each host, in seconds.
         """
         with contextlib.ExitStack() as stack:
-            for host in (self.model, self.reranker, self.index):
-                if host is not None:
-                    stack.callback(host.close, deadline_s)
+            for host in reversed(self.hosts.values()):
+                stack.callback(host.close, deadline_s)

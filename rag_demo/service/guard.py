@@ -1,24 +1,32 @@
 """Middleware that every request passes before its route.
 
-It assigns request ids, checks tokens and host names, and reads bodies under limits of size and
-time. It adds security headers and logs each request.
+It assigns request ids, checks host names and tokens, and reads bodies under limits of size and
+time. It adds security headers, cuts off clients that do not read, and logs each request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import hmac
 import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
+from fastapi.security import HTTPBearer
+from starlette.requests import Request
+from starlette.routing import Match
+
 from rag_demo.service import metrics
-from rag_demo.service.problems import ClientGoneError, Problem, overloaded, problem_response
+from rag_demo.service.logs import REQUEST_ID
+from rag_demo.service.probes import PAGE_FILES
+from rag_demo.service.problems import ClientGoneError, Problem, problem_response
+from rag_demo.service.responses import Buffer
 from rag_demo.service.settings import Settings, is_loopback
+from rag_demo.service.tracing import span
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -26,13 +34,17 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = dict[bytes, bytes]
 
 log = logging.getLogger("rag_demo.service")
-REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("rag_demo_request_id", default="")
+BEARER = HTTPBearer(auto_error=False, description="A client's token, or the admin token.")
+STREAMED = "/documents/bulk"
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_OPEN_PATHS = {"/livez", "/readyz", "/health", "/", "/page.css", "/page.js"}
+_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
+_OPEN_PATHS = {"/livez", "/readyz", "/health", *PAGE_FILES}
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
 _FORWARDED = re.compile(rb"forwarded|x-forwarded-.*|x-real-ip|via")
 _CLIENT_GONE = 499  # nginx's status for a client that closed its connection
+_PIECE = 1 << 16  # bytes of a response that are sent together
+_CLOSE = {"connection": "close"}
 _SECURITY_HEADERS = [
     (
         b"content-security-policy",
@@ -51,15 +63,13 @@ class Guard:
     Args:
         app: The application behind the guard.
         settings: The service's settings.
+        routes: The routes behind the guard.
     """
 
-    def __init__(self, app: Any, settings: Settings) -> None:
-        self._app = app
-        self._limits = settings.limits
-        self._token = settings.token and settings.token.encode()
-        self._admin_token = (settings.admin_token or settings.token or "").encode()
+    def __init__(self, app: Any, settings: Settings, routes: Sequence[Any]) -> None:
+        self._app, self._settings, self._routes = app, settings, routes
         self._on_loopback = is_loopback(settings.host)
-        self._body_bytes = 0  # of all requests
+        self._buffer = Buffer(settings.buffer_bytes)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -69,26 +79,27 @@ class Guard:
         headers: Headers = dict(reversed(scope["headers"]))  # The first of several counts.
         client_id = headers.get(b"x-request-id", b"")
         request_id = client_id.decode() if _ID.fullmatch(client_id) else uuid.uuid4().hex
-        scope["request_id"] = request_id
         REQUEST_ID.set(request_id)
+        account = [0]
         # The server omits the body of a response to HEAD.
-        request = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-        service = scope.get("state", {}).get("service")
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        take_bytes = partial(self._buffer.take, account)
+        request = {**scope, "method": method, "request_id": request_id, "take_bytes": take_bytes}
+        service = scope["state"]["service"]
         status = _CLIENT_GONE
         started = time.perf_counter()
-        body = bytearray()
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 added = [(b"x-request-id", request_id.encode()), *_SECURITY_HEADERS]
-                if service is not None and service.draining:
+                if service.draining:
                     added.append((b"connection", b"close"))
                 known = {name for name, _ in message["headers"]}
                 added = [each for each in added if each[0] not in known]
                 message = {**message, "headers": [*message["headers"], *added]}
-            await send(message)
+            await self._send(send, message)
 
         async def refuse(problem: Problem) -> None:
             if status == _CLIENT_GONE:  # Otherwise a response has begun.
@@ -96,38 +107,86 @@ class Guard:
                 await response(scope, receive, send_with_headers)
 
         metrics.IN_FLIGHT.inc()
-        try:
-            self._admit(request, headers)
-            await self._read(body, scope, headers, receive)
-            await self._app(request, _replay(bytes(body), receive), send_with_headers)
-        except Problem as problem:
-            await refuse(problem)
-        except ClientGoneError:
-            return
-        except Exception as error:
-            # The last handler before the server: the text of an unknown error is for the log only.
-            log.error("the request failed: %r", error, exc_info=error)
-            await refuse(Problem(500, "the service failed; its log says why"))
-        finally:
-            metrics.IN_FLIGHT.dec()
-            self._body_bytes -= len(body)
-            seconds = time.perf_counter() - started
-            route = getattr(request.get("route"), "path", "") or "unknown"
-            # Labels that clients can invent would be kept forever.
-            method = scope["method"] if scope["method"] in _METHODS else "other"
-            metrics.REQUESTS.labels(route, method, str(status)).inc()
-            metrics.SECONDS.labels(route).observe(seconds)
-            extra = {"status": status, "route": route, "ms": round(seconds * 1e3, 1)}
-            log.info("%s %s %s %.1f ms", method, route, status, seconds * 1e3, extra=extra)
+        with span(headers) as attributes:
+            try:
+                try:
+                    await self._admit(request, headers, service.tokens)
+                    if request["path"] == STREAMED:
+                        receive = partial(_receive_within, receive, self._settings.body_timeout)
+                    else:
+                        receive = _replay(await self._read(request, headers, receive), receive)
+                    await self._app(request, receive, send_with_headers)
+                except Problem as problem:
+                    await refuse(problem)
+                except ClientGoneError:
+                    pass
+                except Exception as error:
+                    # The last handler before the server: the text of an unknown error is for the
+                    # log only.
+                    log.error("the request failed: %r", error, exc_info=error)
+                    await refuse(Problem(500, "the service failed; its log says why"))
+            except ClientGoneError:  # The client does not read the refusal.
+                pass
+            finally:
+                metrics.IN_FLIGHT.dec()
+                self._buffer.used -= account[0]
+                seconds = time.perf_counter() - started
+                route = self._route(request)
+                # Labels that clients can invent would be kept forever.
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                metrics.REQUESTS.labels(route, method, str(status)).inc()
+                metrics.SECONDS.labels(route).observe(seconds)
+                client = (scope.get("client") or ("unknown",))[0]
+                attributes |= {
+                    "http.request.method": method,
+                    "http.route": route,
+                    "http.response.status_code": status,
+                }
+                extra = {"client": client, "method": method, "route": route, "status": status}
+                line = (client, method, route, status, seconds * 1e3)
+                log.info(
+                    "%s %s %s %s %.1f ms", *line, extra={**extra, "ms": round(seconds * 1e3, 1)}
+                )
 
-    def _admit(self, scope: Message, headers: Headers) -> None:
-        path = scope["path"]
-        is_admin = path.startswith(("/admin", "/documents"))
-        if self._token or (is_admin and self._admin_token):
-            kind, _, token = headers.get(b"authorization", b"").partition(b" ")
-            tokens = [self._admin_token, *([] if is_admin else [self._token or b""])]
-            known = [hmac.compare_digest(token, each) for each in tokens]
-            if path not in _OPEN_PATHS and not (kind.lower() == b"bearer" and any(known)):
+    def _route(self, scope: Message) -> str:
+        """Return the route of a request, also if it was refused before its route was known."""
+        matching = (each.path for each in self._routes if each.matches(scope)[0] != Match.NONE)
+        return getattr(scope.get("route"), "path", None) or next(matching, "unknown")
+
+    async def _send(self, send: Send, message: Message) -> None:
+        """Send a part of a response in pieces.
+
+        Raises:
+            ClientGoneError: The client does not read; the server closes the connection.
+        """
+        body = message.get("body", b"")
+        if len(body) <= _PIECE:
+            await send(message)
+            return
+        for start in range(0, len(body), _PIECE):
+            more = message.get("more_body", False) or start + _PIECE < len(body)
+            piece = {**message, "body": body[start : start + _PIECE], "more_body": more}
+            try:
+                await asyncio.wait_for(send(piece), self._settings.write_timeout)
+            except asyncio.TimeoutError:
+                raise ClientGoneError from None
+
+    async def _admit(self, scope: Message, headers: Headers, tokens: Any) -> None:
+        path, method = scope["path"], scope["method"]
+        host = headers.get(b"host", b"").decode("latin-1")
+        # Browsers always send a Host header; HTTP/1.0 clients may not.
+        if b"host" in headers and not _HOST.fullmatch(host):
+            raise Problem(400, "the Host header is not a host name with an optional port")
+        is_admin = path.startswith("/admin") or (path.startswith("/documents") and method != "GET")
+        if not is_admin and method == "GET" and path in _OPEN_PATHS and tokens.clients:
+            return
+        if is_admin and tokens.clients and not tokens.admin:
+            raise Problem(403, "administration needs an admin token; set RAG_DEMO_ADMIN_TOKEN")
+        known = [*tokens.admin, *(() if is_admin else tokens.clients)]
+        if tokens.admin if is_admin else tokens.clients:
+            credentials = await BEARER(Request(scope))
+            token = credentials.credentials.encode() if credentials else b""
+            if not sum(hmac.compare_digest(token, each) for each in known):
                 raise Problem(
                     401,
                     "a valid token is required; send Authorization: Bearer TOKEN",
@@ -136,16 +195,14 @@ class Guard:
                 )
             return
         if is_admin:
-            self._admit_admin(scope, headers)
-        host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
-        name = host[0] if host[1] and host[2].isdigit() else "".join(host)
-        # Browsers always send a Host header; HTTP/1.0 clients may not.
+            self._admit_local(scope, headers)
+        name = re.sub(r":\d+$", "", host)
         if (self._on_loopback or is_admin) and b"host" in headers and not is_loopback(name):
             # A site whose name resolves to this machine could read everything (DNS rebinding).
             what = "administration" if is_admin else "this service"
             raise Problem(421, f"{what} is not available under this host name; use localhost")
 
-    def _admit_admin(self, scope: Message, headers: Headers) -> None:
+    def _admit_local(self, scope: Message, headers: Headers) -> None:
         client = (scope.get("client") or (None,))[0]
         if not is_loopback(client) or any(map(_FORWARDED.fullmatch, headers)):
             raise Problem(403, "administration needs a token, or a client on the same machine")
@@ -154,25 +211,23 @@ class Guard:
         if is_foreign or (origin is not None and origin.partition(b"://")[2] != host):
             raise Problem(403, "pages of other sites must not administer this service")
 
-    async def _read(
-        self, body: bytearray, scope: Message, headers: Headers, receive: Receive
-    ) -> None:
+    async def _read(self, scope: Message, headers: Headers, receive: Receive) -> bytes:
         """Read the whole body; the route starts only when the body is complete."""
-        close = {"connection": "close"}
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # Two lengths allow request smuggling (RFC 9112, 6.1).
             detail = "send either content-length or transfer-encoding, not both"
-            raise Problem(400, detail, headers=close)
-        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            return
+            raise Problem(400, detail, headers=_CLOSE)
+        if scope["method"] in ("GET", "OPTIONS"):
+            return b""
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             detail = "compressed bodies are not supported; send the body without content-encoding"
-            raise Problem(415, detail, headers={"accept-encoding": "identity", **close})
-        most = self._limits.body_bytes
-        too_large = Problem(413, f"the body has more than {most:,} bytes", headers=close)
+            raise Problem(415, detail, headers={"accept-encoding": "identity", **_CLOSE})
+        most = self._settings.max_body_bytes
+        too_large = Problem(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > most:
             raise too_large
+        body = bytearray()
 
         async def read() -> None:
             while True:
@@ -180,22 +235,26 @@ class Guard:
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 part = message.get("body", b"")
+                scope["take_bytes"](len(part))
                 body.extend(part)
-                self._body_bytes += len(part)
                 if len(body) > most:
                     raise too_large
-                if self._body_bytes > self._limits.all_bodies_bytes:
-                    metrics.REFUSED.inc()
-                    detail = "too many large bodies are in memory; try again after Retry-After"
-                    raise overloaded(1, detail)
                 if not message.get("more_body", False):
                     return
 
         try:
-            await asyncio.wait_for(read(), self._limits.body_s)
+            await asyncio.wait_for(read(), self._settings.body_timeout)
         except asyncio.TimeoutError:
-            detail = f"the body was not complete within {self._limits.body_s:g} s"
-            raise Problem(408, detail, headers=close) from None
+            detail = f"the body was not complete within {self._settings.body_timeout:g} s"
+            raise Problem(408, detail, headers=_CLOSE) from None
+        return bytes(body)
+
+
+async def _receive_within(receive: Receive, timeout_s: float) -> Message:
+    try:
+        return await asyncio.wait_for(receive(), timeout_s)
+    except asyncio.TimeoutError:
+        raise Problem(408, f"no part of the body came within {timeout_s:g} s") from None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

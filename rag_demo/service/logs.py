@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import json
 import logging
 import logging.handlers
@@ -13,12 +14,12 @@ import sys
 import threading
 from typing import Any
 
-from rag_demo.service.guard import REQUEST_ID
-
-log = logging.getLogger("rag_demo.service")
+REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("rag_demo_request_id", default="")
 _MAX_LINES = 2048  # in the queue
 _FLUSH_S = 1.0  # at exit
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
 _TEXT = "%(asctime)s %(levelname)s %(name)s [%(request_id)s] %(message)s"
+_FIELDS = ("request_id", "client", "method", "route", "status", "ms")
 
 
 def configure_logging(layout: str, level: str) -> None:
@@ -30,12 +31,12 @@ def configure_logging(layout: str, level: str) -> None:
         layout: "text" or "json".
         level: The lowest level that is logged.
     """
-    records: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    handler = _QueueHandler(records)
-    handler.setFormatter(_JSONFormatter() if layout == "json" else logging.Formatter(_TEXT))
+    lines: queue.Queue[Any] = queue.Queue(_MAX_LINES)
+    handler = _Handler(lines)
+    handler.setFormatter(_JSONFormatter() if layout == "json" else logging.Formatter(_TEXT, _TIME))
     handler.addFilter(_add_request_id)
-    _StderrListener(records).start()
-    atexit.register(_flush, records)
+    logging.handlers.QueueListener(lines, _Stderr()).start()  # type: ignore[arg-type]
+    atexit.register(_flush, lines)
     for name in ("rag_demo", "torch_utils", "uvicorn", "asyncio"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
@@ -51,29 +52,29 @@ def _add_request_id(record: logging.LogRecord) -> bool:
     return True
 
 
-def _flush(records: queue.SimpleQueue[Any]) -> None:
+def _flush(lines: queue.Queue[Any]) -> None:
     """Wait until the lines so far are written, for at most a second."""
     written = threading.Event()
-    records.put(logging.makeLogRecord({"levelno": logging.CRITICAL, "written": written}))
-    written.wait(_FLUSH_S)
+    with contextlib.suppress(queue.Full):
+        lines.put(logging.makeLogRecord({"written": written}), timeout=_FLUSH_S)
+        written.wait(_FLUSH_S)
 
 
-class _QueueHandler(logging.handlers.QueueHandler):
-    # A SimpleQueue is safe in signal handlers but has no limit.
-    queue: queue.SimpleQueue[Any]
+class _Handler(logging.handlers.QueueHandler):
     _dropped = 0
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        if self.queue.qsize() >= _MAX_LINES:
-            self._dropped += 1
-            return
-        if self._dropped:
-            dropped, self._dropped = self._dropped, 0
-            log.warning("%d lines of the log were dropped: stderr was blocked", dropped)
-        self.queue.put(record)
+        dropped, self._dropped = self._dropped, 0
+        try:
+            if dropped:
+                line = f"{dropped} lines of the log were dropped: stderr was blocked"
+                self.queue.put_nowait(logging.makeLogRecord({"msg": line}))
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self._dropped = dropped + 1
 
 
-class _StderrListener(logging.handlers.QueueListener):
+class _Stderr:
     # Neither a handler nor sys.stderr: the end of the program would wait for their locks while a
     # write is blocked.
     def handle(self, record: logging.LogRecord) -> None:
@@ -90,12 +91,11 @@ class _JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         extra = record.__dict__
         line: dict[str, Any] = {
-            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{record.msecs:03.0f}",
+            "at": self.formatTime(record, _TIME),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            "request_id": extra.get("request_id", ""),
-            **{key: extra[key] for key in ("route", "status", "ms") if key in extra},
+            **{key: extra[key] for key in _FIELDS if key in extra},
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

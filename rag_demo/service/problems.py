@@ -6,20 +6,23 @@ Responses never contain the text of an unexpected exception, which may name file
 from __future__ import annotations
 
 import http
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rag_demo.errors import IndexFileError, ModelError, ModelMismatchError
+
 _MAX_CHARS = 300  # of one field of an error
 _MAX_ERRORS = 10
-_TEI_PATHS = ("/embed", "/rerank", "/info")
+_TOO_SHORT = {"too_short", "string_too_short"}
+_TEI_PATHS = ("/", "/embed", "/rerank", "/info")
 _TEI_TYPES = {400: "Empty", 401: "Unauthorized", 424: "Backend", 429: "Overloaded"}
 _HTTP_DETAILS = {
     400: "the body is not valid JSON",
@@ -44,7 +47,8 @@ class Problem(Exception):  # noqa: N818  (the name of RFC 9457)
     Args:
         status: HTTP status.
         detail: What is wrong and what to do.
-        code: A short name for programs.
+        code: A short name for programs; "empty" and "unavailable" have other statuses on the
+            routes of text-embeddings-inference.
         param: The field of the request that is wrong.
         headers: Headers of the response.
         errors: Several errors, each with a JSON pointer into the request.
@@ -68,9 +72,16 @@ def overloaded(wait_s: float, detail: str, status: int = 429) -> Problem:
     return Problem(status, detail, code="overloaded", headers={"retry-after": seconds})
 
 
-def invalid_status(path: str) -> int:
-    """Return the HTTP status for a request that fails validation."""
-    return 400 if path.startswith(("/v1/", "/v2/")) else 422
+def public_reason(error: Exception | None) -> str:
+    """Describe an error without the names of files."""
+    for kind, reason in (
+        (ModelMismatchError, "the index was made with another model"),
+        (IndexFileError, "the index is missing or damaged"),
+        (ModelError, "the model cannot be loaded"),
+    ):
+        if isinstance(error, kind):
+            return reason
+    return "the model or the index cannot be opened"
 
 
 def problem_response(problem: Problem, path: str, request_id: str) -> Response:
@@ -80,11 +91,13 @@ def problem_response(problem: Problem, path: str, request_id: str) -> Response:
         message = "; ".join(f"{each['pointer']}: {each['detail']}" for each in problem.errors)
     content: dict[str, Any]
     if path in _TEI_PATHS:
+        status = {"empty": 400, "unavailable": 424}.get(problem.code or "", status)
         kind = _TEI_TYPES.get(status, "Unhealthy" if status >= 500 else "Validation")
         content = {"error": message, "error_type": kind}
     elif path.startswith("/v2/"):  # Cohere
         content = {"message": message, "id": request_id}
     elif path.startswith("/v1/"):  # OpenAI
+        status = 400 if status == 422 else status
         kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = "rate_limit_error" if status == 429 else kind
         error = {"message": message, "type": kind, "param": problem.param, "code": problem.code}
@@ -100,7 +113,9 @@ def problem_response(problem: Problem, path: str, request_id: str) -> Response:
             **({"code": problem.code} if problem.code else {}),
             **({"errors": problem.errors} if problem.errors else {}),
         }
-    return Response(json.dumps(content), status, problem.headers, media_type)
+    if path.startswith("/v2/") and status == 422:
+        status = 400
+    return Response(orjson.dumps(content), status, problem.headers, media_type)
 
 
 async def raise_problem(request: Request, error: Exception) -> Response:
@@ -125,9 +140,9 @@ async def raise_problem(request: Request, error: Exception) -> Response:
         for each in found
     ]
     raise Problem(
-        invalid_status(request.url.path),
+        422,
         f"the request is invalid; see errors{hint}",
-        code="invalid_request",
+        code="empty" if _TOO_SHORT & {each["type"] for each in found} else "invalid_request",
         param=str(found[0]["loc"][1])[:_MAX_CHARS] if len(found[0]["loc"]) > 1 else None,
         errors=errors,
     ) from None

@@ -1,59 +1,72 @@
-"""JSON responses: written by orjson in parts, and limited in size."""
+"""JSON responses: written by orjson, limited in size, and counted while they are in memory."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
+from fastapi import Request
 from starlette.responses import Response
 
-from rag_demo.service.problems import Problem
+from rag_demo.service import metrics
+from rag_demo.service.problems import Problem, overloaded
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-_DEPTH = 3  # Lists and mappings down to this level are written item by item.
-_TURN_BYTES = 1 << 16
 
 
-async def json_response(content: Any, max_bytes: int) -> Response:
-    """Write a response; other requests get their turn every 64 KB.
+class Buffer:
+    """A budget of bytes for the bodies and the responses that are in memory.
+
+    Args:
+        most: How many bytes there may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.used = most, 0
+
+    def take(self, account: list[int], count: int) -> None:
+        """Count bytes for a request. Its account has the number to give back at the end.
+
+        Raises:
+            Problem: There would be too many.
+        """
+        if self.used + count > self.most:
+            metrics.REFUSED.inc()
+            raise overloaded(1, "too many bytes are in memory; try again after Retry-After")
+        self.used += count
+        account[0] += count
+
+
+class JSONResponse(Response):
+    """A response written by orjson."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes of the body."""
+        try:
+            return orjson.dumps(content, option=_OPTIONS)
+        except TypeError:
+            # Metadata may have lone surrogates, integers over 64 bits and deep nesting.
+            plain = json.loads(json.dumps(content, default=list), parse_constant=lambda _: None)
+            return json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def respond(request: Request, content: Any, *, truncated: int = 0) -> JSONResponse:
+    """Return a response, with the version of the index and the number of texts cut off.
 
     Raises:
-        Problem: It has more than ``max_bytes``.
+        Problem: It is too large, or too many bytes are in memory.
     """
-    parts, size, turn = [], 0, 0
-    for part in _parts(content, _DEPTH):
-        parts.append(part)
-        size += len(part)
-        if size > max_bytes:
-            raise Problem(413, f"the response has more than {max_bytes:,} bytes; request less")
-        if size - turn > _TURN_BYTES:
-            turn = size
-            await asyncio.sleep(0)
-    return Response(b"".join(parts), media_type="application/json")
-
-
-def _parts(value: Any, depth: int) -> Iterator[bytes]:
-    if depth and isinstance(value, dict):
-        for number, (key, item) in enumerate(value.items()):
-            yield (b"," if number else b"{") + _dumps(str(key)) + b":"
-            yield from _parts(item, depth - 1)
-        yield b"}" if value else b"{}"
-    elif depth and isinstance(value, list):
-        for number, item in enumerate(value):
-            yield b"," if number else b"["
-            yield from _parts(item, depth - 1)
-        yield b"]" if value else b"[]"
-    else:
-        yield _dumps(value)
-
-
-def _dumps(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value, option=_OPTIONS)
-    except TypeError:
-        # Metadata may have lone surrogates, integers over 64 bits and deep nesting.
-        plain = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
-        return json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
+    service = request.state.service
+    headers = {"x-index-version": service.engine.version}
+    if truncated:
+        metrics.TRUNCATED.inc(truncated)
+        headers["x-truncated-texts"] = str(truncated)
+    response = JSONResponse(content, headers=headers)
+    most = service.settings.max_response_bytes
+    if len(response.body) > most:
+        raise Problem(413, f"the response has more than {most:,} bytes; request less")
+    request.scope["take_bytes"](len(response.body))
+    return response

@@ -5,14 +5,21 @@ from __future__ import annotations
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WrapValidator,
+    model_validator,
+)
 
 from rag_demo.searching.arguments import MODES
-from rag_demo.service.filters import StoreFilter, Where
-from rag_demo.service.settings import Limits
+from rag_demo.stores.filters import parse_filter
 
-_DEFAULTS = Limits()  # For the description; the routes check the limits of the settings.
 _MAX_FIELDS = 100  # of a request, with unknown fields
+_MAX_DEPTH, _MAX_VALUES, _MAX_FLOAT = 8, 1_000, 1.7e308  # of a filter
 
 
 def _integer(value: Any) -> Any:
@@ -20,27 +27,89 @@ def _integer(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-def _text(most: int, **constraints: Any) -> dict[str, Any]:
-    """Describe the strings and lists of strings that a route accepts."""
-    text = {"maxLength": _DEFAULTS.query_chars, **constraints}
-    return {**text, "minItems": 1, "maxItems": most, "items": {"type": "string", **text}}
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("contains a lone surrogate, which UTF-8 cannot encode") from None
+    return text
 
 
-_QUERY: dict[str, Any] = {"pattern": r"\S", "maxLength": _DEFAULTS.query_chars}
-_QUERIES = _text(_DEFAULTS.queries, pattern=r"\S")
-_INPUTS = _text(_DEFAULTS.texts)
-_DOCUMENTS: dict[str, Any] = {"minItems": 1, "maxItems": _DEFAULTS.texts}
-
+Scalar = str | int | float | bool | None
+Comparable = str | int | float | bool
 Score = Annotated[float, Field(allow_inf_nan=False)]
 Integer = Annotated[int, BeforeValidator(_integer)]
+Count = Annotated[Integer, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1), AfterValidator(_encodable)]
+Query = Annotated[str, Field(pattern=r"\S"), AfterValidator(_encodable)]
 # fail_fast: an error for each of millions of items would take minutes.
-Texts = Annotated[list[str], Field(fail_fast=True)]
+Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1)]
+Queries = Annotated[list[Query], Field(fail_fast=True, min_length=1)]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
-TokenLists = Annotated[list[Tokens], Field(fail_fast=True, max_length=_DEFAULTS.texts)]
+TokenLists = Annotated[list[Tokens], Field(fail_fast=True, max_length=2_048)]
 Prompt = Literal["query", "document", "passage", "search_query", "search_document"]
 Dimensions = Annotated[
-    Integer | None, Field(description="Must be the model's own number of dimensions.")
+    Count | None, Field(description="Cut off vectors after so many numbers; their length stays 1.")
 ]
+Truncate = Annotated[bool | None, Field(description="false refuses texts that are too long.")]
+
+
+class Operators(BaseModel):
+    """Operators for one key of the metadata."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
+
+    eq: Scalar | list[Scalar] = Field(None, alias="$eq")
+    ne: Scalar | list[Scalar] = Field(None, alias="$ne")
+    gt: Comparable = Field(0, alias="$gt")
+    gte: Comparable = Field(0, alias="$gte")
+    lt: Comparable = Field(0, alias="$lt")
+    lte: Comparable = Field(0, alias="$lte")
+    in_: list[Scalar] = Field([], alias="$in")
+    nin: list[Scalar] = Field([], alias="$nin")
+    contains: Scalar = Field(None, alias="$contains")
+
+
+class Conditions(BaseModel):
+    """Keys of the metadata with values or operators; ``$and``, ``$or``, ``$not`` combine them."""
+
+    model_config = ConfigDict(
+        extra="allow", json_schema_extra={"patternProperties": {r"^\$(?!(and|or|not)$)": False}}
+    )
+    __pydantic_extra__: dict[str, Scalar | list[Scalar] | Operators]
+
+    and_: list[Conditions] = Field(default_factory=list, alias="$and", min_length=1)
+    or_: list[Conditions] = Field(default_factory=list, alias="$or", min_length=1)
+    not_: Conditions = Field(default_factory=dict, alias="$not")  # type: ignore[assignment]
+
+
+def _check_filter(where: Any, _: Any) -> dict[str, Any]:
+    """Check a filter with the store's parser and pass on its message."""
+    if not isinstance(where, dict):
+        raise ValueError("must be a JSON object")
+    left = _MAX_VALUES
+
+    def check(value: Any, depth: int) -> None:
+        nonlocal left
+        left -= 1
+        if depth < 0 or left < 0:
+            raise ValueError(f"more than {_MAX_DEPTH} levels or {_MAX_VALUES:,} values")
+        if isinstance(value, (int, float)) and not abs(value) <= _MAX_FLOAT:
+            raise ValueError("a number must be finite and at most 1.7e308")
+        if isinstance(value, (dict, list)):
+            for item in value.values() if isinstance(value, dict) else value:
+                check(item, depth - 1)
+
+    check(where, _MAX_DEPTH)
+    try:
+        parse_filter(where)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return where
+
+
+Where = Annotated[Conditions, WrapValidator(_check_filter)]
+"""A filter: a dict, described by `Conditions` and checked by `parse_filter`."""
 
 
 class _Strict(BaseModel):
@@ -68,31 +137,43 @@ class SearchRequest(_Strict):
         },
     )
 
-    query: str | None = Field(None, json_schema_extra=_QUERY)
-    queries: Texts | None = Field(None, min_length=1, json_schema_extra=_QUERIES)
-    top_k: Integer = Field(5, ge=1, json_schema_extra={"maximum": _DEFAULTS.top_k})
+    query: Query | None = None
+    queries: Queries | None = None
+    top_k: Count = 5
     min_score: Score | None = Field(None, description="Omit results with a lower score.")
     where: Where | None = None
     mode: Literal[MODES] | None = Field(  # type: ignore[valid-type]
         None, description="hybrid by default; dense with a min_score."
     )
+    rerank: bool = Field(False, description="Order five times top_k results by the reranker.")
+    include_text: bool = Field(True, description="Whether results contain their texts.")
 
     @model_validator(mode="before")
     @classmethod
     def _first_fields(cls, value: Any) -> Any:
         return dict(islice(value.items(), _MAX_FIELDS)) if isinstance(value, dict) else value
 
+    @model_validator(mode="after")
+    def _has_queries(self) -> SearchRequest:
+        if (self.query is None) == (self.queries is None):
+            raise ValueError("exactly one of query and queries is required")
+        return self
+
 
 class EmbeddingsRequest(_Strict):
     """A request of OpenAI's clients; unknown fields are ignored."""
 
-    input: str | Texts | Tokens | TokenLists = Field(
+    input: Text | Texts | Tokens | TokenLists = Field(
         examples=[["a text", "another"]],
-        json_schema_extra={"type": ["string", "array"], **_text(_DEFAULTS.texts, minLength=1)},
+        json_schema_extra={
+            "type": ["string", "array"],
+            "items": {"type": "string", "minLength": 1},
+        },
     )
     model: str = Field("default", json_schema_extra={"enum": ["default"]})
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Dimensions = None
+    truncate: Truncate = None
     input_type: Prompt | None = Field(None, description="query embeds the texts as queries.")
     prompt_name: Prompt | None = Field(None, description="The same as input_type.")
 
@@ -100,54 +181,42 @@ class EmbeddingsRequest(_Strict):
 class EmbedRequest(_Strict):
     """A request of text-embeddings-inference's clients; unknown fields are ignored."""
 
-    inputs: str | Texts = Field(examples=["a text"], json_schema_extra=_INPUTS)
-    normalize: bool = Field(True, json_schema_extra={"enum": [True]})
-    truncate: bool | None = Field(None, description="false refuses texts that are too long.")
+    inputs: Text | Texts = Field(examples=["a text"])
+    normalize: Literal[True] | None = Field(True, description="Vectors always have length 1.")
+    truncate: Truncate = None
     truncation_direction: Literal["right", "Right"] | None = None
     prompt_name: Prompt | None = None
     dimensions: Dimensions = None
 
 
-class RankingOptions(_Strict):
-    """The score threshold of OpenAI's clients; ``ranker`` is ignored."""
+class RerankDocument(BaseModel):
+    """A document of Cohere's and Jina's clients."""
 
-    ranker: str | None = None
-    score_threshold: Score | None = Field(None, ge=0, le=1)
+    text: Text
 
 
-class StoreSearchRequest(_Strict):
-    """A search of OpenAI's clients in a vector store."""
+Documents = Annotated[list[Text | RerankDocument], Field(fail_fast=True, min_length=1)]
 
-    query: str | Texts = Field(examples=["a question"], json_schema_extra=_QUERIES)
-    max_num_results: Integer = Field(10, ge=1, le=50)
-    filters: StoreFilter | None = None
-    ranking_options: RankingOptions | None = None
-    rewrite_query: Literal[False] | None = None
+
+class DocumentsRerankRequest(_Strict):
+    """A request of Cohere's and Jina's clients; unknown fields are ignored."""
+
+    query: Query
+    documents: Documents
+    model: str = "default"
+    top_n: Count | None = None
+    return_documents: bool | None = Field(None, description="true by default, false on /v2.")
+    raw_scores: bool = Field(False, description="Logits instead of scores from 0 to 1.")
 
 
 class RerankRequest(_Strict):
     """A request of text-embeddings-inference's clients; unknown fields are ignored."""
 
-    query: str = Field(json_schema_extra=_QUERY)
-    texts: Texts = Field(json_schema_extra=_INPUTS)
-    raw_scores: Literal[False] | None = None
+    query: Query
+    texts: Texts
+    raw_scores: bool = Field(False, description="Logits instead of scores from 0 to 1.")
     return_text: bool = False
-
-
-class RerankDocument(BaseModel):
-    """A document of Cohere's and Jina's clients."""
-
-    text: str
-
-
-class OpenAIRerankRequest(_Strict):
-    """A request of Cohere's and Jina's clients; unknown fields are ignored."""
-
-    query: str = Field(json_schema_extra=_QUERY)
-    documents: list[str | RerankDocument] = Field(json_schema_extra=_DOCUMENTS)
-    model: str = "default"
-    top_n: Annotated[Integer, Field(ge=1)] | None = None
-    return_documents: bool = False
+    truncate: Truncate = None
 
 
 class NewDocument(_Strict):
@@ -155,8 +224,8 @@ class NewDocument(_Strict):
 
     model_config = ConfigDict(extra="forbid")
 
-    id: str = Field(min_length=1, max_length=512)
-    text: str = Field(min_length=1)
+    id: Annotated[Text, Field(max_length=512)]
+    text: Text
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -165,4 +234,19 @@ class DocumentsRequest(_Strict):
 
     model_config = ConfigDict(extra="forbid")
 
-    documents: list[NewDocument] = Field(json_schema_extra=_DOCUMENTS)
+    documents: Annotated[list[NewDocument], Field(fail_fast=True, min_length=1)]
+
+
+class DeleteRequest(_Strict):
+    """The documents to delete: exactly one of ``ids`` and ``where``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ids: Annotated[list[Text], Field(fail_fast=True, min_length=1)] | None = None
+    where: Where | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> DeleteRequest:
+        if (self.ids is None) == (not self.where):
+            raise ValueError("exactly one of ids and where is required")
+        return self

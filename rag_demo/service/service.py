@@ -1,35 +1,32 @@
-"""Service: the state that all routes share. It answers requests, reloads and unloads."""
+"""Service: the state that all routes share. It runs jobs, reloads, and changes the index."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from fastapi import Request
 
-from rag_demo.errors import IndexFileError, ModelError, ModelMismatchError, RagDemoError
+from rag_demo.errors import IndexChangedError, RagDemoError
 from rag_demo.retriever import LocalRetriever
-from rag_demo.service.batcher import Batcher, Job
+from rag_demo.service import metrics
 from rag_demo.service.engine import Engine, LoadModel
-from rag_demo.service.problems import Problem
-from rag_demo.service.settings import Settings
+from rag_demo.service.jobs import Job
+from rag_demo.service.lane import Lane
+from rag_demo.service.problems import Problem, overloaded, public_reason
+from rag_demo.service.settings import Settings, Tokens
 from rag_demo.service.threads import DaemonThread
 from rag_demo.stores.index_format import read_manifest
-from torch_utils import CleanupReport, ModelInUseError, memory_snapshot
+from torch_utils import CleanupReport, ModelInUseError
 from torch_utils.report import format_bytes
 
 log = logging.getLogger("rag_demo.service")
-_SAMPLE_S = 1.0
-_SAMPLES = 300
-_EVENTS = 50
-_LONGEST_RETRY_S = 30.0
+_TICK_S = 0.5
+_CLOSING_S = 3.0
 
 
 class Service:
@@ -41,32 +38,36 @@ class Service:
 
     Attributes:
         draining: Whether the service is stopping.
-        on_reload: Called after a reload by ``/admin/reload``.
+        failure: Why the first load failed, if only a person can repair that.
+        on_failure: Called when ``failure`` is set.
+
+    Raises:
+        RagDemoError: There is no index, or it is damaged.
     """
 
     def __init__(self, settings: Settings, load: LoadModel | None = None) -> None:
-        self.settings, self._load = settings, load
+        self.settings, self.tokens = settings, Tokens(settings)
         self.draining = False
-        self.on_reload: Callable[[], None] = lambda: None
-        self.history = History()
-        self.engine: Engine
-        self.batcher: Batcher
+        self.failure: RagDemoError | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self.engine = engine = Engine(settings, load)
+
+        def lane(name: str, model: Any) -> Lane:
+            return Lane(name, lambda: self.engine, settings, model)
+
+        self.lanes = {"model": lane("model", lambda: engine.model), "words": lane("words", None)}
+        if engine.reranker is not None:
+            self.lanes["reranker"] = lane("reranker", lambda: engine.reranker)
         self._reloading = asyncio.Lock()
         self._reload_queued = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._thread = DaemonThread("rag_demo.administration")
-
-    async def open(self) -> None:
-        """Load the models, open the index and start to answer requests.
-
-        Raises:
-            RagDemoError: A model cannot be loaded, or the index cannot be opened.
-        """
-        self.engine = Engine(self.settings, self._load)
-        await self._thread.call(self.engine.open)
-        self.batcher = Batcher(lambda: self.engine, self.settings.limits)
-        self.start(self._sample())
-        self.start(self._load_again())
+        self._writer = DaemonThread("rag_demo.changes")
+        for name in ("model", "reranker"):
+            if name in self.lanes:
+                self.start(self._keep_loaded(self.lanes[name], engine))
+        if settings.reload_interval and not settings.writable:
+            self.start(self._watch())
+        self._show_version()
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the background, at most until `close`."""
@@ -74,80 +75,106 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def refuse_waiting_for_load(self) -> None:
+        """Refuse the requests that wait for a model: a load may take longer than a stop."""
+        for lane in self.lanes.values():
+            lane.refuse_waiting_for_load()
+
     async def close(self) -> None:
-        """Finish the queue, then close the engine; do not wait for a call that hangs."""
+        """Finish the queues, then close the engine; do not wait for a call that hangs."""
         self.draining = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        is_idle = await self.batcher.close()
-        closing = DaemonThread("rag_demo.closing")  # A load may hang in the other thread.
+        are_idle = await asyncio.gather(*(lane.close() for lane in self.lanes.values()))
+        self._writer.stop()
+        if not all(are_idle):
+            log.error("a call or a load of a model hangs and cannot be ended")
+            return
+        closing = DaemonThread("rag_demo.closing")
         try:
-            await closing.call(self.engine.close, 30.0 if is_idle else 0.0)
+            await closing.call(self.engine.close, _CLOSING_S)
         except ModelInUseError as error:
-            log.error("a call of the model hangs and cannot be ended: %s", error)
+            log.error("the model or the index is still in use: %s", error)
             return
         finally:
-            self._thread.stop()
             closing.stop()
         log.info("stopped: the models and the index are closed")
 
-    def parts(self, texts: Sequence[str]) -> Iterator[Sequence[str]]:
-        """Split texts into batches, so that other requests get their turn in between."""
-        size = self.settings.limits.batch_texts
-        return (texts[start : start + size] for start in range(0, len(texts), size))
-
-    async def run(self, request: Request, jobs: Iterable[Job]) -> list[Any]:
-        """Run the jobs of a request one after the other; see `Batcher.run`.
+    async def run(
+        self, request: Request | None, job: Job, deadline: float | None = None
+    ) -> list[Any]:
+        """Run a job in its lane; see `Lane.run`. By default the deadline is ``timeout`` from now.
 
         Returns:
-            The answers for the texts of all jobs.
+            One result for each text.
         """
-        deadline = asyncio.get_running_loop().time() + self.settings.limits.answer_s
-        answers: list[Any] = []
-        for number, job in enumerate(jobs):
-            is_continuation = number > 0
-            answers += await self.batcher.run(request, job, deadline, is_continuation)
-        return answers
+        return await self.lanes[job.lane].run(request, job, deadline or self.deadline())
+
+    def deadline(self) -> float:
+        """Return when the answer to a request that arrives now is due, by the loop's clock."""
+        return asyncio.get_running_loop().time() + self.settings.timeout
+
+    @property
+    def hang(self) -> str:
+        """Why the service needs a restart; "" if it does not."""
+        return next((lane.failure for lane in self.lanes.values() if lane.failure), "")
 
     async def not_ready(self) -> str:
         """Return why requests cannot be answered; "" if they can."""
         if self.draining:
             return "the service is stopping"
-        if reason := self.batcher.failure:
+        if reason := self.hang:
             log.warning("not ready: %s", reason)
             return reason
-        error = self.engine.embedder.error
-        if error is None and self.engine.index.status().state != "loaded":
+        for model in self.engine.models:
+            if model.error is not None:
+                return public_reason(model.error)
+            if not model.has_loaded:
+                return "the model is being loaded"
+        if self.engine.index.state != "loaded":
             try:
-                await self._thread.call(read_manifest, self.settings.index)
-            except RagDemoError as facts_error:
-                error = facts_error
-        if error is None:
-            return ""
-        log.warning("not ready: %s", error)
-        return _public_reason(error)
+                await asyncio.to_thread(read_manifest, self.settings.index)
+            except RagDemoError as error:
+                log.warning("not ready: %s", error)
+                return public_reason(error)
+        return ""
 
-    async def _load_again(self) -> None:
-        """Retry a load that failed: an unready service gets no requests, which would retry it."""
-        wait_s = _SAMPLE_S
+    async def _keep_loaded(self, lane: Lane, engine: Engine) -> None:
+        """Load the model of a lane. Retry after failures: an unready service gets no requests."""
+        model = engine.model if lane.name == "model" else engine.reranker
+        assert model is not None
         while True:
-            await asyncio.sleep(wait_s)
-            if self.engine.embedder.error is None:
-                wait_s = _SAMPLE_S
-                continue
-            try:
-                await self._thread.call(self.engine.embedder.ensure_loaded)
-                log.info("the model is loaded again")
-            except Exception as error:  # After any error of a load the next attempt may succeed.
-                wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
-                log.error("the model cannot be loaded, next attempt in %g s: %s", wait_s, error)
+            if not model.has_loaded or (model.error is not None and not model.retry_in_s):
+                try:
+                    await lane.load()
+                    log.info("loaded %s", model.host.name)
+                    if lane.name == "model":
+                        await lane.call(self.engine.index.load)
+                except Exception as error:  # After any error the next attempt may succeed.
+                    if isinstance(error, RagDemoError) and not model.has_loaded:
+                        self.failure = error
+                        self.on_failure()
+                        return
+                    log.error("cannot load, next attempt in %.0f s: %s", model.retry_in_s, error)
+            await asyncio.sleep(max(_TICK_S, model.retry_in_s))
+
+    async def _watch(self) -> None:
+        """Reload when another process has written a new version of the index."""
+        refused = ""
+        while True:
+            await asyncio.sleep(self.settings.reload_interval)
+            with contextlib.suppress(RagDemoError, Problem):  # The old version stays in use.
+                version = (await asyncio.to_thread(read_manifest, self.settings.index)).commit
+                if version not in (self.engine.version, refused):
+                    refused = version
+                    await self.reload()
 
     async def reload(self) -> dict[str, Any]:
         """Open the index again. The old one answers until the new one is open.
 
         Returns:
-            The number of documents now and before, the duration in seconds, and the process.
+            The number of documents now and before, the version and the duration in seconds.
 
         Raises:
             Problem: The new index cannot be opened; the old one stays in use.
@@ -158,23 +185,31 @@ class Service:
     async def _reload(self) -> dict[str, Any]:
         started = time.perf_counter()
         try:
-            engine = await self._thread.call(self.engine.reopened)
+            engine = await self._writer.call(self.engine.reopened)
         except Exception as error:
             # After any error of the new index the old one still works.
             log.error("reload failed, the old index stays in use: %s", error, exc_info=error)
-            raise Problem(409, f"{_public_reason(error)}; the old index is still in use") from None
+            raise Problem(409, f"{public_reason(error)}; the old index is still in use") from None
         old, self.engine = self.engine, engine
-        await self.batcher.between_batches(old.index.close)
-        self.history.add_event("reload", "index")
+        self._show_version()
+        await self._writer.call(old.index.close)  # It waits for searches.
         seconds = time.perf_counter() - started
         log.info(
             "reloaded: %d documents, %d before, in %.1f s", engine.documents, old.documents, seconds
         )
-        counts = {"documents": engine.documents, "documents_before": old.documents}
-        return {**counts, "duration_s": seconds, **self.process}
+        return {
+            "documents": engine.documents,
+            "documents_before": old.documents,
+            "index_version": engine.version,
+            "duration_s": seconds,
+        }
 
     async def reload_on_signal(self) -> None:
-        """Reload once more after the current reload, however many signals arrive meanwhile."""
+        """Read tokens again; reload once after the current reload for all signals until then."""
+        try:
+            self.tokens.read()
+        except RagDemoError as error:
+            log.error("the old tokens stay in use: %s", error)
         if self._reload_queued:
             return
         self._reload_queued = True
@@ -192,113 +227,71 @@ class Service:
         Raises:
             Problem: The name is unknown, or the model is in use.
         """
-
-        def unload() -> CleanupReport:
-            hosts = self.engine.hosts
-            if name not in hosts:
-                raise Problem(404, f"unknown model; available: {', '.join(hosts)}")
-            return hosts[name].unload()
-
-        self.history.samples.append(self.history.sample(self.engine))
+        hosts = self.engine.hosts
+        if name not in hosts:
+            raise Problem(404, f"unknown model; available: {', '.join(hosts)}")
+        is_reranker = self.engine.reranker is not None and self.engine.reranker.host.name == name
+        lane = self.lanes["reranker" if is_reranker else "model"]
+        if lane.failure or hosts[name].state == "loading":
+            raise Problem(409, "the model is in use; try again")
         try:
-            report = await self.batcher.between_batches(unload)
+            report = await lane.call(hosts[name].unload)
         except ModelInUseError:
             raise Problem(409, "the model is in use; try again") from None
-        self.history.samples.append(self.history.sample(self.engine))
-        answer = {**_public_report(report), **self.process}
-        if self.settings.workers > 1:
-            answer["summary"] += f", in one of {self.settings.workers} processes"
-        return answer
+        return _public_report(report)
 
-    async def change(self, change: Callable[[LocalRetriever], Any]) -> Any:
-        """Change the index and save it between two batches.
+    async def change(self, change: Callable[[LocalRetriever], Any], deadline: float) -> Any:
+        """Change the index and save it. Searches continue meanwhile.
+
+        Args:
+            change: Changes the index. It is called again if another process has changed it too.
+            deadline: When the answer is due, in seconds of the event loop's clock.
 
         Returns:
             The result of ``change``.
 
         Raises:
-            Problem: The index cannot be changed or saved; the old index stays in use.
+            Problem: The index cannot be changed or saved; the old index stays in use. Or the time
+                is over; the change is then either saved or not.
         """
+        left_s = deadline - asyncio.get_running_loop().time()
+        changing = asyncio.ensure_future(self._change(change))
+        self._tasks.add(changing)
+        changing.add_done_callback(self._tasks.discard)
+        done, _ = await asyncio.wait([changing], timeout=max(0.0, left_s))
+        if not done:
+            changing.add_done_callback(lambda task: task.cancelled() or task.exception())
+            raise overloaded(5, "the change takes too long; it may still be saved", status=504)
+        return changing.result()
+
+    async def _change(self, change: Callable[[LocalRetriever], Any]) -> Any:
         async with self._reloading:
-            try:
-                return await self.batcher.between_batches(lambda: self.engine.change(change))
-            except Problem:
-                raise
-            except (TypeError, ValueError) as error:  # The client's documents are invalid.
-                raise Problem(422, str(error)[:500], param="documents") from None
-            except Exception as error:  # From the model or the disk.
-                log.error("the index cannot be changed: %s", error, exc_info=error)
-                raise Problem(
-                    409, "the index cannot be changed; the service's log says why"
-                ) from None
+            for attempt in (1, 2):
+                try:
+                    result = await self._writer.call(self.engine.change, change)
+                    self._show_version()
+                    return result
+                except (TypeError, ValueError) as error:  # The client's documents are invalid.
+                    raise Problem(422, str(error)[:500], param="documents") from None
+                except Exception as error:  # From the disk, or another process has changed it.
+                    log.error("the index cannot be changed: %s", error, exc_info=error)
+                    await self._reload()  # After any failure the index must match its files again.
+                    if attempt == 1 and isinstance(error, IndexChangedError):
+                        continue
+                    detail = "the index cannot be changed; the service's log says why"
+                    raise Problem(409, detail) from None
+        raise AssertionError("unreachable")
 
-    @property
-    def process(self) -> dict[str, int]:
-        """The id of this process and the number of workers."""
-        return {"process": os.getpid(), "workers": self.settings.workers}
-
-    def memory(self) -> dict[str, Any]:
-        """Return samples of the memory, with loads, unloads and the number of documents."""
-        return {
-            "samples": [*self.history.samples, self.history.sample(self.engine)],
-            "events": list(self.history.events),
-            "documents": self.engine.documents,
-            "draining": self.draining,
-        }
-
-    async def _sample(self) -> None:
-        while True:
-            self.history.samples.append(self.history.sample(self.engine))
-            await asyncio.sleep(_SAMPLE_S)
-
-
-class History:
-    """Samples of the memory, and events; oldest first."""
-
-    def __init__(self) -> None:
-        self.samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
-        self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
-        self._counts: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()  # by host
-
-    def add_event(self, what: str, model: str) -> None:
-        """Record an event at the current time."""
-        self.events.append({"at": round(time.time(), 3), "what": what, "model": model})
-
-    def sample(self, engine: Engine) -> dict[str, Any]:
-        """Return the memory now; record the loads and unloads since the last sample."""
-        models, elsewhere = {}, 0
-        for name, host in engine.hosts.items():
-            status = host.status()
-            loads, unloads = self._counts.get(host, (0, 0))
-            if status.loads > loads:
-                self.add_event("load", name)
-            if status.unloads > unloads:
-                self.add_event("unload", name)
-            self._counts[host] = status.loads, status.unloads
-            models[name] = status.state
-            if host.isolation == "process":
-                elsewhere += status.nbytes
-        now = memory_snapshot()
-        devices = {name: memory.reserved_bytes for name, memory in now.devices.items()}
-        at, host_bytes = round(time.time(), 3), now.host.rss_bytes + elsewhere
-        return {"at": at, "host": host_bytes, "devices": devices, "models": models}
+    def _show_version(self) -> None:
+        metrics.INDEX_VERSION.clear()
+        metrics.INDEX_VERSION.labels(self.engine.version).set(1)
+        metrics.DOCUMENTS.set(self.engine.documents)
 
 
 def service_of(request: Request) -> Service:
     """Return the service that answers a request."""
     service: Service = request.state.service
     return service
-
-
-def _public_reason(error: BaseException) -> str:
-    """Return the reason of an error without names of files of the server."""
-    if isinstance(error, ModelMismatchError):
-        return "the index was made with another model"
-    if isinstance(error, IndexFileError):
-        return "the index is missing or damaged"
-    if isinstance(error, ModelError):
-        return "the model cannot be loaded"
-    return "the model or the index cannot be opened"
 
 
 def _public_report(report: CleanupReport) -> dict[str, Any]:

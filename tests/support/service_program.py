@@ -1,10 +1,10 @@
 """The server as a program, with a small model that can fail and hang.
 
-    python service_program.py INDEX [faiss|torch [LIMIT=VALUE...]]
+    python service_program.py INDEX [faiss|torch [SETTING=VALUE...]]
 
-It prints its port. While there is a file BROKEN beside the index, the model cannot be loaded. The
-query "held up" is answered after a line on standard input, the query "hang" never. Only this
-module of the tests starts the server.
+It prints its port. While there is a file BROKEN beside the index, the model cannot be loaded; while
+there is a file HANGING, a load never ends. The query "held up" is answered after a line on standard
+input, the query "hang" never. Only this module of the tests starts the server.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,12 @@ class Service:
             return False
         return True
 
+    def wait_until_ready(self) -> None:
+        """Wait until the model is loaded; the port listens before."""
+        while self.ask("/readyz")[0] != 200:
+            assert self.process.poll() is None, self.output()
+            time.sleep(0.01)
+
     def search(self, query: str, **more: Any) -> tuple[int, str]:
         """Search by meaning, which needs the model."""
         return self.ask("/search", {"query": query, "mode": "dense", **more})
@@ -113,6 +120,8 @@ def service(
     started = Service.__new__(Service)
     try:
         started.__init__(process)  # type: ignore[misc]
+        if not (index.parent / "HANGING").exists():
+            started.wait_until_ready()
         yield started
     finally:
         if process.poll() is None:
@@ -124,18 +133,23 @@ def service(
                 stream.close()
 
 
+def run_service(index: Path, *settings: str) -> str:
+    """Run a service that cannot start; return its standard error."""
+    command = [sys.executable, __file__, str(index), "faiss", *settings]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stderr
+
+
 def main() -> int:
     from rag_demo.errors import ModelError
     from rag_demo.service.logs import configure_logging
     from rag_demo.service.server import bind, run_server
-    from rag_demo.service.settings import Limits, Settings
+    from rag_demo.service.settings import Settings
     from support.serving import Embedder
     from torch_utils import exit_on_signals
 
     index = Path(sys.argv[1])
     retriever: Any = sys.argv[2] if len(sys.argv) > 2 else "faiss"
-    pairs = [each.split("=") for each in sys.argv[3:]]
-    limits: Any = {name: type(getattr(Limits, name))(value) for name, value in pairs}
+    options: Any = dict(each.split("=") for each in sys.argv[3:])
 
     def before(texts: list[str]) -> None:
         if "held up" in texts:
@@ -145,13 +159,15 @@ def main() -> int:
             threading.Event().wait()
 
     def load() -> Embedder:
+        if Path(index.parent, "HANGING").exists():
+            threading.Event().wait()
         if Path(index.parent, "BROKEN").exists():
             raise ModelError(f"{index.parent} has no weights")
         return Embedder(before)
 
     exit_on_signals()
     configure_logging("json", os.environ.get("LEVEL", "WARNING"))
-    settings = Settings(index=index, retriever=retriever, port=0, limits=Limits(**limits))
+    settings = Settings.read(**{"index": index, "retriever": retriever, "port": 0, **options})
     listener = bind(settings)
     print(listener.getsockname()[1], flush=True)
     try:

@@ -17,16 +17,16 @@ import pytest
 
 from support.small_collections import Hashed
 
-for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
+for package in ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason=f"needs {package}: the extras service and test")
 
 import httpx  # noqa: E402
 
 from rag_demo import FaissRetriever  # noqa: E402
 from rag_demo.service.app import create_app  # noqa: E402
-from rag_demo.service.settings import Limits, Settings  # noqa: E402
+from rag_demo.service.settings import Settings, Tokens, option_name, options  # noqa: E402
 
-__all__ = ["TEXTS", "Embedder", "Limits", "ask", "make_app", "make_index", "search", "serving"]
+__all__ = ["TEXTS", "Embedder", "ask", "make_app", "make_index", "search", "serving"]
 
 TEXTS = [
     "memory is given back in place",
@@ -76,8 +76,23 @@ def make_index(folder: Path, texts: list[str] = TEXTS) -> Path:
     return folder
 
 
-def make_app(index: Path, load_model: Callable[[], Any], **options: Any) -> Any:
-    settings = Settings(index=index, retriever="faiss", **options)
+def read_settings(**options: Any) -> Any:
+    """Return the tokens of settings, which are read from options, variables and files."""
+    return Tokens(Settings.read(**options))
+
+
+def settings_table() -> str:
+    """Return the table of options in the documentation, made of the settings."""
+    rows = [
+        f"| `{option_name(name)}` | {text.partition(' [default')[0].rstrip('.')} | "
+        f"{text.partition('[default: ')[2].rstrip(']') or ('no' if is_flag else '')} |"
+        for name, (text, is_flag, _, _) in options().items()
+    ]
+    return "\n".join(["| option | meaning | default |", "|---|---|---|", *rows])
+
+
+def make_app(index: Path, load_model: Callable[[], Any], **chosen: Any) -> Any:
+    settings = Settings(index=index, retriever=chosen.pop("retriever", "faiss"), **chosen)
     return create_app(settings, load_model=load_model)
 
 
@@ -85,9 +100,13 @@ def make_app(index: Path, load_model: Callable[[], Any], **options: Any) -> Any:
 async def serving(
     index: Path, embedder: Embedder | None = None, client: str = "127.0.0.1", **options: Any
 ) -> AsyncIterator[Any]:
-    """Run the application; yield a client with the application as ``app``."""
+    """Run the application; yield a client with the application as ``app``.
+
+    ``is_ready=False`` does not wait until the model is loaded.
+    """
     model = embedder or Embedder()
     load = options.pop("load", lambda: model)
+    is_ready = options.pop("is_ready", True)
     app = make_app(index, load, **options)
     async with app.router.lifespan_context(app) as state:
 
@@ -99,6 +118,8 @@ async def serving(
             transport=transport, base_url="http://127.0.0.1:8000", timeout=60
         ) as http:
             http.app = with_state  # type: ignore[attr-defined]
+            while is_ready and (await http.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.005)
             yield http
 
 

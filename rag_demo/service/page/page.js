@@ -2,15 +2,12 @@
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const SVG = "http://www.w3.org/2000/svg";
 const COMMON = new Set(("a about an and any are as at be been but by can could did do does for from had has have how i if in "
   + "into is it its me my no not of on or our so than that the their them then there these they this to was we were what when "
   + "where which who whose why will with would you your").split(" "));
-const WIDTH = 600, HEIGHT = 160;
 const BEST_FUSED = 2 / 61;  // the score of a document that is first by words and by meaning
-const LABEL_ROOM = 0.16;  // share of the width for the label of an event
 const LONGEST = 4000;  // characters of a text; a megabyte would block the browser
-const ANSWER_MS = 90000, MEMORY_MS = 10000;  // longer than the limits of the service
+const ANSWER_MS = 90000, STATE_MS = 10000;  // longer than the limits of the service
 
 async function fetchJSON(path, options = {}, limit = ANSWER_MS) {
   const headers = { ...options.headers };
@@ -144,98 +141,8 @@ byId("token-form").addEventListener("submit", (event) => {
   // Headers and tokens are printable ASCII.
   sessionStorage.setItem("token", byId("token").value.trim().replace(/[^!-~]/g, "?"));
   byId("token-form").hidden = true;
-  update();
+  if (byId("query").value) byId("search").requestSubmit();
 });
-
-const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
-const devicesOf = (sample) => Object.values(sample.devices).reduce((sum, each) => sum + each, 0);
-
-function shortened(seconds) {
-  return seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
-}
-
-function roundStep(bytes) {
-  const ten = 10 ** Math.floor(Math.log10(bytes));
-  return ten * [1, 2, 5, 10].find((each) => each * ten >= bytes);
-}
-
-function draw({ samples, events }) {
-  const last = samples[samples.length - 1], first = samples[0].at;
-  const span = Math.max(last.at - first, 10);
-  const start = last.at - span;
-  const most = 1.15 * Math.max(...samples.map((each) => Math.max(each.host, devicesOf(each))), 1);
-  const x = (at) => ((at - start) / span) * WIDTH;
-  const y = (bytes) => HEIGHT * (1 - bytes / most);
-  const parts = [], labels = [];
-  const add = (name, attributes) => {
-    const node = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    parts.push(node);
-  };
-  const step = roundStep(most / 3);
-  for (let bytes = step; bytes < 0.92 * most; bytes += step) {
-    add("line", { class: "grid", x1: 0, x2: WIDTH, y1: y(bytes), y2: y(bytes) });
-    const label = element("span", "", `${bytes / 1e6} MB`);
-    label.style.bottom = `${(bytes / most) * 100}%`;
-    labels.push(label);
-  }
-  const line = (value) => samples.map((each) => `${x(each.at)},${y(value(each))}`).join(" ");
-  const host = line((each) => each.host);
-  add("polygon", { points: `${x(first)},${HEIGHT} ${host} ${WIDTH},${HEIGHT}` });
-  add("polyline", { class: "host", points: host });
-  if (samples.some(devicesOf)) add("polyline", { class: "device", points: line(devicesOf) });
-  const visible = events.filter((event) => event.at >= start);
-  let free = 1;  // Newer events get their labels first; an older label must fit beside them.
-  for (const event of [...visible].reverse()) {
-    const at = x(event.at), place = at / WIDTH;
-    add("line", { class: event.what, x1: at, x2: at, y1: 0, y2: HEIGHT });
-    if (place > free) continue;
-    const side = place > 1 - LABEL_ROOM ? " last" : place < LABEL_ROOM ? " first" : "";
-    const label = element("span", `event ${event.what}${side}`, event.what);
-    label.style.left = `${place * 100}%`;
-    labels.push(label);
-    free = place - LABEL_ROOM;
-  }
-  byId("picture").replaceChildren(...parts);
-  byId("labels").replaceChildren(...labels);
-  byId("since").textContent = `${shortened(span)} ago`;
-  const device = devicesOf(last);
-  byId("memory-now").textContent =
-    `${megabytes(last.host)} of host memory${device ? `, ${megabytes(device)} on devices` : ""}`;
-  setText("memory-events", visible.slice(-3).map((event) => `${event.what} of ${event.model}`).join(", "));
-}
-
-function listModels(models) {
-  const list = byId("models");
-  Object.entries(models).forEach(([name, state]) => {
-    let item = [...list.children].find((each) => each.dataset.name === name);
-    if (!item) {
-      item = element("li");
-      item.dataset.name = name;
-      const button = element("button", "quiet", "Unload");
-      button.type = "button";
-      button.setAttribute("aria-label", `Unload ${name}`);
-      button.addEventListener("click", () => unload(name));
-      item.append(element("span"), button);
-      list.append(item);
-    }
-    const text = `${name}: ${state}`;
-    if (item.firstChild.textContent !== text) item.firstChild.textContent = text;
-    item.lastChild.disabled = state !== "loaded";
-  });
-  [...list.children].filter((each) => !Object.hasOwn(models, each.dataset.name)).forEach((each) => each.remove());
-}
-
-async function unload(name) {
-  try {
-    const path = `admin/models/${encodeURIComponent(name)}/unload`;
-    const report = await fetchJSON(path, { method: "POST" });
-    byId("returned").textContent = `${name}: ${report.summary}`;
-  } catch (error) {
-    byId("returned").textContent = `${name} was not unloaded: ${error.message}`;
-  }
-  update();
-}
 
 function setState(state, text) {
   byId("state").className = `pill ${state}`;
@@ -244,21 +151,16 @@ function setState(state, text) {
 
 async function update() {
   try {
-    const memory = await fetchJSON("memory", {}, MEMORY_MS);
-    const count = memory.documents.toLocaleString("en");
-    const stops = memory.draining;
-    setState(stops ? "away" : "ready", stops ? "stopping" : `ready, ${count} documents`);
-    draw(memory);
-    listModels(memory.samples[memory.samples.length - 1].models);
+    const { documents } = await fetchJSON("readyz", {}, STATE_MS);
+    setState("ready", `ready, ${documents.toLocaleString("en")} documents`);
   } catch (error) {
-    setState("away", "not reachable");
-    byId("memory-now").textContent = `unknown: ${error.message}`;
+    setState("away", error.message);
   }
 }
 
 async function keepUpdating() {
   if (!document.hidden) await update();
-  setTimeout(keepUpdating, 1000);
+  setTimeout(keepUpdating, 5000);
 }
 
 // The address contains the question, so that it can be saved, shared and revisited.

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rag_demo import RagDemoError
 from support.serving import (
-    TEXTS,
     Embedder,
-    Limits,
     ask,
     load_hanging_model,
     make_index,
@@ -34,7 +32,7 @@ def test_hung_call_gets_504_and_fails_probes(index: Path) -> None:
             never.wait(600)
 
     async def main() -> list[int]:
-        async with serving(index, Embedder(hang), limits=Limits(answer_s=3)) as client:
+        async with serving(index, Embedder(hang), timeout=1.5, hang_timeout=2) as client:
             hung = await client.post("/search", json={"query": "hang", "mode": "dense"})
 
             async def is_dead() -> bool:
@@ -53,7 +51,7 @@ def test_hung_call_gets_504_and_fails_probes(index: Path) -> None:
 def test_hung_call_in_process_gets_503_and_new_process(index: Path) -> None:
 
     async def main() -> None:
-        options: Any = {"isolation": "process", "call_timeout_s": 5.0, "load": load_hanging_model}
+        options: Any = {"isolation": "process", "call_timeout": 5.0, "load": load_hanging_model}
         async with serving(index, **options) as client:
 
             async def status(query: str) -> int:
@@ -71,8 +69,10 @@ def test_hung_call_in_process_gets_503_and_new_process(index: Path) -> None:
 
 def test_failed_load_is_retried_until_ready(index: Path) -> None:
     broken = threading.Event()
+    loads = []
 
     def load() -> Any:
+        loads.append(1)
         if broken.is_set():
             raise RuntimeError("no weights")
         return Embedder()
@@ -87,8 +87,14 @@ def test_failed_load_is_retried_until_ready(index: Path) -> None:
             assert (await client.post("/admin/models/hashed/unload")).status_code == 200
             broken.set()
             body = {"query": "a", "mode": "dense"}
-            assert (await client.post("/search", json=body)).status_code == 503
+            for _ in range(20):
+                refused = await client.post("/search", json=body)
+                assert refused.status_code == 503
+                assert int(refused.headers["retry-after"]) >= 1
+            assert len(loads) < 5  # Not one for each request.
             assert await has_status(503)
+            body["mode"] = "bm25"  # It needs no model.
+            assert (await client.post("/search", json=body)).status_code == 200
             broken.clear()
             await wait_for_async(lambda: has_status(200))
 
@@ -99,90 +105,86 @@ def test_response_over_limit_gets_413(index: Path, tmp_path: Path) -> None:
     long = make_index(tmp_path / "long", ["x" * 100_000])
     body = {"query": "x", "mode": "dense"}
     statuses = [
-        ask(long, search(body), limits=Limits(answer_bytes=most))[0].status_code
+        ask(long, search(body), max_response_bytes=most)[0].status_code
         for most in (50_000, 200_000)
     ]
     assert statuses == [413, 200]
 
 
-@pytest.mark.parametrize("token", ["search", "admin"])
-def test_search_token_does_not_administer(index: Path, token: str) -> None:
-    headers = {"headers": {"authorization": f"Bearer {token}"}}
-    found, models = ask(
+def test_hung_load_fails_probes_and_ends_no_search_for_words(index: Path) -> None:
+    never = threading.Event()
+
+    async def main() -> list[int]:
+        load = lambda: never.wait(600)  # noqa: E731
+        options: Any = {"load": load, "load_timeout": 1, "timeout": 1.5, "is_ready": False}
+        async with serving(index, **options) as client:
+            statuses = []
+            for path in ("/livez", "/readyz"):
+                statuses.append((await client.get(path)).status_code)
+            for mode in ("bm25", "dense"):
+                body = {"query": "lease", "mode": mode}
+                statuses.append((await client.post("/search", json=body)).status_code)
+            for path in ("/livez", "/readyz"):
+                statuses.append((await client.get(path)).status_code)
+            return statuses
+
+    try:
+        assert asyncio.run(main()) == [200, 503, 200, 504, 503, 503]
+    finally:
+        never.set()
+
+
+CLIENT, ADMIN = "client-" + "c" * 16, "admin-" + "a" * 16
+
+
+@pytest.mark.parametrize("token", [CLIENT, ADMIN, "other", ""])
+def test_each_token_opens_its_own_routes(index: Path, token: str) -> None:
+    headers: Any = {"headers": {"authorization": f"Bearer {token}"}} if token else {}
+    paths: list[Any] = [
+        ("POST", "/search", {"json": {"query": "a"}}),
+        ("POST", "/", {"json": {"inputs": "a"}}),  # It embeds; only GET shows the page.
+        ("GET", "/documents/1", {}),
+        ("PUT", "/documents", {"json": {"documents": []}}),
+        ("GET", "/admin/models", {}),
+        ("GET", "/", {}),
+    ]
+    answers = ask(
         index,
-        ("POST", "/search", {"json": {"query": "a"}, **headers}),
-        ("GET", "/admin/models", headers),
-        token="search",
-        admin_token="admin",
+        *((method, path, {**body, **headers}) for method, path, body in paths),
+        token=("another-" + "x" * 16, CLIENT),
+        admin_token=ADMIN,
     )
-    assert found.status_code == 200
-    assert models.status_code == (200 if token == "admin" else 401)
+    found = [each.status_code for each in answers]
+    assert found == {
+        CLIENT: [200, 200, 200, 401, 401, 200],
+        ADMIN: [200, 200, 200, 422, 200, 200],
+    }.get(token, [401, 401, 401, 401, 401, 200])
 
 
-def test_writable_index_adds_and_deletes_documents(tmp_path: Path) -> None:
-    folder = make_index(tmp_path / "index")
-    new = {"documents": [{"id": "new", "text": "a zebra", "metadata": {"lang": "en"}}]}
-    refused = ask(folder, ("PUT", "/documents", {"json": new}))[0]
-    large = {"documents": [{"id": str(n), "text": "x" * 101} for n in range(2)]}
-    wrong = '{"documents": [{"id": "n", "text": "n", "metadata": {"a": NaN}}]}'
-    too_large, invalid = ask(
-        folder,
-        ("PUT", "/documents", {"json": large}),
-        ("PUT", "/documents", {"content": wrong, "headers": {"content-type": "application/json"}}),
-        writable=True,
-        limits=Limits(change_chars=200),
-    )
-    assert (too_large.status_code, invalid.status_code) == (413, 422)
-    put, found, deleted, again, ready = ask(
-        folder,
-        ("PUT", "/documents", {"json": new}),
-        search({"query": "a zebra", "where": {"$not": {"$or": [{"year": {"$gt": 1}}]}}}),
-        ("DELETE", "/documents/new", {}),
-        ("DELETE", "/documents/new", {}),
-        ("GET", "/readyz", {}),
-        writable=True,
-    )
-    assert refused.status_code == 403
-    assert put.json() == {"ids": ["new"], "documents": len(TEXTS) + 1}
-    assert [each["id"] for each in found.json()["results"]] == ["new"]
-    assert (deleted.status_code, again.status_code) == (200, 404)
-    assert ready.json()["documents"] == len(TEXTS)
+def test_clients_token_does_not_administer_without_admin_token(index: Path) -> None:
+    headers = {"authorization": f"Bearer {CLIENT}"}
+    (answer,) = ask(index, ("GET", "/admin/models", {"headers": headers}), token=(CLIENT,))
+    assert answer.status_code == 403
+    assert "RAG_DEMO_ADMIN_TOKEN" in answer.json()["detail"]
 
 
-def test_other_clients_get_their_error_format(index: Path) -> None:
-    unknown, rewrite, null, rerank, invalid, info = ask(
-        index,
-        ("POST", "/v1/embeddings", {"json": {"input": "a", "model": "other"}}),
-        (
-            "POST",
-            "/v1/vector_stores/index/search",
-            {"json": {"query": "a", "rewrite_query": True}},
-        ),
-        ("POST", "/v1/embeddings", {"json": {"input": "a", "encoding_format": None}}),
-        ("POST", "/rerank", {"json": {"query": "a", "texts": ["b"]}}),
-        ("POST", "/embed", {"json": {}}),
-        ("GET", "/info", {}),
-    )
-    assert unknown.status_code == 404 and "hashed" in unknown.json()["error"]["message"]
-    assert rewrite.status_code == 400
-    assert rerank.status_code == 404 and "--reranker" in rerank.json()["error"]
-    assert invalid.status_code == 422 and set(invalid.json()) == {"error", "error_type"}
-    assert info.json()["model_id"] == "hashed"
-    assert isinstance(null.json()["data"][0]["embedding"], list)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("variables", "message"),
     [
-        (["--call-timeout", "5"], "--call-timeout needs --isolation process"),
-        (["--cors-origin", "https://x/"], "got 'https://x/'"),
-        (["--no-token", "--token-file", "token"], "either --no-token or --token-file"),
-        (["--writable", "--workers", "2"], "--writable needs --workers 1"),
+        ({"RAG_DEMO_TOKEN": f"{CLIENT},b"}, "a token in RAG_DEMO_TOKEN has 1 characters"),
+        ({"RAG_DEMO_CALL_TIMEOUT": "5"}, "--call-timeout needs --isolation process"),
+        ({"RAG_DEMO_CORS_ORIGIN": "https://x/"}, "--cors-origin: must be like"),
+        ({"RAG_DEMO_NO_TOKEN": "1", "RAG_DEMO_TOKEN": CLIENT}, "either --no-token or tokens"),
+        ({"RAG_DEMO_DRAIN": "nan"}, "--drain: "),
+        ({"RAG_DEMO_RETRIEVER": "best"}, "--retriever: "),
     ],
 )
-def test_options_without_effect_are_refused(index: Path, options: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "rag_demo", "serve", "--index", str(index), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_variables_are_checked_as_options_are(
+    index: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    from support.serving import read_settings
+
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RagDemoError, match=re.escape(message)):
+        read_settings(index=index)

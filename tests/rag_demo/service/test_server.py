@@ -5,9 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import threading
+import time
+import urllib.error
+import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +20,12 @@ import pytest
 
 from support.programs import TIMEOUT_S, UNDER_CLEAN_EXIT
 from support.rag_command import fail, rag_demo
-from support.service_program import service
+from support.service_program import Service, run_service, service
 from support.serving import make_index
 from support.waiting import wait_for
 
+GRACE_S = 25  # docs/service.md
+WAITING = 'rag_demo_waiting_tokens{lane="model"}'
 HELD_UP = {"query": "held up", "mode": "dense"}
 INFO = {**os.environ, "LEVEL": "INFO"}
 
@@ -43,7 +50,7 @@ def test_sigterm_answers_accepted_requests(tmp_path: Path) -> None:
         assert served.process.stdout.readline() == "held up\n"
         for client in clients[1:]:
             client.start()
-        wait_for(lambda: "rag_demo_waiting_texts 2.0" in served.ask("/metrics")[1])
+        wait_for(lambda: f"{WAITING} 8.0" in served.ask("/metrics")[1])
         with socket.create_connection(("127.0.0.1", served.port), TIMEOUT_S) as new:
             served.process.send_signal(signal.SIGTERM)
             wait_for(lambda: not served.is_listening())
@@ -67,10 +74,81 @@ def test_sigterm_answers_accepted_requests(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_exit_does_not_wait_for_a_hung_call(index: Path) -> None:
-    with service(index, "answer_s=5") as served:
+    with service(index, "timeout=3", "hang_timeout=3") as served:
         assert served.search("hang")[0] == 504
         wait_for(lambda: served.ask("/livez")[0] == 503)
         assert served.stop() == 143, served.output()
+
+
+@pytest.mark.slow
+def test_sigterm_during_a_hung_load_ends_within_the_grace(tmp_path: Path) -> None:
+    """A request that waits for the load is refused; probes answer at once."""
+    index = make_index(tmp_path / "index")
+    (tmp_path / "HANGING").touch()
+    with service(index) as served:
+        assert served.ask("/livez")[0] == 200
+        assert served.ask("/readyz")[0] == 503
+        answers: list[tuple[int, str]] = []
+        client = threading.Thread(target=lambda: answers.append(served.search("a")))
+        client.start()
+        wait_for(lambda: f"{WAITING} 2.0" in served.ask("/metrics")[1])
+        started = time.monotonic()
+        assert served.stop() == 143, served.output()
+        assert time.monotonic() - started < GRACE_S
+        client.join(TIMEOUT_S)
+    assert [status for status, _ in answers] == [503]
+
+
+def find_line(served: Service, words: str) -> str:
+    return next((line for line in list(served.log) if words in line), "")
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_port_and_each_has_its_metrics(index: Path) -> None:
+    with service(index) as first:
+        options = [f"port={first.port}", "reuse_port=true", "metrics_port=0"]
+        assert "cannot listen" in run_service(index, *options[:1])
+        first.stop()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    options = [f"port={port}", "reuse_port=true", "metrics_port=0"]
+    with service(index, *options, env=INFO) as one, service(index, *options, env=INFO) as other:
+        for served in (one, other):
+            wait_for(partial(find_line, served, "metrics at"))
+            line = find_line(served, "metrics at")
+            address = re.findall(r"http://\S+/metrics", line)[0]
+            text = urllib.request.urlopen(address, timeout=TIMEOUT_S).read().decode()
+            assert "rag_demo_documents 4.0" in text
+        assert one.stop() == 143
+        assert [other.search("lease")[0] for _ in range(20)] == [200] * 20
+        assert other.stop() == 143
+
+
+@pytest.mark.slow
+def test_sighup_reads_tokens_again(tmp_path: Path) -> None:
+    index, tokens = make_index(tmp_path / "index"), tmp_path / "tokens"
+    old, new = "old-old-old-old-old", "new-new-new-new-new"
+    tokens.write_text(f"{old}\n")
+    with service(index, f"token_file={tokens}") as served:
+
+        def status(token: str) -> int:
+            request = urllib.request.Request(f"http://127.0.0.1:{served.port}/info")
+            request.add_header("authorization", f"Bearer {token}")
+            try:
+                return int(urllib.request.urlopen(request, timeout=TIMEOUT_S).status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        assert (status(old), status(new)) == (200, 401)
+        tokens.write_text(f"{new}\n")
+        served.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: status(new) == 200)
+        assert status(old) == 401
+        tokens.write_text("short\n")  # The tokens so far stay in use.
+        served.process.send_signal(signal.SIGHUP)
+        wait_for(partial(find_line, served, "the old tokens stay"))
+        assert status(new) == 200
+        assert served.stop() == 143
 
 
 @pytest.mark.slow
@@ -112,13 +190,17 @@ def test_ignored_interrupt_still_stops_the_service(index: Path) -> None:
         (["--host", "0.0.0.0"], "--no-token"),
         (["--host", ""], "this machine can be reached"),
         (["--keep-alive", "soon"], "--keep-alive"),
-        (["--port", "abc"], "'--port': 'abc' "),
-        (["--port", "65536"], "is not in the range 0<=x<=65535"),
-        (["--workers", "0"], "is not in the range x>=1"),
+        (["--port", "abc"], "--port: Input should be a valid integer"),
+        (["--port", "65536"], "--port: Input should be less than or equal to 65535"),
+        (["--threads", "0"], "--threads: Input should be greater than or equal to 1"),
+        (["--workers", "2"], "--workers"),
+        (["--token", "x"], "--token"),
         (["--host", "203.0.113.1", "--token-file", "TOKEN"], "cannot listen on"),
         (["--host", "a\udcff", "--no-token"], "choose another --host"),
         (["--token-file", "EMPTY"], "EMPTY' is empty"),
         (["--token-file", "BYTES"], "BYTES' is not printable ASCII"),
+        (["--token-file", "SHORT"], "SHORT' has 6 characters; use at least 16"),
+        (["--token-file", "TOKEN", "--token-file", "SHORT"], "SHORT' has 6 characters"),
         (["--token-file", "ABSENT"], "ABSENT' cannot be read: No such file"),
         *((["--drain", value], "--drain") for value in ("nan", "inf", "-1", "1e999", "1,5", "")),
     ],
@@ -132,7 +214,8 @@ def test_invalid_options_are_refused_before_loading(
 ) -> None:
     monkeypatch.delenv("RAG_DEMO_TOKEN", raising=False)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "TOKEN").write_text("secret\n")
+    (tmp_path / "TOKEN").write_text("secret-secret-secret\n")
+    (tmp_path / "SHORT").write_text("secret\n")
     (tmp_path / "EMPTY").write_text("\n")
     (tmp_path / "BYTES").write_bytes(b"se\xffcret")
     result = rag_demo("serve", "--index", index, *arguments)

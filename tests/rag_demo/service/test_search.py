@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rag_demo import FaissRetriever
-from support.serving import TEXTS, Embedder, Limits, ask, make_index, search, serving
+from support.serving import TEXTS, Embedder, ask, make_index, search, serving
 
 FOLDER = "/secret/folder"
 
@@ -64,8 +64,8 @@ BAD = {
     "a long question": ({"query": "x" * 8001}, 413),
     "too many": ({"queries": ["x"] * 257}, 413),
     "no answers": ({"query": "a", "top_k": 0}, 422),
-    "too many answers": ({"query": "a", "top_k": 1001}, 422),
-    "a huge number": ({"query": "a", "top_k": 10**400}, 422),
+    "too many answers": ({"query": "a", "top_k": 1001}, 413),
+    "a huge number": ({"query": "a", "top_k": 10**400}, 413),
     "another mode": ({"query": "a", "mode": "best"}, 422),
     "an unknown field": ({"query": "a", "topk": 1}, 422),
     "a deep filter": ({"query": "a", "where": {"a": DEEP}}, 422),
@@ -113,7 +113,7 @@ def test_hostile_bodies_get_client_errors(index: Path) -> None:
     assert [answer.status_code for answer in refused[1:3]] == [400, 400]  # They are not JSON.
     assert "errors" not in refused[1].json()  # There is no field to point to.
     assert control.status_code == 200
-    (too_large,) = ask(index, sent[4], limits=Limits(body_bytes=2_000))
+    (too_large,) = ask(index, sent[4], max_body_bytes=2_000)
     assert too_large.status_code == 413
 
 
@@ -124,7 +124,6 @@ WRONG_IN_MANY_PLACES = [
     ("/v1/embeddings", {"input": ["a", *[1] * 1000]}),
     ("/v1/embeddings", {"input": [["a"] * 1000] * 1000}),
     ("/v1/embeddings", {"input": [[1]] * 10_000}),
-    ("/v1/vector_stores/index/search", {"query": [1] * 1000}),
 ]
 
 
@@ -147,12 +146,12 @@ def test_body_is_limited_in_size_and_time(index: Path) -> None:
         yield b" "
         await asyncio.sleep(3600)
 
-    async def status(body: Any, limits: Limits) -> int:
-        async with serving(index, limits=limits) as client:
-            return int((await client.post("/search", content=body)).status_code)
+    async def status(content: Any, **options: Any) -> int:
+        async with serving(index, **options) as client:
+            return int((await client.post("/search", content=content)).status_code)
 
-    assert asyncio.run(status(endless(), Limits(body_bytes=100_000))) == 413
-    assert asyncio.run(status(silent(), Limits(body_s=0.2))) == 408
+    assert asyncio.run(status(endless(), max_body_bytes=100_000)) == 413
+    assert asyncio.run(status(silent(), body_timeout=0.2)) == 408
 
 
 def test_total_size_of_bodies_is_limited(index: Path) -> None:
@@ -165,8 +164,7 @@ def test_total_size_of_bodies_is_limited(index: Path) -> None:
             await gone.wait()
             yield b'"}'
 
-        limits = Limits(all_bodies_bytes=10_000)
-        async with serving(index, limits=limits) as client:
+        async with serving(index, buffer_bytes=10_000) as client:
             tasks = [asyncio.create_task(client.post("/search", content=slow())) for _ in range(5)]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             refused = [each.result().status_code for each in done]
@@ -183,9 +181,7 @@ def test_total_size_of_bodies_is_limited(index: Path) -> None:
 
 def test_number_of_results_is_limited(index: Path) -> None:
     body = {"queries": ["a", "b"], "top_k": 3}
-    fits, too_many = (
-        ask(index, search(body), limits=Limits(results=most))[0].status_code for most in (6, 5)
-    )
+    fits, too_many = (ask(index, search(body), max_results=most)[0].status_code for most in (6, 5))
     assert (fits, too_many) == (200, 413)
 
 
@@ -206,9 +202,7 @@ def test_responses_contain_no_folder_of_the_server(index: Path, tmp_path: Path) 
 
     answers = asyncio.run(main())
     assert [answer.status_code for answer in answers] == [200, 503, 503, 409, 200]
-    assert answers[0].json()["results"][0]["metadata"]["path"].endswith(".txt")
     for answer in answers:
-        assert FOLDER not in answer.text
         assert str(tmp_path) not in answer.text
 
 
@@ -229,8 +223,11 @@ def test_probes_metrics_and_description_are_served(index: Path) -> None:
         ("GET", "/openapi.json", {}),
     )
     assert live.json() == {"status": "ok"}
-    assert ready.json() == health.json() == {"status": "ok", "documents": len(TEXTS)}
-    for name in ("torch_utils_model_loaded", "rag_demo_requests_total", "rag_demo_batch_texts"):
+    assert ready.json() == health.json()
+    assert ready.json()["documents"] == len(TEXTS)
+    version = ready.json()["index_version"]
+    assert f'rag_demo_index_version{{version="{version}"}} 1.0' in metrics.text
+    for name in ("torch_utils_model_loaded", "rag_demo_requests_total", "rag_demo_batch_tokens"):
         assert name in metrics.text
     assert "examples" in json.dumps(described.json()["components"]["schemas"]["SearchRequest"])
 
@@ -249,73 +246,12 @@ def test_promtool_accepts_metrics(index: Path) -> None:
     assert 'method="other",route="unknown",status="404"} 3.0' in metrics.text
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["evil.example", "localhost@evil.example", "localhost.evil.example", "127.0.0.1.nip.io", ""],
-)
-def test_foreign_host_header_gets_421(index: Path, host: str) -> None:
-    """A page with a name that resolves to this machine must not read the index."""
-    headers = {"headers": {"host": host}}
-    answers = ask(
-        index,
-        ("GET", "/memory", headers),
-        ("POST", "/admin/reload", headers),
-        ("POST", "/search", {"json": {"query": "a"}, **headers}),
-    )
-    assert [answer.status_code for answer in answers] == [421] * 3
-
-
-def test_requests_need_the_token_except_probes(index: Path) -> None:
-    bearer = {"authorization": "Bearer secret"}
-    token = {"token": "secret", "host": "0.0.0.0", "client": "203.0.113.5"}
-    answers = ask(
-        index,
-        ("GET", "/memory", {}),
-        ("GET", "/memory", {"headers": {"authorization": "Bearer secre"}}),
-        ("GET", "/livez", {}),
-        ("GET", "/memory", {"headers": bearer}),
-        ("GET", "/admin/models", {"headers": bearer}),
-        **token,
-    )
-    assert [answer.status_code for answer in answers] == [401, 401, 200, 200, 200]
-
-
-def test_filters_compare_public_metadata(index: Path) -> None:
-    """A filter on the whole path would let a client guess the folder."""
-    names = {f"{row}.txt" for row in range(len(TEXTS))}
-    wheres: dict[str, Any] = {
-        "guess": {"path": {"$gte": "/secret/", "$lt": "/secret0"}},
-        "whole": {"path": f"{FOLDER}/1.txt"},
-        "name": {"path": "1.txt"},
-        "all": {"path": {"$gte": "0", "$lt": "9"}},
-        "year": {"path": {"$ne": "1.txt"}, "year": {"$lte": 2001}},
-    }
-    bodies = [{"query": "memory", "mode": "dense", "where": where} for where in wheres.values()]
-    found = [
-        {each["metadata"]["path"] for each in answer.json()["results"]}
-        for answer in ask(index, *map(search, bodies))
-    ]
-    assert dict(zip(wheres, found, strict=True)) == {
-        "guess": set(),
-        "whole": set(),
-        "name": {"1.txt"},
-        "all": names,
-        "year": {"0.txt"},
-    }
-    path = {"type": "gt", "key": "path", "value": "/secret/"}
-    year = {"type": "eq", "key": "year", "value": 1}
-    bodies = [
-        {"query": "a", "filters": each} for each in (path, {"type": "or", "filters": [path, year]})
-    ]
-    for answer in ask(
-        index, *(("POST", "/v1/vector_stores/index/search", {"json": body}) for body in bodies)
-    ):
-        assert len(answer.json()["data"]) == len(TEXTS)  # Digits come after a slash.
-    path["value"] = "a"  # As does a letter.
-    for answer in ask(
-        index, *(("POST", "/v1/vector_stores/index/search", {"json": body}) for body in bodies)
-    ):
-        assert answer.json()["data"] == []
+def test_filters_on_source_work_like_any_other(index: Path) -> None:
+    """LangChain keeps the place of a document under this key; results show it whole."""
+    where = {"path": {"$gte": f"{FOLDER}/1", "$lt": f"{FOLDER}/3"}}
+    (answer,) = ask(index, search({"query": "memory", "mode": "dense", "where": where}))
+    found = {each["metadata"]["path"] for each in answer.json()["results"]}
+    assert found == {f"{FOLDER}/1.txt", f"{FOLDER}/2.txt"}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from support.serving import TEXTS, Embedder, serving
+from support.serving import TEXTS, Embedder, ask, serving
 
 pytestmark = pytest.mark.xdist_group("openai")
 openai: Any = None
@@ -81,20 +82,12 @@ def test_openai_client_raises_its_own_errors(index: Path) -> None:
         wrong: list[Any] = [
             {"input": []},
             {"input": ""},
-            {"input": "a", "dimensions": 3},
+            {"input": "a", "dimensions": 9},
         ]
         for arguments in wrong:
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.embeddings.create(model="default", **arguments)
             found.append(caught.value)
-        with pytest.raises(openai.NotFoundError):
-            await client.vector_stores.search("other", query="a")
-        with pytest.raises(openai.BadRequestError):
-            await client.vector_stores.search("index", query="a", filters={"type": "near"})
-        with pytest.raises(openai.BadRequestError, match="filters/eq/value"):
-            await client.vector_stores.search(
-                "index", query="a", filters={"type": "eq", "key": "a"}
-            )
         return found
 
     assert all(error.type == "invalid_request_error" for error in with_client(index, use))
@@ -103,60 +96,55 @@ def test_openai_client_raises_its_own_errors(index: Path) -> None:
         with pytest.raises(openai.AuthenticationError):
             await client.embeddings.create(model="default", input="a")
 
-    with_client(index, without_token, token="secret")
-
-
-def test_vector_store_search_applies_filters_and_threshold(index: Path) -> None:
-
-    async def use(client: Any) -> Any:
-        everything = await client.vector_stores.search("index", query=TEXTS[1])
-        newer: Any = {"type": "gte", "key": "year", "value": 2002}
-        either: Any = {
-            "type": "or",
-            "filters": [newer, {"type": "eq", "key": "year", "value": 2000}],
-        }
-        return [
-            everything,
-            await client.vector_stores.search("index", query=TEXTS[1], filters=newer),
-            await client.vector_stores.search("index", query=TEXTS[1], filters=either),
-            await client.vector_stores.search("index", query=TEXTS[1], max_num_results=1),
-            await client.vector_stores.search(
-                "index", query=[TEXTS[1], TEXTS[2]], ranking_options={"score_threshold": 0.999}
-            ),
-        ]
-
-    found = [page.data for page in with_client(index, use)]
-    assert found[0][0].file_id == "1"
-    assert found[0][0].content[0].text == TEXTS[1]
-    assert found[0][0].score == pytest.approx(1)
-    years = [{each.attributes["year"] for each in its} for its in found]
-    assert years[:4] == [{2000, 2001, 2002, 2003}, {2002, 2003}, {2000, 2002, 2003}, {2001}]
-    assert {each.file_id for each in found[4]} == {"1", "2"}
+    with_client(index, without_token, token="secret-secret-secret")
 
 
 def test_embed_accepts_one_text_or_several(index: Path) -> None:
     dimension = Embedder.dimension
-
-    async def main() -> list[Any]:
-        async with serving(index) as client:
-            return [
-                await client.post("/embed", json={"inputs": inputs, **more})
-                for inputs, more in (
-                    (TEXTS[0], {}),
-                    (TEXTS, {"truncate": True, "prompt_name": "query"}),
-                    (TEXTS[0], {"truncate": None, "prompt_name": None, "dimensions": dimension}),
-                    ([], {}),
-                    (TEXTS, {"normalize": False}),
-                    (TEXTS, {"dimensions": dimension // 2}),
-                    (TEXTS, {"prompt_name": "quary"}),
-                )
-            ]
-
-    one, several, nulls, *refused = asyncio.run(main())
+    bodies: list[Any] = [
+        {"inputs": TEXTS[0]},
+        {"inputs": TEXTS, "truncate": True, "prompt_name": "query"},
+        {"inputs": TEXTS[0], "truncate": None, "prompt_name": None, "dimensions": dimension},
+        {"inputs": TEXTS[0], "dimensions": dimension // 2},
+        {"inputs": []},
+        {"inputs": ""},
+        {"inputs": TEXTS, "normalize": False},
+        {"inputs": TEXTS, "dimensions": dimension + 1},
+        {"inputs": TEXTS, "prompt_name": "quary"},
+    ]
+    one, several, nulls, short, *refused = ask(
+        index, *(("POST", "/embed", {"json": body}) for body in bodies)
+    )
     assert several.json()[0] == pytest.approx(one.json()[0])
     assert nulls.json() == one.json()
     assert len(several.json()) == len(TEXTS)
-    assert [each.status_code for each in refused] == [422] * 4
+    half = np.asarray(one.json()[0])[: dimension // 2]
+    assert short.json()[0] == pytest.approx(half / np.linalg.norm(half), abs=1e-6)
+    assert [each.status_code for each in refused] == [400, 400, 422, 422, 422]
+
+
+def test_other_clients_get_their_error_format(index: Path) -> None:
+    def fail(texts: Any) -> None:
+        if "poison" in texts:
+            raise RuntimeError("no weights")
+
+    unknown, null, rerank, invalid, failed, info = ask(
+        index,
+        ("POST", "/v1/embeddings", {"json": {"input": "a", "model": "other"}}),
+        ("POST", "/v1/embeddings", {"json": {"input": "a", "encoding_format": None}}),
+        ("POST", "/rerank", {"json": {"query": "a", "texts": ["b"]}}),
+        ("POST", "/embed", {"json": {}}),
+        ("POST", "/embed", {"json": {"inputs": "poison", "prompt_name": "query"}}),
+        ("GET", "/info", {}),
+        embedder=Embedder(fail),
+    )
+    assert unknown.status_code == 404 and "hashed" in unknown.json()["error"]["message"]
+    assert rerank.status_code == 404 and "--reranker" in rerank.json()["error"]
+    assert invalid.status_code == 422 and set(invalid.json()) == {"error", "error_type"}
+    assert failed.status_code == 424 and failed.json()["error_type"] == "Backend"
+    assert info.json()["model_id"] == "hashed"
+    assert info.json()["max_batch_tokens"] == 16_384
+    assert isinstance(null.json()["data"][0]["embedding"], list)
 
 
 def test_langchain_embeds_without_token_arrays(index: Path) -> None:

@@ -1,0 +1,56 @@
+"""``rag-demo snapshot``: copies of an index that never change."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import click
+
+from rag_demo.commands.options import folder_argument, load_manifest, say
+from rag_demo.errors import IndexFileError
+
+_LATEST = "latest"
+
+
+@click.command()
+@folder_argument
+@click.option(
+    "--to",
+    "folder_of_snapshots",
+    required=True,
+    metavar="SNAPSHOTS",
+    type=click.Path(path_type=Path),
+    help="Folder for 000001, 000002, ... and the link latest.",
+)
+def snapshot(folder: Path, folder_of_snapshots: Path) -> None:
+    """Copy the index in DIR into a new numbered folder, which never changes.
+
+    Replicas serve SNAPSHOTS/latest, or fetch the newest number. Other processes may change DIR
+    meanwhile.
+    """
+    from rag_demo.faiss_retriever import FaissVectors
+    from rag_demo.stores.local import LocalStore
+
+    manifest = load_manifest(folder)
+    try:
+        folder_of_snapshots.mkdir(parents=True, exist_ok=True)
+        numbers = [int(each.name) for each in folder_of_snapshots.iterdir() if each.name.isdigit()]
+        target = folder_of_snapshots / f"{max(numbers, default=0) + 1:06}"
+        unfinished = folder_of_snapshots / f".{target.name}-{os.getpid()}"
+        try:
+            with contextlib.closing(LocalStore(FaissVectors())) as store:
+                count = store.load(folder, manifest.model)
+                store.save(unfinished, manifest.model)
+            unfinished.rename(target)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        link = folder_of_snapshots / f".{_LATEST}-{os.getpid()}"
+        link.symlink_to(target.name)
+        link.replace(folder_of_snapshots / _LATEST)
+    except OSError as error:
+        reason = error.strerror or error
+        raise IndexFileError(f"'{folder_of_snapshots}' cannot be written: {reason}") from None
+    say(f"{target}: {count} texts")

@@ -1,0 +1,89 @@
+"""``rag-demo serve``: searches an index over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from rag_demo.errors import RagDemoError
+
+__all__ = ["serve"]
+
+
+class _Command(click.Command):
+    """A command whose options are the fields of `rag_demo.service.settings.Settings`."""
+
+    def get_params(self, context: click.Context) -> list[click.Parameter]:
+        try:
+            from rag_demo.service.settings import option_name, options
+        except ModuleNotFoundError as error:
+            raise RagDemoError(
+                f"serve needs {error.name}; install it with: "
+                "pip install '.[service]' in a clone of torch-cleanup"
+            ) from None
+        made: list[click.Parameter] = []
+        for name, (text, is_flag, is_multiple, choices) in options().items():
+            kind: Any = {"type": click.Choice(choices)} if choices else {}
+            if is_flag:
+                kind = {"is_flag": True, "default": None}
+            made.append(click.Option([option_name(name)], help=text, multiple=is_multiple, **kind))
+        return [*made, *super().get_params(context)]
+
+
+@contextlib.contextmanager
+def _without_hangups() -> Iterator[None]:
+    """Ignore SIGHUP until the server handles it, and after the server has stopped."""
+    if not hasattr(signal, "SIGHUP"):
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:  # None: the handler was not installed from Python, so it cannot be restored.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
+
+
+@click.command(cls=_Command, short_help="Search an index over HTTP.")
+@_without_hangups()
+def serve(**options: Any) -> int:
+    """Search an index over HTTP, until SIGTERM or Ctrl-C.
+
+    Each option is also a variable: RAG_DEMO_INDEX, RAG_DEMO_BATCH_TOKENS. The variables
+    RAG_DEMO_TOKEN and RAG_DEMO_ADMIN_TOKEN hold tokens.
+    """
+    from rag_demo.service.settings import Settings, Tokens, cpu_quota, is_loopback
+
+    settings = Settings.read(
+        **{name: value for name, value in options.items() if value not in (None, ())}
+    )
+    # Threads that spin between two calls take their cores from others. OpenMP reads the variables
+    # when torch is loaded, here or in another process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["OMP_NUM_THREADS"] = str(settings.threads or cpu_quota())
+    from rag_demo.service.logs import configure_logging
+    from rag_demo.service.server import bind, run_server
+    from rag_demo.stores.index_format import read_manifest
+    from torch_utils import exit_on_signals
+
+    read_manifest(settings.index)  # Its errors are for the terminal.
+    host = settings.host
+    if not Tokens(settings).clients and not is_loopback(host):
+        if not settings.no_token:
+            raise RagDemoError(
+                f"{host or 'this machine'} can be reached by other machines without a token; "
+                "set RAG_DEMO_TOKEN or --token-file, or use --no-token to answer every client"
+            )
+        click.echo(
+            f"rag-demo: WARNING: without a token every client that reaches {host} can read the "
+            "whole index",
+            err=True,
+        )
+    listener = bind(settings)
+    configure_logging(settings.log_format, settings.log_level)
+    exit_on_signals()  # The server raises its signal again after it has stopped.
+    return 128 + run_server(settings, listener)  # It returns only if the signal is ignored.

@@ -1,0 +1,196 @@
+"""``/documents``: reading and changing the index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from rag_demo.documents.document import Document
+from rag_demo.retriever import LocalRetriever, embed
+from rag_demo.service.checks import at_most, checked_documents, writable
+from rag_demo.service.jobs import EmbedJob
+from rag_demo.service.problems import Problem
+from rag_demo.service.responses import JSONResponse, respond
+from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, NewDocument
+from rag_demo.service.service import Service, service_of
+from rag_demo.stores.filters import predicate
+from torch_utils.hosting.lease import run_in_thread
+
+router = APIRouter(prefix="/documents")
+_CHUNK_DOCUMENTS, _CHUNK_BYTES = 256, 1 << 20  # of a stream, for each change
+_READ_AT_ONCE = 1_000
+
+
+class _Queued:
+    """The embedding model for a thread that makes a change; texts wait in the queue."""
+
+    def __init__(self, service: Service, request: Request | None, deadline: float) -> None:
+        self._service, self._request, self._deadline = service, request, deadline
+        self._loop = asyncio.get_running_loop()
+        self.identity = service.engine.model.identity
+        self.dimension = service.engine.model.dimension
+
+    def embed_query(self, text: str) -> Any:
+        return self.embed_documents([text])[0]
+
+    def embed_documents(self, texts: Sequence[str]) -> Any:
+        job = EmbedJob(texts, self._service.engine.model.max_tokens)
+        running = self._service.run(self._request, job, self._deadline)
+        rows = asyncio.run_coroutine_threadsafe(running, self._loop).result()
+        return np.asarray([vector for vector, _ in rows], np.float32)
+
+
+async def _add(request: Request | None, service: Service, new: Sequence[NewDocument]) -> None:
+    """Embed documents through the queue, then add and save them.
+
+    Raises:
+        Problem: The documents are invalid, the queue is too long, or the change failed.
+    """
+    deadline = service.deadline()
+    documents = checked_documents(new)
+    model = _Queued(service, request, deadline)
+    batch = await run_in_thread(lambda: embed(documents, model))
+    await service.change(lambda retriever: retriever.store.upsert(batch), deadline)
+
+
+def _counts(service: Service, **more: Any) -> dict[str, Any]:
+    return {
+        **more,
+        "documents": service.engine.documents,
+        "index_version": service.engine.version,
+    }
+
+
+@router.put("")
+async def put(request: Request, body: DocumentsRequest) -> JSONResponse:
+    """Add documents and save the index; a document replaces one with the same id."""
+    service = writable(request)
+    at_most(len(body.documents), service.settings.max_texts, "documents", "documents")
+    await _add(request, service, body.documents)
+    return respond(request, _counts(service, ids=[each.id for each in body.documents]))
+
+
+@router.post("/bulk")
+async def bulk(request: Request) -> Response:
+    """Add documents from lines of JSON while they arrive.
+
+    The response is a line of JSON for each change that is saved, and in the end a line with the
+    total or with the error; earlier changes stay.
+    """
+    service = writable(request)
+
+    async def lines() -> AsyncIterator[dict[str, Any]]:
+        added = 0
+        try:
+            async for documents in _chunks(request, service.settings.max_body_bytes):
+                await _add(None, service, documents)
+                added += len(documents)
+                yield _counts(service, added=added)
+            yield _counts(service, added=added, finished=True)
+        except Problem as problem:
+            yield {"status": problem.status, "error": problem.detail, "added": added}
+
+    return _Lines(lines())
+
+
+class _Lines(Response):
+    """Lines of JSON. Unlike a StreamingResponse it leaves the request's body alone."""
+
+    def __init__(self, lines: AsyncIterator[dict[str, Any]]) -> None:
+        super().__init__(media_type="application/x-ndjson")
+        self._lines = lines
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        async for line in self._lines:
+            body = orjson.dumps(line) + b"\n"
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _chunks(request: Request, most: int) -> AsyncIterator[list[NewDocument]]:
+    """Yield documents of a body in lines. Reading waits while a chunk is being added.
+
+    Raises:
+        Problem: A line is not a document or is too long.
+    """
+    rest, number, size = b"", 0, 0
+    documents: dict[str, NewDocument] = {}
+    async for part in request.stream():
+        *whole, rest = (rest + part).split(b"\n")
+        if not part and rest:  # The last line has no end.
+            whole, rest = [rest], b""
+        if len(rest) > most:
+            raise Problem(413, f"line {number + 1} has more than {most:,} bytes")
+        for line in whole:
+            number += 1
+            if line.strip():
+                try:
+                    document = NewDocument.model_validate_json(line)
+                except ValidationError as error:
+                    first = error.errors(include_input=False)[0]
+                    where = "/".join(map(str, first["loc"]))
+                    raise Problem(422, f"line {number}: {where}: {first['msg']}") from None
+                documents[document.id] = document
+                size += len(line)
+            if len(documents) >= _CHUNK_DOCUMENTS or size >= _CHUNK_BYTES:
+                yield list(documents.values())
+                documents, size = {}, 0
+    if documents:
+        yield list(documents.values())
+
+
+@router.post("/delete")
+async def delete_several(request: Request, body: DeleteRequest) -> JSONResponse:
+    """Delete documents by ids or by a filter, and save the index."""
+    service, where = writable(request), body.where
+
+    def change(retriever: LocalRetriever) -> int:
+        ids = body.ids or _matching(retriever, predicate(where))  # type: ignore[arg-type]
+        return retriever.delete(ids)
+
+    deleted = await service.change(change, service.deadline())
+    return respond(request, _counts(service, deleted=deleted))
+
+
+def _matching(retriever: LocalRetriever, matches: Callable[[Any], bool]) -> list[str]:
+    ids, found = list(retriever.ids()), []
+    for start in range(0, len(ids), _READ_AT_ONCE):
+        documents = retriever.get(ids[start : start + _READ_AT_ONCE])
+        found += [each.id for each in documents if each is not None and matches(each.metadata)]
+    return found
+
+
+@router.get("/{document_id:path}")
+async def get(request: Request, document_id: str) -> Response:
+    """Return a document."""
+    engine = service_of(request).engine
+
+    def read() -> Document | None:
+        with engine.index.lease(1.0) as retriever:
+            return retriever.get([document_id])[0]
+
+    document = await run_in_thread(read)
+    if document is None:
+        raise Problem(404, "no document has this id")
+    return respond(request, document._asdict())
+
+
+@router.delete("/{document_id:path}")
+async def delete(request: Request, document_id: str) -> JSONResponse:
+    """Delete a document and save the index."""
+    service = writable(request)
+    deadline = service.deadline()
+    deleted = await service.change(lambda retriever: retriever.delete([document_id]), deadline)
+    if not deleted:
+        raise Problem(404, "no document has this id")
+    return respond(request, _counts(service, deleted=deleted))

@@ -1,0 +1,321 @@
+"""Lane: the queue of a model and the thread that computes.
+
+Small jobs go before bulk, and each takes its turn. A bulk job is computed in parts, and whole jobs
+are finished in order. A batch never waits for more requests; requests that arrive while a batch
+runs form the next batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rag_demo.service import metrics
+from rag_demo.service.engine import Engine, Hosted
+from rag_demo.service.jobs import Job
+from rag_demo.service.logs import REQUEST_ID
+from rag_demo.service.problems import ClientGoneError, Problem, overloaded, public_reason
+from rag_demo.service.settings import Settings
+from rag_demo.service.threads import DaemonThread
+
+log = logging.getLogger("rag_demo.service")
+_BULK_TOKENS = 1024  # of a job; a smaller one goes before bulk
+_TURN_S = 0.05  # of bulk work while small jobs arrive
+_QUIET_TURN_S = 0.25  # otherwise
+_QUIET_AFTER_S = 1.0
+_SMALL_TURN_S = 1.0
+_FIRST_TOKENS = 256  # in a batch before anything is measured
+_FORGET = 0.8  # the weight of earlier batches in the measured rate
+_CLOSING_S = 3.0
+_LOADING = "loading the model"
+Part = tuple[Job, Sequence[str]]
+
+
+class Queue:
+    """Jobs in the order of their arrival, and the measured rate at which they are finished."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[Job] = deque()
+        self.tokens = 0
+        self._done, self._seconds = 0.0, 0.0
+        self._busy_since: float | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second; None before the first batch."""
+        return self._done / self._seconds if self._seconds else None
+
+    def admit(self, job: Job, left_s: float) -> None:
+        """Append a job.
+
+        Raises:
+            Problem: By the measured rate it would not be finished in time.
+        """
+        tokens = sum(job.tokens)
+        if self.jobs and self.rate:
+            wait_s = (self.tokens + tokens) / self.rate
+            if wait_s > left_s:
+                metrics.REFUSED.inc()
+                detail = (
+                    f"requests for about {wait_s:.0f} s are waiting; try again after Retry-After"
+                )
+                raise overloaded(wait_s - left_s, detail)
+        self.jobs.append(job)
+        self.tokens += tokens
+
+    def take(self, budget: float) -> list[Part]:
+        """Take texts of about so many tokens, and at least one text."""
+        parts: list[Part] = []
+        while self.jobs and (not parts or self.jobs[0].tokens[self.jobs[0].taken] <= budget):
+            job = self.jobs[0]
+            start = job.taken
+            while job.taken < len(job.texts):
+                tokens = job.tokens[job.taken]
+                if tokens > budget and (parts or job.taken > start):
+                    break
+                budget -= tokens
+                job.taken += 1
+            self.tokens -= sum(job.tokens[start : job.taken])
+            parts.append((job, job.texts[start : job.taken]))
+            if job.taken < len(job.texts):
+                break
+            self.jobs.popleft()
+        return parts
+
+    def drop(self, job: Job) -> None:
+        """Forget the rest of a job, if it is not finished."""
+        with contextlib.suppress(ValueError):
+            self.jobs.remove(job)
+            self.tokens -= sum(job.tokens[job.taken :])
+
+    def measure(self, tokens: int, started: float) -> None:
+        """Count a batch. Time between two batches counts too while jobs are waiting."""
+        now = time.perf_counter()
+        since = started if self._busy_since is None else min(started, self._busy_since)
+        self._done = _FORGET * self._done + tokens
+        self._seconds = _FORGET * self._seconds + max(now - since, 1e-6)
+        self._busy_since = now if self.jobs else None
+
+
+class Lane:
+    """Two queues for one model, and a thread. Belongs to one event loop.
+
+    If a batch fails, its parts run again one by one, so that only the job at fault fails.
+
+    Args:
+        name: The name, for threads and metrics.
+        engine: Returns the engine for a batch when the batch starts.
+        settings: The service's settings.
+        model: Returns the model that the jobs need; None if they need only the index.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: Callable[[], Engine],
+        settings: Settings,
+        model: Callable[[], Hosted] | None,
+    ) -> None:
+        self.name, self._engine, self._settings, self._model = name, engine, settings, model
+        self._small, self._bulk = Queue(), Queue()
+        self._last_small = 0.0
+        self._wake = asyncio.Event()
+        self._closed = False
+        self._running: list[Job] = []
+        self._thread = DaemonThread(f"rag_demo.{name}")
+        self._phase: tuple[str, float, float] | None = None  # what runs, since when, its limit
+        self._waiting = metrics.WAITING.labels(name)
+        self._task = asyncio.get_running_loop().create_task(self._work(), name=f"lane {name}")
+
+    @property
+    def failure(self) -> str:
+        """Why the lane does not work on requests; "" if it does."""
+        if self._task.done() and not self._closed:
+            return "the service has stopped working on requests; restart it"
+        if (phase := self._phase) is not None and time.monotonic() - phase[1] > phase[2]:
+            return f"{phase[0]} has not ended for more than {phase[2]:g} s"
+        return ""
+
+    async def run(self, request: Any, job: Job, deadline: float) -> list[Any]:
+        """Run a job.
+
+        Args:
+            request: The client's request; if the client disconnects, the job is dropped. None if
+                something else notices that.
+            job: The job.
+            deadline: When the answer is due, in seconds of the event loop's clock.
+
+        Returns:
+            A result for each text.
+
+        Raises:
+            Problem: The queue is too long, the deadline has passed, or the job failed.
+            ClientGoneError: The client has closed its connection.
+        """
+        if self._closed:
+            raise overloaded(1, "the service is stopping", status=503)
+        if reason := self.failure:
+            raise overloaded(5, reason, status=503)
+        if self._model is not None and (wait_s := self._model().retry_in_s):
+            raise overloaded(wait_s, public_reason(self._model().error), status=503)
+        left_s = deadline - asyncio.get_running_loop().time()
+        queue = self._small if sum(job.tokens) <= _BULK_TOKENS else self._bulk
+        job.answer, job.request_id = asyncio.get_running_loop().create_future(), REQUEST_ID.get()
+        queue.admit(job, left_s)
+        self._waiting.set(self._small.tokens + self._bulk.tokens)
+        self._wake.set()
+        gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnect(request))
+        try:
+            await asyncio.wait(
+                {job.answer, gone}, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
+            )
+            if job.answer.done():
+                return job.answer.result()
+            if gone.done():
+                raise ClientGoneError
+            message = f"the answer was not ready within {self._settings.timeout:g} s"
+            raise overloaded(5, message, status=504 if job.taken else 503)
+        finally:
+            job.answer.cancel()
+            queue.drop(job)
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function between two batches."""
+        return await self._thread.call(function)
+
+    async def load(self) -> None:
+        """Load the model between two batches.
+
+        Raises:
+            Exception: The load failed.
+        """
+        await self._thread.call(self._load)
+
+    async def close(self) -> bool:
+        """Finish the queues and stop. Do not wait for a load.
+
+        Returns:
+            Whether the thread is idle. A call that hangs goes on in its daemon thread.
+        """
+        self._closed = True
+        self._wake.set()
+        if self._phase is not None and self._phase[0] == _LOADING:
+            self.refuse_waiting_for_load()
+        else:
+            await asyncio.wait([self._task], timeout=_CLOSING_S)
+        self._task.cancel()
+        self._thread.stop()
+        return self._phase is None
+
+    def refuse_waiting_for_load(self) -> None:
+        """Refuse what is waiting, if the model is being loaded: it might never be computed."""
+        if self._phase is not None and self._phase[0] == _LOADING:
+            for job in [*self._small.jobs, *self._bulk.jobs, *self._running]:
+                if not job.answer.done():
+                    job.answer.set_exception(overloaded(1, "the service is stopping", status=503))
+
+    async def _work(self) -> None:
+        while True:
+            is_busy = False
+            quiet = time.perf_counter() - self._last_small > _QUIET_AFTER_S
+            for queue, turn_s in (
+                (self._small, _SMALL_TURN_S),
+                (self._bulk, _QUIET_TURN_S if quiet else _TURN_S),
+            ):
+                budget = _FIRST_TOKENS if queue.rate is None else queue.rate * turn_s
+                if parts := queue.take(min(budget, self._settings.batch_tokens)):
+                    is_busy = True
+                    await self._compute(queue, parts)
+            if not is_busy:
+                if self._closed:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def _compute(self, queue: Queue, parts: list[Part]) -> None:
+        self._waiting.set(self._small.tokens + self._bulk.tokens)
+        started = time.perf_counter()
+        if queue is self._small:
+            self._last_small = started
+        tokens = sum(sum(job.tokens[job.taken - len(texts) : job.taken]) for job, texts in parts)
+        metrics.BATCH.labels(self.name).observe(tokens)
+        for job, texts in parts:
+            if job.taken == len(texts):
+                metrics.QUEUE_SECONDS.labels(self.name).observe(started - job.queued_at)
+        self._running = [job for job, _ in parts]
+        outcomes = await self._thread.call(self._run, parts)
+        self._running = []
+        queue.measure(tokens, started)
+        metrics.INFERENCE_SECONDS.labels(self.name).observe(time.perf_counter() - started)
+        for (job, _), outcome in zip(parts, outcomes, strict=True):
+            if job.answer.done():
+                continue
+            if isinstance(outcome, Problem):
+                job.answer.set_exception(outcome)
+                queue.drop(job)
+                continue
+            job.results += outcome
+            if len(job.results) == len(job.texts):
+                job.answer.set_result(job.results)
+
+    @contextlib.contextmanager
+    def _limited(self, what: str, limit_s: float) -> Iterator[None]:
+        self._phase = what, time.monotonic(), limit_s
+        try:
+            yield
+        finally:
+            self._phase = None
+
+    def _load(self) -> None:
+        if self._model is not None:
+            with self._limited(_LOADING, self._settings.load_timeout):
+                self._model().load()
+
+    def _run(self, parts: list[Part]) -> list[Any]:
+        """Return the results of each part, or a `Problem`. Runs in the thread."""
+        try:
+            self._load()
+        except BaseException as error:  # After any error the next attempt may succeed.
+            return [_problem(error, job) for job, _ in parts]
+        return self._answers(parts)
+
+    def _answers(self, parts: list[Part]) -> list[Any]:
+        try:
+            with self._limited("a call of the model", self._settings.hang_timeout):
+                kinds = {type(job) for job, _ in parts}
+                found: dict[Job, Any] = {}
+                for kind in kinds:
+                    its = [part for part in parts if type(part[0]) is kind]
+                    for (job, _), outcome in zip(its, kind.run(self._engine(), its), strict=True):
+                        found[job] = outcome
+                return [found[job] for job, _ in parts]
+        except BaseException as error:
+            # A tokenizer's panic or a model's sys.exit() must not end the thread.
+            if len(parts) == 1:
+                return [_problem(error, parts[0][0])]
+            log.debug("a batch of %d jobs failed and is retried one by one: %r", len(parts), error)
+            return [[] if part[0].answer.done() else self._answers([part])[0] for part in parts]
+
+
+def _problem(error: BaseException, job: Job) -> Problem:
+    if isinstance(error, Problem):
+        return error
+    extra = {"request_id": job.request_id}
+    log.error("a request failed: %r", error, exc_info=error, extra=extra)
+    detail = "the model or the index cannot be used now; the service's log says why"
+    return Problem(503, detail, code="unavailable", headers={"retry-after": "5"})
+
+
+async def _disconnect(request: Any) -> None:
+    """Wait until the client has closed its connection; for ever without a request."""
+    if request is None:
+        await asyncio.Event().wait()
+    while (await request.receive())["type"] != "http.disconnect":
+        await asyncio.sleep(0.05)

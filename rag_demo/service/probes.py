@@ -1,0 +1,91 @@
+"""Probes, metrics, information, and the page."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+
+from rag_demo.service import metrics
+from rag_demo.service.problems import Problem
+from rag_demo.service.responses import JSONResponse
+from rag_demo.service.service import service_of
+
+_PAGE = Path(__file__).parent / "page"
+PAGE_FILES = {
+    "/": "page.html",
+    "/page.css": "page.css",
+    "/page.js": "page.js",
+    "/docs": "docs.html",
+    "/docs.js": "docs.js",
+}
+
+router = APIRouter()
+
+
+@router.get("/livez")
+async def livez(request: Request) -> JSONResponse:
+    """Return 503 if the service does not work on requests and needs a restart."""
+    if reason := service_of(request).hang:
+        raise Problem(503, reason)
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/readyz")
+@router.get("/health")
+async def readyz(request: Request) -> JSONResponse:
+    """Return 503 if requests cannot be answered now."""
+    service = service_of(request)
+    if reason := await service.not_ready():
+        raise Problem(503, reason, headers={"retry-after": "1"})
+    engine = service.engine
+    return JSONResponse(
+        {"status": "ok", "documents": engine.documents, "index_version": engine.version}
+    )
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def exposition() -> Response:
+    """Return all metrics for Prometheus."""
+    media_type, text = metrics.exposition()
+    return Response(text, media_type=media_type)
+
+
+@router.get("/info")
+async def info(request: Request) -> JSONResponse:
+    """Describe the model and the limits, as text-embeddings-inference does."""
+    service = service_of(request)
+    engine, settings = service.engine, service.settings
+    return JSONResponse(
+        {
+            "model_id": engine.model_name,
+            "model_sha": None,
+            "model_dtype": engine.dtype,
+            "model_type": {"embedding": {"pooling": "model"}},
+            "dimension": engine.model.dimension,
+            "max_input_length": engine.model.max_tokens,
+            "max_concurrent_requests": settings.max_connections,
+            "max_batch_tokens": settings.batch_tokens,
+            "max_batch_requests": None,
+            "max_client_batch_size": settings.max_texts,
+            "auto_truncate": True,
+            "tokenization_workers": 1,
+            "reranker": engine.reranker.host.name if engine.reranker else None,
+            "documents": engine.documents,
+            "index_version": engine.version,
+            "version": version("torch-cleanup"),
+        }
+    )
+
+
+def _serve(path: str, name: str) -> None:
+    @router.get(path, include_in_schema=False)
+    async def file() -> Any:
+        return FileResponse(_PAGE / name)
+
+
+for _path, _name in PAGE_FILES.items():
+    _serve(_path, _name)

@@ -1,0 +1,139 @@
+"""``/search`` and reranking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from rag_demo.retriever import SearchResult
+from rag_demo.service.checks import at_most, check_model
+from rag_demo.service.engine import SearchOptions
+from rag_demo.service.jobs import RerankJob, SearchJob
+from rag_demo.service.problems import Problem
+from rag_demo.service.responses import respond
+from rag_demo.service.schemas import DocumentsRerankRequest, RerankRequest, SearchRequest
+from rag_demo.service.service import service_of
+
+router = APIRouter()
+_RERANKED = 5  # times as many results are reranked as are wanted
+
+
+@router.post("/search")
+async def search(request: Request, body: SearchRequest) -> Response:
+    """Find the documents nearest to a query, or to each of several queries."""
+    service = service_of(request)
+    settings = service.settings
+    queries = [body.query] if body.query is not None else body.queries or []
+    at_most(len(queries), settings.max_queries, "queries", "queries")
+    at_most(body.top_k, settings.max_top_k, "results of a query", "top_k")
+    results = len(queries) * min(body.top_k, max(service.engine.documents, 1))
+    at_most(results, settings.max_results, "results", "top_k")
+    mode: str = body.mode or ("hybrid" if body.min_score is None else "dense")
+    wanted = body.top_k * (_RERANKED if body.rerank else 1)
+    where: Any = body.where
+    job = SearchJob(queries, options=SearchOptions(wanted, body.min_score, where, mode))
+    at_most(max(job.tokens), settings.max_query_tokens, "tokens in a query", "queries")
+    deadline = service.deadline()
+    found: list[list[SearchResult]] = await service.run(request, job, deadline)
+    truncated = 0
+    if body.rerank:
+        for row, (query, results_of_query) in enumerate(zip(queries, found, strict=True)):
+            texts = [each.text[slice(*(each.passage or (None,)))] for each in results_of_query]
+            scores, _, cut = await _scores(request, query, texts, False, deadline)
+            order = sorted(
+                zip(scores, results_of_query, strict=True), key=lambda p: (-p[0], p[1].id)
+            )
+            found[row] = [
+                result._replace(rank=rank, score=score)
+                for rank, (score, result) in enumerate(order[: body.top_k], start=1)
+            ]
+            truncated += cut
+    batches = [[_result(each, body.include_text) for each in results] for results in found]
+    content = {"batches": batches} if body.query is None else {"results": batches[0]}
+    return respond(request, content, truncated=truncated)
+
+
+def _result(result: SearchResult, include_text: bool) -> dict[str, Any]:
+    fields = result._asdict()
+    if not include_text:
+        del fields["text"]
+    return fields
+
+
+async def _scores(
+    request: Request, query: str, texts: Sequence[str], raw: bool, deadline: float | None = None
+) -> tuple[list[float], int, int]:
+    """Score texts as answers to a query.
+
+    Returns:
+        The scores, from 0 to 1 or raw logits; the number of tokens; how many texts were cut off.
+
+    Raises:
+        Problem: There is no reranker, or there are too many texts.
+    """
+    service = service_of(request)
+    reranker = service.engine.reranker
+    if reranker is None:
+        raise Problem(404, "no reranker is configured; start the service with --reranker NAME")
+    if not texts:
+        return [], 0, 0
+    at_most(len(texts), service.settings.max_texts, "texts", "texts")
+    most = reranker.max_tokens
+    rows = await service.run(request, RerankJob(texts, most, query=query), deadline)
+    scores = [score if raw else _sigmoid(score) for score, _ in rows]
+    counts = [count if most is None else min(count, most) for _, count in rows]
+    truncated = sum(most is not None and count > most for _, count in rows)
+    return scores, sum(counts), truncated
+
+
+def _sigmoid(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit)) if logit > 0 else math.exp(logit) / (1 + math.exp(logit))
+
+
+def _order(scores: Sequence[float]) -> list[int]:
+    """Return the places of the scores, the best first; equal scores by place."""
+    return sorted(range(len(scores)), key=lambda row: -scores[row])
+
+
+@router.post("/rerank")
+async def rerank(request: Request, body: RerankRequest | DocumentsRerankRequest) -> Response:
+    """Score ``texts`` as text-embeddings-inference does, or ``documents`` as Jina does."""
+    if isinstance(body, DocumentsRerankRequest):
+        return await rerank_documents(request, body)
+    scores, _, truncated = await _scores(request, body.query, body.texts, body.raw_scores)
+    content: list[dict[str, Any]] = [{"index": row, "score": scores[row]} for row in _order(scores)]
+    if body.return_text:
+        content = [{**each, "text": body.texts[each["index"]]} for each in content]
+    return respond(request, content, truncated=truncated)
+
+
+@router.post("/v1/rerank")
+@router.post("/v2/rerank")
+async def rerank_documents(request: Request, body: DocumentsRerankRequest) -> Response:
+    """Score documents as answers to a query, as Jina and Cohere do."""
+    model_id = service_of(request).settings.reranker or ""
+    name = Path(model_id).name  # Without folders of the server.
+    if model_id:
+        check_model(body.model, name, model_id)
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    scores, tokens, truncated = await _scores(request, body.query, texts, body.raw_scores)
+    with_documents = body.return_documents
+    if with_documents is None:
+        with_documents = not request.scope["path"].startswith("/v2/")
+    results: list[dict[str, Any]] = []
+    for row in _order(scores)[: body.top_n]:
+        document = {"document": {"text": texts[row]}} if with_documents else {}
+        results.append({"index": row, "relevance_score": scores[row], **document})
+    content = {
+        "id": request.scope["request_id"],
+        "model": name,
+        "results": results,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
+    }
+    return respond(request, content, truncated=truncated)

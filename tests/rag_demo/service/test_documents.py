@@ -1,0 +1,193 @@
+"""Changes of the index over HTTP: PUT, streams of lines, deletion, and versions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_demo import FaissRetriever
+from support.serving import TEXTS, Embedder, ask, make_index, search, serving
+from support.waiting import wait_for_async
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_index(tmp_path / "index")
+
+
+def ids_in(folder: Path) -> set[str]:
+    """Return the ids of a saved index, as another program reads them."""
+    with FaissRetriever(Embedder()) as retriever:
+        retriever.load(folder)
+        return set(retriever.ids())
+
+
+def put(*documents: Any) -> Any:
+    return "PUT", "/documents", {"json": {"documents": list(documents)}}
+
+
+def test_put_get_and_delete_a_document(folder: Path) -> None:
+    new = {"id": "new", "text": "a zebra", "metadata": {"lang": "en"}}
+    (refused,) = ask(folder, put(new))
+    added, found, got, ready, deleted, again, gone = ask(
+        folder,
+        put(new),
+        search({"query": "a zebra", "where": {"$not": {"$or": [{"year": {"$gt": 1}}]}}}),
+        ("GET", "/documents/new", {}),
+        ("GET", "/readyz", {}),
+        ("DELETE", "/documents/new", {}),
+        ("DELETE", "/documents/new", {}),
+        ("GET", "/documents/new", {}),
+        writable=True,
+    )
+    assert refused.status_code == 403
+    assert added.json()["ids"] == ["new"]
+    assert added.json()["documents"] == ready.json()["documents"] == len(TEXTS) + 1
+    versions = {added.json()["index_version"], found.headers["x-index-version"]}
+    assert versions == {ready.json()["index_version"]} != {deleted.json()["index_version"]}
+    assert [each["id"] for each in found.json()["results"]] == ["new"]
+    assert (got.json()["text"], got.json()["metadata"]) == ("a zebra", {"lang": "en"})
+    assert (deleted.status_code, again.status_code, gone.status_code) == (200, 404, 404)
+    assert ids_in(folder) == {"0", "1", "2", "3"}
+
+
+def test_invalid_documents_change_nothing(folder: Path) -> None:
+    wrong = '{"documents": [{"id": "n", "text": "n", "metadata": {"a": NaN}}]}'
+    json_type = {"content-type": "application/json"}
+    answers = ask(
+        folder,
+        ("PUT", "/documents", {"content": wrong, "headers": json_type}),
+        put({"id": "a", "text": "a"}, {"id": "a", "text": "b"}),
+        put({"id": "a", "text": ""}),
+        put(),
+        put({"id": "a", "text": "a", "more": 1}),
+        ("POST", "/documents/delete", {"json": {}}),
+        ("POST", "/documents/delete", {"json": {"where": {}}}),
+        writable=True,
+    )
+    assert [each.status_code for each in answers] == [422] * 7
+    assert ids_in(folder) == {"0", "1", "2", "3"}
+
+
+def test_delete_by_filter_and_by_ids(folder: Path) -> None:
+    by_filter, by_ids = ask(
+        folder,
+        ("POST", "/documents/delete", {"json": {"where": {"year": {"$gte": 2002}}}}),
+        ("POST", "/documents/delete", {"json": {"ids": ["0", "unknown"]}}),
+        writable=True,
+    )
+    assert (by_filter.json()["deleted"], by_ids.json()["deleted"]) == (2, 1)
+    assert ids_in(folder) == {"1"}
+
+
+def test_bulk_adds_lines_while_they_arrive(folder: Path) -> None:
+    """Lines after a wrong one are not read; what was added before stays."""
+    lines = [json.dumps({"id": f"n{n}", "text": f"text {n}"}).encode() + b"\n" for n in range(600)]
+    body = b"".join(lines)
+    whole, wrong = ask(
+        folder,
+        ("POST", "/documents/bulk", {"content": body.rstrip()}),
+        ("POST", "/documents/bulk", {"content": b"".join(lines[:300]) + b'{"id": 1}\n'}),
+        writable=True,
+        max_body_bytes=1_000,  # For lines, not for the stream.
+    )
+    progress = [json.loads(line) for line in whole.text.splitlines()]
+    assert [each["added"] for each in progress] == [256, 512, 600, 600]
+    assert progress[-1]["finished"] and progress[-1]["documents"] == len(TEXTS) + 600
+    *_, error = map(json.loads, wrong.text.splitlines())
+    assert error["status"] == 422 and error["error"].startswith("line 301: id")
+    assert error["added"] == 256
+    assert len(ids_in(folder)) == len(TEXTS) + 600
+
+
+def test_searches_are_answered_during_a_large_change(folder: Path) -> None:
+    class Slow(Embedder):
+        def embed_documents(self, texts: Any) -> Any:
+            time.sleep(0.01 * len(texts))
+            return super().embed_documents(texts)
+
+    async def main() -> list[float]:
+        async with serving(folder, load=Slow, writable=True) as client:
+            documents = [{"id": f"n{n}", "text": "word " * 100} for n in range(300)]
+            change = asyncio.create_task(client.put("/documents", json={"documents": documents}))
+            await asyncio.sleep(0.3)
+            times = []
+            while not change.done():
+                for mode in ("bm25", "dense"):
+                    started = time.perf_counter()
+                    body = {"query": "lease", "mode": mode}
+                    assert (await client.post("/search", json=body)).status_code == 200
+                    times.append(time.perf_counter() - started)
+            assert change.result().status_code == 200
+            return times
+
+    times = asyncio.run(main())
+    assert len(times) > 4
+    assert sorted(times)[len(times) // 2] < 1.0, times  # The change takes three seconds.
+
+
+def test_change_has_a_deadline_and_its_late_vectors_change_nothing(folder: Path) -> None:
+    entered, may_go = threading.Event(), threading.Event()
+
+    class Held(Embedder):
+        def embed_documents(self, texts: Any) -> Any:
+            if texts[0] == "held":
+                entered.set()
+                assert may_go.wait(60)
+            return super().embed_documents(texts)
+
+    async def main() -> int:
+        async with serving(folder, load=Held, writable=True, timeout=0.5) as client:
+            method, path, options = put({"id": "held", "text": "held"})
+            status = (await client.request(method, path, **options)).status_code
+            may_go.set()
+            await client.post("/search", json={"query": "a", "mode": "dense"})
+            return status
+
+    assert asyncio.run(main()) == 504
+    assert entered.is_set()
+    assert ids_in(folder) == {"0", "1", "2", "3"}
+
+
+def test_change_of_another_program_is_kept(folder: Path) -> None:
+    async def main() -> None:
+        async with serving(folder, writable=True) as client:
+            await asyncio.to_thread(make_index, folder, [*TEXTS, "by another program"])
+            method, path, options = put({"id": "new", "text": "new"})
+            answer = await client.request(method, path, **options)
+            assert answer.json()["documents"] == len(TEXTS) + 2, answer.text
+
+    asyncio.run(main())
+    assert ids_in(folder) == {"0", "1", "2", "3", "4", "new"}
+
+
+def test_new_version_is_opened_by_itself(folder: Path) -> None:
+    """A read-only service looks for one; requests are answered meanwhile."""
+
+    async def main() -> None:
+        async with serving(folder, reload_interval=0.05) as client:
+            before = (await client.get("/readyz")).json()
+            await asyncio.to_thread(make_index, folder, [*TEXTS, "a new one"])
+
+            async def is_new() -> bool:
+                answer = await client.post("/search", json={"query": "a", "top_k": 9})
+                assert answer.status_code == 200
+                return len(answer.json()["results"]) == len(TEXTS) + 1
+
+            await wait_for_async(is_new)
+            after = (await client.get("/readyz")).json()
+            assert after["documents"] == len(TEXTS) + 1
+            assert after["index_version"] != before["index_version"]
+
+    asyncio.run(main())
+
+
+def test_results_without_text(index: Path) -> None:
+    (answer,) = ask(index, search({"query": "lease", "include_text": False}))
+    assert all("text" not in each and each["id"] for each in answer.json()["results"])
