@@ -7,17 +7,20 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support.programs import ROOT, TIMEOUT_S
-from support.serving import serving  # noqa: F401  (Skips where the service's packages are missing.)
+from support.programs import ROOT
+from support.serving import ask, read_settings
 
 DEPLOY = ROOT / "deploy"
-MADE_BY_USER = {"../index", "./token"}
+CLOSING_S = 10  # docs/service.md
+MADE_BY_USER = {"../index", "./token", "./admin-token"}
 
 
 def test_dockerfile_names_user_init_and_extras() -> None:
@@ -48,18 +51,114 @@ def test_health_check_needs_a_service(index: Path) -> None:
 def test_compose_mounts_existing_files() -> None:
     text = re.sub("#.*", "", (DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
     paths = set(re.findall(r"(?<![\w/])(\.\.?/[\w./-]+)", text)) - MADE_BY_USER
-    assert "../docs/grafana-dashboard.json" in paths
+    assert "../docs/grafana-service.json" in paths
     assert all((DEPLOY / path).exists() for path in paths), paths
 
 
-def test_promtool_accepts_the_configuration() -> None:
+def documents_of(name: str) -> list[Any]:
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML: the dependency group service-test")
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def test_kubernetes_names_existing_options_ports_and_probes(index: Path) -> None:
+    objects = [
+        each
+        for file in (DEPLOY / "kubernetes").iterdir()
+        for each in documents_of(f"kubernetes/{file.name}")
+    ]
+    kinds = {each["kind"]: each["spec"] for each in objects}
+    assert set(kinds) == {
+        "Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor", "HorizontalPodAutoscaler",
+    }  # fmt: skip
+    pod = kinds["Deployment"]["template"]
+    (container,) = pod["spec"]["containers"]
+    settings = options_of(container["args"]).settings
+    seconds = settings.drain + settings.grace + CLOSING_S
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= seconds
+    names = {each["name"] for each in container["ports"]}
+    ports = [each["containerPort"] for each in container["ports"]]
+    assert ports == [settings.port, settings.metrics_port]
+    for probe in ("livenessProbe", "readinessProbe"):
+        get = container[probe]["httpGet"]
+        assert get["port"] in names
+        assert ask(index, ("GET", get["path"], {}))[0].status_code == 200
+    assert {each["targetPort"] for each in kinds["Service"]["ports"]} == names
+    labels = pod["metadata"]["labels"]
+    for name in ("Deployment", "PodDisruptionBudget", "ServiceMonitor"):
+        assert kinds[name]["selector"]["matchLabels"] == labels
+    assert kinds["Service"]["selector"] == labels
+    metric = kinds["HorizontalPodAutoscaler"]["metrics"][0]["pods"]["metric"]["name"]
+    assert metric in ask(index, ("GET", "/metrics", {}))[0].text
+
+
+def options_of(arguments: list[str]) -> Any:
+    pairs = (each.removeprefix("--").split("=") for each in arguments if "-file=" not in each)
+    return read_settings(**{name.replace("-", "_"): value for name, value in pairs})
+
+
+def test_compose_names_existing_options() -> None:
+    (compose,) = documents_of("compose.yaml")
+    service = compose["services"]["rag-demo"]
+    settings = options_of(service["command"]).settings
+    seconds = settings.drain + settings.grace + CLOSING_S
+    assert int(service["stop_grace_period"].rstrip("s")) >= seconds
+    assert service["deploy"]["replicas"] > 1
+    (job,) = documents_of("prometheus/prometheus.yaml")[0]["scrape_configs"]
+    assert job["dns_sd_configs"][0]["port"] == settings.metrics_port
+
+
+def test_systemd_unit_starts_the_service(index: Path) -> None:
+    """Its variables and options are read by the settings."""
+    text = (DEPLOY / "systemd" / "rag-demo@.service").read_text(encoding="utf-8")
+    variables = dict(re.findall(r"RAG_DEMO_(\w+)=(\S+)", text.replace("%i", "1")))
+    settings = read_settings(
+        index=index, **{name.lower(): value for name, value in variables.items()}
+    ).settings
+    assert settings.reuse_port and settings.metrics_port == 9101
+    stop = int(re.findall(r"TimeoutStopSec=(\d+)", text)[0])
+    assert stop >= settings.drain + settings.grace + CLOSING_S
+    options = re.findall(r" --([\w-]+)", re.findall(r"ExecStart=(.*)", text)[0])
+    assert {each.replace("-", "_") for each in options} <= set(type(settings).model_fields)
+    analyze = shutil.which("systemd-analyze")
+    if analyze is not None:
+        unit = DEPLOY / "systemd" / "rag-demo@.service"
+        done = subprocess.run([analyze, "verify", unit], capture_output=True, text=True)
+        assert "Unknown" not in done.stderr, done.stderr
+
+
+def test_promtool_accepts_configuration_and_rules(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: Debian's package prometheus has it")
-    command = [promtool, "check", "config", "--syntax-only"]
-    for file, code in ((DEPLOY / "prometheus/prometheus.yaml", 0), (DEPLOY / "compose.yaml", 1)):
-        done = subprocess.run([*command, str(file)], capture_output=True, text=True)
+    wrong = tmp_path / "alerts.yaml"
+    rules = (DEPLOY / "prometheus" / "alerts.yaml").read_text(encoding="utf-8")
+    wrong.write_text(rules.replace("by (job)", "by job"))
+    for kind, file, code in (
+        ("config", DEPLOY / "prometheus/prometheus.yaml", 0),
+        ("config", DEPLOY / "compose.yaml", 1),
+        ("rules", DEPLOY / "prometheus/alerts.yaml", 0),
+        ("rules", wrong, 1),
+    ):
+        command = [promtool, "check", kind, str(file)]
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_alerts_and_dashboard_name_exported_metrics(index: Path) -> None:
+    (text,) = ask(index, ("GET", "/metrics", {}))
+    rules = (DEPLOY / "prometheus" / "alerts.yaml").read_text(encoding="utf-8")
+    dashboard = (ROOT / "docs" / "grafana-service.json").read_text(encoding="utf-8")
+    assert rules.count("- alert:") == 4
+    for source in (rules, dashboard):
+        names = set(re.findall(r"rag_demo_\w+", source))
+        assert len(names) >= 4
+        assert [name for name in names if f"# TYPE {base(name)} " not in text.text] == []
+
+
+def base(name: str) -> str:
+    """Return the metric of a sample."""
+    return re.sub(r"_(total|bucket|count|sum)$", "", name) + ("_total" * name.endswith("_total"))
 
 
 PROXIES = {
@@ -70,25 +169,45 @@ PROXIES = {
         ["run", "--adapter", "caddyfile", "--config"],
     ),
 }
+TOKEN = "token-of-a-client"
 
 
 @pytest.mark.parametrize("name", PROXIES)
-def test_proxy_forwards_a_search(name: str, index: Path, tmp_path: Path) -> None:
+def test_proxy_forwards_with_tls_and_token(name: str, index: Path, tmp_path: Path) -> None:
     import httpx
 
     from support.browsing import serving_on_a_port
     from support.waiting import wait_for
 
-    program = shutil.which(name)
-    if program is None:
-        pytest.skip(f"{name} is not installed: apt-get install {name}")
+    program, openssl = shutil.which(name), shutil.which("openssl")
+    if program is None or openssl is None:
+        pytest.skip(f"{name} or openssl is not installed: apt-get install {name} openssl")
     file, check, run = PROXIES[name]
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
-    with serving_on_a_port(index) as url:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make: list[Any] = [
+        openssl,
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+    ]
+    make += ["-nodes", "-keyout", key, "-out", certificate, "-subj", "/CN=127.0.0.1"]
+    subprocess.run([*make, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, stderr=-3)
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    with serving_on_a_port(index, host="0.0.0.0", token=(TOKEN,)) as url:
         text = (DEPLOY / "proxy" / file).read_text(encoding="utf-8")
-        text = text.replace("RAG_DEMO", url.removeprefix("http://")).replace("LISTEN", address)
+        for word, value in {
+            "RAG_DEMO": url.removeprefix("http://"),
+            "LISTEN": address,
+            "CERTIFICATE": str(certificate),
+            "KEY": str(key),
+        }.items():
+            text = text.replace(word, value)
         made = tmp_path / file
         made.write_text("\n".join(line for line in text.splitlines() if line[:1] != "#"))
         done = subprocess.run([program, *check, made], env=environment, capture_output=True)
@@ -98,18 +217,19 @@ def test_proxy_forwards_a_search(name: str, index: Path, tmp_path: Path) -> None
             [program, *options, made], env=environment, stderr=subprocess.DEVNULL
         )
         try:
+            with httpx.Client(verify=trusted, base_url=f"https://{address}", timeout=60) as client:
 
-            def answers() -> bool:
-                try:
-                    answer = httpx.get(f"http://{address}/livez", timeout=TIMEOUT_S)
-                    return answer.status_code == 200
-                except httpx.TransportError:
-                    return False
+                def answers() -> bool:
+                    try:
+                        return client.get("/readyz").status_code == 200
+                    except httpx.TransportError:
+                        return False
 
-            wait_for(answers)
-            where = f"http://{address}/search"
-            answer = httpx.post(where, json={"query": "memory"}, timeout=TIMEOUT_S)
-            assert answer.status_code == 200
+                wait_for(answers)
+                body, bearer = {"query": "memory"}, {"authorization": f"Bearer {TOKEN}"}
+                assert client.post("/search", json=body).status_code == 401
+                assert client.post("/search", json=body, headers=bearer).status_code == 200
+                assert client.get("/admin/models", headers=bearer).status_code == 404
         finally:
             proxy.terminate()
             proxy.wait(60)
