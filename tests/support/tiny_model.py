@@ -155,3 +155,23 @@ def _of_sentence_transformers(dimension: int) -> dict[str, Any]:
             "similarity_fn_name": "cosine",
         },
     }
+
+
+def write_tiny_reranker(folder: Path, query: str, texts: list[str]) -> Path:
+    """Write a BERT with one output as a cross-encoder; its logits of the texts lie around 0."""
+    import torch
+    import transformers
+
+    write_tiny_model(folder)
+    bert, made = folder / "transformer", folder / "tiny-reranker"
+    torch.manual_seed(1)
+    model = transformers.BertForSequenceClassification.from_pretrained(bert, num_labels=1)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
+    # Scores of random weights lie close together.
+    torch.nn.init.normal_(model.classifier.weight, std=400.0)
+    with torch.no_grad():
+        pairs = tokenizer([query] * len(texts), texts, padding=True, return_tensors="pt")
+        model.classifier.bias -= model.eval()(**pairs).logits.mean()
+    model.save_pretrained(made)
+    tokenizer.save_pretrained(made)
+    return made

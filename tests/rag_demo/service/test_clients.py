@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.programs import TIMEOUT_S
 from support.serving import TEXTS, Embedder, ask, serving
 
 pytestmark = pytest.mark.xdist_group("openai")
@@ -168,3 +174,69 @@ def test_langchain_embeds_without_token_arrays(index: Path) -> None:
     documents, query = asyncio.run(main())
     assert len(documents) == len(TEXTS)
     assert query == pytest.approx(documents[0])
+
+
+CLIENTS = {
+    "huggingface_hub": """
+from huggingface_hub import InferenceClient
+client = InferenceClient(model=url)
+found = [client.feature_extraction(text, truncate=True)[0].tolist() for text in texts]
+""",
+    "llama_index.embeddings.openai": """
+from llama_index.embeddings.openai import OpenAIEmbedding
+client = OpenAIEmbedding(api_base=url + "/v1", api_key="none", model_name="default")
+found = client.get_text_embedding_batch(texts)
+""",
+    "llama_index.embeddings.text_embeddings_inference": """
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+found = TextEmbeddingsInference(base_url=url, model_name="any").get_text_embedding_batch(texts)
+""",
+    "langchain_openai": """
+from langchain_openai import OpenAIEmbeddings
+client = OpenAIEmbeddings(
+    model="default", check_embedding_ctx_length=False, base_url=url + "/v1", api_key="none"
+)
+found = client.embed_documents(texts)
+""",
+    "cohere": """
+import cohere
+answer = cohere.ClientV2(base_url=url, api_key="none").rerank(
+    model="default", query=texts[0], documents=texts, top_n=len(texts)
+)
+found = [[each.index, each.relevance_score] for each in answer.results]
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLIENTS)
+def test_real_client_computes_the_models_values(
+    name: str, index: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A program of its own asks a service on a port."""
+    from support.browsing import serving_on_a_port
+    from support.tiny_model import write_tiny_reranker
+
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        pytest.skip(f"needs {name}: the dependency group service-test")
+    options = {}
+    if name == "cohere":
+        options["reranker"] = str(write_tiny_reranker(tmp_path_factory.mktemp("r"), "", TEXTS))
+    with serving_on_a_port(index, **options) as url:
+        start = f"import json\nurl, texts = {url!r}, {TEXTS!r}\n"
+        program = start + CLIENTS[name] + "print(json.dumps(found))"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    if name == "cohere":
+        assert sorted(row for row, _ in found) == list(range(len(TEXTS)))
+        assert all(0 < score < 1 for _, score in found)
+        assert [score for _, score in found] == sorted((s for _, s in found), reverse=True)
+    else:
+        assert np.allclose(found, Embedder().embed_documents(TEXTS), atol=1e-5)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.serving import TEXTS, ask, search
-from support.tiny_model import write_tiny_model
+from support.tiny_model import write_tiny_reranker
 
 QUERY = "how do i give memory back"
 
@@ -17,23 +17,8 @@ QUERY = "how do i give memory back"
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a cross-encoder with one output."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra rag")
-    import torch
-
-    folder = tmp_path_factory.mktemp("reranker")
-    write_tiny_model(folder)
-    bert = folder / "transformer"
-    torch.manual_seed(1)
-    model = transformers.BertForSequenceClassification.from_pretrained(bert, num_labels=1)
-    torch.nn.init.normal_(model.classifier.weight, std=400.0)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
-    with torch.no_grad():  # Random scores lie close together; spread them around 0.
-        pairs = tokenizer([QUERY] * len(TEXTS), TEXTS, padding=True, return_tensors="pt")
-        model.classifier.bias -= model.eval()(**pairs).logits.mean()
-    made = folder / "tiny-reranker"
-    model.save_pretrained(made)
-    tokenizer.save_pretrained(made)
-    return made
+    pytest.importorskip("transformers", reason="needs the extra rag")
+    return write_tiny_reranker(tmp_path_factory.mktemp("reranker"), QUERY, TEXTS)
 
 
 @pytest.fixture(scope="module")
