@@ -28,8 +28,9 @@ _BULK_TOKENS = 1024  # of a job; a smaller one goes before bulk
 _TURN_S = 0.05  # of bulk work while small jobs arrive
 _QUIET_TURN_S = 0.25  # otherwise
 _QUIET_AFTER_S = 1.0
-_SMALL_TURN_S = 1.0
+_SMALL_TURN_S = 0.25
 _FIRST_TOKENS = 256  # in a batch before anything is measured
+_SAFETY = 0.8  # A measured rate may be too high.
 _FORGET = 0.8  # the weight of earlier batches in the measured rate
 _CLOSING_S = 3.0
 _LOADING = "loading the model"
@@ -41,7 +42,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.jobs: deque[Job] = deque()
-        self.tokens = 0
+        self.tokens = self.taken = 0  # of jobs that wait, and of the batch that runs
         self._done, self._seconds = 0.0, 0.0
         self._busy_since: float | None = None
 
@@ -57,14 +58,14 @@ class Queue:
             Problem: By the measured rate it would not be finished in time.
         """
         tokens = sum(job.tokens)
-        if self.jobs and self.rate:
-            wait_s = (self.tokens + tokens) / self.rate
-            if wait_s > left_s:
+        if (self.jobs or self.taken) and self.rate:
+            wait_s = (self.taken + self.tokens + tokens) / self.rate
+            if wait_s > _SAFETY * left_s:
                 metrics.REFUSED.inc()
                 detail = (
                     f"requests for about {wait_s:.0f} s are waiting; try again after Retry-After"
                 )
-                raise overloaded(wait_s - left_s, detail)
+                raise overloaded(wait_s - _SAFETY * left_s, detail)
         self.jobs.append(job)
         self.tokens += tokens
 
@@ -80,7 +81,8 @@ class Queue:
                     break
                 budget -= tokens
                 job.taken += 1
-            self.tokens -= sum(job.tokens[start : job.taken])
+            tokens = sum(job.tokens[start : job.taken])
+            self.tokens, self.taken = self.tokens - tokens, self.taken + tokens
             parts.append((job, job.texts[start : job.taken]))
             if job.taken < len(job.texts):
                 break
@@ -95,6 +97,7 @@ class Queue:
 
     def measure(self, tokens: int, started: float) -> None:
         """Count a batch. Time between two batches counts too while jobs are waiting."""
+        self.taken = 0
         now = time.perf_counter()
         since = started if self._busy_since is None else min(started, self._busy_since)
         self._done = _FORGET * self._done + tokens
@@ -124,7 +127,7 @@ class Lane:
         self.name, self._engine, self._settings, self._model = name, engine, settings, model
         self._small, self._bulk = Queue(), Queue()
         self._last_small = 0.0
-        self._wake = asyncio.Event()
+        self._wake, self._turn = asyncio.Event(), asyncio.Lock()
         self._closed = False
         self._running: list[Job] = []
         self._thread = DaemonThread(f"rag_demo.{name}")
@@ -188,7 +191,8 @@ class Lane:
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a function between two batches."""
-        return await self._thread.call(function)
+        async with self._turn:
+            return await self._thread.call(function)
 
     async def load(self) -> None:
         """Load the model between two batches.
@@ -196,7 +200,7 @@ class Lane:
         Raises:
             Exception: The load failed.
         """
-        await self._thread.call(self._load)
+        await self.call(self._load)
 
     async def close(self) -> bool:
         """Finish the queues and stop. Do not wait for a load.
@@ -224,19 +228,20 @@ class Lane:
     async def _work(self) -> None:
         while True:
             is_busy = False
+            self._wake.clear()
             quiet = time.perf_counter() - self._last_small > _QUIET_AFTER_S
             for queue, turn_s in (
                 (self._small, _SMALL_TURN_S),
                 (self._bulk, _QUIET_TURN_S if quiet else _TURN_S),
             ):
                 budget = _FIRST_TOKENS if queue.rate is None else queue.rate * turn_s
-                if parts := queue.take(min(budget, self._settings.batch_tokens)):
-                    is_busy = True
-                    await self._compute(queue, parts)
+                async with self._turn:
+                    if parts := queue.take(min(budget, self._settings.batch_tokens)):
+                        is_busy = True
+                        await self._compute(queue, parts)
             if not is_busy:
                 if self._closed:
                     return
-                self._wake.clear()
                 await self._wake.wait()
 
     async def _compute(self, queue: Queue, parts: list[Part]) -> None:
@@ -244,7 +249,7 @@ class Lane:
         started = time.perf_counter()
         if queue is self._small:
             self._last_small = started
-        tokens = sum(sum(job.tokens[job.taken - len(texts) : job.taken]) for job, texts in parts)
+        tokens = queue.taken
         metrics.BATCH.labels(self.name).observe(tokens)
         for job, texts in parts:
             if job.taken == len(texts):

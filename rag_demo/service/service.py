@@ -88,14 +88,11 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         are_idle = await asyncio.gather(*(lane.close() for lane in self.lanes.values()))
         self._writer.stop()
-        if not all(are_idle):
-            log.error("a call or a load of a model hangs and cannot be ended")
-            return
-        closing = DaemonThread("rag_demo.closing")
+        closing = DaemonThread("rag_demo.closing")  # A load may hang in the other threads.
         try:
-            await closing.call(self.engine.close, _CLOSING_S)
+            await closing.call(self.engine.close, _CLOSING_S if all(are_idle) else 0.0)
         except ModelInUseError as error:
-            log.error("the model or the index is still in use: %s", error)
+            log.error("a call or a load of a model hangs and cannot be ended: %s", error)
             return
         finally:
             closing.stop()
@@ -141,16 +138,16 @@ class Service:
         return ""
 
     async def _keep_loaded(self, lane: Lane, engine: Engine) -> None:
-        """Load the model of a lane. Retry after failures: an unready service gets no requests."""
+        """Load the model, and retry after failures: an unready service gets no requests."""
         model = engine.model if lane.name == "model" else engine.reranker
         assert model is not None
         while True:
             if not model.has_loaded or (model.error is not None and not model.retry_in_s):
                 try:
-                    await lane.load()
-                    log.info("loaded %s", model.host.name)
                     if lane.name == "model":
                         await lane.call(self.engine.index.load)
+                    await lane.load()
+                    log.info("loaded %s", model.host.name)
                 except Exception as error:  # After any error the next attempt may succeed.
                     if isinstance(error, RagDemoError) and not model.has_loaded:
                         self.failure = error
