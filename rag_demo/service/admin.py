@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from fastapi import APIRouter, Request
 
 from rag_demo.service.responses import JSONResponse
@@ -13,23 +15,12 @@ router = APIRouter(prefix="/admin")
 @router.get("/models")
 async def models(request: Request) -> JSONResponse:
     """List the models and the index with size, state and the time until they are unloaded."""
-    hosts = service_of(request).engine.hosts
     found = []
-    for name, host in hosts.items():
-        status = host.status()
-        found.append(
-            {
-                "name": name,
-                "state": status.state,
-                "bytes": status.nbytes,
-                "expires_in_s": status.expires_in_s,
-                "isolation": host.isolation,
-                "leases": status.leases,
-                "loads": status.loads,
-                "unloads": status.unloads,
-                "failed": status.last_error is not None,
-            }
-        )
+    for host in service_of(request).engine.hosts.values():
+        status = dataclasses.asdict(host.status())
+        # The text of an error may name files of the server.
+        status["failed"] = status.pop("last_error") is not None
+        found.append({**status, "isolation": host.isolation})
     return JSONResponse({"models": found})
 
 

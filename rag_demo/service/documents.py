@@ -10,13 +10,14 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from rag_demo.documents.document import Document
 from rag_demo.retriever import LocalRetriever, embed
 from rag_demo.service.checks import at_most, checked_documents, writable
 from rag_demo.service.jobs import EmbedJob
-from rag_demo.service.problems import Problem
+from rag_demo.service.problems import ClientGoneError, Problem
 from rag_demo.service.responses import JSONResponse, respond
 from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, NewDocument
 from rag_demo.service.service import Service, service_of
@@ -94,7 +95,11 @@ async def bulk(request: Request) -> Response:
                 added += len(documents)
                 yield _counts(service, added=added)
             yield _counts(service, added=added, finished=True)
+        except ClientDisconnect:
+            raise ClientGoneError from None
         except Problem as problem:
+            if not added:  # No response has begun.
+                raise
             yield {"status": problem.status, "error": problem.detail, "added": added}
 
     return _Lines(lines())
@@ -109,9 +114,15 @@ class _Lines(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
+        start: dict[str, Any] = {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": self.raw_headers,
+        }
         async for line in self._lines:
+            if start:
+                await send(start)
+                start = {}
             body = orjson.dumps(line) + b"\n"
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
@@ -138,8 +149,8 @@ async def _chunks(request: Request, most: int) -> AsyncIterator[list[NewDocument
                     document = NewDocument.model_validate_json(line)
                 except ValidationError as error:
                     first = error.errors(include_input=False)[0]
-                    where = "/".join(map(str, first["loc"]))
-                    raise Problem(422, f"line {number}: {where}: {first['msg']}") from None
+                    where = "/".join(["", *map(str, first["loc"])])
+                    raise Problem(422, f"line {number}, #{where}: {first['msg']}") from None
                 documents[document.id] = document
                 size += len(line)
             if len(documents) >= _CHUNK_DOCUMENTS or size >= _CHUNK_BYTES:
@@ -173,10 +184,10 @@ def _matching(retriever: LocalRetriever, matches: Callable[[Any], bool]) -> list
 @router.get("/{document_id:path}")
 async def get(request: Request, document_id: str) -> Response:
     """Return a document."""
-    engine = service_of(request).engine
+    service = service_of(request)
 
     def read() -> Document | None:
-        with engine.index.lease(1.0) as retriever:
+        with service.engine.index.lease(1.0) as retriever:
             return retriever.get([document_id])[0]
 
     document = await run_in_thread(read)

@@ -232,7 +232,7 @@ class Engine:
         return ModelHost(
             load,
             name=name,
-            keep_alive=settings.keep_alive_s,
+            keep_alive=settings.keep_alive,
             isolation=settings.isolation,
             call_timeout_s=(settings.call_timeout or settings.hang_timeout) if is_process else None,
         )
@@ -309,6 +309,8 @@ class Engine:
         """
         with self.index.lease(_LEASE_S) as retriever:
             result = change(retriever)
+            if not result:  # Nothing was deleted.
+                return result
             retriever.save(self.settings.index)
             self.documents = len(retriever)
             self.version = read_manifest(self.settings.index).commit

@@ -26,7 +26,6 @@ from rag_demo.service.probes import PAGE_FILES
 from rag_demo.service.problems import ClientGoneError, Problem, problem_response
 from rag_demo.service.responses import Buffer
 from rag_demo.service.settings import Settings, is_loopback
-from rag_demo.service.tracing import span
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -107,46 +106,38 @@ class Guard:
                 await response(scope, receive, send_with_headers)
 
         metrics.IN_FLIGHT.inc()
-        with span(headers) as attributes:
+        try:
             try:
-                try:
-                    await self._admit(request, headers, service.tokens)
-                    if request["path"] == STREAMED:
-                        receive = partial(_receive_within, receive, self._settings.body_timeout)
-                    else:
-                        receive = _replay(await self._read(request, headers, receive), receive)
-                    await self._app(request, receive, send_with_headers)
-                except Problem as problem:
-                    await refuse(problem)
-                except ClientGoneError:
-                    pass
-                except Exception as error:
-                    # The last handler before the server: the text of an unknown error is for the
-                    # log only.
-                    log.error("the request failed: %r", error, exc_info=error)
-                    await refuse(Problem(500, "the service failed; its log says why"))
-            except ClientGoneError:  # The client does not read the refusal.
+                await self._admit(request, headers, service.tokens)
+                if request["path"] == STREAMED:
+                    receive = partial(_receive_within, receive, self._settings.body_timeout)
+                else:
+                    receive = _replay(await self._read(request, headers, receive), receive)
+                await self._app(request, receive, send_with_headers)
+            except Problem as problem:
+                await refuse(problem)
+            except ClientGoneError:
                 pass
-            finally:
-                metrics.IN_FLIGHT.dec()
-                self._buffer.used -= account[0]
-                seconds = time.perf_counter() - started
-                route = self._route(request)
-                # Labels that clients can invent would be kept forever.
-                method = scope["method"] if scope["method"] in _METHODS else "other"
-                metrics.REQUESTS.labels(route, method, str(status)).inc()
-                metrics.SECONDS.labels(route).observe(seconds)
-                client = (scope.get("client") or ("unknown",))[0]
-                attributes |= {
-                    "http.request.method": method,
-                    "http.route": route,
-                    "http.response.status_code": status,
-                }
-                extra = {"client": client, "method": method, "route": route, "status": status}
-                line = (client, method, route, status, seconds * 1e3)
-                log.info(
-                    "%s %s %s %s %.1f ms", *line, extra={**extra, "ms": round(seconds * 1e3, 1)}
-                )
+            except Exception as error:
+                # The last handler before the server: the text of an unknown error is for the
+                # log only.
+                log.error("the request failed: %r", error, exc_info=error)
+                await refuse(Problem(500, "the service failed; its log says why"))
+        except ClientGoneError:  # The client does not read the refusal.
+            pass
+        finally:
+            metrics.IN_FLIGHT.dec()
+            self._buffer.used -= account[0]
+            seconds = time.perf_counter() - started
+            route = self._route(request)
+            # Labels that clients can invent would be kept forever.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            metrics.REQUESTS.labels(route, method, str(status)).inc()
+            metrics.SECONDS.labels(route).observe(seconds)
+            client = (scope.get("client") or ("unknown",))[0]
+            extra = {"client": client, "method": method, "route": route, "status": status}
+            line = (client, method, route, status, seconds * 1e3)
+            log.info("%s %s %s %s %.1f ms", *line, extra={**extra, "ms": round(seconds * 1e3, 1)})
 
     def _route(self, scope: Message) -> str:
         """Return the route of a request, also if it was refused before its route was known."""
@@ -177,6 +168,13 @@ class Guard:
         # Browsers always send a Host header; HTTP/1.0 clients may not.
         if b"host" in headers and not _HOST.fullmatch(host):
             raise Problem(400, "the Host header is not a host name with an optional port")
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # Two lengths allow request smuggling (RFC 9112, 6.1).
+            detail = "send either content-length or transfer-encoding, not both"
+            raise Problem(400, detail, headers=_CLOSE)
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            detail = "compressed bodies are not supported; send the body without content-encoding"
+            raise Problem(415, detail, headers={"accept-encoding": "identity", **_CLOSE})
         is_admin = path.startswith("/admin") or (path.startswith("/documents") and method != "GET")
         if not is_admin and method == "GET" and path in _OPEN_PATHS and tokens.clients:
             return
@@ -213,15 +211,8 @@ class Guard:
 
     async def _read(self, scope: Message, headers: Headers, receive: Receive) -> bytes:
         """Read the whole body; the route starts only when the body is complete."""
-        if b"content-length" in headers and b"transfer-encoding" in headers:
-            # Two lengths allow request smuggling (RFC 9112, 6.1).
-            detail = "send either content-length or transfer-encoding, not both"
-            raise Problem(400, detail, headers=_CLOSE)
         if scope["method"] in ("GET", "OPTIONS"):
             return b""
-        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            detail = "compressed bodies are not supported; send the body without content-encoding"
-            raise Problem(415, detail, headers={"accept-encoding": "identity", **_CLOSE})
         most = self._settings.max_body_bytes
         too_large = Problem(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
         length = headers.get(b"content-length", b"0")

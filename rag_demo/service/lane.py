@@ -44,7 +44,6 @@ class Queue:
         self.jobs: deque[Job] = deque()
         self.tokens = self.taken = 0  # of jobs that wait, and of the batch that runs
         self._done, self._seconds = 0.0, 0.0
-        self._busy_since: float | None = None
 
     @property
     def rate(self) -> float | None:
@@ -95,14 +94,12 @@ class Queue:
             self.jobs.remove(job)
             self.tokens -= sum(job.tokens[job.taken :])
 
-    def measure(self, tokens: int, started: float) -> None:
-        """Count a batch. Time between two batches counts too while jobs are waiting."""
+    def measure(self, tokens: int, seconds: float) -> None:
+        """Count a batch, if all of it was computed; what fails at once would look fast."""
+        if tokens == self.taken:
+            self._done = _FORGET * self._done + tokens
+            self._seconds = _FORGET * self._seconds + max(seconds, 1e-6)
         self.taken = 0
-        now = time.perf_counter()
-        since = started if self._busy_since is None else min(started, self._busy_since)
-        self._done = _FORGET * self._done + tokens
-        self._seconds = _FORGET * self._seconds + max(now - since, 1e-6)
-        self._busy_since = now if self.jobs else None
 
 
 class Lane:
@@ -132,7 +129,8 @@ class Lane:
         self._running: list[Job] = []
         self._thread = DaemonThread(f"rag_demo.{name}")
         self._phase: tuple[str, float, float] | None = None  # what runs, since when, its limit
-        self._waiting = metrics.WAITING.labels(name)
+        small, bulk = self._small, self._bulk
+        metrics.WAITING.labels(name).set_function(lambda: small.tokens + bulk.tokens)
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"lane {name}")
 
     @property
@@ -170,7 +168,6 @@ class Lane:
         queue = self._small if sum(job.tokens) <= _BULK_TOKENS else self._bulk
         job.answer, job.request_id = asyncio.get_running_loop().create_future(), REQUEST_ID.get()
         queue.admit(job, left_s)
-        self._waiting.set(self._small.tokens + self._bulk.tokens)
         self._wake.set()
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnect(request))
         try:
@@ -245,7 +242,6 @@ class Lane:
                 await self._wake.wait()
 
     async def _compute(self, queue: Queue, parts: list[Part]) -> None:
-        self._waiting.set(self._small.tokens + self._bulk.tokens)
         started = time.perf_counter()
         if queue is self._small:
             self._last_small = started
@@ -255,9 +251,10 @@ class Lane:
             if job.taken == len(texts):
                 metrics.QUEUE_SECONDS.labels(self.name).observe(started - job.queued_at)
         self._running = [job for job, _ in parts]
-        outcomes = await self._thread.call(self._run, parts)
+        outcomes, seconds = await self._thread.call(self._run, parts)
         self._running = []
-        queue.measure(tokens, started)
+        failed = any(isinstance(outcome, Problem) for outcome in outcomes)
+        queue.measure(0 if failed else tokens, seconds)
         metrics.INFERENCE_SECONDS.labels(self.name).observe(time.perf_counter() - started)
         for (job, _), outcome in zip(parts, outcomes, strict=True):
             if job.answer.done():
@@ -283,13 +280,17 @@ class Lane:
             with self._limited(_LOADING, self._settings.load_timeout):
                 self._model().load()
 
-    def _run(self, parts: list[Part]) -> list[Any]:
-        """Return the results of each part, or a `Problem`. Runs in the thread."""
+    def _run(self, parts: list[Part]) -> tuple[list[Any], float]:
+        """Return the results of each part or a `Problem`, and the seconds without a load.
+
+        Runs in the thread.
+        """
         try:
             self._load()
         except BaseException as error:  # After any error the next attempt may succeed.
-            return [_problem(error, job) for job, _ in parts]
-        return self._answers(parts)
+            return [_problem(error, job) for job, _ in parts], 0.0
+        started = time.perf_counter()
+        return self._answers(parts), time.perf_counter() - started
 
     def _answers(self, parts: list[Part]) -> list[Any]:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from rag_demo.errors import IndexFileError, ModelError, ModelMismatchError
 
 _MAX_CHARS = 300  # of one field of an error
 _MAX_ERRORS = 10
+_UNION = re.compile(
+    r"\[|^(str|constrained-str|RerankDocument|RerankRequest|DocumentsRerankRequest)$"
+)
 _TOO_SHORT = {"too_short", "string_too_short"}
 _TEI_PATHS = ("/", "/embed", "/rerank", "/info")
 _TEI_TYPES = {400: "Empty", 401: "Unauthorized", 424: "Backend", 429: "Overloaded"}
@@ -134,7 +138,7 @@ async def raise_problem(request: Request, error: Exception) -> Response:
     hint = "" if is_json else "; send it with content-type: application/json"
     errors = [
         {
-            "pointer": "#" + "".join(f"/{part}" for part in each["loc"][1:])[:_MAX_CHARS],
+            "pointer": _pointer(each["loc"][1:]),
             "detail": _message(each)[:_MAX_CHARS],
         }
         for each in found
@@ -146,6 +150,12 @@ async def raise_problem(request: Request, error: Exception) -> Response:
         param=str(found[0]["loc"][1])[:_MAX_CHARS] if len(found[0]["loc"]) > 1 else None,
         errors=errors,
     ) from None
+
+
+def _pointer(path: Sequence[str | int]) -> str:
+    """Return a JSON pointer, without pydantic's names for the members of a union."""
+    parts = [str(part) for part in path if not _UNION.search(str(part))]
+    return "#" + "".join(f"/{part}" for part in parts)[:_MAX_CHARS]
 
 
 def _http_problem(error: HTTPException) -> Problem:

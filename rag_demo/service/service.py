@@ -22,7 +22,6 @@ from rag_demo.service.settings import Settings, Tokens
 from rag_demo.service.threads import DaemonThread
 from rag_demo.stores.index_format import read_manifest
 from torch_utils import CleanupReport, ModelInUseError
-from torch_utils.report import format_bytes
 
 log = logging.getLogger("rag_demo.service")
 _TICK_S = 0.5
@@ -60,6 +59,7 @@ class Service:
             self.lanes["reranker"] = lane("reranker", lambda: engine.reranker)
         self._reloading = asyncio.Lock()
         self._reload_queued = False
+        self._old: list[Engine] = []  # Their indexes are still to be closed.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._writer = DaemonThread("rag_demo.changes")
         for name in ("model", "reranker"):
@@ -90,7 +90,10 @@ class Service:
         self._writer.stop()
         closing = DaemonThread("rag_demo.closing")  # A load may hang in the other threads.
         try:
-            await closing.call(self.engine.close, _CLOSING_S if all(are_idle) else 0.0)
+            seconds = _CLOSING_S if all(are_idle) else 0.0
+            for old in self._old:
+                await closing.call(old.index.close, seconds)
+            await closing.call(self.engine.close, seconds)
         except ModelInUseError as error:
             log.error("a call or a load of a model hangs and cannot be ended: %s", error)
             return
@@ -189,7 +192,7 @@ class Service:
             raise Problem(409, f"{public_reason(error)}; the old index is still in use") from None
         old, self.engine = self.engine, engine
         self._show_version()
-        await self._writer.call(old.index.close)  # It waits for searches.
+        self.start(self._close_index(old))
         seconds = time.perf_counter() - started
         log.info(
             "reloaded: %d documents, %d before, in %.1f s", engine.documents, old.documents, seconds
@@ -200,6 +203,14 @@ class Service:
             "index_version": engine.version,
             "duration_s": seconds,
         }
+
+    async def _close_index(self, old: Engine) -> None:
+        """Close an index after the batches that began with it."""
+        self._old.append(old)
+        for lane in self.lanes.values():
+            await lane.call(bool)
+        await self._writer.call(old.index.close)
+        self._old.remove(old)
 
     async def reload_on_signal(self) -> None:
         """Read tokens again; reload once after the current reload for all signals until then."""
@@ -293,15 +304,10 @@ def service_of(request: Request) -> Service:
 
 def _public_report(report: CleanupReport) -> dict[str, Any]:
     """Return a report without the names of holders, which may be files of the server."""
-    freed = ", ".join(f"{format_bytes(n)} on {d}" for d, n in report.freed_bytes.items() if n)
     return {
         "freed_bytes": dict(report.freed_bytes),
         "returned_bytes": dict(report.returned_bytes),
-        "still_held": [
-            {"what": held.what, "nbytes": held.nbytes, "device": held.device}
-            for held in report.still_held
-        ],
+        "still_held": len(report.still_held),
         "errors": len(report.errors),
         "duration_s": report.duration_s,
-        "summary": f"freed {freed or 'nothing'} in {report.duration_s * 1e3:.1f} ms",
     }

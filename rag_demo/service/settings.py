@@ -44,8 +44,10 @@ class Settings(BaseSettings):
     reranker: str | None = Field(None, description="Cross-encoder: a folder or a name.")
     served_model_name: str | None = Field(None, description="Name of the model in requests.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the models.")
-    keep_alive: str = Field(
-        "-1", description="How long an idle model stays loaded: 90s, 10m, 0, or -1 for ever."
+    keep_alive: float | str = Field(
+        -1,
+        description="How long an idle model stays loaded: 90s, 10m, 0, or -1 for ever.",
+        union_mode="left_to_right",
     )
     load_timeout: Seconds = Field(600, description="Seconds until a load counts as hung.")
     hang_timeout: Seconds = Field(
@@ -109,8 +111,8 @@ class Settings(BaseSettings):
 
     @field_validator("keep_alive")
     @classmethod
-    def _is_duration(cls, value: str) -> str:
-        ModelHost(dict, keep_alive=_number(value)).close()
+    def _is_duration(cls, value: float | str) -> float | str:
+        ModelHost(dict, keep_alive=value).close()
         return value
 
     @field_validator("cors_origin")
@@ -132,11 +134,6 @@ class Settings(BaseSettings):
             raise ValueError("use either --no-token or tokens, not both")
         return self
 
-    @property
-    def keep_alive_s(self) -> float | str:
-        """``keep_alive`` for a `torch_utils.ModelHost`."""
-        return _number(self.keep_alive)
-
     @classmethod
     def read(cls, **options: Any) -> Settings:
         """Return settings made of options and of the environment.
@@ -153,13 +150,6 @@ class Settings(BaseSettings):
                 raise RagDemoError(f"Missing option '{name[:-2]}'") from None
             message = found["msg"].removeprefix("Value error, ")
             raise RagDemoError(f"{name}{message}") from None
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def option_name(field: str) -> str:

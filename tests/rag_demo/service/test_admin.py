@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ def test_unload_reports_and_next_query_loads_again(index: Path) -> None:
 
             async def states() -> dict[str, str]:
                 models = (await client.get("/admin/models")).json()["models"]
-                assert {"name", "bytes", "expires_in_s", "loads"} <= set(models[0])
+                assert {"name", "nbytes", "expires_in_s", "loads"} <= set(models[0])
                 return {each["name"]: each["state"] for each in models}
 
             assert await states() == {"hashed": "loaded", "index": "loaded"}
             for name in ("hashed", "index"):
                 report = (await client.post(f"/admin/models/{name}/unload")).json()
-                assert {"freed_bytes", "still_held", "duration_s", "summary"} <= set(report)
+                assert {"freed_bytes", "still_held", "duration_s"} <= set(report)
             assert report["freed_bytes"]["host"] > 0
             assert await states() == {"hashed": "unloaded", "index": "unloaded"}
             assert (await client.get("/readyz")).status_code == 200
@@ -149,3 +150,29 @@ def test_reload_keeps_the_model(index: Path) -> None:
             assert answer.json()["results"][0]["id"] == "0"
 
     asyncio.run(main())
+
+
+def test_reload_loses_no_search_of_a_slow_model(index: Path) -> None:
+    """Searches that are embedded meanwhile find the index that they began with."""
+    slow = Embedder(lambda texts: time.sleep(0.1))
+
+    async def main() -> list[int]:
+        async with serving(index, slow) as client:
+            done = asyncio.Event()
+            statuses: list[int] = []
+
+            async def ask() -> None:
+                while not done.is_set():
+                    body = {"query": "a", "mode": "dense"}
+                    statuses.append((await client.post("/search", json=body)).status_code)
+
+            clients = [asyncio.create_task(ask()) for _ in range(2)]
+            for _ in range(5):
+                assert (await client.post("/admin/reload")).status_code == 200
+                await asyncio.sleep(0.15)
+            done.set()
+            await asyncio.gather(*clients)
+            return statuses
+
+    statuses = asyncio.run(main())
+    assert set(statuses) == {200} and len(statuses) > 4

@@ -143,37 +143,15 @@ def test_other_clients_get_their_error_format(index: Path) -> None:
         ("POST", "/embed", {"json": {"inputs": "poison", "prompt_name": "query"}}),
         ("GET", "/info", {}),
         embedder=Embedder(fail),
+        served_model_name="given",
     )
-    assert unknown.status_code == 404 and "hashed" in unknown.json()["error"]["message"]
+    assert unknown.status_code == 404 and "'given'" in unknown.json()["error"]["message"]
     assert rerank.status_code == 404 and "--reranker" in rerank.json()["error"]
     assert invalid.status_code == 422 and set(invalid.json()) == {"error", "error_type"}
     assert failed.status_code == 424 and failed.json()["error_type"] == "Backend"
-    assert info.json()["model_id"] == "hashed"
+    assert info.json()["model_id"] == "given"
     assert info.json()["max_batch_tokens"] == 16_384
     assert isinstance(null.json()["data"][0]["embedding"], list)
-
-
-def test_langchain_embeds_without_token_arrays(index: Path) -> None:
-    langchain = pytest.importorskip(
-        "langchain_openai", reason="needs langchain-openai: the dependency group service-test"
-    )
-
-    async def main() -> Any:
-        async with serving(index) as http:
-            settings: Any = {
-                "api_key": "none",
-                "base_url": "http://127.0.0.1:8000/v1",
-                "http_async_client": http,
-                "max_retries": 0,
-            }
-            model = langchain.OpenAIEmbeddings(
-                model="default", check_embedding_ctx_length=False, **settings
-            )
-            return await model.aembed_documents(TEXTS), await model.aembed_query(TEXTS[0])
-
-    documents, query = asyncio.run(main())
-    assert len(documents) == len(TEXTS)
-    assert query == pytest.approx(documents[0])
 
 
 CLIENTS = {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rag_demo import FaissRetriever
+from support.rag_command import succeed
 from support.serving import TEXTS, Embedder, ask, make_index, search, serving
 from support.waiting import wait_for_async
 
@@ -97,11 +98,13 @@ def test_bulk_adds_lines_while_they_arrive(folder: Path) -> None:
         writable=True,
         max_body_bytes=1_000,  # For lines, not for the stream.
     )
+    (refused,) = ask(folder, ("POST", "/documents/bulk", {"content": b"wrong"}), writable=True)
+    assert refused.status_code == 422
     progress = [json.loads(line) for line in whole.text.splitlines()]
     assert [each["added"] for each in progress] == [256, 512, 600, 600]
     assert progress[-1]["finished"] and progress[-1]["documents"] == len(TEXTS) + 600
     *_, error = map(json.loads, wrong.text.splitlines())
-    assert error["status"] == 422 and error["error"].startswith("line 301: id")
+    assert error["status"] == 422 and error["error"].startswith("line 301, #/id")
     assert error["added"] == 256
     assert len(ids_in(folder)) == len(TEXTS) + 600
 
@@ -191,3 +194,25 @@ def test_new_version_is_opened_by_itself(folder: Path) -> None:
 def test_results_without_text(index: Path) -> None:
     (answer,) = ask(index, search({"query": "lease", "include_text": False}))
     assert all("text" not in each and each["id"] for each in answer.json()["results"])
+
+
+def test_service_follows_the_link_to_the_newest_snapshot(folder: Path, tmp_path: Path) -> None:
+    """Earlier snapshots stay as they were."""
+    snapshots = tmp_path / "snapshots"
+    succeed("snapshot", folder, "--to", snapshots)
+
+    async def main() -> None:
+        async with serving(snapshots / "latest", reload_interval=0.05) as client:
+            assert (await client.get("/readyz")).json()["documents"] == len(TEXTS)
+            await asyncio.to_thread(make_index, folder, [*TEXTS, "a new one"])
+            succeed("snapshot", folder, "--to", snapshots)  # It sets signals: not in a thread.
+
+            async def is_new() -> bool:
+                answer = await client.get("/readyz")
+                return bool(answer.json()["documents"] == len(TEXTS) + 1)
+
+            await wait_for_async(is_new)
+
+    asyncio.run(main())
+    assert sorted(each.name for each in snapshots.iterdir()) == ["000001", "000002", "latest"]
+    assert [len(ids_in(snapshots / name)) for name in ("000001", "000002")] == [4, 5]

@@ -39,3 +39,41 @@ def test_administration_refuses_foreign_host_names(index: Path) -> None:
     requests = [("GET", path, options) for options in (rebound, {}) for path in paths]
     answers = ask(index, *requests, host="0.0.0.0")
     assert [answer.status_code for answer in answers] == [421, 200, 200, 200]
+
+
+def test_log_line_has_client_and_route_of_refused_requests(
+    index: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "rag_demo.service"):
+        ask(
+            index,
+            search({"query": "a"}, authorization="Bearer wrong"),
+            ("GET", "/documents/7", {}),
+            token=("a-token-of-a-client",),
+            client="203.0.113.5",
+        )
+    lines = [record.__dict__ for record in caplog.records if "status" in record.__dict__]
+    assert [(each["client"], each["route"], each["status"]) for each in lines[-2:]] == [
+        ("203.0.113.5", "/search", 401),
+        ("203.0.113.5", "/documents/{document_id:path}", 401),
+    ]
+
+
+def test_request_is_a_span_below_the_callers(index: Path) -> None:
+    export = pytest.importorskip(
+        "opentelemetry.sdk.trace.export.in_memory_span_exporter",
+        reason="needs opentelemetry-sdk: the dependency group service-test",
+    )
+    pytest.importorskip("fastapi.telemetry", reason="needs the extra otel: an older FastAPI")
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    exporter, provider = export.InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    ask(index, search({"query": "a"}, traceparent=parent))
+    (span,) = [each for each in exporter.get_finished_spans() if each.name == "POST /search"]
+    assert span.attributes["http.response.status_code"] == 200
+    assert f"{span.context.trace_id:032x}-{span.parent.span_id:016x}" in parent
