@@ -24,6 +24,7 @@ from rag_demo.service.settings import Settings
 
 log = logging.getLogger("rag_demo.service")
 _BACKLOG = 2048  # connections that the system holds until they are accepted
+_REFUSE_S = 0.1
 _NEW_CONNECTION_S = 1.0  # for the first request of a connection at shutdown
 
 
@@ -193,7 +194,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer the accepted requests, then close everything."""
         log.info("stopping after %d more requests", len(self.server_state.tasks))
-        self._service.refuse_waiting_for_load()
+        self._service.start(self._refuse_waiting_for_load())
         await asyncio.sleep(0)  # Accepts what has just arrived; closing would reset it.
         for server in self.servers:
             server.close()
@@ -205,6 +206,12 @@ class _Server(uvicorn.Server):
         if self.force_exit:
             # uvicorn would end the loop now, before everything is closed.
             await self.lifespan.shutdown()
+
+    async def _refuse_waiting_for_load(self) -> None:
+        """Refuse requests that wait for a model, until the service closes; a load may hang."""
+        while True:
+            self._service.refuse_waiting_for_load()
+            await asyncio.sleep(_REFUSE_S)
 
     def _open(self) -> list[Any]:
         found: list[Any] = list(self.server_state.connections)

@@ -22,11 +22,12 @@ HOW = "needs the dependency group service-test, and /usr/bin/chromium: apt-get i
 def serving_on_a_port(index: Path, load_model: Any = Embedder, **options: Any) -> Iterator[str]:
     """Serve from a thread; yields the address."""
     app = make_app(index, load_model, **options)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", ws="none"))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     while not (server.started and app.state.service.engine.models[-1].has_loaded):
+        assert thread.is_alive(), "the server has ended"
         time.sleep(0.01)
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

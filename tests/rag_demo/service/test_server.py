@@ -103,6 +103,11 @@ def find_line(served: Service, words: str) -> str:
     return next((line for line in list(served.log) if words in line), "")
 
 
+def has_documents(address: str) -> bool:
+    answer = urllib.request.urlopen(address, timeout=TIMEOUT_S).read().decode()
+    return "rag_demo_documents 4.0" in answer
+
+
 @pytest.mark.slow
 def test_two_processes_share_a_port_and_each_has_its_metrics(index: Path) -> None:
     with service(index) as first:
@@ -115,10 +120,8 @@ def test_two_processes_share_a_port_and_each_has_its_metrics(index: Path) -> Non
     with service(index, *options, env=INFO) as one, service(index, *options, env=INFO) as other:
         for served in (one, other):
             wait_for(partial(find_line, served, "metrics at"))
-            line = find_line(served, "metrics at")
-            address = re.findall(r"http://\S+/metrics", line)[0]
-            text = urllib.request.urlopen(address, timeout=TIMEOUT_S).read().decode()
-            assert "rag_demo_documents 4.0" in text
+            address = re.findall(r"http://\S+/metrics", find_line(served, "metrics at"))[0]
+            wait_for(partial(has_documents, address))
         assert one.stop() == 143
         assert [other.search("lease")[0] for _ in range(20)] == [200] * 20
         assert other.stop() == 143
