@@ -105,7 +105,7 @@ class Hosted:
 
     def __init__(self, host: ModelHost[Any]) -> None:
         self.host = host
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.has_loaded = False
         self.max_tokens: int | None = None
         self._checked_loads = -1
@@ -132,7 +132,7 @@ class Hosted:
                 with self.lease() as model:
                     self.check(model)
                 self._checked_loads = loads
-        except Exception as error:
+        except BaseException as error:  # A tokenizer's panic or sys.exit() too.
             self.error = error
             self._retry_at = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -23,7 +23,7 @@ from starlette.routing import Match
 from rag_demo.service import metrics
 from rag_demo.service.logs import REQUEST_ID
 from rag_demo.service.probes import PAGE_FILES
-from rag_demo.service.problems import ClientGoneError, Problem, problem_response
+from rag_demo.service.problems import ClientGoneError, Problem, overloaded, problem_response
 from rag_demo.service.responses import Buffer
 from rag_demo.service.settings import Settings, is_loopback
 
@@ -118,6 +118,8 @@ class Guard:
                 await refuse(problem)
             except ClientGoneError:
                 pass
+            except asyncio.CancelledError:  # The server does not wait any longer.
+                await refuse(overloaded(1, "the service is stopping", status=503))
             except Exception as error:
                 # The last handler before the server: the text of an unknown error is for the
                 # log only.
@@ -184,6 +186,8 @@ class Guard:
         if tokens.admin if is_admin else tokens.clients:
             credentials = await BEARER(Request(scope))
             token = credentials.credentials.encode() if credentials else b""
+            if is_admin and token in tokens.clients:
+                raise Problem(403, "this token is a client's; send the admin token")
             if not sum(hmac.compare_digest(token, each) for each in known):
                 raise Problem(
                     401,

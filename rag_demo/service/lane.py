@@ -31,6 +31,7 @@ _QUIET_AFTER_S = 1.0
 _SMALL_TURN_S = 0.25
 _FIRST_TOKENS = 256  # in a batch before anything is measured
 _SAFETY = 0.8  # A measured rate may be too high.
+_STALE_S = 60.0  # An older rate refuses nothing.
 _FORGET = 0.8  # the weight of earlier batches in the measured rate
 _CLOSING_S = 3.0
 _LOADING = "loading the model"
@@ -43,7 +44,7 @@ class Queue:
     def __init__(self) -> None:
         self.jobs: deque[Job] = deque()
         self.tokens = self.taken = 0  # of jobs that wait, and of the batch that runs
-        self._done, self._seconds = 0.0, 0.0
+        self._done, self._seconds, self._measured_at = 0.0, 0.0, 0.0
 
     @property
     def rate(self) -> float | None:
@@ -57,8 +58,12 @@ class Queue:
             Problem: By the measured rate it would not be finished in time.
         """
         tokens = sum(job.tokens)
-        if (self.jobs or self.taken) and self.rate:
+        if self.rate is not None and time.perf_counter() - self._measured_at < _STALE_S:
             wait_s = (self.taken + self.tokens + tokens) / self.rate
+            if tokens / self.rate > _SAFETY * left_s:
+                most = int(_SAFETY * left_s * self.rate)
+                detail = f"about {tokens:,} tokens; at most {most:,} can be computed in time"
+                raise Problem(413, f"{detail}; send fewer texts in a request")
             if wait_s > _SAFETY * left_s:
                 metrics.REFUSED.inc()
                 detail = (
@@ -99,6 +104,7 @@ class Queue:
         if tokens == self.taken:
             self._done = _FORGET * self._done + tokens
             self._seconds = _FORGET * self._seconds + max(seconds, 1e-6)
+            self._measured_at = time.perf_counter()
         self.taken = 0
 
 

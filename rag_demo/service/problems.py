@@ -76,7 +76,7 @@ def overloaded(wait_s: float, detail: str, status: int = 429) -> Problem:
     return Problem(status, detail, code="overloaded", headers={"retry-after": seconds})
 
 
-def public_reason(error: Exception | None) -> str:
+def public_reason(error: BaseException | None) -> str:
     """Describe an error without the names of files."""
     for kind, reason in (
         (ModelMismatchError, "the index was made with another model"),

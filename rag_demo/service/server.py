@@ -49,12 +49,14 @@ def bind(settings: Settings) -> socket.socket:
         listener.listen(_BACKLOG)
     except (OSError, OverflowError, TypeError) as error:  # TypeError: the host is not a name.
         listener.close()
-        raise _cannot_listen(settings.host, settings.port, error) from None
+        raise _cannot_listen(settings.host, settings.port, error, "--port") from None
     return listener
 
 
-def _cannot_listen(host: str, port: int | None, error: Exception) -> RagDemoError:
-    return RagDemoError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port")
+def _cannot_listen(host: str, port: int, error: Exception, option: str) -> RagDemoError:
+    return RagDemoError(
+        f"cannot listen on {host}:{port}: {error}; choose another address or {option}"
+    )
 
 
 @contextlib.contextmanager
@@ -69,7 +71,7 @@ def _metrics_served(settings: Settings) -> Iterator[None]:
     try:
         server, thread = prometheus_client.start_http_server(port, host)
     except OSError as error:
-        raise _cannot_listen(host, port, error) from None
+        raise _cannot_listen(host, port, error, "--metrics-port") from None
     log.info("metrics at http://%s:%d/metrics", host, server.server_port)
     try:
         yield

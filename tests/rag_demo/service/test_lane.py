@@ -93,6 +93,22 @@ def test_admission_refuses_what_cannot_be_answered_in_time(index: Path) -> None:
     assert all("retry-after" in each.headers for each in answers if each.status_code == 429)
 
 
+def test_request_that_cannot_be_finished_in_time_gets_413(index: Path) -> None:
+    """A later one that can be finished is computed."""
+
+    async def main() -> list[Any]:
+        async with serving(index, load=lambda: Slow(0.01), timeout=3) as client:
+
+            def embed(count: int) -> Any:
+                return client.post("/embed", json={"inputs": ["word " * 150] * count})
+
+            return [await embed(count) for count in (20, 2_000, 20)]
+
+    first, large, small = asyncio.run(main())
+    assert [each.status_code for each in (first, large, small)] == [200, 413, 200]
+    assert "send fewer texts" in large.json()["error"]
+
+
 def test_requests_of_many_texts_are_finished_in_order(index: Path) -> None:
     """Parts of several requests do not take turns, or all of them would be late."""
 
