@@ -12,8 +12,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 from rag_demo.service import admin, documents, embed, probes, search
 from rag_demo.service.engine import LoadModel
-from rag_demo.service.guard import BEARER, Guard
+from rag_demo.service.guard import Guard
 from rag_demo.service.problems import raise_problem
+from rag_demo.service.responses import BEARER
 from rag_demo.service.service import Service
 from rag_demo.service.settings import Settings
 from torch_utils import SafePyTorchCleanup

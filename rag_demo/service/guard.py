@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
-from fastapi.security import HTTPBearer
 from starlette.requests import Request
 from starlette.routing import Match
 
@@ -24,7 +23,7 @@ from rag_demo.service import metrics
 from rag_demo.service.logs import REQUEST_ID
 from rag_demo.service.probes import PAGE_FILES
 from rag_demo.service.problems import ClientGoneError, Problem, overloaded, problem_response
-from rag_demo.service.responses import Buffer
+from rag_demo.service.responses import BEARER, Buffer
 from rag_demo.service.settings import Settings, is_loopback
 
 Message = MutableMapping[str, Any]
@@ -33,7 +32,6 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = dict[bytes, bytes]
 
 log = logging.getLogger("rag_demo.service")
-BEARER = HTTPBearer(auto_error=False, description="A client's token, or the admin token.")
 STREAMED = "/documents/bulk"
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -153,12 +151,11 @@ class Guard:
             ClientGoneError: The client does not read; the server closes the connection.
         """
         body = message.get("body", b"")
-        if len(body) <= _PIECE:
-            await send(message)
-            return
-        for start in range(0, len(body), _PIECE):
-            more = message.get("more_body", False) or start + _PIECE < len(body)
-            piece = {**message, "body": body[start : start + _PIECE], "more_body": more}
+        for start in range(0, max(1, len(body)), _PIECE):
+            piece = message
+            if body:
+                more = message.get("more_body", False) or start + _PIECE < len(body)
+                piece = {**message, "body": body[start : start + _PIECE], "more_body": more}
             try:
                 await asyncio.wait_for(send(piece), self._settings.write_timeout)
             except asyncio.TimeoutError:

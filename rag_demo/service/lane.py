@@ -60,11 +60,11 @@ class Queue:
         tokens = sum(job.tokens)
         if self.rate is not None and time.perf_counter() - self._measured_at < _STALE_S:
             wait_s = (self.taken + self.tokens + tokens) / self.rate
-            if tokens / self.rate > _SAFETY * left_s:
+            if tokens > _BULK_TOKENS and tokens / self.rate > _SAFETY * left_s:
                 most = int(_SAFETY * left_s * self.rate)
                 detail = f"about {tokens:,} tokens; at most {most:,} can be computed in time"
                 raise Problem(413, f"{detail}; send fewer texts in a request")
-            if wait_s > _SAFETY * left_s:
+            if (self.jobs or self.taken) and wait_s > _SAFETY * left_s:
                 metrics.REFUSED.inc()
                 detail = (
                     f"requests for about {wait_s:.0f} s are waiting; try again after Retry-After"

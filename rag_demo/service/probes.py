@@ -6,12 +6,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Security
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from rag_demo.service import metrics
 from rag_demo.service.problems import Problem
-from rag_demo.service.responses import JSONResponse
+from rag_demo.service.responses import BEARER, JSONResponse
 from rag_demo.service.service import service_of
 
 _PAGE = Path(__file__).parent / "page"
@@ -22,6 +22,7 @@ PAGE_FILES = {
     "/docs": "docs.html",
     "/docs.js": "docs.js",
 }
+_TOKEN = [Security(BEARER)]
 
 router = APIRouter()
 
@@ -47,14 +48,14 @@ async def readyz(request: Request) -> JSONResponse:
     )
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+@router.get("/metrics", response_class=PlainTextResponse, dependencies=_TOKEN)
 async def exposition() -> Response:
     """Return all metrics for Prometheus."""
     media_type, text = metrics.exposition()
     return Response(text, media_type=media_type)
 
 
-@router.get("/info")
+@router.get("/info", dependencies=_TOKEN)
 async def info(request: Request) -> JSONResponse:
     """Describe the model and the limits, as text-embeddings-inference does."""
     service = service_of(request)

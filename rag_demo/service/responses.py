@@ -7,11 +7,13 @@ from typing import Any
 
 import orjson
 from fastapi import Request
+from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
 from rag_demo.service import metrics
 from rag_demo.service.problems import Problem, overloaded
 
+BEARER = HTTPBearer(auto_error=False, description="A client's token, or the admin token.")
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 

@@ -106,6 +106,8 @@ async def rerank(request: Request, body: RerankRequest | DocumentsRerankRequest)
     if isinstance(body, DocumentsRerankRequest):
         return await rerank_documents(request, body)
     scores, _, truncated = await _scores(request, body.query, body.texts, body.raw_scores)
+    if truncated and body.truncate is False:
+        raise Problem(413, f"{truncated} texts are too long; shorten them or set truncate to true")
     content: list[dict[str, Any]] = [{"index": row, "score": scores[row]} for row in _order(scores)]
     if body.return_text:
         content = [{**each, "text": body.texts[each["index"]]} for each in content]

@@ -161,14 +161,14 @@ class Service:
 
     async def _watch(self) -> None:
         """Reload when another process has written a new version of the index."""
-        refused = ""
         while True:
             await asyncio.sleep(self.settings.reload_interval)
-            with contextlib.suppress(RagDemoError, Problem):  # The old version stays in use.
-                version = (await asyncio.to_thread(read_manifest, self.settings.index)).commit
-                if version not in (self.engine.version, refused):
-                    refused = version
+            try:
+                manifest = await asyncio.to_thread(read_manifest, self.settings.index)
+                if manifest.commit != self.engine.version:
                     await self.reload()
+            except Exception as error:  # The old version stays in use, whatever the error is.
+                log.error("no new version can be opened: %r", error)
 
     async def reload(self) -> dict[str, Any]:
         """Open the index again. The old one answers until the new one is open.

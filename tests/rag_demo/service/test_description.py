@@ -129,7 +129,7 @@ def test_description_is_valid(described: Any) -> None:
         jsonschema.Draft202012Validator(whole).validate(schema["default"])
     (scheme,) = described["components"]["securitySchemes"]
     for path, methods in described["paths"].items():
-        is_open = path in ("/livez", "/readyz", "/health", "/metrics", "/info")
+        is_open = path in ("/livez", "/readyz", "/health")
         for operation in methods.values():
             assert operation.get("security", []) == ([] if is_open else [{scheme: []}]), path
 

@@ -71,10 +71,12 @@ def test_scores_are_sigmoids_of_the_logits(index: Path, reranker: Path, logits: 
 
 
 def test_search_reranks_in_the_same_call(index: Path, reranker: Path, logits: Any) -> None:
-    searched, long = ask(
+    too_long = {"query": QUERY, "texts": ["word " * 200], "truncate": False}
+    searched, long, refused = ask(
         index,
         search({"query": QUERY, "top_k": 2, "rerank": True}),
         ("POST", "/rerank", {"json": {"query": QUERY, "texts": ["word " * 200, "word"]}}),
+        ("POST", "/rerank", {"json": too_long}),
         reranker=str(reranker),
     )
     best = sorted(range(len(TEXTS)), key=lambda row: -logits[row])[:2]
@@ -83,3 +85,4 @@ def test_search_reranks_in_the_same_call(index: Path, reranker: Path, logits: An
     assert [each["rank"] for each in results] == [1, 2]
     assert results[0]["score"] == pytest.approx(1 / (1 + math.exp(-logits[best[0]])), abs=1e-4)
     assert long.headers["x-truncated-texts"] == "1"
+    assert refused.status_code == 413
