@@ -211,7 +211,7 @@ and $(PYTHON) is $(or $(FOUND),not there): make PYTHON=python3.12 $(or $(MAKECMD
 	@echo "installing the development environment into .venv; this takes some minutes, once"
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip
-	$(PIP) --group test --group dev --group wheel --group bench -e '.[rag,pdf,model,service]'
+	$(PIP) --group test --group dev --group wheel --group bench -e '.[rag,pdf,model,service,postgres]'
 	touch $@
 
 # Installs the packages one by one. test-real skips the tests of those that cannot be installed.

@@ -60,17 +60,14 @@ def test_log_line_has_client_and_route_of_refused_requests(
 
 
 def test_request_is_a_span_below_the_callers(index: Path) -> None:
-    export = pytest.importorskip(
-        "opentelemetry.sdk.trace.export.in_memory_span_exporter",
-        reason="needs opentelemetry-sdk: the dependency group service-test",
-    )
+    needs = "needs opentelemetry-sdk: the dependency group service-test"
+    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason=needs)
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     pytest.importorskip("fastapi.telemetry", reason="needs the extra otel: an older FastAPI")
     from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-    exporter, provider = export.InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    exporter, provider = memory.InMemorySpanExporter(), sdk.TracerProvider()
+    provider.add_span_processor(sdk.export.SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     ask(index, search({"query": "a"}, traceparent=parent))
