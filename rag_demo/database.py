@@ -51,9 +51,9 @@ class Database:
     ) -> None:
         self._connect = connect
         self._inherited: sqlite3.Connection | None = None
-        # How often the parent and its children have written, in memory that they share.
+        # How often this process has written, also in memory that its forked children share.
+        self._count = 0
         self._writes = mmap.mmap(-1, 8) if is_temporary else None
-        self._writes_at_fork = b""
         self._translate_errors = translate_errors
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
@@ -76,20 +76,20 @@ class Database:
     def will_write(self) -> None:
         """Announce a write, so that no forked child reads what is being changed."""
         if self._writes is not None:
-            count = int.from_bytes(self._writes[:], "little") + 1
-            self._writes[:] = count.to_bytes(8, "little")
+            self._count += 1
+            self._writes[:] = self._count.to_bytes(8, "little")
 
     def _copy_inherited(self, connection: sqlite3.Connection) -> None:
         assert self._inherited is not None and self._writes is not None
         self._inherited.backup(connection)
-        if self._writes[:] != self._writes_at_fork:
+        if int.from_bytes(self._writes[:], "little") != self._count:
             self.close()
             raise RagDemoError(
                 "the parent process has changed documents that were not saved before the fork; "
                 "save them before the fork, and load the index in the child"
             )
         self._inherited = None
-        self._writes = mmap.mmap(-1, 8)
+        self._count, self._writes = 0, mmap.mmap(-1, 8)
 
     def close(self) -> None:
         """Close the connection; `use` opens it again."""
@@ -104,6 +104,6 @@ class Database:
         if self._finalizer is not None and self._connection is not None:
             _INHERITED.append(self._connection)
             if self._writes is not None:
-                self._inherited, self._writes_at_fork = self._connection, self._writes[:]
+                self._inherited = self._connection
             self._finalizer.detach()
             self._connection = self._finalizer = None

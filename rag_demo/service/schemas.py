@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from rag_demo.searching.arguments import MODES
+from rag_demo.searching.arguments import MODES, check_weights
 from rag_demo.stores.filters import parse_filter
 
 _MAX_FIELDS = 100  # of a request, with unknown fields
@@ -157,6 +157,7 @@ class SearchRequest(_Strict):
     def _has_queries(self) -> SearchRequest:
         if (self.query is None) == (self.queries is None):
             raise ValueError("exactly one of query and queries is required")
+        check_weights((1.0, 1.0), self.min_score, self.mode or "dense")
         return self
 
 

@@ -15,7 +15,7 @@ from torch_utils import SafePyTorchCleanup
 KNOWN = {
     "how are questions about documents answered by vectors and full text?": "retrieval.md",
     "files of a saved index and their checksums": "storage.md",
-    "keep a model loaded between requests": "hosting.md",
+    "which models does a pool evict to stay within its budget?": "hosting.md",
 }
 
 

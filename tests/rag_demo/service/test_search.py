@@ -22,7 +22,7 @@ def test_search_returns_the_retrievers_results(index: Path) -> None:
     bodies: list[dict[str, Any]] = [
         {"query": "memory", "top_k": 3, "mode": mode} | more
         for mode in ("dense", "bm25", "hybrid")
-        for more in ({}, {"where": {"year": {"$gte": 2001}}}, {"min_score": 0.1})
+        for more in ({}, {"where": {"year": {"$gte": 2001}}}, {"min_score": 0.02})
     ]
     *single, several = ask(
         index, *map(search, bodies), search({"queries": ["lease", "index"], "mode": "dense"})
@@ -37,7 +37,7 @@ def test_search_returns_the_retrievers_results(index: Path) -> None:
             ]
             scores = [each.score for each in expected]
             assert [each["score"] for each in found] == pytest.approx(scores)
-        batches = retriever.search_batch(["lease", "index"])
+        batches = retriever.search_batch(["lease", "index"], mode="dense")
     found = several.json()["batches"]
     assert [[each["id"] for each in its] for its in found] == [
         [each.id for each in its] for its in batches
@@ -58,6 +58,7 @@ for _ in range(50):
     DEEP = [DEEP]
 BAD = {
     "no question": ({}, 422),
+    "score that none reaches": ({"query": "a", "mode": "hybrid", "min_score": 0.5}, 422),
     "both": ({"query": "a", "queries": ["a"]}, 422),
     "none of several": ({"queries": []}, 422),
     "an empty question": ({"query": "  "}, 422),
