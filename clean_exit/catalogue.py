@@ -46,9 +46,7 @@ class Catalogue(NamedTuple):
             if other is not self and name in other.sections():
                 found = f"{name!r} is a {other.kind} of {other.command}"
                 raise ValueError(f"{found}: {other.command} --explain {name}")
-        raise ValueError(
-            f"there is no {self.kind} {name!r}; the {self.kind}s are {', '.join(known)}"
-        )
+        raise ValueError(f"unknown {self.kind} {name!r}; choose from {', '.join(known)}")
 
 
 FINDINGS = Catalogue("clean-exit", "finding", "catalogue.md")

@@ -68,7 +68,7 @@ def make_parser() -> Parser:
     add("--stop-when", type=_pattern, metavar="REGEX", help=when)
     add("--repeat", type=_integer(1), metavar="N", default=1, help="run the program N times")
     add("--resource-warnings", action="store_true", help="report ResourceWarnings too")
-    only = "count findings that match instead of reporting them; may be repeated"
+    only = "ignore matching findings; the summary shows how many; may be repeated"
     add("--ignore", action="append", type=_pattern, metavar="REGEX", help=only)
     own = "ignore: count the program itself only, not its child processes (default count)"
     add("--children", choices=("count", "ignore"), default="count", help=own)

@@ -54,7 +54,7 @@ class Finding:
     def __post_init__(self) -> None:
         if self.id not in FINDINGS:
             ids = ", ".join(FINDINGS)
-            raise ValueError(f"there is no finding {self.id!r}; the findings are {ids}")
+            raise ValueError(f"unknown finding {self.id!r}; choose from {ids}")
 
     @property
     def help(self) -> str:

@@ -69,7 +69,7 @@ class EmbeddingModel(Resource):
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An argument has an impossible value.
+        ValueError: An argument has an invalid value.
     """
 
     @closes_on_error

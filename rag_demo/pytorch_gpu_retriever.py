@@ -42,7 +42,7 @@ class PyTorchGPURetriever(LocalRetriever):
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An argument has an impossible value.
+        ValueError: An argument has an invalid value.
     """
 
     @closes_on_error

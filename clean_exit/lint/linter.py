@@ -93,7 +93,7 @@ def selected_rules(select: Collection[str], ignore: Collection[str]) -> set[str]
     rules = (*RULES, UNUSED_IGNORE)
     for name in (*select, *ignore):
         if name not in (*rules, "all"):
-            raise ValueError(f"there is no rule {name!r}; the rules are {', '.join(rules)}")
+            raise ValueError(f"unknown rule {name!r}; choose from {', '.join(rules)}")
     chosen = set(select) or {rule.id for rule in RULES.values() if rule.default}
     if "all" in chosen:
         chosen = set(RULES)
@@ -198,7 +198,7 @@ def apply_ignores(findings: list[Finding], source: Source, rules: set[str]) -> l
                 continue
             message = f"there is no finding{f' of {name}' if name else ''} to ignore on this line"
             if name and name not in RULES:
-                message = f"there is no rule {name!r}"
+                message = f"unknown rule {name!r}"
             place = (UNUSED_IGNORE, source.path, comment.line, comment.column, message)
             text = source.line(comment.line)
             unused.append(Finding(*place, code_line=text, end_line=comment.line))

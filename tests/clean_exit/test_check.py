@@ -370,5 +370,5 @@ def test_check_refuses_wrong_arguments_before_it_runs_anything(
 
 
 def test_finding_refuses_an_unknown_id() -> None:
-    with pytest.raises(ValueError, match="there is no finding"):
+    with pytest.raises(ValueError, match="unknown finding"):
         Finding("no-such-finding", "")

@@ -394,7 +394,7 @@ def test_unused_ignore_has_an_explanation(folder: Path, output: Output) -> None:
     (folder / "a.py").write_text("x = 1  # clean-exit-lint: ignore[lgo]\n")
     code, printed, _ = output("--format", "json", "a.py")
     (found,) = json.loads(printed)["findings"]
-    assert (code, found["message"]) == (1, "there is no rule 'lgo'")
+    assert (code, found["message"]) == (1, "unknown rule 'lgo'")
     assert output(*found["help"].split()[1:])[0] == 0
     assert "**Safe.**" in output("--explain", "CEX099")[1]
 
