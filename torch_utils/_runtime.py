@@ -214,6 +214,12 @@ FALLBACKS = {
 """The private names of torch that a release uses, and the effect if one is missing."""
 
 
+def cuda_is_of_parent(torch: Any) -> bool:
+    """Return whether this is a forked child of a process that used CUDA, which cannot use it."""
+    is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", None)
+    return is_in_bad_fork is not None and bool(is_in_bad_fork())
+
+
 def private(torch: Any, name: str) -> Any | None:
     """Return torch's attribute for one of the names in `FALLBACKS`, or None."""
     owner, _, attribute = name.partition(".")

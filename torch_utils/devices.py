@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypedDict
 
-from torch_utils._runtime import early_bound, import_torch, is_shutting_down
+from torch_utils._runtime import cuda_is_of_parent, early_bound, import_torch, is_shutting_down
 from torch_utils.memory import BACKENDS, devices_in_use, memory_snapshot, query
 
 __all__ = ["DeviceInfo", "get_device_info", "get_optimal_device", "is_cuda_available"]
@@ -39,8 +39,7 @@ def _cuda_is_available(torch: Any) -> bool:
     `torch.cuda.is_available` does with PYTORCH_NVML_BASED_CUDA_CHECK=1. If the program has set
     that variable, its choice wins. A forked child of a process that used CUDA cannot use it.
     """
-    is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", None)
-    if is_in_bad_fork is not None and is_in_bad_fork():
+    if cuda_is_of_parent(torch):
         return False
     if "PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ:
         return bool(torch.cuda.is_available())

@@ -7,7 +7,7 @@ from collections.abc import Set
 from functools import lru_cache
 from typing import Any
 
-from torch_utils._runtime import DEBUG, early_bound, log, private, whole_torch
+from torch_utils._runtime import DEBUG, cuda_is_of_parent, early_bound, log, private, whole_torch
 from torch_utils.releasing.modules import stand_in
 from torch_utils.releasing.objects import (
     CONTAINERS,
@@ -64,6 +64,8 @@ class TensorTarget(Target):
         if is_cached is not None and is_cached(self.thing):
             return
         base = torch.Tensor
+        if base.is_cuda.__get__(self.thing) and cuda_is_of_parent(torch):
+            return  # A forked child can neither use nor release it.
         if base.is_leaf.__get__(self.thing):
             base.grad.__set__(self.thing, None)
         other = nothing_like(torch, self.thing)
