@@ -108,9 +108,6 @@ class _Search:
             if not passed % _BETWEEN_LOOKS and time.perf_counter() > self._stop:
                 return False
             thing, holder = self._pending.popleft()
-            if id(thing) in self._seen:
-                continue
-            self._seen.add(id(thing))
             try:
                 self._look_into(thing, holder)
             except Exception as error:
@@ -120,8 +117,14 @@ class _Search:
 
     def _look_into(self, thing: Any, holder: str) -> None:
         kind = type(thing)
+        is_known = id(thing) in self._seen
+        self._seen.add(id(thing))
         if is_instance(thing, self._torch.Tensor):
-            self._check_tensor(thing, holder)
+            self._add(thing, holder)  # Also where it is known: each of its holders is named.
+            if not is_known:
+                self._look_into_tensor(thing, holder)
+        elif is_known:
+            return
         elif is_instance(thing, self._array):
             self._check_array(thing, holder)
         elif is_instance(thing, ModuleType) or is_instance(thing, type):
@@ -147,9 +150,8 @@ class _Search:
                 if is_tracked(part) or is_instance(part, self._array):
                     yield part
 
-    def _check_tensor(self, tensor: Any, holder: str) -> None:
+    def _look_into_tensor(self, tensor: Any, holder: str) -> None:
         base = self._torch.Tensor
-        self._add(tensor, holder)
         # Tensors in its attributes: those of a wrapper class, or the program's own.
         self._pending.extend((part, holder) for part in attributes_of(tensor).values())
         if base.is_leaf.__get__(tensor):
