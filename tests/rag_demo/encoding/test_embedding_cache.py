@@ -178,8 +178,9 @@ def test_full_disk_loses_nothing(tiny_model: Path, tmp_path: Path, expected: Any
 
 def test_forked_child_and_parent_share_the_cache(tiny_model: Path, tmp_path: Path) -> None:
     program = """
-    import os, sys
+    import os, sys, warnings
     from rag_demo import EmbeddingModel
+    warnings.simplefilter("ignore")  # Python 3.12 warns of every fork beside threads.
     with EmbeddingModel(sys.argv[1], device="cpu", cache=sys.argv[2]) as model:
         stored = model.embed_documents(["the cache", "paris"])
         if os.fork() == 0:
