@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -279,73 +278,3 @@ def test_batch_size_from_the_caller_is_refused() -> None:
             find_batch_size(embed)(*arguments, **options)
     with pytest.raises(TypeError, match=r"missing a required|missing 1 required"):
         find_batch_size(embed)()
-
-
-# Beside accelerate's decorator, whose wheel does not contain its own tests
-
-
-def answers(
-    decorator: Any, function: Callable[..., Any], *args: Any, calls: int = 2, **options: Any
-) -> Any:
-    """Return the sizes that a decorator tries, and the results or errors of the calls."""
-    tried: list[int] = []
-
-    @decorator(**options)
-    @functools.wraps(function)
-    def work(batch_size: int, *args: Any) -> Any:
-        tried.append(batch_size)
-        return function(batch_size, *args)
-
-    results: list[Any] = []
-    for _ in range(calls):
-        try:
-            results.append(work(*args))
-        except Exception as error:
-            text = " ".join(str(error).replace("called.Remove", "called. Remove").split())
-            results.append((type(error), text))
-    return tried, results
-
-
-def multiplies(peer: Any) -> bool:
-    """Return whether this version of accelerate multiplies by 0.9; older ones halve."""
-    tried, _ = answers(peer, limited(90, "CUDA out of memory."), starting_batch_size=100)
-    return tried[1] == 90
-
-
-def limited(fits: int, message: str) -> Callable[..., Any]:
-    def embed(batch_size: int, text: str = "") -> tuple[int, str]:
-        if batch_size > fits:
-            raise RuntimeError(message)
-        return batch_size, text
-
-    return embed
-
-
-@pytest.fixture(scope="module")
-def peer() -> Iterator[Any]:
-    memory = pytest.importorskip("accelerate.utils.memory", reason="needs accelerate")
-    gc.collect()
-    gc.freeze()  # It collects garbage at each try.
-    yield memory.find_executable_batch_size
-    gc.unfreeze()
-
-
-SAME: dict[str, tuple[Any, ...]] = {
-    "cuda": (limited(8, "CUDA out of memory."), "text"),
-    "xpu": (limited(8, "XPU out of memory."), "text"),
-    "mps": (limited(8, "MPS backend out of memory (MPS allocated: 9 GB)"), "text"),
-    "cpu": (limited(1, "DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), "text"),
-    "nothing fits": (limited(0, "CUDA out of memory."), "text"),
-    "everything fits": (limited(100, ""), "text"),
-    "another error": (limited(8, "oops"), "text"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SAME)
-@pytest.mark.parametrize("start", [12, 1, 0])
-def test_sizes_equal_those_of_accelerate(peer: Any, case: str, start: int) -> None:
-    ours = functools.partial(find_batch_size, factor=0.9 if multiplies(peer) else 0.5)
-    # Where nothing fits, ours tries 1 again in the next call: memory may be free then.
-    options = {"starting_batch_size": start, "calls": 1 if case == "nothing fits" else 2}
-    assert answers(ours, *SAME[case], **options) == answers(peer, *SAME[case], **options)

@@ -73,19 +73,12 @@ LOOK_ALIKES = [
     ValueError("CUDA out of memory"),
     KeyError("out of memory"),
     RuntimeError("CUDA error: an illegal memory access was encountered"),
-    RuntimeError("CUDNN_STATUS_NOT_SUPPORTED"),
-    RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"),
-    RuntimeError("expected memory format"),
     OSError(errno.ENOSPC, "No space left on device"),
     RuntimeError("unable to mmap 4 bytes from file </torch_1_2>: Permission denied (13)"),
     OSError("memory"),
     RuntimeError(),
-    RuntimeError("CUDA error: device-side assert triggered"),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
-    RuntimeError("NCCL error: unhandled system error"),
-    RuntimeError("Memory mapping is not supported here"),
     RuntimeError("pin_memory thread exited unexpectedly"),
-    IndexError("index 5 is out of bounds: no memory behind it"),
     AssertionError("out of memory"),
 ]
 
@@ -163,15 +156,6 @@ async def answer():
     await asyncio.sleep(0)
     return kept
 
-async def stream():
-    kept = "kept"
-    try:
-        fail()
-    except MemoryError as error:
-        caught.append(error)
-    yield kept
-    yield kept * 2
-
 FAILED, caught = [], []
 generator = numbers()
 assert next(generator) == "kept"
@@ -186,13 +170,6 @@ try:
     coroutine.send(None)
 except StopIteration as stop:
     assert stop.value == "kept"
-
-async def main():
-    items = stream()
-    assert await anext(items) == "kept"
-    clear(caught.pop())
-    assert [item async for item in items] == ["keptkept"]
-asyncio.run(main())
 
 # What has ended by the exception lets go of everything, generators and coroutines too.
 def ending():

@@ -19,10 +19,8 @@ from support.threads import errors_in_threads
 from support.waiting import wait_for
 from torch_utils import (
     ModelHost,
-    ModelInUseError,
     ModelPool,
     NoRoomError,
-    ResourceClosedError,
     TorchUtilsError,
 )
 
@@ -85,23 +83,6 @@ def test_interrupted_lease_is_not_counted_and_host_still_lends(
         gc.collect()  # What an interrupt kept from its owner says so when it goes.
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("frozen_heap")
-def test_interrupted_unload_closes_the_model_once() -> None:
-    def check(place: Place) -> None:
-        Stub.made.clear()
-        host = ModelHost(Stub)
-        host.load()
-        place.run(host.unload)
-        assert place.propagated == place.delivered
-        lend(host)
-        host.close()
-        assert len(Stub.made) == 1 + (host.status().loads == 2)
-        assert [stub.closed for stub in Stub.made] == [1] * len(Stub.made)
-
-    interrupt_everywhere(check, package="torch_utils", minimum=50, at_most=300, deliver=send_sigint)
-
-
 def test_interrupted_load_raises_only_in_its_thread() -> None:
     """The other threads load the model themselves, once."""
     tries = []
@@ -155,37 +136,15 @@ def test_load_and_close_refuse_to_wait_for_themselves(ask: Callable[[Any], objec
     assert errors or ask is ModelHost.close
 
 
-@pytest.mark.parametrize("as_coroutine", [False, True])
-def test_load_that_leases_from_its_full_pool_gets_no_room(as_coroutine: bool) -> None:
+def test_load_that_leases_from_its_full_pool_gets_no_room() -> None:
     def load() -> Stub:
         with pool.lease("inner"):
             return Stub()
-
-    async def ask() -> None:
-        async with pool.alease("outer"):
-            pass
 
     with ModelPool(max_loaded=1) as pool:
         pool.add("inner", Stub)
         pool.add("outer", load)
         with pytest.raises(NoRoomError, match="outer has 0 B"):
-            if as_coroutine:
-                asyncio.run(ask())
-            else:
-                pool.lease("outer").__enter__()
+            pool.lease("outer").__enter__()
         with pool.lease("inner") as model:
             assert model.use()
-
-
-def test_close_in_signal_handler_during_load_fails() -> None:
-    """The loaded model is then released."""
-    host = ModelHost(lambda: (close(), Stub())[1])
-
-    def close() -> None:
-        with pytest.raises(ModelInUseError, match="is loading"):
-            host.close(deadline_s=600)  # As long as a test may hang.
-
-    with pytest.raises(ResourceClosedError):
-        host.load()
-    assert host.status().state == "closed"
-    assert [stub.closed for stub in Stub.made] == [1]

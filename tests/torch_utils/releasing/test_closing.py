@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import io
 import logging
 import re
-from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -42,26 +39,6 @@ class Part(nn.Linear):
 
     def __del__(self) -> None:
         self.log.append((self.name, "del", self.weight.numel()))
-
-
-class Called:
-    """A callable object as a method of a class."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[object, ...]] = []
-
-    def __call__(self, *args: object) -> None:
-        self.calls.append(args)
-
-
-@pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # 3.13
-@pytest.mark.parametrize("sort", [staticmethod, lambda called: called, partial])
-def test_every_type_of_close_is_called_like_a_method(sort: Any) -> None:
-    called = Called()
-    kind = type("OfAnySort", (nn.Linear,), {"close": sort(called)})
-    report = release(nn.Sequential(kind(2, 2)))
-    assert report.errors == ()
-    assert called.calls == [()]
 
 
 def test_close_and_destructor_run_once_for_each_module_parents_first() -> None:
@@ -107,31 +84,6 @@ def test_what_a_close_gives_up_is_closed_before_it_is_emptied() -> None:
     del holder
     names = ("model", "part")
     assert log == [(name, method, 4) for name in names for method in ("close", "del")]
-
-
-def test_part_that_a_close_hands_over_after_its_destructor_is_emptied() -> None:
-    log: Log = []
-    cache = SimpleNamespace(part=None)
-
-    class First(nn.Module):
-        def __init__(self, part: nn.Module) -> None:
-            super().__init__()
-            self.part = part
-            self.keeper = Keeper(part)
-
-    class Keeper(nn.Module):
-        def __init__(self, part: nn.Module) -> None:
-            super().__init__()
-            vars(self)["get"] = lambda: part
-
-        def close(self) -> None:
-            cache.part = vars(self)["get"]()
-
-    release(First(Part("part", log)))
-    with pytest.raises(ReleasedError):
-        cache.part(torch.ones(2))
-    cache.part = None
-    assert log == [("part", "close", 4), ("part", "del", 4)]
 
 
 def test_forked_child_of_a_close_does_not_go_on_with_the_release() -> None:
@@ -246,14 +198,6 @@ def test_module_that_is_a_resource_is_closed_once(
     assert sum("failed" in r.getMessage() for r in caplog.records) <= (2 if fail else 0)
 
 
-def test_closed_resource_is_not_closed_again() -> None:
-    child, seen = Child(2, 2), []
-    child.seen = seen
-    child.close()
-    release(nn.Sequential(child))
-    assert seen == [4]
-
-
 def test_error_of_a_destructor_is_reported() -> None:
     class Bad(nn.Linear):
         def __del__(self) -> None:
@@ -263,43 +207,6 @@ def test_error_of_a_destructor_is_reported() -> None:
     storages = weak(model)
     assert [str(error) for error in release(model).errors] == ["no"]
     assert gone(storages)
-
-
-def test_error_of_a_resource_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Bad(Resource):
-        def _release(self) -> None:
-            raise ValueError("no")
-
-    assert [str(e) for e in release(Bad()).errors] == ["no"]
-    assert [r.getMessage() for r in caplog.records] == ["releasing Bad failed: ValueError('no')"]
-
-
-class SavesItself(nn.Linear):
-    """Saves itself when it is closed."""
-
-    closed: ClassVar[list[object]] = []
-    copies: ClassVar[list[Any]] = []
-
-    def close(self) -> None:
-        self.closed.append(self)
-        saved = io.BytesIO()
-        torch.save(self, saved)
-        assert b"ctorch_utils" not in saved.getvalue()  # A class of that package, in a pickle.
-        saved.seek(0)
-        self.copies += [copy.deepcopy(self), torch.load(saved, weights_only=False)]
-
-
-def test_copies_made_by_close_close_themselves() -> None:
-    SavesItself.closed.clear()
-    SavesItself.copies.clear()
-    model = SavesItself(2, 2)
-    assert release(model).errors == ()
-    copies = list(SavesItself.copies)
-    assert SavesItself.closed == [model]
-    for one in copies:
-        assert one(torch.ones(1, 2)).shape == (1, 2)
-        assert release(one).errors == ()
-    assert SavesItself.closed == [model, *copies]
 
 
 def test_submodules_of_a_live_model_are_not_closed() -> None:
@@ -346,20 +253,15 @@ class Returning:
         return self._result()
 
 
-async def to_iterate() -> Any:
-    yield
-
-
 @pytest.mark.parametrize("use", [release, SafePyTorchCleanup])
 @pytest.mark.parametrize(
     "make",
     [
         lambda: Awaited(2, 2),
         lambda: Returning(to_await),
-        lambda: Returning(to_iterate),
         lambda: nn.Sequential(Awaited(2, 2)),
     ],
-    ids=["module", "returned", "generator", "layer"],
+    ids=["module", "returned", "layer"],
 )
 def test_close_that_returns_a_coroutine_is_an_error(make: Any, use: Any) -> None:
     thing = make()

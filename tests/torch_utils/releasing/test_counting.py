@@ -37,12 +37,6 @@ def in_slot() -> nn.Module:
     return module
 
 
-def in_private_attribute() -> nn.Module:
-    module = nn.Module()
-    vars(module)["_kept"] = big()
-    return module
-
-
 def in_cache() -> nn.Module:
     from transformers import DynamicCache
 
@@ -55,12 +49,6 @@ def in_cache() -> nn.Module:
 def in_nested_containers() -> nn.Module:
     module = nn.Module()
     module.kept = OrderedDict(a=[({"b": big()},)])
-    return module
-
-
-def beside_lazy_layer() -> nn.Module:
-    module = nn.Sequential(nn.LazyLinear(4), nn.Module())
-    module[1].register_buffer("kept", big())
     return module
 
 
@@ -77,7 +65,7 @@ def in_attribute_of_a_parameter() -> nn.Module:
 
 
 PLACES = [
-    *(in_slot, in_private_attribute, in_cache, in_nested_containers, beside_lazy_layer),
+    *(in_slot, in_cache, in_nested_containers),
     *(in_unregistered_layer, in_attribute_of_a_parameter),
 ]
 

@@ -1,7 +1,6 @@
-"""release of a tensor: what shares its C++ tensor or its memory goes on and is right.
+"""Tests of what shares a released tensor's C++ tensor or its memory: it stays correct.
 
-Each program runs by itself, for the unsafe way ends in a crash or in wrong numbers: swapping
-``tensor.data``, which release once did, changes the C++ tensor that the others share.
+Each program runs by itself, because a failure may be a crash.
 """
 
 from __future__ import annotations
@@ -10,23 +9,13 @@ import textwrap
 
 import pytest
 
-from support.older_torch import TORCH
 from support.programs import assert_clean, run_forked
 
 PRELUDE = """
-import gc, sys, threading, time, warnings
+import threading, time
 import numpy as np
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch_utils import release
-
-def unsafe(tensor):
-    if tensor.is_leaf:
-        tensor.grad = None
-    with torch.no_grad():
-        tensor.data = torch.empty(0, dtype=tensor.dtype)
-
-give_up = unsafe if sys.argv[1] == "unsafe" else release
 
 def overwrite():
     # Freed memory has these numbers afterwards, or is not mapped any more.
@@ -44,14 +33,7 @@ PROGRAMS = {
     "numpy from dlpack": """
         tensor = torch.ones(1_000_000)
         other = np.from_dlpack(tensor)
-        give_up(tensor)
-        kept = overwrite()
-        assert other.min() == other.max() == 1
-    """,
-    "torch from dlpack": """
-        tensor = torch.ones(1_000_000)
-        other = torch.from_dlpack(tensor)
-        give_up(tensor)
+        release(tensor)
         kept = overwrite()
         assert other.min() == other.max() == 1
     """,
@@ -63,7 +45,7 @@ PROGRAMS = {
         thread = threading.Thread(target=lambda: found.append(torch.lgamma(tensor)))
         thread.start()
         wait_until_busy(thread)
-        give_up(tensor)
+        release(tensor)
         kept = overwrite()
         thread.join()
         assert torch.equal(found[0], expected)
@@ -72,7 +54,7 @@ PROGRAMS = {
         weight = torch.ones(1, requires_grad=True)
         inputs = torch.ones(1, requires_grad=True)
         loss = (inputs * weight).sum()
-        give_up(weight)
+        release(weight)
         loss.backward()
         assert inputs.grad.tolist() == [1.0], inputs.grad
     """,
@@ -83,7 +65,7 @@ PROGRAMS = {
         tensor = torch.ones(20_000_000)
         other = tensor.numpy()
         work = group.allreduce([tensor])
-        give_up(tensor)
+        release(tensor)
         del other
         kept = overwrite()
         work.wait()
@@ -91,24 +73,17 @@ PROGRAMS = {
     "a numpy view": """
         tensor = torch.ones(1_000_000)
         other = tensor.numpy()[10:]
-        give_up(tensor)
+        release(tensor)
         kept = overwrite()
         assert other.min() == other.max() == 1
     """,
 }
-# What the unsafe way does there depends on who comes first, or goes well.
-WITHOUT_CONTROL = {"a pending collective", "a numpy view"}
-if TORCH < (2, 11):  # DLPack's consumers had a tensor of their own.
-    WITHOUT_CONTROL |= {"torch from dlpack", "numpy from dlpack"}
-
-
-def program(name: str) -> str:
-    return PRELUDE + textwrap.dedent(PROGRAMS[name])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_live_sharers_stay_correct(name: str) -> None:
-    assert_clean(run_forked(program(name), "release", quick_end=True))
+    program = PRELUDE + textwrap.dedent(PROGRAMS[name])
+    assert_clean(run_forked(program, quick_end=True))
 
 
 def test_output_of_compiled_cuda_graph_stays() -> None:

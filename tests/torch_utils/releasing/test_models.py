@@ -191,19 +191,6 @@ def test_sentence_transformer_is_freed_without_collection(tiny_model: Path) -> N
             use()
 
 
-@TRANSFORMERS
-def test_cross_encoder_is_freed(tiny_model: Path) -> None:
-    from sentence_transformers import CrossEncoder
-
-    model = CrossEncoder(str(tiny_model.parent / "transformer"), num_labels=1, device="cpu")
-    model.predict([("a city", "paris"), ("a heap", "memory")])
-    weights = weak(model)
-    assert not release(model, collect="never").still_held
-    assert gone(weights)
-    with pytest.raises(ReleasedError, match="'predict' cannot be used"):
-        model.predict([("a", "b")])
-
-
 @pytest.mark.slow
 def test_thorough_release_frees_compiled_model() -> None:
     model = nn.Linear(32, 32)

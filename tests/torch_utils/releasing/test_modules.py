@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
-import abc
 import collections.abc
 import copy
 import gc
 import inspect
 import io
 import logging
-import pdb
 import pickle
 import pprint
 import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pytest
@@ -29,7 +27,6 @@ import torch
 from torch import nn
 
 from support.programs import assert_clean, run_forked
-from support.releasing import gone, weak
 from torch_utils import ReleasedError, Resource, release
 
 
@@ -109,7 +106,6 @@ LOOKS = {
     "format": lambda m: f"{m} {m!s} {m!r}",
     "logging": lambda m: logging.getLogger("x").info("%s", m),
     "pprint": pprint.pformat,
-    "pdb": lambda m: _debug(m),
     "rich": lambda m: rich.print(m, {"model": m}, file=io.StringIO()),
     "rich inspect": lambda m: rich.inspect(
         m, all=True, console=rich.console.Console(file=io.StringIO())
@@ -134,17 +130,6 @@ def _tried(model: Any) -> None:
         pass
 
 
-def _debug(model: Any) -> None:
-    output = io.StringIO()
-    commands = "\n".join(["pp x", "p x.weight", "display x", "a", "whatis x", "n", "c"])
-    debugger = pdb.Pdb(
-        stdin=io.StringIO(commands + "\n"), stdout=output, readrc=False, nosigint=True
-    )
-    debugger.use_rawinput = False
-    debugger.runcall(lambda x: x is None, model)
-    assert "<released this Sequential>" in output.getvalue()
-
-
 @pytest.mark.parametrize("look", LOOKS)
 def test_introspection_of_a_released_module_does_not_raise(look: str) -> None:
     LOOKS[look](released())
@@ -163,55 +148,6 @@ def test_introspection_finds_no_attributes_of_a_released_module() -> None:
     assert rich.pretty.pretty_repr([model]) == "[<released this Sequential>]"
     assert str(model) == repr(model) == "<released this Sequential>"
     assert all(hasattr(model, name) for name in dir(model))
-
-
-class Odd(abc.ABC, nn.Module):
-    """A class with a layout of its own and methods that fail on an empty object."""
-
-    __slots__ = ("extra",)
-    heirs: ClassVar[list[type]] = []
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        Odd.heirs.append(cls)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.extra = torch.ones(3)
-        self.layer = nn.Linear(2, 2)
-
-    def __len__(self) -> int:
-        return self.layer.weight.numel()
-
-    __hash__ = __len__
-
-    def __eq__(self, other: object) -> bool:
-        return self.layer is other.layer
-
-    def __str__(self) -> str:
-        return str(self.layer)
-
-    def __rich_repr__(self) -> Any:
-        yield self.layer
-
-
-def test_methods_of_the_former_class_do_not_run() -> None:
-    odd = Odd()
-    storages = [*weak(odd), *weak(odd.extra)]
-    release(odd, Odd())
-    assert gone(storages)
-    assert Odd.heirs == []
-    assert str(odd) == f"{odd}" == "<released this Odd>"
-    assert odd
-    assert odd == odd
-    assert odd in {odd}
-    assert getattr(odd, "extra", None) is None
-    rich.print(odd, file=io.StringIO())
-    assert not issubclass(type("Later", (Odd,), {}), type(odd))
-    assert issubclass(type("Latest", (Odd,), {}), Odd)
-    with pytest.raises(ReleasedError, match="this Odd was released"):
-        odd.layer
-    with pytest.raises(ReleasedError, match="this Odd was released"):
-        len(odd)
 
 
 def test_released_module_can_be_closed() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from support.programs import assert_clean, run_forked
 from support.releasing import garbage_collections, gone, search_time, weak, without_collector
-from torch_utils import ReleasedError, Resource, SafePyTorchCleanup, release
+from torch_utils import ReleasedError, release
 from torch_utils._runtime import FALLBACKS
 
 KEPT: list[torch.Tensor] = []  # A variable of a module, which every version of Python shows.
@@ -46,18 +46,6 @@ def test_release_frees_a_module_held_by_variables() -> None:
     assert release(model).freed_bytes == {}
 
 
-def test_end_of_a_scope_releases() -> None:
-    model, tensor = two_layers(), torch.ones(3)
-    storages = weak(model)
-    with SafePyTorchCleanup() as scope:
-        scope.manage(model)
-        scope.manage(tensor)
-    assert gone(storages)
-    assert tensor.numel() == 0
-    assert scope.report is not None
-    assert scope.report.freed_bytes == {"host": TWO_LAYERS["host"] + 12}
-
-
 def test_model_in_a_cycle_is_freed_without_collection() -> None:
     model = two_layers()
     model.card = {"model": model}
@@ -83,14 +71,6 @@ def test_nested_containers_and_optimizer_are_released_once() -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_model_and_its_own_part_are_released_once(order: int) -> None:
-    model = nn.Sequential(nn.Linear(4, 4))
-    report = release(*[model, model[0]][::order])
-    assert report.errors == ()
-    assert report.freed_bytes == {"host": 80}
-
-
 class Closable:
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -100,21 +80,6 @@ class Closable:
         self.closed += 1
         if self.error is not None:
             raise self.error
-
-
-def test_release_calls_close() -> None:
-    class Owner(Resource):
-        def __init__(self) -> None:
-            self.model = two_layers()
-
-        def _release(self) -> None:
-            release(self.model)
-
-    closable, owner = Closable(), Owner()
-    report = release(closable, owner)
-    assert closable.closed == 1
-    assert owner.closed
-    assert report.freed_bytes == TWO_LAYERS
 
 
 def test_error_of_one_object_skips_no_other() -> None:
