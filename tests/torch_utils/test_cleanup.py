@@ -21,6 +21,7 @@ from torch import nn
 
 from support.programs import TIMEOUT_S, assert_clean, run
 from support.releasing import weak
+from support.threads import in_threads
 from torch_utils import (
     CleanupError,
     ReleasedError,
@@ -445,6 +446,22 @@ def test_entering_an_open_scope_is_refused_and_leaves_it_open() -> None:
             scope.__enter__()
         assert tensor.numel() == 5
     assert tensor.numel() == 0
+
+
+@pytest.mark.parametrize("attempts", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_one_of_two_threads_enters_a_scope(attempts: int) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(attempts):
+            scope = SafePyTorchCleanup()
+            results = in_threads(scope.__enter__, scope.__enter__)
+            assert sorted(type(result) for result in results if result is not scope) == [
+                TorchUtilsError
+            ]
+            scope.__exit__(None, None, None)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_popped_object_is_not_released() -> None:

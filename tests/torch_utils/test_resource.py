@@ -564,6 +564,52 @@ if __name__ == "__main__":
     assert result.stdout.splitlines() == ["child True 1", "parent True 1"]
 
 
+def test_daemon_thread_that_uses_closed_resource_ends_silently() -> None:
+    result = run(
+        """
+import atexit, threading
+threads = []
+atexit.register(lambda: (threads[0].join(60), print("ended:", not threads[0].is_alive())))
+"""
+        + EXIT
+        + """
+r = R(1)
+def use():
+    while True:
+        r.ensure_open()
+threads.append(threading.Thread(target=use, daemon=True))
+threads[0].start()
+"""
+    )
+    assert_clean(result)
+    assert result.stdout == "1 True 1\nended: True\n"
+
+
+def test_cycle_that_a_daemon_thread_collects_at_exit_is_released_once() -> None:
+    result = run("""
+import gc, threading, time
+from torch_utils import Resource
+
+class R(Resource):
+    def __init__(self, name):
+        self.name = name
+    def _release(self):
+        begun.set()
+        time.sleep(0.5)  # The exit callback runs meanwhile.
+        print(self.name, flush=True)
+
+gc.disable()
+begun = threading.Event()
+one, two = R("one"), R("two")
+one.other, two.other = two, one
+del one, two
+threading.Thread(target=gc.collect, daemon=True).start()
+begun.wait()
+""")
+    assert result.returncode == 0, str(result)
+    assert sorted(result.stdout.split()) == ["one", "two"]
+
+
 def test_instance_that_ray_makes_for_a_class_is_not_released() -> None:
     """`ray.remote` creates an object of a class of its own, without ``__init__``."""
     result = run("""
