@@ -47,6 +47,7 @@ def cut(
         overlap: Characters that a passage shares with the one before, at most.
         has_headings: Whether headings, as in Markdown or reStructuredText, begin new passages.
     """
+    text = text.encode("utf-8", "replace").decode()  # The splitter refuses lone surrogates.
     whole = _Section(0, 0, len(text), "")
     for start, body, stop, heading in _sections(text) if has_headings else [whole]:
         if body - start > size // 2:
