@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,11 +27,9 @@ _TABLE_CHARS = 300  # of a result's text in a table
 
 @contextlib.contextmanager
 def progress(
-    label: str, total: int | None, show: str = "auto", *, transient: bool = False
-) -> Iterator[Callable[..., None]]:
+    label: str, total: int | None, show: str, *, transient: bool = False
+) -> Iterator[Callable[[int], None]]:
     """Show a progress bar, and yield the function that advances it.
-
-    The function gets a count, and the advance towards the total if that differs from the count.
 
     Args:
         label: What is being done.
@@ -40,31 +37,14 @@ def progress(
         show: "auto" shows it on stderr if that is a terminal. "none" shows nothing.
         transient: Whether to remove the bar at the end.
     """
-    if show == "none" or not sys.stderr.isatty():
-        yield lambda count, part=None: None
-        return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[state]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=transient) as bar:
-        task = bar.add_task(_as_markup(label), total=total, state="")
-        done, started_s = 0, time.monotonic()
-
-        def advance(count: int, part: int | None = None) -> None:
-            nonlocal done
-            done += count
-            of = "" if part is not None or total is None else f"/{total:,}"
-            rate = done / max(time.monotonic() - started_s, 1e-3)
-            state = f"{done:,}{of} {rate:,.0f}/s"
-            bar.update(task, advance=count if part is None else part, state=state)
-
-        yield advance
+    console = Console(stderr=True)
+    is_hidden = show == "none" or not console.is_terminal
+    with Progress(console=console, transient=transient, disable=is_hidden) as bar:
+        task = bar.add_task(_as_markup(label), total=total)
+        yield lambda count: bar.advance(task, count)
 
 
 def _as_markup(text: object) -> str:

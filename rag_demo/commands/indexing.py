@@ -306,7 +306,7 @@ class _Run:
 
                 def on_progress(count: int) -> None:
                     part, self._bytes = self._bytes, 0
-                    advance(count, part if self._counts_bytes else None)
+                    advance(part if self._counts_bytes else count)
 
                 done = ingest(documents, embedder, folder, on_progress=on_progress, **options)
                 return done.reused

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import re
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from rag_demo.errors import HOW_TO_CREATE, IndexFileError, RagDemoError
-from rag_demo.printable import printable
+from rag_demo.printable import on_one_line, printable
 from rag_demo.searching.arguments import MODES
 
 if TYPE_CHECKING:
@@ -83,13 +82,6 @@ def as_place(context: click.Context, option: click.Parameter, value: str) -> Any
 
 
 folder_argument = click.argument("folder", metavar="DIR", callback=as_place)
-
-
-def finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    """Refuse NaN, which passes any range, and infinity."""
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a finite number")
-    return value
 
 
 class Embedding(NamedTuple):
@@ -164,18 +156,17 @@ def embedding_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def say(text: object) -> None:
     """Print a line on stdout."""
-    click.echo(_line(text))
+    click.echo(printable(text))
 
 
 def warn(text: object) -> None:
     """Print a line on stderr."""
-    click.echo(f"rag-demo: {_line(text)}", err=True)
+    click.echo(f"rag-demo: {on_one_line(text)}", err=True)
 
 
 class _WarningHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # A closed stderr must not end the work.
-            warn(record.getMessage())
+        warn(record.getMessage())
 
 
 @contextlib.contextmanager
@@ -187,10 +178,6 @@ def _warnings_printed() -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-
-
-def _line(text: object) -> str:
-    return printable(text).replace("\n", "\\n")
 
 
 def open_database(url: Any, **options: Any) -> Any:

@@ -13,7 +13,6 @@ import click
 
 from rag_demo.commands.options import (
     device_option,
-    finite,
     folder_argument,
     load_manifest,
     made_by_option,
@@ -45,7 +44,6 @@ _BATCH = 256  # queries from a pipe that are searched together
 @click.option(
     "--min-score",
     type=float,
-    callback=finite,
     help="Lowest score of a result. Makes --mode dense the default, whose scores are cosines.",
 )
 @mode_option

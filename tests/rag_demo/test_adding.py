@@ -151,7 +151,7 @@ def test_nan_and_infinity_are_refused(here: Path, value: str) -> None:
     assert not Path("i").exists()
     succeed("index", "f", "--out", "i", *TINY)
     assert texts("i") == ["good"]
-    assert "min-score" in fail("search", "i", "good", "--min-score", "nan")
+    assert "min_score must not be NaN" in fail("search", "i", "good", "--min-score", "nan")
 
 
 def test_file_that_is_gone_from_an_added_folder_is_removed(here: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,13 +39,9 @@ def shell(script: str, *arguments: str | Path) -> tuple[int, str, str]:
     [
         pytest.param("rag-demo --help > /dev/full", 2, "No space left", marks=FULL),
         pytest.param('rag-demo info "$1" > /dev/full', 2, "No space left", marks=FULL),
-        pytest.param("rag-demo nosuch 2> /dev/full", 2, "", marks=FULL),
-        ('rag-demo index - --out "$1" <&-', 2, "standard input holds no text"),
-        (f'rag-demo index {__file__} --out "$1" <&-', 2, "--yes"),
         ('rag-demo info "$1" | true; exit ${PIPESTATUS[0]}', 1, ""),
         ("rag-demo info $'/nowhere-\\xff-\\e[31m'", 2, r"/nowhere-\udcff-\x1b[31m"),
-        ('(ulimit -f 0; rag-demo delete "$1" two.jsonl#0)', 2, "cannot be written"),
-        ('(ulimit -v 500000; rag-demo search "$1" question)', 2, "a library cannot be loaded"),
+        ('(ulimit -f 0; rag-demo delete "$1" 0)', 2, "cannot be written"),
         ("rag-demo", 0, ""),
     ],
 )
@@ -84,29 +79,21 @@ def test_missing_packages_are_named(arguments: list[str]) -> None:
     assert result.stderr.count("\n") == 1, str(result)
 
 
-@pytest.mark.parametrize(
-    ("when", "code"), [("while it is imported", 130), ("when all is said", -signal.SIGINT)]
-)
-def test_ctrl_c_during_import_and_exit_shows_no_traceback(when: str, code: int) -> None:
+def test_ctrl_c_during_import_shows_no_traceback() -> None:
     result = run(
         """
-        import atexit, signal, sys
+        import signal, sys
         class Early:
             def find_spec(name, path, target=None):
                 if name == "torch_utils":
                     signal.raise_signal(signal.SIGINT)
-        if sys.argv[1] == "while it is imported":
-            sys.meta_path.insert(0, Early)
-        else:
-            atexit.register(signal.raise_signal, signal.SIGINT)
+        sys.meta_path.insert(0, Early)
         sys.argv = ["rag-demo", "--version"]
         from rag_demo.cli import main
         main()
-        """,
-        when,
+        """
     )
-    assert (result.returncode, result.stderr) == (code, ""), str(result)
-    assert ("version" in result.stdout) == (code != 130)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", ""), str(result)
 
 
 ON_A_TERMINAL = """

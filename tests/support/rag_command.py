@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ def rag_demo(*arguments: str | Path, stdin: str | io.StringIO = "") -> Result:
     given = list(map(str, arguments))
     text = io.TextIOWrapper(io.BytesIO(stdin.encode())) if isinstance(stdin, str) else stdin
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2)]
-    before = sys.argv, sys.stdin, signal.getsignal(signal.SIGINT)
+    before = sys.argv, sys.stdin
     code: Any = 0
     try:
         sys.argv, sys.stdin = ["rag-demo", *given], text
@@ -39,8 +38,7 @@ def rag_demo(*arguments: str | Path, stdin: str | io.StringIO = "") -> Result:
     except SystemExit as end:
         code = end.code or 0
     finally:
-        sys.argv, sys.stdin = before[:2]
-        signal.signal(signal.SIGINT, before[2])  # It ends the process once all is done.
+        sys.argv, sys.stdin = before
     shown = []
     for stream in streams:
         stream.flush()
