@@ -19,7 +19,6 @@ from rag_demo.commands.options import (
 
 @click.command()
 @click.argument("folder", metavar="PATH", type=click.Path(path_type=Path))
-@click.option("--format", "layout", type=click.Choice(["beir"]), default="beir")
 @mode_option
 @dtype_option
 @click.option(
@@ -33,7 +32,6 @@ from rag_demo.commands.options import (
 @progress_option
 def evaluate(
     folder: Path,
-    layout: str,
     mode: str,
     dtype: str,
     passages: bool,

@@ -174,7 +174,6 @@ def add(
     """
     from rag_demo.encoding.model_identity import refuse_other_model
 
-    load_manifest(folder)
     earlier = open_saved(folder)
     manifest = earlier.manifest  # All is decided on this state.
     files: set[str] = set()  # read to their end

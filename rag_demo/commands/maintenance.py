@@ -33,15 +33,9 @@ def info(folder: Path, as_json: bool) -> None:
     """Show the model, the source, the size and the metadata keys of the index in DIR."""
     from torch_utils.report import format_bytes
 
-    manifest = load_manifest(folder)
     with contextlib.closing(open_saved(folder)) as saved:
-        keys = saved.kinds()
-    if isinstance(folder, Path):
-        rows = manifest.rows
-        nbytes = sum(entry.stat().st_size for entry in folder.rglob("*") if entry.is_file())
-    else:
-        with open_database(folder) as store:
-            rows, nbytes = store.size()
+        manifest, keys = saved.manifest, saved.kinds()
+        rows, nbytes = saved.size()
     facts: dict[str, Any] = {
         "folder": str(folder),
         "texts": manifest.count,
@@ -68,17 +62,9 @@ def info(folder: Path, as_json: bool) -> None:
 @folder_argument
 def verify(folder: Path) -> None:
     """Compare the index in DIR with its checksums."""
-    from rag_demo.stores.saved_index import SavedIndex
-
-    manifest = load_manifest(folder)
-    if not isinstance(folder, Path):
-        with open_database(folder) as store:
-            store.verify()
-        say(f"{folder} is whole: {manifest.count} texts")
-        return
-    with contextlib.closing(SavedIndex(folder)) as saved:
+    with contextlib.closing(open_saved(folder)) as saved:
         saved.verify()
-    say(f"{folder} is whole: {manifest.count} texts, {manifest.rows} vectors")
+        say(f"{folder} is whole: {saved.manifest.count} texts, {saved.size()[0]} vectors")
 
 
 @click.command()
@@ -86,7 +72,6 @@ def verify(folder: Path) -> None:
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 def get(folder: Path, ids: tuple[str, ...]) -> None:
     """Print texts of the index in DIR by ID, as JSON lines."""
-    load_manifest(folder)
     with contextlib.closing(open_saved(folder)) as saved:
         found = saved.known(ids)[1]
     for name in dict.fromkeys(ids):
@@ -103,7 +88,6 @@ def get(folder: Path, ids: tuple[str, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines, with texts and metadata.")
 def list_texts(folder: Path, conditions: tuple[str, ...], limit: int | None, as_json: bool) -> None:
     """List the texts of the index in DIR: each ID with the beginning of its text."""
-    load_manifest(folder)
     where = parse_conditions(conditions)
     with contextlib.closing(open_saved(folder)) as saved:
         numbers = saved.matching(where)[:limit]
@@ -128,8 +112,6 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
 
     rag-demo search --json prints the IDs.
     """
-    import numpy as np
-
     from rag_demo.stores.ingest import exit_on_sigterm
     from rag_demo.stores.writer import IndexWriter
 
@@ -137,24 +119,14 @@ def delete(folder: Path, ids: tuple[str, ...], conditions: tuple[str, ...]) -> N
         raise RagDemoError("nothing to delete; pass ids, or --where KEY=VALUE")
     where = parse_conditions(conditions)
     load_manifest(folder)
-    if not isinstance(folder, Path):
-        with exit_on_sigterm(), open_database(folder) as store:
-            known = {each.id for each in store.get(ids) if each is not None}
-            gone = store.delete([*known, *(store.matching(where) if where is not None else ())])
-            remaining = store.count
-    else:
-        with exit_on_sigterm(), IndexWriter(folder) as writer:
-            found = writer.find(ids)
-            known, numbers = set(found), set(found.values())
-            if where is not None:
-                matches = writer.documents.matching(where, writer.alive)
-                numbers.update(np.flatnonzero(matches).tolist())
-            if numbers:
-                writer.remove(numbers)
-                writer.compact()
-                writer.prepare()
-                writer.commit()
-            gone, remaining = len(numbers), writer.count
-    if unknown := set(ids) - known:
+    open_writer: Any = IndexWriter if isinstance(folder, Path) else open_database
+    with exit_on_sigterm(), open_writer(folder) as writer:
+        known, _ = writer.known(ids)
+        numbers = {*known.values(), *(writer.matching(where) if where is not None else ())}
+        if numbers:
+            writer.remove(list(numbers))
+            writer.keep(writer.manifest.source, finished=writer.manifest.finished)
+        remaining = writer.count
+    if unknown := set(ids) - known.keys():
         warn(f"not in the index: {', '.join(sorted(unknown))}")
-    say(f"deleted {gone} text{'s' * (gone != 1)} from {folder}; {remaining} remain")
+    say(f"deleted {len(numbers)} text{'s' * (len(numbers) != 1)} from {folder}; {remaining} remain")

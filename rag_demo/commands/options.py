@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from rag_demo.errors import HOW_TO_CREATE, IndexFileError, RagDemoError
+from rag_demo.errors import RagDemoError
 from rag_demo.printable import on_one_line, printable
 from rag_demo.searching.arguments import MODES
 
@@ -202,13 +202,11 @@ def load_manifest(folder: Path) -> Manifest:
     """
     from rag_demo.stores.index_format import read_manifest
 
-    if not isinstance(folder, Path):
-        with open_database(folder) as store:
-            manifest: Manifest = store.manifest
-            return manifest
-    if not folder.exists():
-        raise IndexFileError(f"the folder '{folder}' was not found; {HOW_TO_CREATE}")
-    return read_manifest(folder)
+    if isinstance(folder, Path):
+        return read_manifest(folder)
+    with open_database(folder) as store:
+        manifest: Manifest = store.manifest
+        return manifest
 
 
 def open_retriever(kind: str, embedder: Any, device: str | None = None) -> Any:

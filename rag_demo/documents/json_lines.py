@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
-from typing import IO, NoReturn
+from typing import IO
 
 from rag_demo.documents.document import Document
 from rag_demo.documents.files import CANNOT_BE_READ, MOST_BYTES, UnreadableError
@@ -60,22 +59,10 @@ def read_json_lines(
                 yield number, document
 
 
-def _refuse(constant: str) -> NoReturn:
-    """Refuse NaN and Infinity, which are not JSON."""
-    raise ValueError(f"{constant} is not JSON; write null")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise ValueError(f"{digits[:20]} is too large")
-    return number
-
-
 def _document(line: bytes, number: int, text_field: str, name: str, unnamed: str) -> Document:
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        record = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        record = json.loads(text)
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
     except (ValueError, RecursionError) as error:

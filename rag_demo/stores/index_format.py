@@ -20,7 +20,6 @@ import json
 import os
 import re
 import sqlite3
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,16 +187,11 @@ def refuse_foreign_folder(folder: Path) -> None:
         IndexFileError: The folder holds something else, or is not a folder.
     """
     try:
-        os.fsencode(folder)
-        if "\0" in str(folder):
-            raise ValueError("it contains a null character")
         if not folder.exists() and not folder.is_symlink():
             return
         names = [path.name for path in folder.iterdir()]
     except OSError as error:
         raise unwritable(folder, error) from None
-    except ValueError as error:
-        raise IndexFileError(f"{str(folder)!r} cannot be the name of a folder: {error}") from None
     are_ours = all(map(_OURS.fullmatch, names))
     is_index = DATABASE in names and not _is_of_another_program(folder / DATABASE)
     if (not are_ours and not is_index) or (names == [DATABASE] and not is_index):
@@ -256,8 +250,6 @@ def open_index(folder: Path) -> sqlite3.Connection:
         uri = readable_uri(path)
     except (FileNotFoundError, NotADirectoryError):
         raise IndexFileError(f"there is no index in '{folder}'; {HOW_TO_CREATE}") from None
-    except ValueError as error:
-        raise IndexFileError(f"{str(folder)!r} cannot be the name of a folder: {error}") from None
     except OSError as error:
         raise damaged(path, error) from None
     with reading_errors(path):
@@ -279,12 +271,11 @@ def readable_uri(path: Path) -> str:
     """Return the URI by which SQLite can read a database.
 
     Raises:
-        OSError: The file is missing or cannot be opened.
-        IndexFileError: It is not a regular file, damaged or unreadable.
+        OSError: The file is missing.
+        IndexFileError: It is damaged or unreadable.
     """
     # Do not open the file here: closing it would drop SQLite's locks in this process.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise damaged(path, "it is not a regular file")
+    path.stat()
     # Who may write also undoes what a killed writer has left.
     way = "mode=rw" if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK) else "mode=ro"
     uri = f"file:{quote(os.fsencode(path.resolve()))}?{way}"
@@ -292,15 +283,6 @@ def readable_uri(path: Path) -> str:
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as database:
             database.execute("SELECT 1 FROM sqlite_master").fetchone()
         return uri
-
-
-def open_regular(path: Path) -> int:
-    """Open a regular file for reading, and return its descriptor. Never waits for a pipe."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise damaged(path, "it is not a regular file")
 
 
 @contextlib.contextmanager

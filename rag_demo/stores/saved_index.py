@@ -31,7 +31,6 @@ from rag_demo.stores.index_format import (
     Segment,
     as_bytes,
     open_index,
-    open_regular,
     read_manifest,
     read_manifest_from,
     readable_uri,
@@ -177,6 +176,11 @@ class SavedIndex:
         """Return the keys of metadata, each with the kinds of its values."""
         return self.documents.kinds()
 
+    def size(self) -> tuple[int, int]:
+        """Return the number of vectors, and the bytes of all files."""
+        files = (each for each in self.folder.rglob("*") if each.is_file())
+        return self.manifest.rows, sum(each.stat().st_size for each in files)
+
     def matching(self, where: Where | None) -> list[int]:
         """Return the numbers of the documents that match a filter; None for all."""
         alive = self.alive if where is None else self.documents.matching(where, self.alive)
@@ -296,7 +300,8 @@ class _MappedFile:
         self.descriptor = -1
         self._close: Callable[[], object] = lambda: None
         if nbytes:  # An index without vectors has no file.
-            self.descriptor = open_regular(path)
+            with path.open("rb") as file:  # Unlike os.open, it refuses a folder.
+                self.descriptor = os.dup(file.fileno())
             finalizer = weakref.finalize(self, os.close, self.descriptor)
             finalizer.atexit = False
             self._close = finalizer

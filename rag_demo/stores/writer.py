@@ -31,6 +31,7 @@ from rag_demo.errors import (
 )
 from rag_demo.exact_search.rounding import BLOCK
 from rag_demo.stores.documents import SCHEMA, DocumentTable
+from rag_demo.stores.filters import Where
 from rag_demo.stores.index_format import (
     DATABASE,
     GONE,
@@ -417,6 +418,10 @@ class IndexWriter:
         number_of = self.find(ids)
         documents = self.documents.get(list(number_of.values()))
         return number_of, dict(zip(number_of, documents, strict=True))
+
+    def matching(self, where: Where) -> list[int]:
+        """Return the numbers of the documents that match a filter."""
+        return list(map(int, np.flatnonzero(self.documents.matching(where, self.alive))))
 
     def others(self, files: Sequence[str] | None) -> list[int]:
         """Return the numbers of the documents of files; None for all documents."""

@@ -147,7 +147,7 @@ def test_nan_and_infinity_are_refused(here: Path, value: str) -> None:
     """Before anything is embedded; in a folder, such a line is skipped."""
     (here / "f").mkdir()
     (here / "f" / "c.jsonl").write_text(f'{{"text": "good"}}\n{{"text": "x", "v": [{value}]}}')
-    assert "c.jsonl:2: not JSON" in fail("index", "f/c.jsonl", "--out", "i", *TINY)
+    assert "which JSON does not have" in fail("index", "f/c.jsonl", "--out", "i", *TINY)
     assert not Path("i").exists()
     succeed("index", "f", "--out", "i", *TINY)
     assert texts("i") == ["good"]

@@ -299,7 +299,7 @@ def test_mistake_is_one_line_that_says_what_to_do(index: Path, tmp_path: Path) -
         ("index", "no_such_package", "--out", out): ("no_such_package", "does not exist"),
         ("index", "json", "--out", tmp_path): ("is not an index",),
         ("index", "json", "--out", tmp_path / "dangling"): ("dangling", "link", "not there"),
-        ("search", tmp_path / "nowhere", "q"): ("nowhere' was not found", "rag-demo index"),
+        ("search", tmp_path / "nowhere", "q"): ("no index in", "nowhere'", "rag-demo index"),
         ("search", index, "q", "--model", "all-MiniLM-L6-v2"): ("all-MiniLM-L6-v2", "tiny"),
         ("search", index, "q", "--top-k", "0"): ("--top-k", "0 is not in the range x>=1"),
         ("search", index, "q", "--top-k", "x"): ("--top-k", "'x'"),

@@ -275,25 +275,6 @@ def test_ids_may_be_any_iterable() -> None:
 
 
 @pytest.mark.slow
-def test_saves_do_not_grow_the_log_without_limit(tmp_path: Path) -> None:
-    saved(tmp_path / "i", *map(str, range(2_000))).close()
-    with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
-        retriever.load(tmp_path / "i")
-        sizes = []
-        for number in range(200):
-            retriever.add([f"more {number}"], ids=[f"more {number}"])
-            retriever.delete([str(number)])
-            retriever.save(tmp_path / "i")
-            sizes.append(sum(path.stat().st_size for path in (tmp_path / "i").glob("*-wal")))
-        assert sizes[-1] < 3 * max(sizes[:100]), sizes
-        assert len(ids(retriever)) == 1_000
-        child = os.fork()
-        if not child:
-            os._exit("more 7" not in ids(retriever, "more 7"))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-@pytest.mark.slow
 def test_full_text_of_saved_documents_is_not_added_twice(tmp_path: Path) -> None:
     saved(tmp_path / "i", "alpha").close()
     with PyTorchGPURetriever(Hashed(), device="cpu") as retriever:
