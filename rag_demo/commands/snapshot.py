@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from rag_demo.commands.options import folder_argument, load_manifest, say
-from rag_demo.errors import IndexFileError
 
 _LATEST = "latest"
 
@@ -35,22 +34,18 @@ def snapshot(folder: Path, folder_of_snapshots: Path) -> None:
     from rag_demo.stores.local import LocalStore
 
     manifest = load_manifest(folder)
+    folder_of_snapshots.mkdir(parents=True, exist_ok=True)
+    numbers = [int(each.name) for each in folder_of_snapshots.iterdir() if each.name.isdigit()]
+    target = folder_of_snapshots / f"{max(numbers, default=0) + 1:06}"
+    unfinished = folder_of_snapshots / f".{target.name}-{os.getpid()}"
     try:
-        folder_of_snapshots.mkdir(parents=True, exist_ok=True)
-        numbers = [int(each.name) for each in folder_of_snapshots.iterdir() if each.name.isdigit()]
-        target = folder_of_snapshots / f"{max(numbers, default=0) + 1:06}"
-        unfinished = folder_of_snapshots / f".{target.name}-{os.getpid()}"
-        try:
-            with contextlib.closing(LocalStore(FaissVectors())) as store:
-                count = store.load(folder, manifest.model)
-                store.save(unfinished, manifest.model)
-            unfinished.rename(target)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        link = folder_of_snapshots / f".{_LATEST}-{os.getpid()}"
-        link.symlink_to(target.name)
-        link.replace(folder_of_snapshots / _LATEST)
-    except OSError as error:
-        reason = error.strerror or error
-        raise IndexFileError(f"'{folder_of_snapshots}' cannot be written: {reason}") from None
+        with contextlib.closing(LocalStore(FaissVectors())) as store:
+            count = store.load(folder, manifest.model)
+            store.save(unfinished, manifest.model)
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    link = folder_of_snapshots / f".{_LATEST}-{os.getpid()}"
+    link.symlink_to(target.name)
+    link.replace(folder_of_snapshots / _LATEST)
     say(f"{target}: {count} texts")

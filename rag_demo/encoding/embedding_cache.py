@@ -123,8 +123,6 @@ class EmbeddingCache:
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._path.exists() and not self._path.is_file():
-            raise OSError("it is not a regular file")
         connection = sqlite3.connect(
             self._path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
         )

@@ -12,7 +12,7 @@ Prepared = TypeVar("Prepared")
 
 
 class Encoder(Protocol[Prepared]):
-    """A loaded model, in this process or in worker processes. One thread encodes at a time."""
+    """A loaded model. One thread encodes at a time."""
 
     @property
     def dimension(self) -> int:

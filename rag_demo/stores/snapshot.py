@@ -17,7 +17,7 @@ from rag_demo.stores.filters import Where
 from rag_demo.stores.index_format import GONE
 from rag_demo.stores.saved_index import SavedIndex, temporary_documents
 from rag_demo.stores.scratch import Scratch
-from rag_demo.stores.store import EmbeddedBatch, places_of_older
+from rag_demo.stores.store import EmbeddedBatch, places_of_older, unused_ids
 from rag_demo.stores.words import TextIndex
 from rag_demo.vectors import GrowableRows, Mask, Rows, Vectors, renumbered
 
@@ -148,15 +148,9 @@ class Snapshot:
         return len(self.alive)
 
     def choose_names(self, count: int) -> tuple[list[str], Snapshot]:
-        """Choose ids that no document has."""
-        names: list[str] = []
-        number = self.next_name
-        while len(names) < count:
-            tried = [str(n) for n in range(number, number + count - len(names))]
-            number += len(tried)
-            taken = self.find(tried)
-            names += [name for name in tried if name not in taken]
-        return names, replace(self, next_name=number)
+        """Choose ids that no document has, one at least."""
+        names = unused_ids(self.find, self.next_name, count)
+        return names, replace(self, next_name=int(names[-1]) + 1)
 
     def with_batch(self, batch: EmbeddedBatch) -> Snapshot:
         """Add documents; a document replaces an older one with its id.

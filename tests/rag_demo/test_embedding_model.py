@@ -126,14 +126,6 @@ def test_missing_model_is_named() -> None:
         model.load_model()
 
 
-def test_moved_model_error_says_what_to_do(tiny_model: Path, tmp_path: Path) -> None:
-    with (
-        EmbeddingModel(tmp_path / "moved") as model,
-        pytest.raises(RagDemoError, match=r"there is no such folder; .*--model .*EmbeddingModel"),
-    ):
-        model.load_model()
-
-
 def test_wrong_options_are_refused_before_loading() -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         EmbeddingModel(batch_size=0)

@@ -84,18 +84,6 @@ def test_naive_destructor_does_not_exit_cleanly(tmp_path: Path) -> None:
         assert_clean(result)
 
 
-def test_add_replaces_and_delete_removes(retriever: Any) -> None:
-    assert retriever.add(TEXTS, ids=list("abcdef")) == list("abcdef")
-    retriever.add(["zebra"], ids=["a"])
-    assert len(retriever) == 6
-    assert retriever.search("zebra", 1)[0].id == "a"
-    assert retriever.delete(["a", "nobody"]) == 1
-    assert "a" not in [result.id for result in retriever.search("zebra", 10)]
-    assert retriever.delete(list("bcdef")) == 5
-    assert len(retriever) == 0
-    assert retriever.search("zebra") == []
-
-
 def test_default_ids_are_never_reused(retriever: Any, tmp_path: Path) -> None:
     assert retriever.add(["a", "b"]) == ["0", "1"]
     retriever.add(["x"], ids=["2"])
@@ -124,9 +112,6 @@ def test_use_after_close_is_an_error(retriever: Any) -> None:
     assert retriever.close() is True
     assert retriever.close() is False
     for use in (
-        lambda: retriever.search("x"),
-        lambda: retriever.add(["x"]),
-        lambda: retriever.delete(["0"]),
         lambda: retriever.save("nowhere"),
         lambda: retriever.load("nowhere"),
     ):

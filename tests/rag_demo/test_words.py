@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_demo import FaissRetriever, PyTorchGPURetriever
+from rag_demo import PyTorchGPURetriever
 from support.small_collections import Hashed, text_of
 
 STOP_WORDS = ["the", "of"]
@@ -130,20 +130,6 @@ def test_hybrid_search_for_stop_words_alone_is_dense_search(query: str) -> None:
 
         assert ids(query, "hybrid") == ids(query, "dense")
         assert ids(f"{query} gradient", "hybrid") != ids(f"{query} gradient", "dense")
-
-
-@pytest.mark.parametrize("kind", [PyTorchGPURetriever, FaissRetriever])
-def test_hybrid_scores_are_sums_of_reciprocal_ranks(kind: Any) -> None:
-    with kind(Hashed()) as retriever:
-        retriever.add([f"{text_of(n)} number{n % 40}" for n in range(400)])
-        query = "golf number7 alpha"
-        expected: dict[str, float] = {}
-        for mode in ("dense", "bm25"):
-            for each in retriever.search(query, 100, mode=mode):
-                expected[each.id] = expected.get(each.id, 0) + 1 / (60 + each.rank)
-        found = {each.id: each.score for each in retriever.search(query, 100, mode="hybrid")}
-        best = sorted(expected, key=lambda name: (-expected[name], name))[:100]
-        assert found == pytest.approx({name: expected[name] for name in best})
 
 
 def test_stems_are_those_of_the_language(tmp_path: Path) -> None:
