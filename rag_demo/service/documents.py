@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,10 @@ from rag_demo.service.problems import ClientGoneError, Problem
 from rag_demo.service.responses import JSONResponse, respond
 from rag_demo.service.schemas import DeleteRequest, DocumentsRequest, NewDocument
 from rag_demo.service.service import Service, service_of
-from rag_demo.stores.filters import predicate
 from torch_utils.hosting.lease import run_in_thread
 
 router = APIRouter(prefix="/documents")
 _CHUNK_DOCUMENTS, _CHUNK_BYTES = 256, 1 << 20  # of a stream, for each change
-_READ_AT_ONCE = 1_000
 
 
 class _Queued:
@@ -166,19 +164,11 @@ async def delete_several(request: Request, body: DeleteRequest) -> JSONResponse:
     service, where = writable(request), body.where
 
     def change(retriever: LocalRetriever) -> int:
-        ids = body.ids or _matching(retriever, predicate(where))  # type: ignore[arg-type]
+        ids = body.ids or retriever.store.matching(where)  # type: ignore[arg-type]
         return retriever.delete(ids)
 
     deleted = await service.change(change, service.deadline())
     return respond(request, _counts(service, deleted=deleted))
-
-
-def _matching(retriever: LocalRetriever, matches: Callable[[Any], bool]) -> list[str]:
-    ids, found = list(retriever.ids()), []
-    for start in range(0, len(ids), _READ_AT_ONCE):
-        documents = retriever.get(ids[start : start + _READ_AT_ONCE])
-        found += [each.id for each in documents if each is not None and matches(each.metadata)]
-    return found
 
 
 @router.get("/{document_id:path}")

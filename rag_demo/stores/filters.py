@@ -1,10 +1,9 @@
-"""Metadata filters: parsed once, then answered by SQLite or by a predicate."""
+"""Metadata filters: parsed once, then answered by a database."""
 
 from __future__ import annotations
 
 import json
 import math
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +23,7 @@ one. Numbers are compared with numbers and strings with strings; ``True`` does n
 condition never holds for a document without its key.
 """
 
-COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "$gt": operator.gt,
-    "$gte": operator.ge,
-    "$lt": operator.lt,
-    "$lte": operator.le,
-}
+COMPARISONS = ("$gt", "$gte", "$lt", "$lte")
 OPERATORS = ("$eq", "$ne", *COMPARISONS, "$in", "$nin", "$contains")
 _MOST_DEPTH = 50  # of nested $and, $or and $not
 _MOST_VALUES = 10_000  # of one SQL statement
@@ -193,35 +187,3 @@ def _plain(key: str, value: Any) -> Any:
     raise TypeError(
         f"where compares {short_repr(key)} with {short_repr(value)}, which is not a JSON value"
     )
-
-
-def predicate(where: Where) -> Callable[[Mapping[str, Any]], bool]:
-    """Return a filter as a function of one document's metadata."""
-    if callable(where):
-        return where
-    parsed = parse_filter(where)
-    return lambda metadata: _holds(parsed, metadata)
-
-
-def _holds(part: Filter, metadata: Mapping[str, Any]) -> bool:
-    if isinstance(part, All):
-        return all(_holds(each, metadata) for each in part.parts)
-    if isinstance(part, AnyOf):
-        return any(_holds(each, metadata) for each in part.parts)
-    if isinstance(part, Not):
-        return not _holds(part.part, metadata)
-    return part.key in metadata and _fulfils(metadata[part.key], part.operator, part.wanted)
-
-
-def _fulfils(value: Any, name: str, wanted: Any) -> bool:
-    kind, code = encode(value)
-    if name in COMPARISONS:
-        wanted_kind, bound = encode(wanted)
-        return kind == wanted_kind and kind in (NUMBER, TEXT) and COMPARISONS[name](code, bound)
-    if name in ("$in", "$nin"):
-        return any((kind, code) == encode(each) for each in wanted) is (name == "$in")
-    if name == "$contains":
-        if isinstance(value, str):
-            return isinstance(wanted, str) and wanted in value
-        return isinstance(value, list) and any(encode(each) == encode(wanted) for each in value)
-    return ((kind, code) == encode(wanted)) is (name == "$eq")

@@ -124,6 +124,12 @@ class LocalStore:
             numbers = np.flatnonzero(snapshot.alive.rows).tolist()
             return iter(snapshot.ids(numbers))
 
+    def matching(self, where: Where) -> list[str]:
+        """Return the ids of the documents that match a filter."""
+        with self._search() as snapshot:
+            allowed = snapshot.documents.matching(where, snapshot.alive.rows)
+            return snapshot.ids(np.flatnonzero(allowed).tolist())
+
     def search(
         self,
         texts: Sequence[str],
