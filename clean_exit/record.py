@@ -230,7 +230,8 @@ class _Reader:
             found, where = "thread-error", f"thread {context[0]!r}" if context else ""
         else:
             event, what = context or ("", "")
-            where = _object_name(what)
+            # Without an object, what Python did: "flushing sys.stdout".
+            where = _object_name(what) or event.partition("Exception ignored on ")[2].strip(" :")
             in_finalizer = any(Path(place[0]).name == "weakref.py" for place in places)
             found = "unraisable"
             if "atexit callback" in event:
