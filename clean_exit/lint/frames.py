@@ -91,7 +91,6 @@ class Frame:
         facts: What is known at the current node.
         variables: The values of parameters in this function and those around it.
         constants: The parameters with a known value, such as ``blocking=False``.
-        aliases: The attribute of the object that each variable was read from.
         conditions: The number of tests around the current statement.
         ends: What is known at each return.
     """
@@ -105,7 +104,6 @@ class Frame:
     facts: Facts = NOTHING
     variables: Variables = field(default_factory=dict)
     constants: dict[str, object] = field(default_factory=dict)
-    aliases: dict[str, ast.expr] = field(default_factory=dict)
     conditions: int = 0
     ends: list[Facts] = field(default_factory=list)
 
@@ -128,7 +126,7 @@ class Frame:
         constants = {k: v for k, v in constants.items() if k not in function.names}
         return replace(
             self, function=function, receiver=receiver, variables=variables, constants=constants,
-            aliases={}, conditions=0, ends=[],
+            conditions=0, ends=[],
         )  # fmt: skip
 
     @property
@@ -199,8 +197,6 @@ def outcome(frame: Frame, node: ast.expr, truth: bool, depth: int = 0) -> Facts 
         return NOTHING
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return outcome(frame, node.operand, not truth, depth + 1)
-    if isinstance(node, ast.NamedExpr):
-        return outcome(frame, node.value, truth, depth + 1)
     if isinstance(node, ast.BoolOp):
         parts = [outcome(frame, one, truth, depth + 1) for one in node.values]
         known = [part for part in parts if part is not None]
@@ -219,8 +215,6 @@ def outcome(frame: Frame, node: ast.expr, truth: bool, depth: int = 0) -> Facts 
     # A property or a short function stands for the test that it returns.
     behind = _test_behind(frame, node)
     more = outcome(*behind, truth, depth + _INDIRECTION) if behind else NOTHING
-    if isinstance(node, ast.Name) and node.id in frame.aliases:
-        more = outcome(frame, frame.aliases[node.id], truth, depth + _INDIRECTION)
     there = _differs(frame, node, truth, _missing) | _exists(frame, node, truth)
     changed = _differs(frame, node, truth, _first_value)
     own = Facts(there=there, changed=changed)
@@ -264,8 +258,6 @@ def _differs(frame: Frame, node: ast.expr, truth: bool, suppose: Assumption) -> 
     names: set[str] = set()
 
     def value(part: ast.expr) -> object:
-        if isinstance(part, ast.Name) and part.id in frame.aliases:
-            part = frame.aliases[part.id]
         if isinstance(part, ast.NamedExpr):
             part = part.value
         if supposed := suppose(frame, part):

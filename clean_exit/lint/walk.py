@@ -127,7 +127,7 @@ class Walker:
             if node.value is not None:
                 self._expression(frame, node.value)
                 for target in targets:
-                    self._store(frame, target, node.value)
+                    self._store(frame, target)
         elif isinstance(node, (ast.AugAssign, ast.Delete)):
             for target in node.targets if isinstance(node, ast.Delete) else [node.target]:
                 self._read_target(frame, target)
@@ -145,22 +145,13 @@ class Walker:
         elif isinstance(target, ast.Name):
             self._apply(NAMES, frame, target)
 
-    def _store(self, frame: Frame, target: ast.expr, value: ast.expr | None) -> None:
-        if isinstance(target, ast.Name):
-            frame.aliases.pop(target.id, None)
-            if value is not None and frame.own_attribute(value):
-                frame.aliases[target.id] = value
-        elif isinstance(target, (ast.Tuple, ast.List)):
-            whole = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
-            parts = value.elts if whole else [None] * len(target.elts)  # type: ignore[union-attr]
-            for inner, part in zip(target.elts, parts, strict=True):
-                self._store(frame, inner, part)
+    def _store(self, frame: Frame, target: ast.expr) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for inner in target.elts:
+                self._store(frame, inner)
         elif name := frame.own_attribute(target):
             frame.facts = frame.facts.has(f".{name}")
-            frame.aliases = {
-                k: v for k, v in frame.aliases.items() if frame.own_attribute(v) != name
-            }
-        else:
+        elif not isinstance(target, ast.Name):
             self._expressions(frame, target)
 
     def _with(self, frame: Frame, node: ast.With | ast.AsyncWith) -> bool:
@@ -180,7 +171,7 @@ class Walker:
                 for name in names:
                     self._follow_member(frame, value, name)
             if item.optional_vars:
-                self._store(frame, item.optional_vars, None)
+                self._store(frame, item.optional_vars)
         reached = self._block(frame, node.body)
         caught = frame.facts.caught != outside
         frame.facts = replace(frame.facts, caught=outside)
@@ -249,7 +240,7 @@ class Walker:
             frame.facts = before
         elif isinstance(node, ast.NamedExpr):
             self._expression(frame, node.value)
-            self._store(frame, node.target, node.value)
+            self._store(frame, node.target)
         elif isinstance(node, ast.Compare) and any(
             isinstance(side, ast.Constant) and side.value is None for side in node.comparators
         ):  # A name that is None survives this test.
